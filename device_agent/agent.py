@@ -1,7 +1,7 @@
-"""The agent: receives the messages of one coordinator and acts as the lifecycle's table allows.
+"""The agent: receives the messages of one coordinator and acts according to the lifecycle table.
 
-Messages are handled one by one and never wait; longer work runs as a named task of one group. A
-faulty message of the coordinator costs a line in the log, a fault of the agent a round.
+Message handlers run one by one and never wait; longer work runs as a named task of one task group.
+An invalid message of the coordinator is logged and ignored; an internal error fails one round.
 """
 
 import logging
@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from fairbed.device_agent.assignment import CurrentAssignment
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version
-from fairbed.device_agent.errors import NotWanted
+from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.examples import BlobCache, OwnData
 from fairbed.device_agent.host import Host, Sensors
 from fairbed.device_agent.joining import Joining, Preparation
@@ -70,7 +70,7 @@ TransportFactory: TypeAlias = Callable[[Will], Transport]
 DISTRIBUTION = "fairbed"
 
 SKILLS = ("loss",)
-"""Requests that this agent serves beside `Train`."""
+"""Requests served beside `Train`."""
 
 
 def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
@@ -94,21 +94,21 @@ def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
 
 
 def agent_version() -> str:
-    """Return the version of this package, or `unknown` when it is not installed."""
+    """Return the version of this package, or `unknown` if it is not installed."""
     return installed_version(DISTRIBUTION) or "unknown"
 
 
-LEAVE_S = 1.0
-"""To say goodbye to the broker on Ctrl-C."""
+OFF_STATUS_TIMEOUT_S = 1.0
+"""Longest wait for the broker to take the `off` status at exit."""
 
 
 class Agent:
-    """One device of the fleet.
+    """The agent of one device.
 
     Args:
-        config: Flags and configuration file.
-        host: The machine, or its emulation.
-        transport_factory: Makes the link to the broker, with the last will of this agent.
+        config: Configuration from flags and file.
+        host: The machine, real or emulated.
+        transport_factory: Returns the link to the broker, with the last will of this agent.
         open_engine: Opens the training engine of a task.
     """
 
@@ -127,7 +127,7 @@ class Agent:
         self._topics = Topics(config.tenant)
         self._boot = secrets.randbits(40)
         self._phase = Phase.OFFLINE
-        self._fault: NotWanted | None = None
+        self._fault: AgentRefused | None = None
         self._coordinator_boot: int | None = None
         self._is_linked = False
         self._is_coordinator_on = False
@@ -135,35 +135,39 @@ class Agent:
 
     @property
     def phase(self) -> Phase:
-        """What the agent is doing."""
+        """Current phase of the lifecycle."""
         return self._phase
 
     @property
     def is_ready(self) -> bool:
-        """Task and data are on the device: it can take a `Train`."""
-        is_here = self._phase is Phase.IDLE or self._phase.is_working
-        return is_here and self._worker.is_prepared
+        """Task and data are on the device: it can accept a `Train`."""
+        has_joined = self._phase is Phase.IDLE or self._phase.is_working
+        return has_joined and self._worker.is_prepared
 
     async def run(self) -> None:
         """Serve coordinators until cancelled, refused, or (with `once`) until a run is over.
 
-        When cancelled it still publishes its `off` status, which is sooner than the last will.
+        A cancelled agent still publishes its `off` status, which arrives earlier than the last
+        will.
 
         Raises:
             DataError: The device's own data cannot be used.
             EngineError: The training engine is not installed.
-            NotWanted: The coordinator or the broker said no for good.
+            AgentRefused: The coordinator or the broker refused this device for good.
         """
         own_data = self._config.data_path
         n_k = await anyio.to_thread.run_sync(OwnData(own_data).count) if own_data else None
-        can = capabilities(self._host.sensors, self._config.engine_threads)
-        self._hello = Hello(boot=self._boot, n_k=n_k, capabilities=can)
+        self._hello = Hello(
+            boot=self._boot,
+            n_k=n_k,
+            capabilities=capabilities(self._host.sensors, self._config.engine_threads),
+        )
         off = Status(state="off", boot=self._boot)
         transport = self._transport_factory(Will(self._topics.status(self._name), encode(off)))
         self._scope = anyio.CancelScope()
         async with anyio.create_task_group() as watch:
             watch.start_soon(self._leave_when_cancelled, name=f"agent[{self._name}].cancelled")
-            # The link has tasks of its own; a cancellation must not end them before the goodbye.
+            # A cancellation must not end the tasks of the link before the `off` status is sent.
             with anyio.CancelScope(shield=True):
                 await self._serve(transport, off)
             watch.cancel_scope.cancel()
@@ -177,12 +181,14 @@ class Agent:
                 with self._scope:
                     group.start_soon(self._telemetry.run, name=f"agent[{self._name}].telemetry")
                     group.start_soon(self._joining.send_hellos, name=f"agent[{self._name}].hello")
-                    group.start_soon(self._refresh_presence, name=f"agent[{self._name}].presence")
+                    group.start_soon(
+                        self._refresh_coordinator_status, name=f"agent[{self._name}].status"
+                    )
                     group.start_soon(self._prober.run, name=f"agent[{self._name}].probe")
-                    await self._listen(transport)
+                    await self._receive(transport)
             finally:
-                self._rounds.stop("the agent leaves")
-                with anyio.move_on_after(LEAVE_S, shield=True):
+                self._rounds.stop("the agent stops")
+                with anyio.move_on_after(OFF_STATUS_TIMEOUT_S, shield=True):
                     await self._publisher.send(off)
                 group.cancel_scope.cancel()
 
@@ -193,7 +199,7 @@ class Agent:
             self._scope.cancel()
 
     def _build(self, transport: Transport, group: TaskGroup) -> None:
-        """Create the parts that live as long as one run."""
+        """Create the parts that belong to one call of `run`."""
         config, clock = self._config, self._host.clock
         self._group = group
         self._publisher = DevicePublisher(transport, self._topics, self._name, group)
@@ -241,20 +247,20 @@ class Agent:
             state=lambda: (self._phase, self.is_ready),
         )
 
-    async def _refresh_presence(self) -> None:
-        """Subscribe again to the coordinator's presence while no coordinator is known.
+    async def _refresh_coordinator_status(self) -> None:
+        """Subscribe again to the coordinator's status while no coordinator is known.
 
         A broker may lose a retained message that is published during a subscription (NATS 2.15
-        did in 10 of 300 tries); a second subscription brings it.
+        did in 10 of 300 tries); a second subscription delivers it.
         """
         while True:
             await anyio.sleep(self._config.timeouts.hello_s)
             if self._phase is Phase.WAITING:
                 self._publisher.subscribe(self._topics.coordinator, qos=1)
 
-    async def _listen(self, transport: Transport) -> None:
+    async def _receive(self, transport: Transport) -> None:
         topics, name = self._topics, self._name
-        with suppress(Disconnected):  # the filters are remembered
+        with suppress(Disconnected):  # the filters take effect after the reconnect
             await transport.subscribe(
                 topics.control(name), topics.control_all, topics.coordinator, qos=1
             )
@@ -264,7 +270,7 @@ class Agent:
             async for event in transport.events():
                 self._on_incoming(event)
         except Refused as exc:
-            self._finish(NotWanted(str(exc)))
+            self._finish(AgentRefused(str(exc)))
 
     def _on_incoming(self, event: Incoming) -> None:
         match event:
@@ -302,7 +308,7 @@ class Agent:
             else:
                 self._on_message(decode_to_device(packet.payload), arrived_s)
         except DecodeError as exc:
-            _log.warning("%s: ignored what came on %s: %s", self._name, packet.topic, exc)
+            _log.warning("%s: ignored a packet on %s: %s", self._name, packet.topic, exc)
 
     def _on_message(self, message: ToDevice, arrived_s: float) -> None:
         match message:
@@ -341,14 +347,14 @@ class Agent:
         was_on, self._is_coordinator_on = self._is_coordinator_on, True
         self._coordinator_boot = status.boot
         if not is_known:
-            self._rounds.stop("another coordinator is on")
+            self._rounds.stop("another coordinator is online")
             self._rounds.forget()
             self._joining.stop()
         if not is_known or self._phase is Phase.WAITING:
             self._step(Event.COORDINATOR_SEEN)
             self._joining.hello_now()
         elif not was_on:
-            # The link was lost in between: send the hello and the last message again.
+            # The link was lost meanwhile: send `Hello` and the last message again.
             self._joining.repeat_hello()
             self._rounds.repeat()
 
@@ -359,13 +365,13 @@ class Agent:
 
     def _on_refuse(self, refuse: Refuse) -> None:
         if refuse.is_final:
-            self._finish(NotWanted(f"{self._name}: refused by the coordinator: {refuse.reason}"))
+            self._finish(AgentRefused(f"{self._name}: refused by the coordinator: {refuse.reason}"))
             return
         _log.warning("%s: refused by the coordinator: %s", self._name, refuse.reason)
         self._joining.hello_later()
 
     def _on_goodbye(self, goodbye: Goodbye) -> None:
-        _log.info("%s: the coordinator says goodbye: %s", self._name, goodbye.reason)
+        _log.info("%s: the coordinator ended the run: %s", self._name, goodbye.reason)
         if self._config.once:
             self._finish(None)
         elif self._phase.is_working:
@@ -373,13 +379,13 @@ class Agent:
             self._step(Event.ENDED)
             self._apply_deferred()
 
-    def _finish(self, fault: NotWanted | None) -> None:
+    def _finish(self, fault: AgentRefused | None) -> None:
         self._fault = fault
         self._step(Event.FINISHED)
         self._scope.cancel()
 
     def _apply_deferred(self) -> None:
-        """Apply changes of link and coordinator that happened during the work."""
+        """Apply changes of link and coordinator that were deferred during the work."""
         if not self._is_linked:
             self._step(Event.LINK_LOST)
         elif not self._is_coordinator_on:

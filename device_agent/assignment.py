@@ -1,4 +1,4 @@
-"""The current assignment of a device: at most one round or loss query, the newest requested."""
+"""The current assignment of a device: at most one round or loss query, always the newest."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from fairbed.wire.messages import (
 )
 
 TRIM_DELAY_S = 1.0
-"""From a round to returning its memory to the system; a next round reuses the memory."""
+"""Delay after a round before its memory is returned to the system; a new round reuses it."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ class CurrentAssignment:
     """Starts, replaces and ends rounds and loss queries; any message may arrive twice.
 
     Args:
-        context: What a round needs.
+        context: Parts of the agent that a round uses.
         group: Runs the rounds.
-        phase: The agent's phase now.
+        phase: Returns the agent's phase.
         step: Applies an event to the agent's lifecycle.
-        on_end: Called when a round is over and the agent is idle.
+        on_end: Called when the work has ended and the agent is idle.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class CurrentAssignment:
         """Round and attempt of the newest `Train`; older ones are late duplicates."""
         self._seen_round: int | None = None
         self._failed: Failed | None = None
-        """Failure of the newest round, sent again if the request comes again."""
+        """Failure of the newest round, sent again if the request is repeated."""
         self._evaluation: DeviceEvaluation | None = None
         self._newest_evaluation: tuple[int, int] | None = None
         """Round and attempt of the newest `EvaluateRequest`."""
         self._reply: EvaluateReply | None = None
-        """Reply to the newest `EvaluateRequest`, until its round begins."""
+        """Reply to the newest `EvaluateRequest`, kept until its round begins."""
 
     @property
     def round_id(self) -> int | None:
-        """The newest round that this device was asked to train in."""
+        """The newest round of a `Train` to this device."""
         return self._seen_round
 
     def on_train(self, train: Train, arrived_s: float) -> None:
-        """Start a round and drop the one before; a duplicate gets the last message again."""
+        """Start a round and drop older work; repeat the last message for a duplicate."""
         key = (train.round, train.attempt)
         if self._newest_train is not None and key <= self._newest_train:
             if key == self._newest_train:
@@ -92,8 +92,8 @@ class CurrentAssignment:
         self._newest_train, self._seen_round = key, train.round
         self._failed = self._reply = None
 
-        # Compares by `train`: a closure over the round would keep it, and its update, in memory
-        # until the garbage collector runs.
+        # Compares `train`: a closure over the round would keep the round and its update in memory
+        # until the next garbage collection.
         def progress(event: Event) -> None:
             if self._round is not None and self._round.train is train:
                 self._step(event)
@@ -113,13 +113,13 @@ class CurrentAssignment:
         )
 
     def on_evaluate_request(self, request: EvaluateRequest, arrived_s: float) -> None:
-        """Start a loss query and drop older work; a duplicate gets the last message again.
+        """Start a loss query and drop older work; repeat the last message for a duplicate.
 
-        A device that missed the round before is cold: the loss query then has the cold start.
+        A device that missed the previous round is cold: the loss query then pays the cold start.
         """
         key = (request.round, request.attempt)
         if self._newest_train is not None and key <= self._newest_train:
-            return  # its round has begun
+            return  # the round of this request has begun
         if self._newest_evaluation is not None and key <= self._newest_evaluation:
             if key == self._newest_evaluation:
                 self.repeat()
@@ -140,16 +140,16 @@ class CurrentAssignment:
         self._group.start_soon(self._run_evaluation, self._evaluation, name=name)
 
     def _drop_if_missed(self, round_id: int) -> None:
-        """Drop session and data after a missed round, so that a cold start is a real one."""
+        """Drop session and data after a missed round, so that the next start is a cold start."""
         context = self._context
         if self._seen_round not in (round_id, round_id - 1) and context.worker.is_warm:
             self._group.start_soon(context.worker.drop, name=f"agent[{context.name}].drop")
 
     def on_message(self, message: Grant | UploadAck | UploadResult) -> None:
-        """Pass a message to its round; a message of another round is late and ignored.
+        """Pass a message to its round; ignore a late message of another round.
 
         Raises:
-            DecodeError: It does not fit the upload under way.
+            DecodeError: The message does not fit the current upload.
         """
         current = self._round
         if current is None:
@@ -163,7 +163,7 @@ class CurrentAssignment:
                 current.on_upload_result(message)
 
     def on_cancel(self, cancel: Cancel) -> None:
-        """Stop working on a cancelled round."""
+        """Stop the work on a cancelled round."""
         current, evaluation = self._round, self._evaluation
         is_training = current is not None and current.train.round == cancel.round
         if is_training or (evaluation is not None and evaluation.request.round == cancel.round):
@@ -175,24 +175,24 @@ class CurrentAssignment:
             self._context.worker.drop_evaluated()
 
     def pause(self) -> None:
-        """Coordinator or broker are gone: extend the deadline."""
+        """Extend the deadline: the coordinator or the broker is offline."""
         for work in (self._round, self._evaluation):
             if work is not None:
                 work.deadline.pause()
 
     def resume(self) -> None:
-        """The coordinator is back: take the unused extension off again."""
+        """Undo the unused extension of the deadline: the coordinator is back."""
         for work in (self._round, self._evaluation):
             if work is not None:
                 work.deadline.resume()
 
     def on_link_up(self) -> None:
-        """Resume the upload, if there is one."""
+        """Resume the upload, if one is in progress."""
         if self._round is not None:
             self._round.on_link_up()
 
     def repeat(self) -> None:
-        """Send the last message again, which the coordinator may have missed."""
+        """Send the last message again: the coordinator may have missed it."""
         if self._round is not None:
             self._round.repeat()
         elif self._reply is not None:
@@ -200,7 +200,7 @@ class CurrentAssignment:
         elif self._failed is not None:
             self._context.publisher.publish(self._failed)
 
-    def stop(self, why: str) -> None:
+    def stop(self, reason: str) -> None:
         """Drop the current work without a message to the coordinator."""
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None:
@@ -208,16 +208,16 @@ class CurrentAssignment:
                 "%s round %d: evaluation dropped: %s",
                 self._context.name,
                 evaluation.request.round,
-                why,
+                reason,
             )
             evaluation.stop()
         current, self._round = self._round, None
         if current is not None:
-            _log.info("%s round %d: dropped: %s", self._context.name, current.train.round, why)
+            _log.info("%s round %d: dropped: %s", self._context.name, current.train.round, reason)
             current.stop()
 
     def forget(self) -> None:
-        """Forget round numbers: another coordinator starts its own; a warm device stays warm."""
+        """Forget round numbers, as another coordinator has its own; a warm device stays warm."""
         self._newest_train = self._failed = self._newest_evaluation = self._reply = None
 
     async def _run(self, started: DeviceRound) -> None:

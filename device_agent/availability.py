@@ -1,7 +1,6 @@
-"""When the owner lets a device take part: at some hours of the day, or only while it charges.
+"""Rules of the owner for participation: hours of the day, or only while charging.
 
-An unwilling device reports so in its context and is not selected; it finishes a round that it has
-begun.
+An unwilling device reports that in its context and is not selected; it finishes a started round.
 """
 
 import re
@@ -12,17 +11,17 @@ from dataclasses import dataclass
 import psutil
 
 DAY_S = 86_400
-"""A day with as many hours as most; local time says which one it is, whatever summer time does."""
+"""Seconds of a day; changes of summer time are ignored, as hours are in local time."""
 
 _TIME = re.compile(r"(\d{2}):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """From one time of day until another, across midnight if that is earlier; seconds of the day.
+    """A range of hours, in seconds of the day; an end before the begin is on the next day.
 
     Raises:
-        ValueError: It begins and ends at the same time, or not within a day.
+        ValueError: Begin and end are equal, or not within a day.
     """
 
     begin_s: int
@@ -34,18 +33,18 @@ class Hours:
         if self.begin_s == self.end_s:
             raise ValueError("must not begin and end at the same time")
 
-    def hold_at(self, second_of_day: float) -> bool:
-        """Tell whether they hold at a second of the day; the last one does not."""
+    def contains(self, second_of_day: float) -> bool:
+        """Return whether a second of the day is in the range; `end_s` is not."""
         if self.begin_s < self.end_s:
             return self.begin_s <= second_of_day < self.end_s
         return second_of_day >= self.begin_s or second_of_day < self.end_s
 
 
 def parse_time(text: str) -> int:
-    """Return a time of day such as `22:00`, in seconds after midnight; `24:00` is its end.
+    """Return a time of day such as `22:00`, in seconds after midnight; `24:00` is valid.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a time of day.
     """
     match = _TIME.fullmatch(text)
     second = 3600 * int(match[1]) + 60 * int(match[2]) if match else DAY_S + 1
@@ -55,16 +54,16 @@ def parse_time(text: str) -> int:
 
 
 def parse_hours(text: str) -> Hours:
-    """Return hours such as `22:00-06:00`.
+    """Return a range of hours such as `22:00-06:00`.
 
     Raises:
-        ValueError: They are none.
+        ValueError: The text is not a range of hours.
     """
     begin, dash, end = text.partition("-")
     try:
         if not dash:
             raise ValueError("must have two times of day")
-        # An end at 00:00 is the end of the day, not its beginning.
+        # An end at 00:00 means the end of the day.
         return Hours(parse_time(begin), parse_time(end) or DAY_S)
     except ValueError as exc:
         rule = str(exc).partition(", got")[0]
@@ -72,13 +71,13 @@ def parse_hours(text: str) -> Hours:
 
 
 def local_second() -> float:
-    """Return the seconds since midnight, local time."""
+    """Return the seconds since midnight in local time."""
     now = time.localtime()
     return 3600.0 * now.tm_hour + 60.0 * now.tm_min + now.tm_sec
 
 
 def is_charging() -> bool:
-    """Tell whether a charger is plugged in; without a battery, or where that is unknown, it is."""
+    """Return whether a charger is plugged in; True without a battery or if unknown."""
     try:
         battery = psutil.sensors_battery()
     except (AttributeError, OSError, RuntimeError, psutil.Error):
@@ -88,18 +87,18 @@ def is_charging() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnerSchedule:
-    """Rules of an owner; a call tells whether the device may take part now."""
+    """Rules of the owner; a call returns whether the device may take part now."""
 
     hours: Sequence[Hours] = ()
-    """Of the day, in local time; none is always."""
+    """Hours of participation in local time; empty means always."""
     only_charging: bool = False
     second_of_day: Callable[[], float] = local_second
-    charges: Callable[[], bool] = is_charging
+    charger: Callable[[], bool] = is_charging
 
     def __call__(self) -> bool:
-        """Tell whether the device may take part now."""
+        """Return whether the device may take part now."""
         if self.hours:
             now = self.second_of_day()
-            if not any(hours.hold_at(now) for hours in self.hours):
+            if not any(hours.contains(now) for hours in self.hours):
                 return False
-        return self.charges() if self.only_charging else True
+        return self.charger() if self.only_charging else True

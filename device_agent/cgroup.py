@@ -1,8 +1,8 @@
-"""Limits of this process by its control groups: CPU quota and memory, versions 1 and 2.
+"""CPU quota and memory limit of this process by its control groups, versions 1 and 2.
 
-psutil knows CPU affinity but no quota, and shows a container its host's memory
-(measured). A parent group may be the tighter one, so every ancestor is
-read. Files that are missing or strange count as no limit.
+psutil reports the CPU affinity but no quota, and in a container the memory of the host (measured).
+A parent group may have a lower limit, so every ancestor is read. A missing or malformed file
+counts as no limit.
 """
 
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from typing import Literal, TypeAlias
 Version: TypeAlias = Literal[1, 2]
 
 _NO_MEMORY_LIMIT = 1 << 60
-"""Version 1 says "no limit" with a number near 2^63."""
+"""Version 1 expresses "no limit" as a number near 2^63."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuQuota:
-    """A group that may use no more than `cores`, and how much it has used."""
+    """CPU quota of one control group."""
 
     cores: float
     folder: Path
     version: Version
 
     def used_s(self) -> float | None:
-        """CPU seconds that all processes of the group have used; None if that is unknown."""
+        """Return the CPU seconds used by all processes of the group; None if unknown."""
         if self.version == 2:
             for line in (read_text(self.folder / "cpu.stat") or "").splitlines():
                 if line.startswith("usage_usec "):
@@ -36,7 +36,7 @@ class CpuQuota:
 
 
 def cpu_quotas(root: Path) -> list[CpuQuota]:
-    """Return every CPU quota that binds this process; empty without any."""
+    """Return all CPU quotas of this process."""
     found = []
     for version, folder in own_groups(root, "cpu"):
         cores = _quota_v2(folder) if version == 2 else _quota_v1(folder)
@@ -46,7 +46,7 @@ def cpu_quotas(root: Path) -> list[CpuQuota]:
 
 
 def memory_limit_bytes(root: Path) -> int | None:
-    """Return the tightest memory limit that binds this process; None without any."""
+    """Return the lowest memory limit of this process; None if there is none."""
     limits = []
     for version, folder in own_groups(root, "memory"):
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
@@ -65,7 +65,7 @@ def read_text(path: Path) -> str | None:
 
 
 def own_groups(root: Path, controller: str) -> Iterator[tuple[Version, Path]]:
-    """Yield the folder of this process's group and of each ancestor, per mounted hierarchy."""
+    """Yield the version and folder of this process's group and its ancestors, per hierarchy."""
     paths: dict[Version, str] = {}
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         parts = line.split(":", 2)
@@ -79,8 +79,8 @@ def own_groups(root: Path, controller: str) -> Iterator[tuple[Version, Path]]:
         path = paths.get(version)
         if path is None:
             continue
-        # In a container the path may be the host's, while the mount begins at our own group:
-        # folders that do not exist are skipped and the mount point itself is always asked.
+        # In a container the path may be that of the host, while the mount begins at our own group:
+        # the mount point is always read, and folders that do not exist are skipped.
         folder = mount
         yield version, folder
         for part in path.strip("/").split("/"):

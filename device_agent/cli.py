@@ -1,6 +1,6 @@
-"""`device-agent`: starts one agent on this machine.
+"""`device-agent`: runs one agent on this machine.
 
-Everything heavy is imported after the arguments have been read, so that `--help` is quick.
+Large modules are imported after the arguments are parsed, so that `--help` is fast.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
-"""Holds the broker's password, so that it need not stand in the process list."""
+"""Environment variable with the broker's password, which keeps it out of the process list."""
 
 _KEYS = {
     "broker": "broker_url",
@@ -24,7 +24,7 @@ _KEYS = {
     "once": "once",
     "log_level": "log_level",
 }
-"""Flags that lay a value over the configuration file, and its key there."""
+"""Flags that override the configuration file, and their keys in that file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,11 +53,11 @@ def _run(args: argparse.Namespace) -> None:
     password = os.environ.get(PASSWORD_VARIABLE)
     if password is not None:
         config = with_password(config, password)
-    # numpy's BLAS must not take cores that the engine was not given; it reads this when loaded.
+    # numpy's BLAS must not use more threads than the engine; it reads this variable when loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(config.engine_threads))
-    from fairbed.device_agent.memory import spare_memory
+    from fairbed.device_agent.memory import defer_urllib
 
-    spare_memory()
+    defer_urllib()
     from fairbed.device_agent.process import log_to_stderr, run_agent
     from fairbed.device_agent.sensors import real_host
 
@@ -66,7 +66,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when it is asked for: that costs an import."""
+    """Reads the version only for `--version`, as that costs an import."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "--available-hours",
         metavar="HH:MM-HH:MM",
         action="append",
-        help="take part at these hours of the day only, local time (may be given again)",
+        help="take part at these hours of the day only, local time (may be repeated)",
     )
     parser.add_argument(
         "--only-charging",

@@ -1,4 +1,4 @@
-"""Decodes models and encodes updates, and keeps what codecs need between rounds."""
+"""Decoding of models and encoding of updates, with the codec state kept between rounds."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fairbed.wire.messages import Coding, EvaluateRequest, Manifest, Packed, Tra
 from fairbed.wire.tensors import Layout, vector_to_bytes
 
 ENCODING = 1
-"""Purpose of the random stream that rounds, beside that of the mini-batches (no purpose)."""
+"""Key of the random stream for stochastic rounding; mini-batches use the seed without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _KeptModel:
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """Changes that top-k did not send, shape (n_params,), before and after one update."""
+    """The top-k residual before and after one update, shape (n_params,)."""
 
     run: str
     round: int
@@ -41,11 +41,11 @@ class _Residual:
 class Coder:
     """Decodes models and encodes updates for the training thread.
 
-    It keeps at most three vectors, and only if the run's codecs need them: the model version that
-    the next one may be changes of, and the residual of top-k before and after its last update.
-    `Coding.aggregated` says which residual counts, so that a lost, late or rejected update and a
-    repeated round neither lose a part of the residual nor add one twice. A restarted device has
-    no residual.
+    Keeps at most three vectors, and only if the codecs of the run need them: the model version that
+    is the base of the next one, and the top-k residual before and after the last update.
+    `Coding.aggregated` selects the valid residual: after a lost, late or rejected update, or a
+    repeated round, no part of the residual is lost or added twice. A restarted device has no
+    residual.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class Coder:
         self._residual: _Residual | None = None
 
     def blob_for(self, train: Train | EvaluateRequest, layout: Layout) -> Manifest:
-        """Return what to pull for this round: the smaller blob, or the model itself.
+        """Return the blob to download for this round: the packed model, or the model itself.
 
         Raises:
-            RoundFailed: A blob is not of the size that model and codec have.
+            RoundFailed: The size of a blob does not match the model and the codec.
         """
         model, packed = train.model, train.coding.model
         _check_size(model, layout.size_bytes)
@@ -72,20 +72,23 @@ class Coder:
         """Return the model in a verified packed blob, shape (n_values,), bit for bit.
 
         Raises:
-            DecodeError: It does not become the model that was announced.
+            DecodeError: The blob does not decode to the announced model.
         """
         packed = train.coding.model
         assert packed is not None, "a packed blob was pulled"
         codec = codec_named(packed.codec)
         assert codec is not None, "float32 is not packed"
-        kept, self._kept_model = self._kept_model, None  # pulled whole the next time, if this fails
+        kept, self._kept_model = (
+            self._kept_model,
+            None,
+        )  # after an error: pull it whole
         vector = unpack(data, codec, layout, _base(packed, kept))
         if hashlib.sha256(vector_to_bytes(vector)).digest() != train.model.sha256:
-            raise DecodeError("model: the packed blob must become the announced one, got another")
+            raise DecodeError("model: packed blob must decode to the announced model, got another")
         return vector
 
     def keep(self, train: Train | EvaluateRequest, vector: Vector) -> None:
-        """Keep the model of this round, shape (n_values,), if the next round may need it."""
+        """Keep the model of this round, shape (n_values,), if the coordinator requests it."""
         assert train.model.sha256 is not None, "a model has a hash"
         is_kept = train.coding.keep_model
         self._kept_model = _KeptModel(train.model.sha256, vector) if is_kept else None
@@ -94,8 +97,8 @@ class Coder:
         """Return the encoded update of a round.
 
         Args:
-            train: Names the codec and the seed.
-            layout: Of both vectors.
+            train: The request, with codec and seed.
+            layout: Layout of both vectors.
             model: w_t, shape (n_values,); not changed.
             trained: w_k after local training, shape (n_values,); not changed.
 
@@ -107,7 +110,7 @@ class Coder:
         if codec is None:
             self._residual = None
             return vector_to_bytes(trained)
-        with np.errstate(over="ignore"):  # the codec refuses what is not finite
+        with np.errstate(over="ignore"):  # the codec refuses values that are not finite
             change = trained[:n] - model[:n]
         rng = np.random.default_rng(np.random.SeedSequence([train.seed, ENCODING]))
         if coding.up == "top-k":
@@ -129,7 +132,7 @@ def _base(packed: Packed, kept: _KeptModel | None) -> Vector | None:
     if packed.base is None:
         return None
     if kept is None or kept.sha256 != packed.base:
-        raise DecodeError("model: came as changes of a version that is not here any more")
+        raise DecodeError("model: its base version is no longer on this device; send it whole")
     return kept.vector
 
 

@@ -1,4 +1,4 @@
-"""Configuration of an agent, by flags or by a TOML file; defaults exist here only."""
+"""Configuration of an agent by flags and a TOML file; all defaults are defined here."""
 
 import os
 import re
@@ -23,22 +23,22 @@ PositiveSeconds = Annotated[float, Meta(gt=0.0, le=1e6)]
 
 
 class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[timeouts]`: how long the agent waits for broker and coordinator, seconds."""
+    """`[timeouts]`: waiting times for broker and coordinator, seconds."""
 
     hello_s: PositiveSeconds = 2.0
-    """Between two `Hello` while no `Welcome` comes."""
+    """Interval of `Hello` until a `Welcome` arrives."""
     refused_s: PositiveSeconds = 15.0
-    """Before the next `Hello` after a refusal that is not final."""
+    """Delay of the next `Hello` after a refusal that is not final."""
     resend_s: PositiveSeconds = 5.0
-    """Between two `Offer` or `UploadDone` while the coordinator is silent."""
+    """Interval of `Offer` or `UploadDone` until the coordinator replies."""
     queue_s: PositiveSeconds = 3600.0
-    """For a grant, while other devices upload."""
+    """Longest wait for a grant, while other devices upload."""
     outage_s: PositiveSeconds = 600.0
-    """For a coordinator or a broker that went away in mid-round, beside the deadline."""
+    """Extension of a deadline while the coordinator or the broker is offline."""
     probe_s: PositiveSeconds = 15.0
-    """For the reply to one link probe; a 64 KB probe passes at 35 kbit/s."""
+    """Longest wait for the reply to a link probe; 64 KB take this long at 35 kbit/s."""
     prepare_s: PositiveSeconds = 600.0
-    """To pull task and data."""
+    """Longest time to download and check task and data."""
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,27 +49,26 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: DeviceName
     tenant: DeviceName = "main"
     data: str | None = None
-    """An `.npz` file with arrays x and y; None asks the coordinator for a shard."""
+    """An `.npz` file with arrays x and y; None requests a shard from the coordinator."""
     cache_folder: str | None = None
-    """Where tasks and shards are kept; None is the platform's cache folder."""
+    """Folder for tasks and shards; None is the platform's cache folder."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 4 * 1024**3
-    """Bound of the cache; the least recently used file goes first."""
+    """Size limit of the cache; the least recently used file is removed first."""
     telemetry_s: PositiveSeconds = 1.0
-    """Between two contexts."""
+    """Interval of contexts."""
     available_hours: tuple[str, ...] = ()
-    """Hours of the day at which the device takes part, local time: `22:00-06:00`; none is
-    always."""
+    """Hours at which the device takes part, local time: `22:00-06:00`; empty means always."""
     only_charging: bool = False
     """Take part only while a charger is plugged in."""
     once: bool = False
     """Stop when the run is over instead of waiting for the next coordinator."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Threads that one training step uses."""
+    """Threads of one training step."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     timeouts: Timeouts = Timeouts()
 
     def owner(self) -> OwnerSchedule:
-        """Return the rules for when the device takes part.
+        """Return the owner's rules for participation.
 
         Raises:
             ConfigError: The hours are malformed.
@@ -82,7 +81,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def cache_path(self) -> Path:
-        """Folder of the cache, which need not exist yet."""
+        """Folder of the cache, which may not exist yet."""
         if self.cache_folder is not None:
             return Path(self.cache_folder).expanduser()
         return default_cache_folder() / self.tenant / self.name
@@ -105,11 +104,11 @@ def default_cache_folder() -> Path:
 
 
 def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
-    """Return the configuration in `path` (if any), with flags laid over it.
+    """Return the configuration in `path` (if any), overridden by flags.
 
     Args:
-        path: TOML file with the keys of `AgentConfig`; None if everything comes by flags.
-        overrides: Values of flags that were given, by key.
+        path: TOML file with the keys of `AgentConfig`; None without a file.
+        overrides: Values of the given flags, by key.
 
     Raises:
         ConfigError: The file cannot be read, or a key or value breaks a rule.
@@ -137,10 +136,10 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
 
 
 def with_password(config: AgentConfig, password: str) -> AgentConfig:
-    """Return `config` with the broker's password filled in, unless its URL names one.
+    """Return `config` with the broker's password in its URL, unless the URL has one.
 
     Raises:
-        ConfigError: The URL names no user for the password.
+        ConfigError: The URL has no user for the password.
     """
     parts = urlsplit(config.broker_url)
     user, at, host = parts.netloc.rpartition("@")
@@ -161,7 +160,7 @@ _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
 
 
 def _explained(exc: msgspec.ValidationError) -> str:
-    """Return the decoder's error as key, rule, value and what to do."""
+    """Return the decoder's error as one line: key, rule, value and what to do."""
     text = _one_line(exc)
     if unknown := _UNKNOWN.search(text):
         in_timeouts = "$.timeouts" in text

@@ -3,8 +3,8 @@
 AgentError
 ├── ConfigError     a flag or the configuration file breaks a rule
 ├── DataError       the device's own data cannot be used
-├── NotWanted       the coordinator or the broker refused for good
-├── NotPrepared     task or data cannot be had or do not work; another welcome may help
+├── AgentRefused    the coordinator or the broker refused this device for good
+├── NotPrepared     task or data cannot be obtained or used; another welcome may help
 └── RoundFailed     this round cannot be finished; the next one may
 """
 
@@ -21,21 +21,21 @@ class DataError(AgentError):
     """The device's own data cannot be used."""
 
 
-class NotWanted(AgentError):
-    """The coordinator or the broker refused for good; trying again will not help."""
+class AgentRefused(AgentError):
+    """The coordinator or the broker refused this device for good; a retry will not help."""
 
 
 class NotPrepared(AgentError):
-    """Task or data cannot be had or do not work."""
+    """Task or data cannot be obtained or used."""
 
 
 class RoundFailed(AgentError):
-    """A round cannot be finished; the coordinator gets the reason."""
+    """A round cannot be finished; the reason is sent to the coordinator."""
 
 
 def one_line(exc: BaseException) -> str:
-    """Return an error as one line; its type if it has no message."""
-    while nested := getattr(exc, "exceptions", None):  # the first of a group
+    """Return the message of an error as one line, or its type if it has no message."""
+    while nested := getattr(exc, "exceptions", None):  # the first error of a group
         exc = nested[0]
     text = " ".join(str(exc).split())
     if isinstance(exc, MemoryError):

@@ -1,8 +1,8 @@
-"""The training data of a device: a shard from the cache, or a file of its own.
+"""Training data of a device: a shard from the cache, or a file of its own.
 
-`BlobCache` keeps pulled tasks and shards on disk, named by sha256. A file is written under another
-name first, so one with the right name is whole; its hash is checked on each read. The folder is
-bounded: the least recently used file goes first.
+`BlobCache` keeps downloaded tasks and shards on disk, named by sha256. A file is written under
+a temporary name first, so a file with its final name is complete; its hash is checked on each
+read. The size of the folder is limited: the least recently used file is removed first.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from fairbed.wire.shard import decode_shard
 
 @dataclass(frozen=True, slots=True)
 class BlobCache:
-    """A folder of blobs. All methods block on the disk; call them off the event loop."""
+    """A folder of blobs. All methods block on the disk; do not call them on the event loop."""
 
     folder: Path
     max_bytes: int
 
     def get(self, manifest: Manifest) -> bytes | None:
-        """Return the blob, or None if it is not here; a corrupt file is removed and not here."""
+        """Return the blob, or None if it is missing; a corrupt file is removed."""
         path = self._path(manifest)
         try:
             data = path.read_bytes()
@@ -40,12 +40,12 @@ class BlobCache:
         if hashlib.sha256(data).digest() != manifest.sha256:
             path.unlink(missing_ok=True)
             return None
-        with suppress(OSError):  # read-only storage: the blob is good all the same
+        with suppress(OSError):  # read-only storage: the blob is valid anyway
             os.utime(path)
         return data
 
     def put(self, manifest: Manifest, data: bytes | bytearray | memoryview) -> None:
-        """Keep a verified blob, and make room for it.
+        """Write a verified blob, and remove older files above the size limit.
 
         Raises:
             OSError: The disk is full or the folder cannot be written.
@@ -73,7 +73,7 @@ class BlobCache:
         for path in self.folder.iterdir():
             try:
                 stat = path.stat()
-            except OSError:  # another agent's cleaning was faster
+            except OSError:  # another agent has removed it
                 continue
             files.append((stat.st_mtime_ns, stat.st_size, path))
         total = sum(size for _, size, _ in files)
@@ -89,7 +89,7 @@ _UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
 class ExampleSource(Protocol):
-    """Where the training examples come from when the device is cold."""
+    """Source of the training examples for a cold device."""
 
     def load(self, meter: Meter) -> tuple[Examples, NDArray[np.int64]]:
         """Read x, shape (n, *x_shape), and y, shape (n,); blocks on the disk."""
@@ -97,7 +97,7 @@ class ExampleSource(Protocol):
 
 
 class CachedShard:
-    """A shard that the coordinator assigned and this device keeps."""
+    """A shard from the coordinator, kept in the cache."""
 
     def __init__(self, cache: BlobCache, manifest: Manifest) -> None:
         self._cache = cache
@@ -107,12 +107,14 @@ class CachedShard:
         """Read the shard from the cache.
 
         Raises:
-            NotPrepared: It is not there any more.
-            DecodeError: It is not a shard.
+            NotPrepared: The file is missing or corrupt.
+            DecodeError: The file is not a shard.
         """
         blob = self._cache.get(self._manifest)
         if blob is None:
-            raise NotPrepared("data: the shard is missing or corrupt on disk; it is pulled again")
+            raise NotPrepared(
+                "data: the shard is missing or corrupt on disk; the device downloads it again"
+            )
         meter.read(len(blob))
         return decode_shard(blob).arrays()
 
@@ -120,7 +122,7 @@ class CachedShard:
 class OwnData:
     """An `.npz` file with arrays `x` and `y` that never leaves the device.
 
-    x is float (as it is), uint8 (pixels, divided by 255) or integer (tokens); y are labels.
+    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,7 +139,7 @@ class OwnData:
         return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
 
     def count(self) -> int:
-        """Return n_k, and find out whether the file is any good.
+        """Return n_k, the number of examples, and check the file.
 
         Raises:
             DataError: It cannot be read, or its arrays break a rule.
@@ -159,9 +161,9 @@ class OwnData:
                     )
                 x, y = arrays["x"], arrays["y"]
         except _UNREADABLE as exc:
-            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
+            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
             raise DataError(
-                f"{self.path}: must be a readable .npz file, got: {why}; check the path"
+                f"{self.path}: must be a readable .npz file, got: {reason}; check the path"
             ) from exc
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
             raise DataError(
@@ -171,7 +173,7 @@ class OwnData:
 
 
 def _zipped(path: Path) -> Path:
-    """Return the path of what is an archive at least; numpy would try pickle on anything else."""
+    """Return the path of a zip archive; numpy would try to unpickle any other file."""
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise DataError(

@@ -1,7 +1,7 @@
-"""The one seam between the agent and the machine it runs on.
+"""The interface between the agent and its machine: clock, pace and sensors.
 
-A real device uses `real_host()`; the testbed's launcher passes another host to emulate a
-device inside a process. No other module of the agent knows the difference.
+A real device uses `real_host()`. The testbed passes another host to emulate a device inside a
+process; all other modules of the agent are the same in both cases.
 """
 
 from collections.abc import Iterator
@@ -16,27 +16,27 @@ class Clock(Protocol):
     """The agent's clock."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         ...
 
 
 class Meter(Protocol):
-    """Handed out by a compute section."""
+    """Counts the work of a compute section."""
 
     def step(self, n_examples: int) -> None:
-        """Called after each unit of work (a mini-batch); an emulated host sleeps here."""
+        """Count one unit of work (a mini-batch); an emulated host sleeps here."""
         ...
 
     def read(self, n_bytes: int) -> None:
-        """Called after reading `n_bytes` from storage; an emulated host sleeps here."""
+        """Count `n_bytes` read from storage; an emulated host sleeps here."""
         ...
 
 
 class Pace(Protocol):
-    """Lets the host slow compute sections down. Sections run in the training thread only."""
+    """Speed limit of compute sections, which run in the training thread only."""
 
     def section(self, name: Section) -> AbstractContextManager[Meter]:
-        """Enter a compute section: no credit from before, none left afterwards."""
+        """Enter a compute section; no processor credit is carried from one section to another."""
         ...
 
 
@@ -44,35 +44,35 @@ class Sensors(Protocol):
     """Measurements of the machine; a reader returns None instead of raising."""
 
     def cores(self) -> int:
-        """Cores of the device that this agent may use: affinity and cgroup quota counted."""
+        """Return the cores that this agent may use, by affinity and cgroup quota."""
         ...
 
     def free_cores(self) -> float:
-        """Cores that are idle or used by this agent, averaged over the last seconds."""
+        """Return the cores that are idle or used by this agent, averaged over some seconds."""
         ...
 
     def clock_ratio(self) -> float | None:
-        """Current clock / nominal clock."""
+        """Return current clock / nominal clock."""
         ...
 
     def throttled(self) -> tuple[str, ...] | None:
-        """Causes that throttle the processor, a word each."""
+        """Return the causes of processor throttling, one word each."""
         ...
 
     def memory_bytes(self) -> int:
-        """Memory that this agent may use: cgroup limit counted."""
+        """Return the memory that this agent may use, by machine and cgroup limit."""
         ...
 
     def temperature_celsius(self) -> float | None:
-        """Of the processor."""
+        """Return the temperature of the processor."""
         ...
 
     def board(self) -> str:
-        """Board name, or an empty string."""
+        """Return the board name, or an empty string."""
         ...
 
     def is_willing(self) -> bool:
-        """The owner lets this device take part in rounds now."""
+        """Return whether the owner lets this device take part in rounds now."""
         ...
 
 
@@ -85,16 +85,16 @@ class Host:
     sensors: Sensors
 
 
-class FreePace:
-    """A pace that slows nothing: the machine is as fast as it is."""
+class UnlimitedPace:
+    """The pace of a real machine: no speed limit."""
 
     @contextmanager
     def section(self, name: Section) -> Iterator[Meter]:
         """Enter a compute section."""
-        yield _FreeMeter()
+        yield _NullMeter()
 
 
-class _FreeMeter:
+class _NullMeter:
     def step(self, n_examples: int) -> None:
         pass
 

@@ -1,6 +1,6 @@
-"""How a device joins the fleet of a coordinator: hello, welcome, preparation.
+"""Joining of a device to the fleet of a coordinator: hello, welcome, preparation.
 
-A preparation pulls the missing task and shard, tries them, and measures the link.
+The preparation downloads the missing task and shard, checks them, and measures the link.
 """
 
 import logging
@@ -23,7 +23,7 @@ from fairbed.wire.messages import Hello, Manifest, Welcome
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 2
-"""A blob whose hash is wrong is pulled once more before giving up."""
+"""Downloads of a blob before the preparation fails; a second one follows a wrong hash."""
 
 
 class Preparation:
@@ -39,14 +39,14 @@ class Preparation:
         self._prepared_for: tuple[Manifest, Manifest | None] | None = None
 
     def is_done(self, welcome: Welcome) -> bool:
-        """Tell whether the device is prepared for exactly this."""
+        """Return whether the device is prepared for the task and shard of this welcome."""
         return self._context.worker.is_prepared and self._prepared_for == _required(welcome)
 
     async def prepare(self, welcome: Welcome) -> None:
-        """Prepare; quick if task and shard are in the cache.
+        """Prepare task and data; fast if both are in the cache.
 
         Raises:
-            NotPrepared: Task or data cannot be had or do not work.
+            NotPrepared: Task or data cannot be obtained or used.
         """
         self._prepared_for = None
         with anyio.move_on_after(self._context.timeouts.prepare_s) as scope:
@@ -64,12 +64,14 @@ class Preparation:
             await self._ensure(welcome.shard, "shard")
             examples = CachedShard(self._cache, welcome.shard)
         else:
-            raise NotPrepared("data: the coordinator has none for us; start with --data FILE.npz")
+            raise NotPrepared(
+                "data: the coordinator assigned no shard; start the agent with --data FILE.npz"
+            )
         await self._context.worker.prepare(welcome.task, examples)
         await self._prober.measure()
 
     async def _ensure(self, manifest: Manifest, kind: str) -> None:
-        """Have a blob in the cache."""
+        """Download a blob into the cache unless it is there."""
         if manifest.kind != kind:
             raise NotPrepared(f"{kind}: the manifest must be of a {kind}, got {manifest.kind}")
         if await anyio.to_thread.run_sync(self._cache.get, manifest) is not None:
@@ -101,10 +103,10 @@ class Joining:
     """Sends `Hello` until a `Welcome` comes, then prepares task and data.
 
     Args:
-        context: Parts of the agent.
+        context: Parts of the agent that a round uses.
         group: Runs the preparation.
         preparation: Prepares the worker.
-        hello: The message.
+        hello: The message to send.
         phase: Returns the agent's phase.
         step: Applies an event to the agent's lifecycle.
         on_end: Called when a preparation has ended or failed.
@@ -132,7 +134,7 @@ class Joining:
         self._running: tuple[Welcome, anyio.CancelScope] | None = None
 
     async def send_hellos(self) -> None:
-        """Send `Hello` again and again while the agent is joining."""
+        """Send `Hello` at intervals while the agent is joining."""
         clock = self._context.clock
         while True:
             left_s = self._hello_at - clock.now()
@@ -145,11 +147,11 @@ class Joining:
                 await self._context.publisher.send(self._hello)
 
     def hello_now(self) -> None:
-        """A coordinator is on: send the next `Hello` at once."""
+        """Send the next `Hello` at once: a coordinator is online."""
         self._hello_in(0.0)
 
     def hello_later(self) -> None:
-        """The coordinator refused, or preparation failed: wait before the next `Hello`."""
+        """Delay the next `Hello`: the coordinator refused, or the preparation failed."""
         self._hello_in(self._context.timeouts.refused_s)
 
     def repeat_hello(self) -> None:
@@ -157,7 +159,7 @@ class Joining:
         self._context.publisher.publish(self._hello)
 
     def on_welcome(self, welcome: Welcome) -> None:
-        """Prepare, unless that is done or under way; a device at work goes on working."""
+        """Start the preparation, unless it is done or running; a working device ignores it."""
         phase, is_done = self._phase(), self._preparation.is_done(welcome)
         if phase.is_working or Event.WELCOMED not in TRANSITIONS[phase]:
             return
@@ -177,7 +179,7 @@ class Joining:
         )
 
     def stop(self) -> None:
-        """Cancel the running preparation: another coordinator is on."""
+        """Cancel the running preparation: another coordinator is online."""
         if self._running is not None:
             self._running[1].cancel()
             self._running = None
@@ -189,7 +191,7 @@ class Joining:
                 await self._preparation.prepare(welcome)
                 event = Event.PREPARED
             except NotPrepared as exc:
-                _log.warning("%s: cannot train: %s", self._context.name, exc)
+                _log.warning("%s: preparation failed: %s", self._context.name, exc)
         if self._running != (welcome, scope):
             return
         self._running = None

@@ -1,4 +1,4 @@
-"""Modules that an agent process loads only on first use, to save memory."""
+"""Measures that keep the memory of an agent process small: deferred and avoided imports."""
 
 import importlib
 import importlib.util
@@ -11,22 +11,22 @@ from typing import Any
 PROXIES = "urllib.request"
 
 
-def spare_memory() -> None:
-    """Have `urllib.request` load when it is first used; call it before the MQTT client loads.
+def defer_urllib() -> None:
+    """Defer the import of `urllib.request` to its first use; call it before importing paho.
 
-    paho imports it, and with it `http.client` and `email` (4 MiB), to look for proxies in case
-    that PySocks is installed. `importlib.util.LazyLoader` would not do: until Python 3.12 the
-    mere statement `import urllib.request` makes it load.
+    paho imports it, and with it `http.client` and `email` (4 MiB), to find proxies in case PySocks
+    is installed. `importlib.util.LazyLoader` does not help: until Python 3.12 the statement
+    `import urllib.request` itself loads the module.
     """
     if PROXIES not in sys.modules:
-        later = _Later(PROXIES)
-        later.__spec__ = importlib.util.find_spec(PROXIES)
-        sys.modules[PROXIES] = later
-        setattr(urllib, "request", later)  # noqa: B010  # what the import statement binds
+        lazy = _LazyModule(PROXIES)
+        lazy.__spec__ = importlib.util.find_spec(PROXIES)
+        sys.modules[PROXIES] = lazy
+        setattr(urllib, "request", lazy)  # noqa: B010  # the name that an import binds
 
 
-class _Later(ModuleType):
-    """Stands for a module until its first attribute is read."""
+class _LazyModule(ModuleType):
+    """Placeholder that imports the real module when an attribute is read."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -39,11 +39,11 @@ class _Later(ModuleType):
 def installed_version(distribution: str) -> str | None:
     """Return the version of an installed distribution, or None.
 
-    It stands in the name of its record folder; `importlib.metadata` would read the record with
-    `email`, `zipfile` and more (3 MiB).
+    Reads it from the name of the `.dist-info` folder: `importlib.metadata` would import `email`,
+    `zipfile` and more (3 MiB).
     """
     name = distribution.replace("-", "_")
-    for place in sys.path:
-        for record in sorted(Path(place or ".").glob(f"{name}-*.dist-info")):
+    for folder in sys.path:
+        for record in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")):
             return record.name.removesuffix(".dist-info").removeprefix(f"{name}-")
     return None

@@ -1,13 +1,13 @@
-"""A notification for one waiting task: kept until it waits, several count as one."""
+"""A notification for one waiting task."""
 
 import asyncio
 
 
 class Notify:
-    """Wakes its waiter; unlike a queue it holds nothing, so it cannot overflow.
+    """Wakes one waiter; notifications before the wait are kept and count as one.
 
-    Uses a future and a timer of the loop: a scope and an event of anyio cost four times as much,
-    and a round of 0.1 s waits a dozen times.
+    It uses a future and a timer of the event loop: a scope and an event of anyio cost four times
+    as much, and a round of 0.1 s has a dozen waits.
     """
 
     def __init__(self) -> None:
@@ -15,12 +15,12 @@ class Notify:
         self._waiter: asyncio.Future[None] | None = None
 
     def notify(self) -> None:
-        """Wake the waiter, or let its next wait return at once."""
+        """Wake the waiter, or make its next wait return at once."""
         self._is_set = True
         self._wake()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a notification, at most `timeout_s`; tell whether it came."""
+        """Wait for a notification, at most `timeout_s`; return whether there was one."""
         if not self._is_set:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()

@@ -1,6 +1,6 @@
-"""One agent as a process: its link, its signals, its end.
+"""One agent as a process: link to the broker, signals, exit.
 
-The console script runs it with the real host; a testbed runs it with one of its own.
+The console script runs it with the real host, the testbed with an emulated one.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from fairbed.wire.transport.client import MqttTransport
 _log = logging.getLogger(__name__)
 
 M_ARENA_MAX = -8
-"""glibc, malloc.h."""
+"""Parameter number of `mallopt`, from glibc's malloc.h."""
 
 
 def run_agent(
@@ -33,13 +33,14 @@ def run_agent(
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     keepalive_s: int = KEEPALIVE_S,
 ) -> None:
-    """Serve until the run is over (with `once`), SIGINT or SIGTERM; blocks.
+    """Run an agent until SIGINT, SIGTERM or (with `once`) the end of the run; blocks.
 
     Args:
-        config: Of the agent.
-        host: The machine, or its emulation.
-        loop_factory: Makes the event loop; its clock must be that of the host.
-        keepalive_s: The broker misses a silent agent after 1.5 times this, on its own clock.
+        config: Configuration of the agent.
+        host: The machine, real or emulated.
+        loop_factory: Returns the event loop; its clock must be that of the host.
+        keepalive_s: The broker declares a silent agent lost after 1.5 times this, on the broker's
+            clock.
 
     Raises:
         AgentError: Bad configuration or data, or the agent was refused.
@@ -47,8 +48,8 @@ def run_agent(
     """
 
     def transport(will: Will) -> Transport:
-        # One id per name: after a power cut the broker replaces the dead session, and
-        # its last will cannot come later and contradict the new one.
+        # One client id per name: after a power failure the broker replaces the dead session, so
+        # that its last will cannot arrive later and contradict the new status.
         client_id = f"fairbed-{config.tenant}-{config.name}"
         try:
             return MqttTransport(config.broker_url, client_id, will=will, keepalive_s=keepalive_s)
@@ -61,7 +62,7 @@ def run_agent(
 
 
 def log_to_stderr(level: str) -> None:
-    """One line per state change, on stderr."""
+    """Configure logging: one line per state change, on stderr."""
     logging.basicConfig(
         stream=sys.stderr,
         level=level.upper(),
@@ -71,7 +72,7 @@ def log_to_stderr(level: str) -> None:
 
 
 def _share_one_heap() -> None:
-    """Have all threads allocate from one heap: pages freed by one serve the others (1 MB)."""
+    """Make all threads allocate from one heap, so that they reuse freed pages (saves 1 MB)."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
@@ -84,7 +85,7 @@ async def _serve(agent: Agent) -> None:
         group.start_soon(_stop_on_signal, group.cancel_scope, name="agent.signals")
         try:
             await agent.run()
-        except (AgentError, EngineError) as exc:  # not wrapped into a group's error
+        except (AgentError, EngineError) as exc:  # raised below, outside of an exception group
             fault = exc
         group.cancel_scope.cancel()
     if fault is not None:
@@ -94,6 +95,6 @@ async def _serve(agent: Agent) -> None:
 async def _stop_on_signal(scope: anyio.CancelScope) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for received in signals:
-            _log.info("%s: leaving", received.name)
+            _log.info("%s: stopping", received.name)
             scope.cancel()
             return

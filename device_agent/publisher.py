@@ -1,8 +1,7 @@
-"""Everything that a device sends: messages, subscriptions, chunks.
+"""The outgoing side of a device: messages, subscriptions, chunks.
 
-`publish` does not wait. At most `MAX_PENDING` of its messages wait for the broker at a time; beyond
-that the newest is dropped and counted, and the sender repeats it after its own timeout, as after
-any other loss.
+`publish` does not wait. At most `MAX_PENDING` messages wait for the broker at a time; a further one
+is dropped and counted, and its sender repeats it after a timeout, as after any other loss.
 """
 
 import logging
@@ -20,15 +19,15 @@ from fairbed.wire.transport.base import Transport
 _log = logging.getLogger(__name__)
 
 MAX_PENDING = 64
-"""Sends in the background; a round needs about ten."""
+"""Background sends in progress; a round needs about ten."""
 
 
 class DevicePublisher:
-    """The outgoing side of one device."""
+    """Publishes and subscribes for one device."""
 
     def __init__(self, transport: Transport, topics: Topics, name: str, group: TaskGroup) -> None:
         self.dropped = 0
-        """Background sends that found `MAX_PENDING` others waiting."""
+        """Background sends dropped because `MAX_PENDING` others were in progress."""
         self._transport = transport
         self._topics = topics
         self._name = name
@@ -37,7 +36,7 @@ class DevicePublisher:
 
     def publish(self, message: FromDevice, qos: int = 1) -> None:
         """Send a message without waiting; it is lost if the link is down."""
-        if not self._may_start(type(message).__name__):
+        if not self._begin(type(message).__name__):
             return
         try:
             self._transport.publish_nowait(
@@ -51,7 +50,7 @@ class DevicePublisher:
             self._on_sent()
 
     async def send(self, message: FromDevice, qos: int = 1) -> bool:
-        """Send a message; tell whether the broker has it (QoS 1) or it is on its way (QoS 0)."""
+        """Send a message; return whether it was acknowledged (QoS 1) or written (QoS 0)."""
         try:
             await self._transport.publish(
                 self._topic(message), encode(message), qos=qos, retain=isinstance(message, Status)
@@ -61,7 +60,7 @@ class DevicePublisher:
         return True
 
     async def send_chunk(self, frame: bytes) -> None:
-        """Send one chunk of an update, QoS 0; return when it is on its way.
+        """Send one chunk of an update, QoS 0; return when it is written to the socket.
 
         Raises:
             Disconnected: The link is down.
@@ -93,26 +92,28 @@ class DevicePublisher:
             case _:
                 return self._topics.up(self._name)
 
-    def _start(self, what: str, send: Callable[[], Awaitable[None]]) -> None:
-        if not self._may_start(what):
+    def _start(self, action: str, send: Callable[[], Awaitable[None]]) -> None:
+        if not self._begin(action):
             return
 
-        async def quietly() -> None:
+        async def run() -> None:
             try:
                 with suppress(Disconnected):
                     await send()
             except Refused as exc:
-                _log.error("%s: %s: %s", self._name, what, exc)
+                _log.error("%s: %s: %s", self._name, action, exc)
             finally:
                 self._on_sent()
 
-        self._group.start_soon(quietly, name=f"agent[{self._name}].{what}")
+        self._group.start_soon(run, name=f"agent[{self._name}].{action}")
 
-    def _may_start(self, what: str) -> bool:
-        """Count one more that waits; False when there are too many."""
+    def _begin(self, action: str) -> bool:
+        """Count a new send; return False if too many are in progress."""
         if self._pending >= MAX_PENDING:
             self.dropped += 1
-            _log.warning("%s: %s not sent, %d sends wait already", self._name, what, self._pending)
+            _log.warning(
+                "%s: %s dropped, %d sends are in progress", self._name, action, self._pending
+            )
             return False
         self._pending += 1
         return True

@@ -1,7 +1,7 @@
 """The work of one device: a round, from `Train` to `UploadResult`, or a loss query.
 
-`DeviceRound` works on a `Train`, `DeviceEvaluation` on an `EvaluateRequest`; a `Deadline` limits
-either, and does not run while the coordinator or the broker is gone.
+`DeviceRound` handles a `Train`, `DeviceEvaluation` an `EvaluateRequest`. Both have a `Deadline`,
+which is extended while the coordinator or the broker is offline.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from fairbed.device_agent.worker import (
     EvaluationJob,
     EvaluationResult,
     Stopwatch,
-    Trained,
+    TrainedUpdate,
     TrainingJob,
     TrainingThread,
 )
@@ -50,12 +50,12 @@ _log = logging.getLogger(__name__)
 
 
 class Deadline:
-    """Ends the work in its `scope` when its time is up, or by `stop`.
+    """Cancels the work in its `scope` at a deadline, or by `stop`.
 
     Args:
-        clock: The agent's.
-        at: When the time is up, on that clock.
-        outage_s: How long the work may go on without coordinator and broker.
+        clock: The agent's clock.
+        at: The deadline on that clock.
+        outage_s: Longest extension while coordinator or broker are offline.
     """
 
     def __init__(self, clock: Clock, at: float, outage_s: float) -> None:
@@ -67,37 +67,37 @@ class Deadline:
         self._outage_s = outage_s
         self._paused_since: float | None = None
         self._extended_s = 0.0
-        """Extension by absences of coordinator and broker so far."""
+        """Extension by outages of coordinator and broker so far."""
         self._set(at)
 
     def stop(self) -> None:
-        """End the work at once; a result of the training thread is discarded."""
+        """Cancel the work at once; a result of the training thread is discarded."""
         self.is_stopped = True
         self.scope.cancel()
 
     def is_over(self) -> bool:
-        """Tell whether the work was stopped or is too late; also called by the training thread."""
+        """Return whether the work was stopped or is late; also called by the training thread."""
         return self.is_stopped or self._left_s() <= 0.0
 
     def pause(self) -> None:
-        """Extend the deadline by `outage_s`; `resume` takes the unused part back."""
+        """Extend the deadline by `outage_s`; `resume` undoes the unused part."""
         if self._paused_since is None:
             self._paused_since = self._clock.now()
             self._extend(self._outage_s)
 
     def resume(self) -> None:
-        """The coordinator is back."""
+        """Undo the unused part of the extension."""
         paused_since, self._paused_since = self._paused_since, None
         if paused_since is not None:
             self._extend(min(self._clock.now() - paused_since - self._outage_s, 0.0))
 
     @contextmanager
     def waiting(self, limit_s: float) -> Iterator[None]:
-        """Wait for the coordinator inside, at most `limit_s`; the deadline does not count it."""
-        began, at = self._clock.now(), self._at
-        self._set(began + limit_s)
+        """Limit a wait for the coordinator to `limit_s`; it does not count for the deadline."""
+        started_at, deadline_at = self._clock.now(), self._at
+        self._set(started_at + limit_s)
         yield
-        self._set(at + self._clock.now() - began)
+        self._set(deadline_at + self._clock.now() - started_at)
 
     def _extend(self, more_s: float) -> None:
         self._extended_s += more_s
@@ -125,14 +125,14 @@ class RoundContext:
 
 
 class DeviceRound:
-    """Works on one `Train`; its messages arrive by the `on_` methods.
+    """Executes one `Train`; the `on_` methods receive its messages.
 
     Args:
         train: The request of the coordinator.
-        arrived_s: Instant of its arrival, on the context's clock.
-        context: Parts of the agent.
-        progress: Receives each event of the lifecycle, on the event loop.
-        progress_from_thread: Receives several at once, in the training thread.
+        arrived_s: Time of its arrival, on the context's clock.
+        context: Parts of the agent that a round uses.
+        progress: Called with each event of the lifecycle, on the event loop.
+        progress_from_thread: Called with several events at once, in the training thread.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class DeviceRound:
         self.deadline.stop()
 
     def on_grant(self, grant: Grant) -> None:
-        """Handle the permission to upload, which comes again after a restart of the coordinator."""
+        """Handle the grant; it is repeated after a restart of the coordinator."""
         if self._offer is None or grant.id != self._offer.manifest.id:
             return
         if self._push is not None:
@@ -197,13 +197,13 @@ class DeviceRound:
         """Handle the coordinator's bitmap.
 
         Raises:
-            DecodeError: It is not one of this update.
+            DecodeError: The bitmap does not fit this update.
         """
         if self._push is not None and ack.id == self._push.upload.manifest.id:
             self._push.on_ack(ack.received)
 
     def on_upload_result(self, result: UploadResult) -> None:
-        """Handle the result of the upload; it may come before the first chunk was sent."""
+        """Handle the result of the upload; it may arrive before the first chunk is sent."""
         if self._offer is not None and result.id == self._offer.manifest.id:
             self._result = result
             if self._push is not None:
@@ -211,12 +211,12 @@ class DeviceRound:
             self._wakeup.notify()
 
     def on_link_up(self) -> None:
-        """Send again what was in flight."""
+        """Send the chunks again that were in flight."""
         if self._push is not None:
             self._push.on_link_up()
 
     def repeat(self) -> None:
-        """Send the last message again, which the coordinator may have missed."""
+        """Send the last message again: the coordinator may have missed it."""
         if self._done is not None:
             self._context.publisher.publish(self._done)
         elif self._offer is not None and self._grant is None:
@@ -251,7 +251,7 @@ class DeviceRound:
     async def _train_and_offer(self) -> memoryview:
         context, train = self._context, self.train
         model: Download | None = None
-        if not context.worker.holds(train):
+        if not context.worker.has_model(train):
             model = (await context.pulls.fetch(context.worker.blob_for(train))).download
         trained = await context.worker.compute(
             TrainingJob(
@@ -273,7 +273,9 @@ class DeviceRound:
         self._progress(Event.ENCODED)
         return trained.update
 
-    def _make_offer(self, trained: Trained, manifest: Manifest, model: Download | None) -> Offer:
+    def _make_offer(
+        self, trained: TrainedUpdate, manifest: Manifest, model: Download | None
+    ) -> Offer:
         watch = self._watch
         pulled = self.train.model.id if model is None else model.manifest.id
         steady = None if model is None else model.steady
@@ -302,9 +304,9 @@ class DeviceRound:
         self._send_done_if_ready()
 
     async def _wait_for_grant(self) -> Grant | None:
-        """Wait for the grant; the deadline does not count this time.
+        """Wait for the grant; this time does not count for the deadline.
 
-        None means that the result came instead.
+        None means that the result arrived instead.
         """
         timeouts = self._context.timeouts
         with self.deadline.waiting(timeouts.queue_s):
@@ -334,12 +336,12 @@ class DeviceRound:
 
 
 class DeviceEvaluation:
-    """Works on one `EvaluateRequest`: pulls the model, evaluates it, and has the answer.
+    """Executes one `EvaluateRequest`: downloads the model, evaluates it, and returns the reply.
 
     Args:
         request: The request of the coordinator.
-        arrived_s: Instant of its arrival, on the context's clock.
-        context: Parts of the agent.
+        arrived_s: Time of its arrival, on the context's clock.
+        context: Parts of the agent that a round uses.
     """
 
     def __init__(self, request: EvaluateRequest, arrived_s: float, context: RoundContext) -> None:
@@ -354,7 +356,7 @@ class DeviceEvaluation:
         """Return the reply; None after `stop`.
 
         Raises:
-            RoundFailed: The loss cannot be found, or too late.
+            RoundFailed: The loss cannot be computed, or not within the limit.
         """
         deadline = self.deadline
         reply: EvaluateReply | None = None

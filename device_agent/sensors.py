@@ -1,19 +1,19 @@
-"""Sensors of a real machine; no reader ever raises.
+"""Sensors of a real machine; no reader raises.
 
     free cores = min(idle cores of our affinity + own use,
-                     quota - what others use of it, for every group with a quota)
+                     quota - use by other processes, for every group with a quota)
 
-averaged over some seconds: the device's mu is this, at most the engine's threads, times the
-clock ratio. Files are read below an injected root, CPU times come from an injected function, so
-that a test can put a whole machine into a folder.
+averaged over some seconds. mu is the smaller of this and the engine's threads, times the clock
+ratio. Files are read below an injected root, and CPU times come from an injected function, so that
+a test can describe a machine as a folder.
 
-`ThrottleReader` finds why a processor does not run at its full clock:
+`ThrottleReader` finds the causes of processor throttling:
 
-Raspberry Pi    the firmware's bits, from `soc:firmware/get_throttled`; a newer kernel without that
-                file still tells of under-voltage, as an alarm of the sensor `rpi_volt`
-any Linux       thermal cooling devices that limit the processor, Jetson's among them
+Raspberry Pi    bits of the firmware, from `soc:firmware/get_throttled`; a newer kernel without that
+                file reports under-voltage as an alarm of the sensor `rpi_volt`
+any Linux       thermal cooling devices that limit the processor, on Jetson boards, too
 
-It looks for files once, and reads them at each call.
+It searches for files once, and reads them at each call.
 """
 
 import math
@@ -27,7 +27,7 @@ from typing import TypeAlias
 import psutil
 
 from fairbed.device_agent.cgroup import CpuQuota, cpu_quotas, memory_limit_bytes, read_text
-from fairbed.device_agent.host import FreePace, Host
+from fairbed.device_agent.host import Host, UnlimitedPace
 
 PI_BITS = {
     0: "under-voltage",
@@ -35,11 +35,11 @@ PI_BITS = {
     2: "throttled",
     3: "soft-temperature-limit",
 }
-"""Live bits of the Raspberry Pi's firmware; the same from 16 on tell of the time since its start.
+"""Current bits of the Raspberry Pi's firmware; bits 16 and up are the same since its start.
 Source: raspberrypi/linux, issue 2367."""
 
 COOLING = "cooling"
-"""A cooling device holds the processor back."""
+"""A cooling device limits the processor."""
 
 _PI_FILE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 _LIMITERS = ("cpufreq", "processor", "cpu-")
@@ -48,7 +48,7 @@ _LIMITERS = ("cpufreq", "processor", "cpu-")
 
 @dataclass(slots=True)
 class ThrottleReader:
-    """Reads the reasons of one machine."""
+    """Reads the throttling causes of one machine."""
 
     root: Path = Path("/")
     _pi: Path | None = None
@@ -66,14 +66,14 @@ class ThrottleReader:
             if any(word in kind for word in _LIMITERS):
                 self._limits.append(folder / "cur_state")
 
-    def reasons(self) -> tuple[str, ...] | None:
-        """Return what holds the processor back now; empty for nothing, None if nobody can tell."""
+    def causes(self) -> tuple[str, ...] | None:
+        """Return the current causes; empty without throttling, None if they cannot be read."""
         found: set[str] = set()
         is_known = False
         if self._pi is not None:
             bits = _number(read_text(self._pi), base=16)
             is_known |= bits is not None
-            found.update(pi_reasons(bits or 0))
+            found.update(pi_throttle_causes(bits or 0))
         for paths, word in ((self._alarms, PI_BITS[0]), (self._limits, COOLING)):
             for path in paths:
                 state = _number(read_text(path), base=10)
@@ -83,8 +83,8 @@ class ThrottleReader:
         return tuple(sorted(found)) if is_known else None
 
 
-def pi_reasons(bits: int) -> tuple[str, ...]:
-    """Return what the live bits of a Raspberry Pi's `get_throttled` say."""
+def pi_throttle_causes(bits: int) -> tuple[str, ...]:
+    """Return the causes in the current bits of a Raspberry Pi's `get_throttled`."""
     return tuple(word for bit, word in PI_BITS.items() if bits >> bit & 1)
 
 
@@ -99,13 +99,13 @@ SMOOTHING_S = 2.0
 """Time constant of the average of free cores, seconds."""
 
 MIN_INTERVAL_S = 0.2
-"""CPU counters tick at 10 ms, so a shorter interval says little; seconds."""
+"""Shortest interval, seconds: CPU counters have a resolution of 10 ms."""
 
 MIN_FREE_CORES = 0.05
-"""A device that is asked to train always gets some CPU, so mu stays above 0."""
+"""A training device always gets some CPU time, so mu stays above 0."""
 
 BUSY_RATIO = 0.3
-"""The clock counts when the agent used this much of a core; an idle one is clocked down."""
+"""CPU use of the agent, in cores, from which its clock is recorded; idle cores are clocked down."""
 
 _CPU_ZONES = ("cpu", "soc", "pkg", "core")
 """Words in the type of a thermal zone that measures the processor."""
@@ -113,7 +113,7 @@ _CPU_ZONES = ("cpu", "soc", "pkg", "core")
 
 @dataclass(frozen=True, slots=True)
 class CpuReading:
-    """Counters of one instant, seconds since some origin."""
+    """CPU counters at one time, seconds since any origin."""
 
     now: float
     idle_s: float
@@ -123,15 +123,15 @@ class CpuReading:
 
 
 CpuSource: TypeAlias = Callable[[Sequence[int]], CpuReading]
-OwnSource: TypeAlias = Callable[[], tuple[float, float]]
-"""Now and the CPU time of this process, seconds since some origins."""
+ProcessSource: TypeAlias = Callable[[], tuple[float, float]]
+"""Returns now and the CPU time of this process, seconds since any origin."""
 
 Now: TypeAlias = Callable[[], float]
 Willing: TypeAlias = Callable[[], bool]
 
 
 def read_cpu(cpus: Sequence[int]) -> CpuReading:
-    """Return the counters of this machine, idle time over `cpus` only."""
+    """Return the counters of this machine, with the idle time of `cpus` only."""
     times = psutil.cpu_times(percpu=True)
     idle = sum(
         times[cpu].idle + getattr(times[cpu], "iowait", 0.0) for cpu in cpus if cpu < len(times)
@@ -139,14 +139,14 @@ def read_cpu(cpus: Sequence[int]) -> CpuReading:
     return CpuReading(now=time.monotonic(), idle_s=idle, own_s=time.process_time())
 
 
-def read_own() -> tuple[float, float]:
+def read_process() -> tuple[float, float]:
     """Return now and the CPU time of this process."""
     return time.monotonic(), time.process_time()
 
 
 @dataclass(slots=True)
 class FreeCores:
-    """Averages free cores over the last seconds from counters that only grow."""
+    """Moving average of free cores, from cumulative counters."""
 
     cores: float
     """Cores that this process may use."""
@@ -156,19 +156,19 @@ class FreeCores:
 
     @property
     def value(self) -> float:
-        """The average so far; all cores before there is one."""
+        """Current average; all cores before the first interval."""
         return self.cores if self._average is None else self._average
 
     def is_due(self, now: float) -> bool:
-        """Tell whether a new reading would say anything."""
+        """Return whether the interval is long enough for a new reading."""
         return self._last is None or now - self._last.now >= MIN_INTERVAL_S
 
     def update(self, reading: CpuReading, quotas: Sequence[tuple[float, float | None]]) -> float:
         """Return the average free cores after `reading`.
 
         Args:
-            reading: Counters of now.
-            quotas: For each binding quota its cores and the CPU seconds used by its group.
+            reading: Current counters.
+            quotas: For each quota its cores and the CPU seconds used by its group.
         """
         used = tuple(used_s for _, used_s in quotas)
         last, last_used = self._last, self._last_used_s
@@ -195,18 +195,18 @@ class FreeCores:
 
 @dataclass(slots=True)
 class RealSensors:
-    """The machine this process runs on."""
+    """Sensors of the machine on which this process runs."""
 
     root: Path = Path("/")
     cpu_source: CpuSource = read_cpu
-    own_source: OwnSource = read_own
+    process_source: ProcessSource = read_process
     now: Now = time.monotonic
     willing: Willing = lambda: True
     _cpus: list[int] = field(default_factory=list)
     _quotas: list[CpuQuota] = field(default_factory=list)
     _free: FreeCores = field(default_factory=lambda: FreeCores(cores=1.0))
     _busy_clock_ratio: float | None = None
-    _own_seen: tuple[float, float] | None = None
+    _last_process: tuple[float, float] | None = None
     _has_clock: bool = False
     _throttle: ThrottleReader = field(default_factory=ThrottleReader)
 
@@ -220,11 +220,11 @@ class RealSensors:
         self.free_cores()
 
     def cores(self) -> int:
-        """Cores that this agent may use, a part of one counted as one."""
+        """Return the cores that this agent may use, rounded up."""
         return max(1, math.ceil(self._free.cores))
 
     def free_cores(self) -> float:
-        """Cores that are idle or used by this agent, averaged; all of them if unknown."""
+        """Return the cores that are idle or used by this agent, averaged; all cores if unknown."""
         if not self._free.is_due(self.now()):
             return max(self._free.value, MIN_FREE_CORES)
         try:
@@ -235,29 +235,30 @@ class RealSensors:
         return max(free, MIN_FREE_CORES)
 
     def clock_ratio(self) -> float | None:
-        """Clock under load / nominal clock.
+        """Return clock under load / nominal clock.
 
-        An idle processor is clocked down and says nothing about training, so the clock is taken
-        when this process has been busy since the last look; the training thread looks once
-        after each round. Before that it is the cap that the governor has set.
+        An idle processor is clocked down. The clock is therefore recorded only if this process was
+        busy since the previous call; the training thread calls once after each round. Before the
+        first record, the result is the governor's limit.
         """
         if not self._has_clock:
             return None
-        seen, self._own_seen = self._own_seen, self.own_source()
-        if seen is not None and self._own_seen[0] > seen[0]:
-            own = (self._own_seen[1] - seen[1]) / (self._own_seen[0] - seen[0])
-            if own >= BUSY_RATIO:
+        previous, current = self._last_process, self.process_source()
+        self._last_process = current
+        if previous is not None and current[0] > previous[0]:
+            own_cores = (current[1] - previous[1]) / (current[0] - previous[0])
+            if own_cores >= BUSY_RATIO:
                 self._busy_clock_ratio = self._frequency_ratio("scaling_cur_freq")
         if self._busy_clock_ratio is None:
             return self._frequency_ratio("scaling_max_freq")
         return self._busy_clock_ratio
 
     def throttled(self) -> tuple[str, ...] | None:
-        """What holds the processor back now; None if nobody can tell."""
-        return self._throttle.reasons()
+        """Return the current causes of throttling; None if they cannot be read."""
+        return self._throttle.causes()
 
     def memory_bytes(self) -> int:
-        """Memory of the machine, or of the tightest control group."""
+        """Return the memory of the machine, or the lowest limit of its control groups."""
         try:
             total = int(psutil.virtual_memory().total)
         except (OSError, RuntimeError, psutil.Error):
@@ -268,7 +269,7 @@ class RealSensors:
         return min(limit, total) if total else limit
 
     def temperature_celsius(self) -> float | None:
-        """Hottest processor zone, or the hottest of all zones if none says what it is."""
+        """Return the hottest processor zone, or the hottest zone if no type names a processor."""
         zones: list[tuple[bool, float]] = []
         for folder in sorted((self.root / "sys/class/thermal").glob("thermal_zone*")):
             kind = (read_text(folder / "type") or "").lower()
@@ -278,15 +279,15 @@ class RealSensors:
         return max(zones)[1] if zones else None
 
     def is_willing(self) -> bool:
-        """What the owner says; without one, always."""
+        """Return whether the owner lets this device take part now; True without rules."""
         return self.willing()
 
     def board(self) -> str:
-        """Name in the device tree (Raspberry Pi, Jetson), or an empty string."""
+        """Return the name in the device tree (Raspberry Pi, Jetson), or an empty string."""
         return (read_text(self.root / "proc/device-tree/model") or "")[:120]
 
     def clock_now(self) -> float | None:
-        """Clock of this moment / nominal clock, whatever the load."""
+        """Return current clock / nominal clock, at any load."""
         return self._frequency_ratio("scaling_cur_freq")
 
     def _frequency_ratio(self, name: str) -> float | None:
@@ -301,7 +302,7 @@ class RealSensors:
 
 
 def mu_cores(free_cores: float, engine_threads: int, clock_ratio: float | None) -> float:
-    """Return mu: the cores of this device that training can have, in nominal clocks.
+    """Return mu: the cores of this device that training can use, at nominal clock.
 
         mu = min(free cores, engine threads) * clock / nominal clock
 
@@ -318,7 +319,7 @@ class MonotonicClock:
     """The clock of this machine."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
 
@@ -327,8 +328,8 @@ def _always() -> bool:
 
 
 def real_host(willing: Willing = _always) -> Host:
-    """Return the machine as it is; `willing` tells whether its owner lets it take part now."""
-    return Host(clock=MonotonicClock(), pace=FreePace(), sensors=RealSensors(willing=willing))
+    """Return the host of a real device; `willing` returns whether it may take part now."""
+    return Host(clock=MonotonicClock(), pace=UnlimitedPace(), sensors=RealSensors(willing=willing))
 
 
 def _affinity() -> list[int]:

@@ -1,4 +1,4 @@
-"""Sends the context of a device: every second, and when it changes."""
+"""Telemetry of a device: sends its context every second and on change."""
 
 import os
 import time
@@ -15,16 +15,16 @@ from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.messages import Context
 
 MIN_GAP_S = 0.25
-"""Least time between contexts that report a new phase: a round of 0.1 s has eight of them. It also
-holds for the end of a round that the coordinator ended itself. Readiness and any other return to
-idle are never delayed."""
+"""Shortest interval between contexts that report a new phase: a round of 0.1 s has eight phases.
+It also applies to the end of a round that the coordinator confirmed. A change of readiness and any
+other return to idle are reported without delay."""
 
 PHASE_DELAY_S = 0.05
-"""A new phase is reported this much later, so that the report does not delay the work."""
+"""Delay of the report of a new phase, so that the report does not delay the work."""
 
 
 class Telemetry:
-    """Sends contexts, QoS 0: a lost one is made good by the next."""
+    """Sends contexts at QoS 0: the next context replaces a lost one."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Telemetry:
         state: Callable[[], tuple[Phase, bool]],
     ) -> None:
         self.period_s = period_s
-        """Seconds between two contexts when nothing changes."""
+        """Interval of contexts without a change, seconds."""
         self._host = host
         self._publisher = publisher
         self._worker = worker
@@ -54,7 +54,7 @@ class Telemetry:
         self._due_at = float("-inf")
 
     async def run(self) -> None:
-        """Send for ever; without a link nothing is sent and nothing is kept."""
+        """Send contexts until cancelled; without a link they are dropped."""
         clock = self._host.clock
         while True:
             while (left_s := self._due_at - clock.now()) > 0.0:
@@ -64,15 +64,15 @@ class Telemetry:
             await self._publisher.send(self.context(), qos=0)
 
     def send_now(self) -> None:
-        """Readiness has changed, or the coordinator may not know that the device is idle."""
+        """Send at once: readiness changed, or the device became idle for another reason."""
         self._send_by(self._host.clock.now())
 
     def send_next(self) -> None:
-        """The device is idle, as the coordinator knows."""
+        """Send after the shortest interval: the device became idle, as the coordinator expects."""
         self._send_by(max(self._gap_at, self._host.clock.now()))
 
     def send_soon(self) -> None:
-        """The phase has changed."""
+        """Send after a short delay: the phase has changed."""
         self._send_by(max(self._gap_at, self._host.clock.now() + PHASE_DELAY_S))
 
     @property
@@ -113,17 +113,18 @@ class Telemetry:
 
 
 class CpuMeter:
-    """CPU that this process used since the last look, in cores."""
+    """CPU use of this process since the previous reading, in cores."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last = (clock.now(), time.process_time())
 
     def read(self) -> float | None:
-        """Return the cores used since the last call; None if no time has passed."""
-        (then, used_then), (now, used) = self._last, (self._clock.now(), time.process_time())
-        self._last = (now, used)
-        return (used - used_then) / (now - then) if now > then else None
+        """Return the cores used since the previous call; None if no time has passed."""
+        last, last_cpu_s = self._last
+        now, cpu_s = self._clock.now(), time.process_time()
+        self._last = (now, cpu_s)
+        return (cpu_s - last_cpu_s) / (now - last) if now > last else None
 
 
 def rss_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:

@@ -1,7 +1,4 @@
-"""Local training and evaluation on one flat vector: numpy around an engine's gradients.
-
-Which examples a device evaluates when it is asked for the loss of one mini-batch.
-"""
+"""Local training and evaluation on one flat vector: numpy, with the gradients of an engine."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,13 +12,13 @@ from fairbed.device_agent.host import Meter
 from fairbed.wire.messages import Hyperparameters
 
 
-def drawn(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
-    """Return the places of distinct examples among `n`, ascending; all where that is no less.
+def draw_examples(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
+    """Return the indices of the examples that a loss query evaluates, distinct and ascending.
 
     Args:
         n: Examples of the device.
-        examples: How many it evaluates; None is all of them.
-        seed: Picks them, as in `wire.messages.Ask`.
+        examples: Number of examples to draw; None, or n and more, returns all of them.
+        seed: Seed of the draw (`wire.messages.EvaluateRequest`).
     """
     if examples is None or examples >= n:
         return slice(None)
@@ -30,23 +27,23 @@ def drawn(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
 
 
 EVALUATION_BATCH = 256
-"""Examples per evaluation step, the unit that an emulated host paces."""
+"""Examples per evaluation step, the unit of work for an emulated host."""
 
 
 class TrainingDiverged(Exception):
-    """The loss or a parameter is not finite any more."""
+    """The loss or a parameter is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What local training leaves."""
+    """Result of local training."""
 
     vector: NDArray[np.float32]
     """`[params | buffers]` after the last step, shape (n_values,)."""
     steps: int
-    """Mini-batches taken."""
+    """Number of mini-batches."""
     loss_train: float | None
-    """Mean loss of the last epoch begun, nats per example; None when no step was taken."""
+    """Mean loss of the last started epoch, nats per example; None without any step."""
 
 
 def train(
@@ -67,7 +64,7 @@ def train(
         w = w - learning_rate v
 
     Every epoch visits all examples in a new random order; its last mini-batch may be smaller.
-    All terms act on parameters; buffers are what the engine makes of them.
+    All terms act on parameters; the engine updates the buffers.
 
     Args:
         engine: Computes the gradients.
@@ -75,9 +72,9 @@ def train(
         x: Examples, shape (n, *x_shape).
         y: Labels, shape (n,).
         hyperparameters: Epochs, batch size, step size and the terms above.
-        seed: Picks the orders of the mini-batches, as in `wire.messages.Train`.
-        meter: Told of every mini-batch.
-        should_stop: Asked before every mini-batch; True ends the training there.
+        seed: Seed of the mini-batch orders (`wire.messages.Train`).
+        meter: Counts every mini-batch.
+        should_stop: Called before every mini-batch; True ends the training.
 
     Raises:
         ValueError: There are no examples, or a label is not one of the classes.
@@ -100,13 +97,13 @@ def train(
         loss, gradient = engine.gradient(work, x[batch], y[batch])
         steps += 1
         if not np.isfinite(loss):
-            raise diverged("the loss", loss, steps)
+            raise divergence_error("the loss", loss, steps)
         descent.step(gradient)
         loss_sum += loss * len(batch)
         seen += len(batch)
         meter.step(len(batch))
     if not np.isfinite(work).all():
-        raise diverged("every parameter", work[~np.isfinite(work)][0], steps)
+        raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps)
     return TrainResult(vector=work, steps=steps, loss_train=loss_sum / seen if seen else None)
 
 
@@ -120,11 +117,11 @@ def evaluate(
     """Return the mean loss F_k(w), nats per example, and the accuracy, a ratio, over all examples.
 
     Args:
-        engine: Runs the model in eval mode.
+        engine: Runs the model in evaluation mode.
         vector: The model w, shape (n_values,).
         x: Examples, shape (n, *x_shape).
         y: Labels, shape (n,).
-        meter: Told of every `EVALUATION_BATCH` examples.
+        meter: Counts every `EVALUATION_BATCH` examples.
 
     Raises:
         ValueError: There are no examples, or a label is not one of the classes.
@@ -146,9 +143,9 @@ def evaluate(
 
 
 class Descent:
-    """Changes parameters, shape (..., n_params), in place along successive gradients.
+    """Stochastic gradient descent on parameters, shape (..., n_params), in place.
 
-    Leading axes, if any, are models that train side by side, each as if it were alone.
+    Leading axes, if any, are independent models that train in parallel.
     """
 
     def __init__(self, params: NDArray[np.float32], hyperparameters: Hyperparameters) -> None:
@@ -159,7 +156,7 @@ class Descent:
 
     @property
     def is_plain(self) -> bool:
-        """A step is the learning rate times the gradient, and nothing else."""
+        """A step is the learning rate times the gradient, without other terms."""
         h = self._h
         return not (h.proximal or h.momentum or h.weight_decay) and h.clip_norm is None
 
@@ -173,12 +170,12 @@ class Descent:
         """Take one step.
 
         Args:
-            gradient: Of the shape of the parameters; it is used up.
-            part: Which models take it, on the first axis: the gradient is theirs alone.
-            is_scaled: The learning rate is in it already; only where `is_plain`.
+            gradient: Gradient of the models in `part`; overwritten.
+            part: Models that take the step, on the first axis.
+            is_scaled: The gradient includes the learning rate; only if `is_plain`.
         """
         h, direction, params = self._h, gradient, self._params[part]
-        # A diverging run overflows here; `train` finds it by its loss and says so.
+        # A diverging run overflows here; `train` detects it by its loss and raises.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self._start is not None:
                 direction += np.float32(h.proximal) * (params - self._start[part])
@@ -201,7 +198,7 @@ class Descent:
 def mini_batches(
     n: int, hyperparameters: Hyperparameters, seed: int
 ) -> Iterator[tuple[bool, NDArray[np.int64]]]:
-    """Yield whether a mini-batch opens an epoch, and its indices, shape (B,).
+    """Yield whether a mini-batch is the first of its epoch, and its indices, shape (B,).
 
     Every epoch visits all `n` examples in a new random order; its last mini-batch may be smaller.
     """
@@ -213,10 +210,10 @@ def mini_batches(
 
 
 class EpochOrders:
-    """Draws the orders in which epochs visit examples, each keyed by seed and epoch.
+    """Draws the order of the examples of an epoch, keyed by seed and epoch.
 
-    Key and counter alone decide which numbers a Philox draws. One generator therefore serves
-    all keys: to move it costs a tenth of making another.
+    The numbers of a Philox generator depend only on its key and counter. One generator therefore
+    serves all keys: setting its state costs a tenth of creating a generator.
     """
 
     def __init__(self) -> None:
@@ -227,12 +224,12 @@ class EpochOrders:
     def draw(self, seed: int, epoch: int, n: int) -> NDArray[np.int64]:
         """Return a random order of `n` examples, shape (n,).
 
-        It is that of `Generator(Philox(key=seed, counter=[0, 0, 0, epoch]))`.
+        Equals `Generator(Philox(key=seed, counter=[0, 0, 0, epoch])).permutation(n)`.
 
         Args:
-            seed: Of the device and round.
-            epoch: From 0.
-            n: Examples.
+            seed: Seed of the device and round.
+            epoch: Number of the epoch, from 0.
+            n: Number of examples.
         """
         self._state["state"]["key"][0] = seed
         self._state["state"]["counter"][3] = epoch
@@ -243,7 +240,7 @@ class EpochOrders:
 def _check_labels(engine: Engine, y: NDArray[np.int64]) -> None:
     classes = engine.spec.classes
     if len(y) == 0:
-        raise ValueError("data: there must be at least one example, got 0; give the device more")
+        raise ValueError("data: must hold at least one example, got 0; give the device more data")
     if y.min() < 0 or y.max() >= classes:
         raise ValueError(
             f"data: every label must be in 0..{classes - 1}, got {y.min()}..{y.max()}; "
@@ -251,8 +248,8 @@ def _check_labels(engine: Engine, y: NDArray[np.int64]) -> None:
         )
 
 
-def diverged(what: str, value: float, steps: int) -> TrainingDiverged:
-    """Return what a device says of training whose loss or parameters left the finite numbers."""
+def divergence_error(what: str, value: float, steps: int) -> TrainingDiverged:
+    """Return the error of a training whose loss or parameters are not finite."""
     return TrainingDiverged(
         f"training: {what} must be finite, got {value} at step {steps}; "
         "lower learning_rate or set clip_norm"

@@ -1,8 +1,8 @@
-"""Blobs between this device and the network: drives `wire.transfer` over the transport.
+"""Transfers of this device: runs `wire.transfer` over the transport.
 
-Chunks of a public blob are retained messages: a device subscribes to request them, and
+Chunks of a public blob are retained messages: the device subscribes to request them, and
 unsubscribes when they have arrived. Chunks of a private blob are requested by message. No code here
-waits for the SUBACK: on a slow link it arrives after the chunks themselves.
+waits for a SUBACK: on a slow link it arrives after the chunks.
 """
 
 from collections import deque
@@ -21,19 +21,19 @@ from fairbed.wire.transfer import Download, Upload
 
 
 class Source(Protocol):
-    """Where the chunks of a blob come from."""
+    """Source of the chunks of a blob."""
 
     def request(self, indices: Sequence[int]) -> None:
-        """Request these chunks, again if they were requested before."""
+        """Request these chunks, for the first time or again."""
         ...
 
     def release(self, indices: Sequence[int]) -> None:
-        """These chunks are not expected any more."""
+        """End the request of these chunks."""
         ...
 
 
 class PublicSource:
-    """Retained chunks of a blob that every device reads."""
+    """Source of a public blob: retained chunks that all devices read."""
 
     def __init__(self, publisher: DevicePublisher, topics: Topics, manifest: Manifest) -> None:
         self._publisher = publisher
@@ -43,9 +43,10 @@ class PublicSource:
         self._requested: set[int] = set()
 
     def request(self, indices: Sequence[int]) -> None:
-        """Subscribe, which makes the broker send what it keeps.
+        """Subscribe, so that the broker sends the retained chunks.
 
-        A chunk requested before may be missing in the broker: the coordinator is asked for it.
+        A chunk requested again may be missing at the broker: it is requested from the coordinator,
+        too.
         """
         self._publisher.subscribe(*(self._topics.chunk(self._blob, index) for index in indices))
         again = [index for index in indices if index in self._requested]
@@ -60,14 +61,14 @@ class PublicSource:
 
 
 class PrivateSource:
-    """Chunks that the coordinator sends to this device alone."""
+    """Source of a private blob: the coordinator sends its chunks to this device only."""
 
     def __init__(self, publisher: DevicePublisher, manifest: Manifest) -> None:
         self._publisher = publisher
         self._id = manifest.id
 
     def request(self, indices: Sequence[int]) -> None:
-        """Request them by message."""
+        """Request the chunks by message."""
         self._publisher.publish(ChunkRequest(id=self._id, chunks=list(indices)), qos=0)
 
     def release(self, indices: Sequence[int]) -> None:
@@ -75,72 +76,72 @@ class PrivateSource:
 
 
 class Pull:
-    """One blob on its way in."""
+    """One download in progress."""
 
     def __init__(self, download: Download, source: Source, clock: Clock) -> None:
         self.download = download
         self._source = source
         self._clock = clock
         self._wakeup = Notify()
-        self._wanted: list[int] = []
+        self._to_request: list[int] = []
         self._arrived: list[int] = []
         self._requested: set[int] = set()
 
     async def run(self) -> None:
-        """Return when every chunk is here; the hash is still to be compared.
+        """Return when every chunk has arrived; the hash is not verified yet.
 
-        There is no time limit here: the caller's scope has one.
+        The caller's scope limits the time.
         """
         download = self.download
         try:
-            self._wanted += download.start(self._clock.now())
+            self._to_request += download.start(self._clock.now())
             self._flush()
             while not download.is_complete:
                 await self._wakeup.wait(_until(download.wake_at, self._clock))
-                self._wanted += download.tick(self._clock.now())
+                self._to_request += download.tick(self._clock.now())
                 self._flush()
         finally:
             self._release(self._requested)
 
     @property
     def elapsed_s(self) -> float | None:
-        """Time from the first request to the last chunk; None if something had to be repeated."""
+        """Time from the first request to the last chunk; None after a repeated request."""
         download = self.download
         if download.finished_at is None or download.started_at is None or download.rerequests:
             return None
         return download.finished_at - download.started_at
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Take a chunk of this blob.
+        """Handle a chunk of this blob.
 
         Raises:
-            DecodeError: It does not fit the manifest.
+            DecodeError: The chunk does not fit the manifest.
         """
-        self._wanted += self.download.on_chunk(chunk, self._clock.now())
+        self._to_request += self.download.on_chunk(chunk, self._clock.now())
         self._arrived.append(chunk.index)
         self._wakeup.notify()
 
     def on_link_down(self) -> None:
-        """Forget the subscriptions: `on_link_up` decides anew what to ask for."""
-        self._wanted.clear()
+        """Release all requests: `on_link_up` starts new ones."""
+        self._to_request.clear()
         self._release(self._requested)
 
     def on_link_up(self) -> None:
-        """Ask again for what was in flight."""
-        self._wanted += self.download.on_link_up(self._clock.now())
+        """Request the chunks again that were in flight."""
+        self._to_request += self.download.on_link_up(self._clock.now())
         self._wakeup.notify()
 
     def _flush(self) -> None:
-        """Unsubscribe from arrived chunks and request wanted ones, each in one packet.
+        """Release arrived chunks and request the next ones, each in one packet.
 
         Arrived chunks are released only with a new request; at the end `run` releases the rest.
         """
-        wanted, self._wanted = self._wanted, []
-        if wanted:
+        to_request, self._to_request = self._to_request, []
+        if to_request:
             arrived, self._arrived = self._arrived, []
             self._release(self._requested.intersection(arrived))
-            self._requested.update(wanted)
-            self._source.request(wanted)
+            self._requested.update(to_request)
+            self._source.request(to_request)
 
     def _release(self, indices: set[int]) -> None:
         if indices:
@@ -149,14 +150,14 @@ class Pull:
 
 
 class Push:
-    """One update on its way out."""
+    """One upload in progress."""
 
     def __init__(
         self, upload: Upload, publisher: DevicePublisher, clock: Clock, on_sent: Callable[[], None]
     ) -> None:
         self.upload = upload
         self.is_sent = False
-        """Each chunk has gone out at least once; `on_sent` is called when it turns true."""
+        """Every chunk was sent at least once; `on_sent` is called when this becomes true."""
         self.started_at: float | None = None
         self.acknowledged_at: float | None = None
         self._publisher = publisher
@@ -167,9 +168,9 @@ class Push:
         self._is_closed = False
 
     async def run(self, window: int) -> None:
-        """Send until every chunk is acknowledged, or `close` was called.
+        """Send until every chunk is acknowledged or `close` is called.
 
-        There is no time limit here: the caller's scope has one.
+        The caller's scope limits the time.
         """
         self.started_at = self._clock.now()
         self.on_grant(window)
@@ -182,21 +183,21 @@ class Push:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Time from the first chunk to the last ack; None if something had to be repeated."""
+        """Time from the first chunk to the last acknowledgement; None after a repeated send."""
         if self.started_at is None or self.acknowledged_at is None or self.upload.resent:
             return None
         return self.acknowledged_at - self.started_at
 
     def on_grant(self, window: int) -> None:
-        """Begin, or begin again after the coordinator came back."""
+        """Start, or resume after a restart of the coordinator."""
         self._due.extend(self.upload.on_grant(window, self._clock.now()))
         self._wakeup.notify()
 
     def on_ack(self, received: bytes) -> None:
-        """Take the coordinator's bitmap.
+        """Handle the coordinator's bitmap.
 
         Raises:
-            DecodeError: It is not one of this update.
+            DecodeError: The bitmap does not fit this update.
         """
         now = self._clock.now()
         self._due.extend(self.upload.on_ack(received, now))
@@ -205,13 +206,13 @@ class Push:
         self._wakeup.notify()
 
     def on_link_up(self) -> None:
-        """Send again what was in flight."""
+        """Send the chunks again that were in flight."""
         self._due.clear()
         self._due.extend(self.upload.on_link_up(self._clock.now()))
         self._wakeup.notify()
 
     def close(self) -> None:
-        """Stop sending: the coordinator needs nothing more."""
+        """Stop sending: the coordinator needs no further chunk."""
         self._is_closed = True
         self._wakeup.notify()
 
@@ -221,19 +222,19 @@ class Push:
             self._on_sent()
 
     async def _send_due(self) -> bool:
-        """Send what is due; tell whether all of it went out."""
+        """Send the due chunks; return whether all were sent."""
         while self._due and not self._is_closed:
             frame = self.upload.frame(self._due.popleft())
             try:
                 await self._publisher.send_chunk(frame)
-            except Disconnected:  # `on_link_up` begins again with all that is in flight
+            except Disconnected:  # `on_link_up` sends all chunks in flight again
                 self._due.clear()
                 return False
         return True
 
 
 class Pulls:
-    """The downloads under way, by blob; chunks are handed to the right one."""
+    """The downloads in progress, by blob id; passes each chunk to its download."""
 
     def __init__(
         self, publisher: DevicePublisher, topics: Topics, clock: Clock, link: LinkEstimate
@@ -245,7 +246,7 @@ class Pulls:
         self._by_blob: dict[bytes, Pull] = {}
 
     async def fetch(self, manifest: Manifest) -> Pull:
-        """Pull a blob, and learn the downlink from it; its hash is still to be compared."""
+        """Download a blob and measure the downlink with it; the hash is not verified yet."""
         source: Source
         if manifest.kind == "shard":
             source = PrivateSource(self._publisher, manifest)
@@ -264,17 +265,17 @@ class Pulls:
         return pull
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Pass a chunk to its download; one of no download is late, and ignored.
+        """Pass a chunk to its download; ignore a late chunk without a download.
 
         Raises:
-            DecodeError: It does not fit its manifest.
+            DecodeError: The chunk does not fit its manifest.
         """
         pull = self._by_blob.get(chunk.blob)
         if pull is not None:
             pull.on_chunk(chunk)
 
     def on_link_down(self) -> None:
-        """Forget all subscriptions to chunks."""
+        """Release all requests."""
         for pull in self._by_blob.values():
             pull.on_link_down()
 

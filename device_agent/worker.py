@@ -1,8 +1,7 @@
 """The training thread: loads, evaluates, trains and encodes beside the event loop.
 
-It keeps session and data in memory while the device is warm, and frees both when the device is
-cold, so that `load_s` is the real cost of a cold start. A `Stopwatch` measures the phases as
-contiguous laps: every moment from the request to the last lap belongs to one phase.
+A warm device keeps session and data in memory; a cold device has freed both, so that `load_s`
+measures a real cold start. A `Stopwatch` measures the phases as consecutive laps without gaps.
 """
 
 import logging
@@ -24,7 +23,7 @@ from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, on
 from fairbed.device_agent.examples import BlobCache, ExampleSource
 from fairbed.device_agent.host import Clock, Host, Meter, Section
 from fairbed.device_agent.state.lifecycle import Event
-from fairbed.device_agent.trainer import TrainingDiverged, drawn
+from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.messages import EvaluateRequest, Manifest, Train
@@ -33,7 +32,7 @@ from fairbed.wire.transfer import Download
 
 
 class Stopwatch:
-    """Measures the phases of one round; each lap begins where the one before ended."""
+    """Measures the phases of one round as laps; each lap begins at the end of the previous one."""
 
     def __init__(self, clock: Clock, started_s: float) -> None:
         self._clock = clock
@@ -53,11 +52,11 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """One round's work for the training thread."""
+    """Work of one round for the training thread."""
 
     train: Train
     model: Download | None
-    """Of `train.model`, or of the packed blob that becomes it; None where the worker holds it."""
+    """Download of `train.model` or of its packed blob; None if the worker has the model."""
     watch: Stopwatch
     """Running since `Train` arrived."""
     progress: Callable[[Sequence[Event]], None]
@@ -67,7 +66,7 @@ class TrainingJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedUpdate:
     """Result of a `TrainingJob`."""
 
     update: memoryview
@@ -82,11 +81,11 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """A loss query's work for the training thread."""
+    """Work of one loss query for the training thread."""
 
     request: EvaluateRequest
     model: Download
-    """Of `request.model`, or of the packed blob that becomes it."""
+    """Download of `request.model` or of its packed blob."""
     watch: Stopwatch
     """Running since `EvaluateRequest` arrived."""
     should_stop: Callable[[], bool]
@@ -99,7 +98,7 @@ class EvaluationResult:
 
     loss: float
     n: int
-    """Examples evaluated."""
+    """Number of examples evaluated."""
     was_cold: bool
 
 
@@ -108,6 +107,8 @@ _log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 OpenEngine: TypeAlias = Callable[[Artifact, int], Engine]
+
+NO_TASK = "task: no longer on this device; the device downloads it again"
 
 _EXPECTED = (
     AgentError,
@@ -119,11 +120,11 @@ _EXPECTED = (
     OSError,
     MemoryError,
 )
-"""Errors that a task, the data, the model or the machine may cause; any other is a bug."""
+"""Errors that task, data, model or machine may cause; any other error is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _PreparedTask:
     manifest: Manifest
     spec: TaskSpec
     examples: ExampleSource
@@ -131,26 +132,26 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Warm:
+class _LoadedTask:
     engine: Engine
     x: Examples
     y: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Evaluated:
-    """The model of the last loss query: a `Train` of the same round needs no download."""
+class _EvaluatedModel:
+    """The model of the last loss query; a `Train` of the same model needs no download."""
 
     sha256: bytes
     vector: NDArray[np.float32]
 
 
-class _Stopped(Exception):
+class _RoundStopped(Exception):
     """The round was stopped."""
 
 
 class _StoppableMeter:
-    """Passes units of work on to the host, and ends the section when the round was stopped."""
+    """Passes units of work to the host; raises `_RoundStopped` after the round was stopped."""
 
     def __init__(self, meter: Meter, should_stop: Callable[[], bool]) -> None:
         self._meter = meter
@@ -159,7 +160,7 @@ class _StoppableMeter:
     def step(self, n_examples: int) -> None:
         self._meter.step(n_examples)
         if self._should_stop():
-            raise _Stopped
+            raise _RoundStopped
 
     def read(self, n_bytes: int) -> None:
         self._meter.read(n_bytes)
@@ -176,28 +177,28 @@ class TrainingThread:
         self._open_engine = open_engine
         self._threads = threads
         self._limiter = anyio.CapacityLimiter(1)
-        self._task: _Task | None = None
-        self._warm: _Warm | None = None
+        self._task: _PreparedTask | None = None
+        self._loaded: _LoadedTask | None = None
         self._coder = Coder()
-        self._evaluated: _Evaluated | None = None
+        self._evaluated: _EvaluatedModel | None = None
 
     @property
     def is_prepared(self) -> bool:
-        """Task and data are on this device and work."""
+        """Task and data are on this device and were checked."""
         return self._task is not None
 
     @property
     def is_warm(self) -> bool:
         """Session and data are in memory."""
-        return self._warm is not None
+        return self._loaded is not None
 
     @property
     def n_k(self) -> int:
         """Training examples of the device; 0 before it is prepared."""
         return self._task.n_k if self._task is not None else 0
 
-    def holds(self, train: Train) -> bool:
-        """Tell whether the model of a round is here from its loss query."""
+    def has_model(self, train: Train) -> bool:
+        """Return whether the model of a round is on the device since its loss query."""
         evaluated = self._evaluated
         return evaluated is not None and evaluated.sha256 == train.model.sha256
 
@@ -206,20 +207,20 @@ class TrainingThread:
         self._evaluated = None
 
     def blob_for(self, train: Train | EvaluateRequest) -> Manifest:
-        """Return what to pull for a round: the model, or a smaller blob that becomes it.
+        """Return the blob to download for a round: the packed model, or the model itself.
 
         Raises:
-            RoundFailed: It does not fit the task.
+            RoundFailed: The blob does not fit the task.
         """
         if self._task is None:
-            raise RoundFailed("task: not here any more")
+            raise RoundFailed(NO_TASK)
         return self._coder.blob_for(train, self._task.spec.layout)
 
     async def prepare(self, task: Manifest, examples: ExampleSource) -> None:
-        """Try task and data together, then free both: the first round is a cold one.
+        """Check task and data together, then free both: the first round has a cold start.
 
         Raises:
-            NotPrepared: One of them cannot be used, or the engine computes wrong results.
+            NotPrepared: Task or data cannot be used, or the engine computes wrong results.
         """
         self._task = None
         await self._in_thread(lambda: self._prepare(task, examples))
@@ -232,13 +233,13 @@ class TrainingThread:
         """Stay warm, but return free heap memory to the system."""
         await self._in_thread(trim_heap)
 
-    async def compute(self, job: TrainingJob) -> Trained:
+    async def compute(self, job: TrainingJob) -> TrainedUpdate:
         """Verify, decode, load, evaluate, train and encode; the laps are on `job.watch`.
 
         Raises:
             RoundFailed: A step failed; the message names it.
         """
-        return await self._in_thread(lambda: self._guarded(lambda: self._round(job)))
+        return await self._in_thread(lambda: self._with_round_errors(lambda: self._run_round(job)))
 
     async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
         """Verify, decode, load and evaluate; the laps are on `job.watch`.
@@ -246,14 +247,14 @@ class TrainingThread:
         Raises:
             RoundFailed: A step failed; the message names it.
         """
-        return await self._in_thread(lambda: self._guarded(lambda: self._evaluate(job)))
+        return await self._in_thread(lambda: self._with_round_errors(lambda: self._evaluate(job)))
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
-        # Shielded: the thread cannot be interrupted, it stops by itself between mini-batches.
+        # anyio waits for the thread, which stops by itself between mini-batches.
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
 
     def _prepare(self, manifest: Manifest, examples: ExampleSource) -> None:
-        self._warm = None
+        self._loaded = None
         try:
             artifact = self._artifact(manifest)
             engine = self._open_engine(artifact, self._threads)
@@ -263,46 +264,46 @@ class TrainingThread:
             _check_data(engine, x, y)
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
-        self._task = _Task(manifest, artifact.spec, examples, len(y))
+        self._task = _PreparedTask(manifest, artifact.spec, examples, len(y))
         del engine, x, y
         release_memory()
 
     def _drop(self) -> None:
-        self._warm = self._evaluated = None
+        self._loaded = self._evaluated = None
         release_memory()
 
-    def _guarded(self, work: Callable[[], R]) -> R:
-        """Do a round's work; any error becomes a `RoundFailed`."""
+    def _with_round_errors(self, work: Callable[[], R]) -> R:
+        """Run `work`; convert any error to `RoundFailed`."""
         try:
             return work()
-        except _Stopped:
-            raise RoundFailed("stopped: the result is not wanted any more") from None
+        except _RoundStopped:
+            raise RoundFailed("stopped: the result is no longer needed") from None
         except NotPrepared as exc:
-            self._task = self._warm = None
+            self._task = self._loaded = None
             raise RoundFailed(one_line(exc)) from exc
         except _EXPECTED as exc:
             raise RoundFailed(one_line(exc)) from exc
         except Exception as exc:
-            # The boundary of the agent: a bug costs this round, not the device.
+            # The outermost handler: a bug fails this round, not the device.
             _log.exception("unexpected error in a round")
             raise RoundFailed(f"internal error: {type(exc).__name__}: {one_line(exc)}") from exc
 
-    def _round(self, job: TrainingJob) -> Trained:
+    def _run_round(self, job: TrainingJob) -> TrainedUpdate:
         task, train, watch = self._task, job.train, job.watch
         if task is None:
-            raise NotPrepared("task: not here any more")
+            raise NotPrepared(NO_TASK)
         layout = task.spec.layout
-        vector = self._model(job, layout)
+        vector = self._model_vector(job, layout)
         watch.lap("decode")
-        # Each call of `progress` wakes the event loop, so short phases are reported together.
+        # Each call of `progress` wakes the event loop: short phases are reported together.
         pending = [Event.DOWNLOADED]
 
-        was_cold = self._warm is None
+        was_cold = self._loaded is None
         if was_cold:
             job.progress(pending)
             pending = []
         with self._section("load", job.should_stop) as meter:
-            warm = self._load(task, meter)
+            loaded = self._load(task, meter)
         watch.lap("load")
         pending.append(Event.LOADED)
 
@@ -311,17 +312,17 @@ class TrainingThread:
             job.progress(pending)
             pending = []
             with self._section("evaluate", job.should_stop) as meter:
-                loss_before, _ = trainer.evaluate(warm.engine, vector, warm.x, warm.y, meter)
+                loss_before, _ = trainer.evaluate(loaded.engine, vector, loaded.x, loaded.y, meter)
         watch.lap("evaluate")
         job.progress([*pending, Event.EVALUATED])
 
         cpu_s = time.thread_time()
         with self._section("train", job.should_stop) as meter:
             result = trainer.train(
-                warm.engine,
+                loaded.engine,
                 vector,
-                warm.x,
-                warm.y,
+                loaded.x,
+                loaded.y,
                 train.hyperparameters,
                 train.seed,
                 meter,
@@ -329,13 +330,13 @@ class TrainingThread:
             )
         cpu_s = time.thread_time() - cpu_s
         if job.should_stop():
-            raise _Stopped
+            raise _RoundStopped
         watch.lap("train")
-        self._host.sensors.clock_ratio()  # while the processor is still hot
+        self._host.sensors.clock_ratio()  # records the clock while the processor is still busy
 
         with self._section("encode", job.should_stop):
             update = self._coder.encode(train, layout, vector, result.vector)
-        return Trained(
+        return TrainedUpdate(
             update=update,
             n_k=task.n_k,
             steps=result.steps,
@@ -349,35 +350,35 @@ class TrainingThread:
         task, request, watch = self._task, job.request, job.watch
         self._evaluated = None
         if task is None:
-            raise NotPrepared("task: not here any more")
+            raise NotPrepared(NO_TASK)
         layout, should_stop = task.spec.layout, job.should_stop
-        vector = self._pulled(request, layout, job.model, watch, should_stop)
+        vector = self._downloaded_vector(request, layout, job.model, watch, should_stop)
         watch.lap("decode")
-        was_cold = self._warm is None
+        was_cold = self._loaded is None
         with self._section("load", should_stop) as meter:
-            warm = self._load(task, meter)
+            loaded = self._load(task, meter)
         watch.lap("load")
-        picked = drawn(len(warm.y), request.examples, request.seed)
-        x, y = warm.x[picked], warm.y[picked]
+        picked = draw_examples(len(loaded.y), request.examples, request.seed)
+        x, y = loaded.x[picked], loaded.y[picked]
         with self._section("evaluate", should_stop) as meter:
-            loss, _ = trainer.evaluate(warm.engine, vector, x, y, meter)
+            loss, _ = trainer.evaluate(loaded.engine, vector, x, y, meter)
         watch.lap("evaluate")
         assert request.model.sha256 is not None, "a model has a hash"
-        self._evaluated = _Evaluated(request.model.sha256, vector)
+        self._evaluated = _EvaluatedModel(request.model.sha256, vector)
         return EvaluationResult(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
 
-    def _model(self, job: TrainingJob, layout: Layout) -> NDArray[np.float32]:
+    def _model_vector(self, job: TrainingJob, layout: Layout) -> NDArray[np.float32]:
         """Return the model of a round, shape (n_values,)."""
         evaluated, self._evaluated = self._evaluated, None
         if job.model is not None:
-            return self._pulled(job.train, layout, job.model, job.watch, job.should_stop)
+            return self._downloaded_vector(job.train, layout, job.model, job.watch, job.should_stop)
         if evaluated is None or evaluated.sha256 != job.train.model.sha256:
-            raise DecodeError("model: was evaluated here, but is not here any more")
+            raise DecodeError("model: the evaluated model is no longer on this device")
         self._coder.keep(job.train, evaluated.vector)
         job.watch.lap("download")
         return evaluated.vector
 
-    def _pulled(
+    def _downloaded_vector(
         self,
         request: Train | EvaluateRequest,
         layout: Layout,
@@ -385,7 +386,7 @@ class TrainingThread:
         watch: Stopwatch,
         should_stop: Callable[[], bool],
     ) -> NDArray[np.float32]:
-        """Return a model that came over the network, shape (n_values,), and end the download."""
+        """Verify and decode a downloaded model; return its vector, shape (n_values,)."""
         model.verify()
         if model.manifest.id == request.model.id:
             vector = vector_from_bytes(model.data, layout.n_values)
@@ -402,18 +403,18 @@ class TrainingThread:
         with self._host.pace.section(name) as meter:
             yield _StoppableMeter(meter, should_stop)
 
-    def _load(self, task: _Task, meter: Meter) -> _Warm:
-        if self._warm is None:
+    def _load(self, task: _PreparedTask, meter: Meter) -> _LoadedTask:
+        if self._loaded is None:
             x, y = task.examples.load(meter)
             artifact = self._artifact(task.manifest)
-            self._warm = _Warm(self._open_engine(artifact, self._threads), x, y)
+            self._loaded = _LoadedTask(self._open_engine(artifact, self._threads), x, y)
             trim_heap()
-        return self._warm
+        return self._loaded
 
     def _artifact(self, manifest: Manifest) -> Artifact:
         blob = self._cache.get(manifest)
         if blob is None:
-            raise NotPrepared("task: missing or corrupt on disk; it is pulled again")
+            raise NotPrepared("task: missing or corrupt on disk; the device downloads it again")
         return decode_artifact(blob)
 
 
@@ -436,5 +437,5 @@ def _check_data(engine: Engine, x: Examples, y: NDArray[np.int64]) -> None:
 
 
 def _not_negative(loss: float | None) -> float | None:
-    """Return a loss of at least 0: rounding can leave one just below."""
+    """Return the loss, at least 0: rounding can leave a value just below 0."""
     return None if loss is None else max(0.0, loss)

@@ -1,4 +1,4 @@
-"""Uploads of updates: check of the offer, receiver of the chunks, decoding, memory."""
+"""Uploads of updates: check of the offer, reception of the chunks, decoding, memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
-"""What every training engine can do.
+"""The interface of training engines, and their errors.
 
-Errors of the engines.
-
-EngineError            the engine cannot run this task
-└── EngineMismatch     it runs, and computes something else than the task says
+EngineError            the engine is missing, or cannot run this task
+└── EngineMismatch     the results of the engine differ from the expected results of the task
 """
 
 from typing import Protocol
@@ -19,7 +17,7 @@ class EngineError(Exception):
 
 
 class EngineMismatch(EngineError):
-    """The engine's results differ from what the task says a right engine computes."""
+    """The results of the engine differ from the expected results of the task."""
 
 
 Examples = NDArray[np.float32] | NDArray[np.int64]
@@ -35,13 +33,13 @@ class Engine(Protocol):
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
 
-        `vector`, shape (n_values,), is read; its buffer part is updated in place if the model
-        has buffers. The returned array is the caller's to change, until the next call reuses it.
+        `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
+        change the returned array; the next call overwrites it.
         """
         ...
 
     def evaluate(
         self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
     ) -> tuple[float, int]:
-        """Return the summed loss (nats) and the number of correct answers, in eval mode."""
+        """Return the summed loss (nats) and the number of correct answers, in evaluation mode."""
         ...

@@ -1,7 +1,6 @@
-"""Training and evaluation with stock onnxruntime: it computes gradients, numpy does the rest.
+"""The training engine on stock onnxruntime: gradients and evaluation.
 
-onnxruntime is imported by the first engine, not with this module, so that an agent that waits
-for its first task stays small.
+The first engine imports onnxruntime, not this module: an agent without a task needs less memory.
 """
 
 import ctypes
@@ -23,10 +22,10 @@ from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import Tensor
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-"""All install the module `onnxruntime`; Jetson boards often carry the second."""
+"""Distributions with the module `onnxruntime`; Jetson boards often have the second."""
 
 EVALUATION_BATCH = 64
-"""Examples per evaluation run: bounds the activations in memory."""
+"""Examples per evaluation run: bounds the memory of activations."""
 
 _SEVERITY_ERROR = 3
 
@@ -35,7 +34,7 @@ def engine_version() -> str:
     """Return the engine's name and version, such as `onnxruntime 1.31.1`, without importing it.
 
     Raises:
-        EngineError: It is not installed.
+        EngineError: onnxruntime is not installed.
     """
     for name in DISTRIBUTIONS:
         version = installed_version(name)
@@ -45,11 +44,11 @@ def engine_version() -> str:
 
 
 class OnnxEngine:
-    """An `Engine` that runs the two graphs of a task, reading parameters from the flat vector.
+    """An `Engine` that runs the two graphs of a task on a flat vector.
 
     The inputs of the training graph are bound to slices of the caller's vector, its outputs to
-    slices of one gradient array: no tensor is copied. No output is ever bound onto the memory
-    of an input, which the runtime answers with wrong numbers instead of an error.
+    slices of one gradient array: no tensor is copied. An output never shares memory with an input:
+    the runtime would return wrong numbers without an error.
 
     Args:
         artifact: The task.
@@ -67,7 +66,7 @@ class OnnxEngine:
         self._gradient = np.zeros(layout.n_params, np.float32)
         self._buffers = np.zeros(layout.n_values - layout.n_params, np.float32)
         self._bound: weakref.ref[NDArray[np.float32]] | None = None
-        """The vector that the binding points into; not kept alive, it is as large as the model."""
+        """The vector of the current binding; a weak reference, as it is as large as the model."""
         self._train = _open(f"{self.spec.name} (train)", artifact.train, threads)
         self._evaluation_graph = artifact.evaluate
         self._threads = threads
@@ -79,8 +78,8 @@ class OnnxEngine:
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
 
-        `vector` has shape (n_values,). The returned array may be changed; the next call overwrites
-        it.
+        `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
+        change the returned array; the next call overwrites it.
 
         Raises:
             ValueError: A shape or dtype does not fit the task.
@@ -103,7 +102,7 @@ class OnnxEngine:
     def evaluate(
         self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
     ) -> tuple[float, int]:
-        """Return the summed loss (nats) and the number of correct answers, in eval mode.
+        """Return the summed loss (nats) and the number of correct answers, in evaluation mode.
 
         Raises:
             ValueError: A shape or dtype does not fit the task.
@@ -127,7 +126,7 @@ class OnnxEngine:
 
     @cached_property
     def _evaluation(self) -> Any:
-        """The session of the second graph; most rules never need one on a device."""
+        """Session of the evaluation graph, opened on first use; most runs do not need it."""
         return _open(f"{self.spec.name} (evaluate)", self._evaluation_graph, self._threads)
 
     def _examples(self, x: Examples, y: NDArray[np.int64]) -> tuple[Examples, NDArray[np.int64]]:
@@ -189,7 +188,7 @@ def self_check(engine: Engine) -> None:
     """Run the task's self-check on an engine.
 
     Raises:
-        EngineMismatch: Its results differ from what the task says a right engine computes.
+        EngineMismatch: The results differ from the expected results of the task.
     """
     try:
         run_selfcheck(engine.spec, engine.gradient)
@@ -198,16 +197,16 @@ def self_check(engine: Engine) -> None:
 
 
 def release_memory() -> None:
-    """Hand memory of dropped engines back to the system; call it after dropping the last one."""
+    """Return the memory of dropped engines to the system; call it after dropping the last one."""
     gc.collect()
     trim_heap()
 
 
 def trim_heap() -> None:
-    """Hand freed pages back to the system, which glibc keeps until asked.
+    """Return freed pages to the system, which glibc does not do by itself.
 
-    The runtime's arena goes with its session (a CNN's agent: about 30 MB), and loading data takes
-    a multiple of its size for a moment. Nothing happens where there is no glibc.
+    A closed session frees the arena of the runtime (about 30 MB for a CNN), and loading data needs
+    a multiple of its size for a short time. Does nothing without glibc.
     """
     trim = _malloc_trim()
     if trim is not None:
@@ -220,18 +219,18 @@ def _malloc_trim() -> Callable[[int], object] | None:
 
 
 def _state(tensor: Tensor) -> str:
-    """Return the graph input of a tensor."""
+    """Return the name of the graph input of a tensor."""
     return f"{'p' if tensor.role == 'param' else 'b'}.{tensor.name}"
 
 
 def load_runtime() -> Any:
-    """Import onnxruntime and return the module; it tells nobody that it is used.
+    """Import onnxruntime with its telemetry disabled; return the module.
 
-    Since 1.29 it would report each session to its maker, over the network and from a thread of
-    its own, and keep an identifier of the device on disk.
+    Since 1.29 it reports each session to its vendor over the network, from a thread of its own,
+    and keeps an identifier of the device on disk.
 
     Raises:
-        EngineError: It is not there, or does not work here.
+        EngineError: onnxruntime is missing, or cannot be imported.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, by the import
     try:
@@ -251,10 +250,10 @@ def _open(what: str, graph: bytes, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _SEVERITY_ERROR
-    # A memory plan is kept for every shape of the input, and the last mini-batch of an epoch has
-    # one of its own: without plans a step takes as long, and a CNN's agent 5 to 14 MB less.
+    # The runtime keeps a memory plan per input shape, and the last mini-batch of an epoch has
+    # another shape. Without plans a step takes as long, and a CNN needs 5 to 14 MB less.
     options.enable_mem_pattern = False
-    # Idle kernel threads sleep: spinning would be billed to every other agent of the machine.
+    # Idle kernel threads must sleep: spinning takes CPU time from other agents on this machine.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -1,1 +1,1 @@
-"""State of the agent: its lifecycle and its estimate of the link. Pure."""
+"""State of the agent: lifecycle and link estimate. Pure."""

@@ -1,14 +1,14 @@
-"""The lifecycle of an agent as one table of phase, event and next phase.
+"""The lifecycle of an agent, as one table of phase, event and next phase.
 
     offline ─> waiting ─> joining ─> preparing ─> idle
                                                    │ Train
     idle <─ confirming <─ uploading <─ offering <─ downloading, loading, evaluating,
                                                    training, encoding
 
-Before a selection a loss query may come: idle ─ EvaluateRequest ─> answering ─> idle. A lost link
-does not stop work: a device keeps preparing or training and resumes its transfers. Only a device
-without work (waiting, joining, idle) goes offline. A new coordinator or another `Train` ends the
-round at once, in any phase.
+A loss query may precede the selection: idle ─ EvaluateRequest ─> answering ─> idle. A lost link
+does not stop work: the device continues to prepare or train, and resumes its transfers. Only a
+device without work (waiting, joining, idle) goes offline. A new coordinator or a new `Train` ends
+the round at once, in any phase.
 
 The table is pure: no time, transport or threads.
 """
@@ -19,18 +19,18 @@ from typing import TypeAlias
 
 
 class Phase(str, Enum):
-    """What the agent is doing; the value is what it reports in its context."""
+    """Phase of the agent; its context reports the value."""
 
     OFFLINE = "offline"
     """No link to the broker."""
     WAITING = "waiting"
-    """Linked, but no coordinator is there."""
+    """Linked, but no coordinator is online."""
     JOINING = "joining"
-    """Has said hello."""
+    """Sends `Hello` and waits for `Welcome`."""
     PREPARING = "preparing"
-    """Pulls task and data, tries the engine, measures the link."""
+    """Downloads task and data, checks the engine, measures the link."""
     IDLE = "idle"
-    """Can take a `Train`."""
+    """Ready for a `Train`."""
     DOWNLOADING = "downloading"
     LOADING = "loading"
     EVALUATING = "evaluating"
@@ -42,7 +42,7 @@ class Phase(str, Enum):
     CONFIRMING = "confirming"
     """All chunks are sent; waits for the `UploadResult`."""
     ANSWERING = "answering"
-    """Pulls a model and evaluates it for an `EvaluateRequest`."""
+    """Downloads and evaluates a model for an `EvaluateRequest`."""
     STOPPED = "stopped"
 
     def __str__(self) -> str:
@@ -50,32 +50,32 @@ class Phase(str, Enum):
 
     @property
     def is_working(self) -> bool:
-        """A round is under way."""
+        """A round or a loss query is in progress."""
         return self in _WORKING
 
 
 class Event(Enum):
-    """What can happen to an agent."""
+    """Event of the lifecycle; the value is its description in messages."""
 
     LINK_UP = "the link came up"
     LINK_LOST = "the link went down"
-    COORDINATOR_SEEN = "a coordinator is on that needs a hello"
-    COORDINATOR_LEFT = "the coordinator went off"
+    COORDINATOR_SEEN = "a coordinator without our `Hello` is online"
+    COORDINATOR_LEFT = "the coordinator went offline"
     WELCOMED = "`Welcome` arrived"
-    PREPARED = "task and data are here and work"
-    UNPREPARED = "task or data cannot be had or do not work"
+    PREPARED = "task and data are ready"
+    UNPREPARED = "task or data cannot be obtained or used"
     TRAIN_REQUESTED = "`Train` arrived"
     EVALUATE_REQUESTED = "`EvaluateRequest` arrived"
     EVALUATE_REPLIED = "`EvaluateReply` was sent"
-    DOWNLOADED = "the model is here"
+    DOWNLOADED = "the model is downloaded"
     LOADED = "data and session are in memory"
     EVALUATED = "the loss before training is known or not needed"
     TRAINED = "the local epochs are done"
-    ENCODED = "the update is ready to go"
+    ENCODED = "the update is encoded"
     GRANTED = "`Grant` arrived"
     SENT = "every chunk was sent"
     UPLOAD_CONFIRMED = "`UploadResult` arrived"
-    ENDED = "the round was cancelled, failed or came too late"
+    ENDED = "the round was cancelled, failed or was late"
     FINISHED = "the run is over, or the agent was refused"
 
 
@@ -99,11 +99,11 @@ _LINKED: Row = {
     Event.COORDINATOR_SEEN: Phase.JOINING,
     Event.COORDINATOR_LEFT: Phase.WAITING,
 }
-"""Rows of phases without work to save."""
+"""Rows of phases without work in progress."""
 
 
 def _busy(phase: Phase) -> Row:
-    """Return the row of a phase with work: it survives a lost link, not a new coordinator."""
+    """Return the row of a phase with work: a lost link keeps it, a new coordinator ends it."""
     return {
         **_ALWAYS,
         Event.LINK_UP: phase,
@@ -144,7 +144,7 @@ TRANSITIONS: Mapping[Phase, Row] = {
     Phase.CONFIRMING: _working(Phase.CONFIRMING, {Event.UPLOAD_CONFIRMED: Phase.IDLE}),
     Phase.STOPPED: {},
 }
-"""The whole behaviour: phase, event, next phase."""
+"""The transition table: phase, event, next phase."""
 
 _WORKING = frozenset(phase for phase, row in TRANSITIONS.items() if Event.ENDED in row)
 
@@ -153,11 +153,11 @@ def step(phase: Phase, event: Event) -> Phase:
     """Return the phase after `event`.
 
     Raises:
-        IllegalEvent: The table has no such row. The caller's phase is unchanged.
+        IllegalEvent: The table has no row for the event. The caller's phase is unchanged.
     """
     try:
         return TRANSITIONS[phase][event]
     except KeyError:
         raise IllegalEvent(
-            f"lifecycle: must not happen while {phase}, got '{event.value}'"
+            f"lifecycle: event must be legal in phase {phase}, got '{event.value}'"
         ) from None

@@ -1,9 +1,9 @@
-"""Estimate of a device's link: rates from its own transfers, and when to measure again.
+"""Estimate of a device's link: rates from its own transfers, and the times of new probes.
 
     rate = 8 bytes / (elapsed - round trip)
 
-Pure: time is an argument. Recent samples are averaged as seconds per bit, not as bits per
-second, because what the coordinator predicts is M / B.
+Pure: time is an argument. Samples are averaged as seconds per bit, not as bits per second, because
+the coordinator predicts M / B.
 """
 
 from dataclasses import dataclass, field
@@ -23,13 +23,13 @@ MIN_SAMPLE_BYTES = 16 * 1024
 """Smaller transfers measure latency, not rate."""
 
 SMOOTHING = 0.5
-"""Weight of the newest sample; mobile links change within a round, so the past counts little."""
+"""Weight of the newest sample; large, as mobile links change within a round."""
 
 MIN_TRANSFER_RATIO = 0.1
-"""At least this part of the elapsed time is taken for transfer, whatever the round trip says."""
+"""Lower bound of the transfer time, as a share of the elapsed time; the rest is round trip."""
 
 MAX_BPS = 1e12
-"""Fastest link believed, bit/s; keeps a coarse clock from reporting infinity."""
+"""Upper bound of a measured rate, bit/s; a coarse clock could give infinity."""
 
 
 @dataclass(slots=True)
@@ -51,12 +51,12 @@ class _Rate:
 
 @dataclass(slots=True)
 class LinkEstimate:
-    """Downlink, uplink and round trip of one device, by its own measurements."""
+    """Downlink, uplink and round trip of one device, from its own measurements."""
 
     probe_bytes: int = 0
-    """Bytes that probes have moved so far, both ways."""
+    """Bytes of all probes so far, both directions together."""
     max_chunk_bytes: int = MAX_CHUNK_BYTES
-    """The largest chunk that the broker takes, by the last welcome."""
+    """The largest chunk that the broker accepts, from the last welcome."""
     _rates: dict[Direction, _Rate] = field(default_factory=lambda: {"down": _Rate(), "up": _Rate()})
     _rtt_s: float | None = None
     _probed_at: float | None = None
@@ -83,21 +83,21 @@ class LinkEstimate:
         return max(now - rate.at for rate in self._rates.values())
 
     def on_round_trip(self, elapsed_s: float) -> None:
-        """Take note of an empty round trip; the shortest recent one is the link's own."""
+        """Add the round trip of an empty probe; a shorter one replaces the estimate."""
         if self._rtt_s is None or elapsed_s < self._rtt_s:
             self._rtt_s = elapsed_s
         else:
             self._rtt_s += SMOOTHING * (elapsed_s - self._rtt_s)
 
     def on_transfer(self, direction: Direction, n_bytes: int, elapsed_s: float, now: float) -> bool:
-        """Take note of a transfer; tell whether it was large enough to say anything.
+        """Add a transfer; return whether it was large enough to measure the rate.
 
         Args:
             direction: As seen from the device.
-            n_bytes: Payload moved.
-            elapsed_s: From the request to the last byte, or from the first byte to the
-                acknowledgement of the last: one round trip included.
-            now: When it ended.
+            n_bytes: Payload bytes.
+            elapsed_s: From the request to the last byte, or from the first byte to the last
+                acknowledgement: both include one round trip.
+            now: End of the transfer.
         """
         if n_bytes < MIN_SAMPLE_BYTES or elapsed_s < 0.0:
             return False
@@ -105,8 +105,8 @@ class LinkEstimate:
         self._rates[direction].add(max(transfer_s / (8.0 * n_bytes), 1.0 / MAX_BPS), now)
         return True
 
-    def wanted_probes(self, now: float) -> tuple[Direction, ...]:
-        """Return which directions should be probed now: unknown or too old, once a minute."""
+    def due_probes(self, now: float) -> tuple[Direction, ...]:
+        """Return the directions to probe now: unknown or too old, at most once a minute."""
         if self._probed_at is not None and now - self._probed_at < MAX_AGE_S:
             return ()
         return tuple(
@@ -116,13 +116,13 @@ class LinkEstimate:
         )
 
     def next_probe_at(self, now: float) -> float:
-        """Return when `wanted_probes` may next name a direction."""
+        """Return the earliest time at which `due_probes` may return a direction."""
         dues = [now if rate.bps is None else rate.at + MAX_AGE_S for rate in self._rates.values()]
         if self._probed_at is not None:
             dues = [max(due, self._probed_at + MAX_AGE_S) for due in dues]
         return max(now, min(dues))
 
     def on_probe_sent(self, n_bytes: int, now: float) -> None:
-        """Take note that a probe of `n_bytes` (both ways together) is on its way."""
+        """Count a probe of `n_bytes`, both directions together."""
         self.probe_bytes += n_bytes
         self._probed_at = now

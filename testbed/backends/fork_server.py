@@ -25,7 +25,7 @@ import msgspec
 
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.engines.onnx import load_runtime
-from fairbed.device_agent.memory import spare_memory
+from fairbed.device_agent.memory import defer_urllib
 from fairbed.testbed.backends.fork_protocol import (
     Exited,
     NotStarted,
@@ -155,7 +155,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     fork_server = ForkServer(fork if sys.argv[2] == "fork" else spawn)
     if sys.argv[2] == "fork":
-        spare_memory()
+        defer_urllib()
         for module in _WARM:
             importlib.import_module(module)
         with suppress(EngineError):  # each agent reports it

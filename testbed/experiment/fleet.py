@@ -36,7 +36,7 @@ def hours_series(hours: Sequence[str], start_time: str) -> Series:
     """
     ranges = [parse_hours(text) for text in hours]
     edges = sorted({0, *(edge % DAY_S for one in ranges for edge in (one.begin_s, one.end_s))})
-    values = [float(any(one.hold_at(edge) for one in ranges)) for edge in edges]
+    values = [float(any(one.contains(edge) for one in ranges)) for edge in edges]
     day = Series(tuple(float(edge) for edge in edges), tuple(values), float(DAY_S))
     return day.starting_at(parse_time(start_time))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairbed.device_agent.cgroup import read_text
-from fairbed.device_agent.sensors import RealSensors, pi_reasons
+from fairbed.device_agent.sensors import RealSensors, pi_throttle_causes
 from fairbed.testbed.recording.analysis.readings import InterfaceCounters, Reading
 
 BUDGET = 0.005
@@ -182,6 +182,6 @@ def ask_vcgencmd(program: str) -> tuple[str, ...] | None:
         done = subprocess.run(
             [program, "get_throttled"], capture_output=True, text=True, timeout=VCGENCMD_TIMEOUT_S
         )
-        return pi_reasons(int(done.stdout.strip().removeprefix("throttled="), 16))
+        return pi_throttle_causes(int(done.stdout.strip().removeprefix("throttled="), 16))
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

@@ -22,7 +22,7 @@ from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
-from fairbed.device_agent.trainer import TrainingDiverged, drawn, evaluate
+from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate
 from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.ordered import free_cores
@@ -157,7 +157,7 @@ class BatchLosses:
         losses = []
         for device, seed in zip(devices, seeds, strict=True):
             x, y = self._shards.whole(device)
-            picked = drawn(len(y), examples, seed)
+            picked = draw_examples(len(y), examples, seed)
             try:
                 loss, _ = evaluate(engine, vector, x[picked], y[picked], _Unpaced())
             except TrainingDiverged:

@@ -28,7 +28,7 @@ from fairbed.coordinator.store import NewRun, RunReader, Store
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig, Timeouts
-from fairbed.device_agent.errors import NotWanted
+from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.sensors import real_host
 from fairbed.wire.artifact import Artifact
@@ -220,7 +220,7 @@ class Lab:
         with self._agents[name]:
             try:
                 await agent.run()
-            except NotWanted as exc:
+            except AgentRefused as exc:
                 self.refused[name] = str(exc)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig, Timeouts
-from fairbed.device_agent.host import FreePace, Host
+from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors
 from fairbed.device_agent.worker import OpenEngine
 from fairbed.wire.topics import Topics
@@ -30,7 +30,7 @@ QUICK = Timeouts(
 
 def real_host_for_tests() -> Host:
     """Return this machine, unthrottled."""
-    return Host(clock=MonotonicClock(), pace=FreePace(), sensors=RealSensors())
+    return Host(clock=MonotonicClock(), pace=UnlimitedPace(), sensors=RealSensors())
 
 
 @dataclass

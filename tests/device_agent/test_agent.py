@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fairbed.device_agent.errors import DataError, NotWanted
+from fairbed.device_agent.errors import AgentRefused, DataError
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.codec import decode_from_device, encode
@@ -113,8 +113,8 @@ async def test_is_not_ready_for_what_does_not_work_and_asks_again(
         await coordinator.welcome(task, shard)
         await coordinator.expect(Hello)
         assert not agent.is_ready
-        (line,) = [r for r in caplog.messages if "cannot train" in r][:1]
-        assert line.startswith(f"{NAME}: cannot train: ")
+        (line,) = [r for r in caplog.messages if "preparation failed" in r][:1]
+        assert line.startswith(f"{NAME}: preparation failed: ")
         await coordinator.join(TASK, SHARD)
 
 
@@ -158,7 +158,7 @@ async def test_a_final_refusal_ends_the_agent(stage: Stage) -> None:
         assert agent.phase is Phase.STOPPED
         with anyio.fail_after(PATIENCE_S):
             await stage.ended.wait()
-    assert isinstance(stage.fault, NotWanted)
+    assert isinstance(stage.fault, AgentRefused)
     assert str(stage.fault) == f"{NAME}: refused by the coordinator: the run is full"
 
 
@@ -207,7 +207,7 @@ async def test_what_breaks_the_protocol_costs_one_line(
             await coordinator.transport.publish(topic, payload, qos=1)
         await coordinator.transport.publish(coordinator.topics.data(NAME), b"FB junk")
         await coordinator.play(1, ZEROS)
-    lines = [r for r in caplog.messages if "ignored what came on" in r]
+    lines = [r for r in caplog.messages if "ignored a packet on" in r]
     assert len(lines) == 4
     assert "got 99; update fairbed on this side" in lines[1]
 

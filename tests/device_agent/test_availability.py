@@ -26,8 +26,8 @@ def test_hours_hold_from_their_begin_until_just_before_their_end(
     text: str, within: list[float], without: list[float]
 ) -> None:
     hours = parse_hours(text)
-    assert all(hours.hold_at(hour * HOUR_S) for hour in within)
-    assert not any(hours.hold_at(hour * HOUR_S) for hour in without)
+    assert all(hours.contains(hour * HOUR_S) for hour in within)
+    assert not any(hours.contains(hour * HOUR_S) for hour in without)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_hours_and_charger_must_both_be_right(charges: bool, hour: int, willing:
         (parse_hours("22:00-06:00"), parse_hours("08:00-09:00")),
         only_charging=True,
         second_of_day=lambda: hour * HOUR_S,
-        charges=lambda: charges,
+        charger=lambda: charges,
     )
     assert owner() is willing
 

@@ -88,10 +88,10 @@ def test_changes_that_lead_elsewhere_cost_the_round_and_the_next_model_comes_who
     asked, _ = delta(OLD, NEW)
     other, _ = changes(OLD, random_vector(5))
     coder.keep(train(OLD, coding=Coding(keep_model=True)), OLD)
-    with pytest.raises(DecodeError, match="must become the announced one"):
+    with pytest.raises(DecodeError, match="must decode to the announced model"):
         coder.decode(asked, LAYOUT, bytearray(other))
     assert coder.blob_for(asked, LAYOUT) == asked.model
-    with pytest.raises(DecodeError, match="a version that is not here any more"):
+    with pytest.raises(DecodeError, match="base version is no longer on this device"):
         coder.decode(asked, LAYOUT, bytearray(other))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.device_agent.engines.onnx import OnnxEngine
-from fairbed.device_agent.host import FreePace
+from fairbed.device_agent.host import UnlimitedPace
 from fairbed.device_agent.trainer import evaluate, train
 from fairbed.wire.messages import Hyperparameters
 
@@ -21,7 +21,7 @@ def test_the_cnn_learns_handwritten_digits(seed: int) -> None:
     seen, held_out = order[:1437], order[1437:]
     task = load_task("cnn", (1, 8, 8), 10)
     engine, vector = OnnxEngine(task), initial_vector(task.spec, seed)
-    with FreePace().section("train") as meter:
+    with UnlimitedPace().section("train") as meter:
         for epochs, learning_rate in ((5, 0.1), (3, 0.02)):
             plan = Hyperparameters(epochs=epochs, batch_size=20, learning_rate=learning_rate)
             result = train(engine, vector, x[seen], y[seen], plan, seed, meter, lambda: False)

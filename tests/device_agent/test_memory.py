@@ -8,8 +8,8 @@ from fairbed.device_agent.memory import installed_version
 
 SCRIPT = """
 import sys
-from fairbed.device_agent.memory import spare_memory
-spare_memory()
+from fairbed.device_agent.memory import defer_urllib
+defer_urllib()
 import fairbed.device_agent.process
 assert "http.client" not in sys.modules, "http.client"
 assert "email.message" not in sys.modules, "email"

@@ -37,11 +37,11 @@ class Machine:
     def read_cpu(self, cpus: Sequence[int]) -> CpuReading:
         return self.reading
 
-    def read_own(self) -> tuple[float, float]:
+    def read_process(self) -> tuple[float, float]:
         return self.reading.now, self.reading.own_s
 
     def sensors(self) -> RealSensors:
-        return RealSensors(self.root, self.read_cpu, self.read_own, lambda: self.reading.now)
+        return RealSensors(self.root, self.read_cpu, self.read_process, lambda: self.reading.now)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from fairbed.device_agent.examples import BlobCache
-from fairbed.device_agent.host import FreePace, Host
+from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.sensors import RealSensors
 from fairbed.device_agent.state.lifecycle import Phase
@@ -36,7 +36,7 @@ class CountingBroker(MemoryBroker):
 async def telling(folder: Path) -> AsyncIterator[tuple[Telemetry, HandClock, CountingBroker]]:
     """Run the telemetry of a device that has told of itself just now."""
     broker, clock = CountingBroker(), HandClock()
-    host = Host(clock=clock, pace=FreePace(), sensors=RealSensors())
+    host = Host(clock=clock, pace=UnlimitedPace(), sensors=RealSensors())
     async with broker.transport("pi-1") as link, anyio.create_task_group() as group:
         await anyio.wait_all_tasks_blocked()
         telemetry = Telemetry(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbed.device_agent.sensors import ThrottleReader, pi_reasons
+from fairbed.device_agent.sensors import ThrottleReader, pi_throttle_causes
 
 PI = "sys/devices/platform/soc/soc:firmware/get_throttled"
 
@@ -16,7 +16,7 @@ def _file(root: Path, name: str, text: str) -> None:
 
 
 def test_a_machine_without_any_of_the_files_cannot_tell(tmp_path: Path) -> None:
-    assert ThrottleReader(tmp_path).reasons() is None
+    assert ThrottleReader(tmp_path).causes() is None
 
 
 @pytest.mark.parametrize(
@@ -30,23 +30,23 @@ def test_a_machine_without_any_of_the_files_cannot_tell(tmp_path: Path) -> None:
     ],
 )
 def test_only_the_live_bits_of_a_raspberry_pi_count(bits: int, reasons: tuple[str, ...]) -> None:
-    assert pi_reasons(bits) == reasons
+    assert pi_throttle_causes(bits) == reasons
 
 
 def test_a_raspberry_pi_is_read_each_time(tmp_path: Path) -> None:
     _file(tmp_path, PI, "0\n")
     reader = ThrottleReader(tmp_path)
-    assert reader.reasons() == ()
+    assert reader.causes() == ()
     _file(tmp_path, PI, "80008\n")
-    assert reader.reasons() == ("soft-temperature-limit",)
+    assert reader.causes() == ("soft-temperature-limit",)
     _file(tmp_path, PI, "garbage")
-    assert reader.reasons() is None
+    assert reader.causes() is None
 
 
 def test_a_pi_of_a_newer_kernel_tells_of_its_voltage(tmp_path: Path) -> None:
     _file(tmp_path, "sys/class/hwmon/hwmon1/name", "rpi_volt\n")
     _file(tmp_path, "sys/class/hwmon/hwmon1/in0_lcrit_alarm", "1\n")
-    assert ThrottleReader(tmp_path).reasons() == ("under-voltage",)
+    assert ThrottleReader(tmp_path).causes() == ("under-voltage",)
 
 
 def test_only_cooling_that_limits_the_processor_counts(tmp_path: Path) -> None:
@@ -56,6 +56,6 @@ def test_only_cooling_that_limits_the_processor_counts(tmp_path: Path) -> None:
     _file(tmp_path, f"{devices}1/type", "thermal-cpufreq-0")
     _file(tmp_path, f"{devices}1/cur_state", "0")
     reader = ThrottleReader(tmp_path)
-    assert reader.reasons() == ()
+    assert reader.causes() == ()
     _file(tmp_path, f"{devices}1/cur_state", "2")
-    assert reader.reasons() == ("cooling",)
+    assert reader.causes() == ("cooling",)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Vector
-from fairbed.device_agent.trainer import diverged
+from fairbed.device_agent.trainer import divergence_error
 from fairbed.testbed.replay.cohort.base import CohortResult
 from fairbed.testbed.replay.cohort.batches import SideBySide
 
@@ -55,7 +55,7 @@ class Progress:
         for i in np.flatnonzero(~np.logical_and.reduce(is_finite)).tolist():
             step = int(np.argmin(is_finite[:, i]))
             loss = self._losses[step, i] / self._counts[step, i]
-            problems[i] = str(diverged("the loss", loss, step + 1))
+            problems[i] = str(divergence_error("the loss", loss, step + 1))
         is_sound: Bools = np.logical_and.reduce(np.isfinite(vectors), axis=1)
         for i in np.flatnonzero(~is_sound).tolist():
             problems[i] = problems[i] or _not_finite(vectors[i], self._steps[i])
@@ -76,4 +76,4 @@ class Progress:
 
 
 def _not_finite(vector: Vector, steps: int) -> str:
-    return str(diverged("every parameter", vector[~np.isfinite(vector)][0], steps))
+    return str(divergence_error("every parameter", vector[~np.isfinite(vector)][0], steps))

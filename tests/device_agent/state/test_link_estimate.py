@@ -59,15 +59,15 @@ def test_the_age_is_that_of_the_older_rate() -> None:
 
 def test_probes_what_is_unknown_then_what_is_old_and_never_more_than_once_a_minute() -> None:
     link = LinkEstimate()
-    assert link.wanted_probes(0.0) == ("down", "up")
+    assert link.due_probes(0.0) == ("down", "up")
     link.on_transfer("down", PROBE_BYTES, 0.1, now=0.0)
-    assert link.wanted_probes(0.0) == ("up",)
+    assert link.due_probes(0.0) == ("up",)
     link.on_probe_sent(PROBE_BYTES, now=0.0)
-    assert link.wanted_probes(1.0) == ()
+    assert link.due_probes(1.0) == ()
     link.on_transfer("up", PROBE_BYTES, 0.1, now=1.0)
     assert link.next_probe_at(1.0) == MAX_AGE_S
-    assert link.wanted_probes(MAX_AGE_S + 0.5) == ("down",)
-    assert link.wanted_probes(MAX_AGE_S + 1.5) == ("down", "up")
+    assert link.due_probes(MAX_AGE_S + 0.5) == ("down",)
+    assert link.due_probes(MAX_AGE_S + 1.5) == ("down", "up")
     assert link.probe_bytes == PROBE_BYTES
 
 
