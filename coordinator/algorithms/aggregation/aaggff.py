@@ -434,11 +434,7 @@ class AAggFF:
         Raises:
             ValueError: The reports have no losses, or one device alone is drawn.
         """
-        usable = [
-            at
-            for at, report in enumerate(reports.one_by_one())
-            if is_usable(vector, report, needs_loss=True)
-        ]
+        usable = [at for at, report in enumerate(reports.one_by_one()) if is_usable(vector, report)]
         weights = np.zeros(len(reports.models))
         if not usable:
             return Merge(vector.copy(), weights)

@@ -123,7 +123,7 @@ class CoreMerge:
             ValueError: The report has no loss.
         """
         at, self._count = self._count, self._count + 1
-        if not is_usable(self._sent, report, needs_loss=True):
+        if not is_usable(self._sent, report):
             return
         assert report.loss_before is not None
         self._at.append(at)

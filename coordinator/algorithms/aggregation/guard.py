@@ -12,29 +12,28 @@ WEIGHT_TOLERANCE = 1e-9
 """How far from 1 the sum of a probability vector may be."""
 
 
-def is_usable(vector: Vector, report: Report, *, needs_loss: bool = False) -> bool:
-    """Return whether an update may enter the model, the next version of `vector`.
+def is_usable(vector: Vector, report: Report) -> bool:
+    """Return whether an update may enter the model, the next version of `vector`, by its loss.
 
     An update is not usable if its model has the wrong shape or a non-finite value, its count is not
-    positive, or a needed loss is NaN, infinite or negative. A faulty device raises no exception.
+    positive, or its loss is NaN, infinite or negative. A faulty device raises no exception.
 
     Raises:
-        ValueError: The rule needs a loss and the report has none.
+        ValueError: The report has no loss.
     """
-    if needs_loss:
-        if report.loss_before is None:
-            raise ValueError(
-                "aggregation: loss_before must be given for this rule, got None; "
-                "have the devices evaluate the model before training"
-            )
-        if not (math.isfinite(report.loss_before) and report.loss_before >= 0.0):
-            return False
+    if report.loss_before is None:
+        raise ValueError(
+            "aggregation: loss_before must be given for this rule, got None; "
+            "have the devices evaluate the model before training"
+        )
+    if not (math.isfinite(report.loss_before) and report.loss_before >= 0.0):
+        return False
     is_sound = report.n_k > 0 and report.model.shape == vector.shape
     return is_sound and bool(np.isfinite(report.model).all())
 
 
 def usable(vector: Vector, stack: Stack) -> Bools:
-    """Return which of K updates may enter the model, shape (K,); see `is_usable`."""
+    """Return which of K updates may enter the model, shape (K,), whatever their losses."""
     if stack.models.shape[1:] != vector.shape:
         return np.zeros(len(stack.rows), dtype=np.bool_)
     is_sound: Bools = (stack.n_k > 0) & np.isfinite(stack.models).all(axis=1)

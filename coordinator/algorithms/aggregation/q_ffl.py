@@ -170,7 +170,7 @@ class QMerge:
             ValueError: The report has no loss.
         """
         at, self._count = self._count, self._count + 1
-        if not is_usable(self._sent, report, needs_loss=True):
+        if not is_usable(self._sent, report):
             return
         client = self._client(at, report)
         if not self._clients:
