@@ -165,6 +165,14 @@ def test_a_checkpoint_has_the_same_future(name: str, given_: list[Reports]) -> N
 
 
 @every_rule
+def test_a_state_from_before_the_first_round_is_restored(name: str) -> None:
+    fresh, resumed = make_aggregator(CONFIGS[name]), make_aggregator(CONFIGS[name])
+    merged(name, reports([[1.0] * 5, [2.0] * 5]), resumed)
+    resumed.load_state(fresh.to_state())
+    assert resumed.to_state() == fresh.to_state()
+
+
+@every_rule
 def test_says_what_it_is(name: str) -> None:
     assert "Source:" in (inspect.getdoc(type(make_aggregator(CONFIGS[name]))) or "")
 

@@ -73,3 +73,9 @@ def test_participation_has_a_floor() -> None:
     for _ in range(500):
         counts.observe(np.array([1]))
     assert counts.observe(np.array([0])).tolist() == [RATE_FLOOR]
+
+
+def test_a_server_learning_rate_moves_the_parameters_part_of_the_way() -> None:
+    rule = FedAvg(server_learning_rate=0.5)
+    merge = rule.merge(vector(2, 8, 8), 2, reports([[4, 4, 0], [8, 0, 2]]))
+    assert merge.vector.tolist() == [4.0, 5.0, 1.0], "buffers are averaged"

@@ -240,6 +240,13 @@ def test_a_checkpoint_goes_on_with_the_same_bits_whatever_came_first() -> None:
     assert original.predict(c[:5])[0].tolist() == original.predict(c)[0][:5].tolist()
 
 
+def test_an_empty_checkpoint_restores_the_prior() -> None:
+    model = Elasticities(1.0)
+    model.observe(of(1), np.ones(1), np.full(1, 3.0))
+    model.load_state(Elasticities(1.0).to_state())
+    assert model.predict(np.ones(1))[0].tolist() == [0.0]
+
+
 @pytest.mark.parametrize(("lambda_", "discount"), [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
 def test_refuses_priors_that_are_none(lambda_: float, discount: float) -> None:
     with pytest.raises(ValueError, match="must be"):

@@ -137,6 +137,14 @@ def test_a_checkpoint_predicts_the_same_bits() -> None:
         assert mine.tolist() == getattr(resumed.predict(context), name).tolist()
 
 
+def test_an_empty_checkpoint_restores_the_prior() -> None:
+    estimator = PhaseEstimator()
+    context, measured = world(np.random.default_rng(3), 3, noise=0.0)
+    estimator.observe(rows(0, 1, 2), context, measured)
+    estimator.load_state(PhaseEstimator().to_state())
+    assert estimator.predict(context).tau_hat_s.tolist() == [0.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("kind", [RidgeEstimator, PhaseEstimator])
 def test_a_discount_follows_a_device_that_becomes_slower(
     kind: type[RidgeEstimator] | type[PhaseEstimator],

@@ -67,3 +67,10 @@ def test_coverage_is_the_share_within_alpha_widths() -> None:
 def test_no_exchange_at_all_is_no_error() -> None:
     (errors,) = prequential({"last": LastValue()}, [], 0.1).values()
     assert (errors.count, errors.mape, errors.median_ape_from) == (0, None, {})
+
+
+@pytest.mark.parametrize("kind", [LastValue, DeviceMean, GlobalMean])
+def test_a_round_without_exchanges_teaches_nothing(kind: type[Learner]) -> None:
+    learner, nothing = kind(), trial({})
+    learner.observe(nothing.rows, nothing.context, nothing.measured)
+    assert learner.predict(np.ones((2, 4))).tau_hat_s.tolist() == [0.0, 0.0]

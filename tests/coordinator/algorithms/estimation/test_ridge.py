@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation import Measured
-from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
+from fairbed.coordinator.algorithms.estimation.ridge import LinearModels, RidgeEstimator
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
 
@@ -182,3 +182,14 @@ def test_refuses_a_penalty_that_is_none(lambda_: float) -> None:
 def test_the_configuration_names_the_penalty() -> None:
     made = make_estimator(SelectionConfig(ridge_lambda=4.0))
     assert made.predict(contexts((2.0, 0.0, 0.0))).width_s.tolist() == [1.0]
+
+
+def test_a_linear_model_learns_nothing_from_no_rows() -> None:
+    models = LinearModels(2)
+    models.observe(rows(), np.zeros((0, 2)), floats())
+    assert models.to_state() == LinearModels(2).to_state()
+
+
+def test_a_linear_model_refuses_contexts_of_another_length() -> None:
+    with pytest.raises(ValueError, match=r"context must have shape \(N, 2\), got \(1, 3\)"):
+        LinearModels(2).predict(np.ones((1, 3)))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,33 @@ class LikesRowZero(Honest):
         return np.sort(np.concatenate([[0], rows[1:]]))
 
 
+class ReturnsList(Honest):
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        return super().select(candidates, k, rng).tolist()  # type: ignore[return-value]  # the fault
+
+
+class SelectsTwice(Honest):
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        rows = super().select(candidates, k, rng)
+        return np.concatenate([rows, rows])
+
+
+class SelectsAll(Honest):
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        return np.flatnonzero(candidates.is_available)
+
+
+class NeverEmpty(Honest):
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        rows = super().select(candidates, k, rng)
+        return rows if rows.size else np.zeros(1, dtype=np.int64)
+
+
+class NegativeQueues(Honest):
+    def queues(self, n: int) -> Floats:
+        return np.full(n, -1.0)
+
+
 class IgnoresLosses(Honest):
     sample: Sample = "all"
 
@@ -155,9 +183,22 @@ class QueriesAbsent(IgnoresLosses):
         return np.arange(len(fleet.is_available), dtype=np.int64)
 
 
+class NeedsNoLoss(IgnoresLosses):
+    """It leaves out devices without a loss, unless no device has one."""
+
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        assert candidates.loss is not None
+        has_loss = np.isfinite(candidates.loss)
+        known = replace(candidates, is_available=candidates.is_available & has_loss)
+        return super().select(known if has_loss.any() else candidates, k, rng)
+
+
 BROKEN: list[tuple[Callable[[], Honest], str, str]] = [
     (DrawsFromAll, "only available devices, each once", "must return available rows"),
     (QueriesAbsent, "only available devices, each once", "candidates() must return available"),
+    (ReturnsList, "only available devices, each once", "must return int64 of shape (K,)"),
+    (SelectsTwice, "only available devices, each once", "must return each row once"),
+    (SelectsAll, "only available devices, each once", "must return at most"),
     (OneTooFew, "the right number", "must return"),
     (CountsSelections, "select() changes nothing", "to_state() differs after it"),
     (SpoilsItsInput, "select() changes nothing", "changed tau_hat_s"),
@@ -167,9 +208,12 @@ BROKEN: list[tuple[Callable[[], Honest], str, str]] = [
     (ArrayState, "a restored selector selects the same", "raised TypeError"),
     (FixedFleet, "the fleet may grow", "raised ValueError"),
     (NeedsOneAvailable, "no device available", "raised ValueError"),
+    (NeverEmpty, "no device available", "so no row may be selected"),
+    (NegativeQueues, "queues are finite and a copy", "must be 5 finite numbers >= 0"),
     (OwnsItsQueues, "queues are finite and a copy", "must return a copy"),
     (TakesNan, "estimates that are not finite", "raised RuntimeError: what is this"),
     (IgnoresLosses, "losses that are not finite", "without a finite loss must not be selected"),
+    (NeedsNoLoss, "losses that are not finite", "no device reported a loss"),
     (LowestRowFirst, "ties are broken at random, not by row", "must be selected equally often"),
     (LikesRowZero, "the order of rows has no effect", "must be selected as often"),
 ]

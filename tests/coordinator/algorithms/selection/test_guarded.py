@@ -147,3 +147,10 @@ def test_the_rows_to_query_are_checked() -> None:
     odd.sample = "some"  # type: ignore[assignment]  # that is the point
     with pytest.raises(PluginError, match="sample must be 'all' or 'batch', got 'some'"):
         guarded("pick", odd)
+
+
+def test_a_plugin_that_contains_another_one_passes_its_error_on() -> None:
+    inner = guarded("inner", FakePlugin(lambda candidates: None))
+    outer = guarded("outer", inner)
+    with pytest.raises(PluginError, match=r"^selector inner: select"):
+        outer.select(fleet([1.0]), 1, np.random.default_rng(0))

@@ -1,6 +1,7 @@
 """Oort: the worked examples, the pacer, and the balance of exploring and exploiting."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,3 +133,13 @@ def test_the_threshold_stays_a_percentile() -> None:
 def test_refuses_settings_out_of_range(settings: OortSettings, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Oort(settings)
+
+
+def test_a_round_of_which_nothing_was_measured_changes_no_utility() -> None:
+    policy = taught([2.0, 3.0], [4.0, 5.0])
+    before = policy.to_state()
+    unmeasured = replace(outcomes(2, [0], round_id=2), tau_s=None, loss=None)
+    policy.observe(unmeasured)
+    after = policy.to_state()
+    assert (after["utility"], after["duration_s"]) == (before["utility"], before["duration_s"])
+    assert after["last"] == [2, 1]

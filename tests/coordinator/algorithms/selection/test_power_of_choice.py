@@ -1,5 +1,7 @@
 """Power-of-Choice: the worked example, and who is drawn how often."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -83,3 +85,10 @@ def test_candidates_without_examples_come_last() -> None:
 def test_refuses_no_candidates() -> None:
     with pytest.raises(ValueError, match="candidates must be >= 1, got 0"):
         PowerOfChoice(0)
+
+
+def test_a_round_without_losses_teaches_nothing() -> None:
+    policy = with_losses(0.4, 1.2, 0.9)
+    before = policy.to_state()
+    policy.observe(replace(outcomes(3, [0, 1]), loss=None))
+    assert policy.to_state() == before
