@@ -1,10 +1,13 @@
 """Choosing and learning, without a network."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.estimation.base import COLD, DOWN, Measured
+from fairbed.coordinator.algorithms.selection.guarded import PluginError
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,
@@ -210,3 +213,39 @@ def test_without_replies_no_device_is_selected() -> None:
     losses = ReportedLosses(np.array([0, 1, 2, 3, 4]), np.full(5, np.nan))
     selection = decisions(**POW_D).select(1, fleet(), BOTH_WAYS, now=1.0, losses=losses)
     assert selection.rows.size == 0
+
+
+@pytest.mark.parametrize(("policy", "weights"), [("uniform", (1.0, 2.0)), ("weighted", (0.0, 0.0))])
+def test_weights_need_their_policy_and_a_positive_sum(
+    policy: str, weights: tuple[float, ...]
+) -> None:
+    with pytest.raises(ValueError, match=f"got policy '{policy}' with a sum of {sum(weights):g}"):
+        SelectionConfig(policy=policy, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"over_select": 2}, 'over_select must be 0 with mode = "async", got 2'),
+        ({"late": "merge"}, 'late must not be set with mode = "async", got "merge"'),
+    ],
+)
+def test_asynchronous_rounds_exclude_settings_of_a_cohort(
+    settings: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(ValueError, match=rule):
+        RoundConfig(mode="async", **settings)
+
+
+def test_late_devices_and_candidates_are_at_work_too() -> None:
+    plain = decisions().config
+    assert plain.max_computing == 2
+    late = RoundConfig(deadline_s=30.0, late="merge", max_staleness=3, over_select=1)
+    assert msgspec.structs.replace(plain, round=late).max_computing == 3 + 3 * 3
+    assert decisions(**POW_D).config.max_computing == 4
+
+
+def test_a_two_step_selector_is_refused_in_asynchronous_rounds() -> None:
+    config = msgspec.structs.replace(decisions(**POW_D).config, round=RoundConfig(mode="async"))
+    with pytest.raises(PluginError, match="must select without losses"):
+        make_decisions(config)

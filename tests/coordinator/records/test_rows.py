@@ -1,15 +1,21 @@
 """What becomes of an exchange in the books."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.estimation.base import PHASES, Prediction
 from fairbed.coordinator.policy.selection import Selection
+from fairbed.coordinator.ports import Score
 from fairbed.coordinator.records.rows import (
+    MAX_FLEET_ROW_DEVICES,
     exchange_row,
+    fleet_rows,
     invalid_reason,
     known_at_selection,
+    metric_rows,
     observation,
     phases_s,
     unaccounted_s,
@@ -156,3 +162,35 @@ def test_a_contended_device_that_is_late_gives_no_lower_bound() -> None:
     late.on(Tick(), 60.0)
     late.exchanges["pi-1"].contention = Contention(device_s=30.0, path_s=0.0, watched_s=60.0)
     assert not observation(late.exchanges["pi-1"], 0, 0.0).timed_out
+
+
+def test_an_exchange_that_lost_our_own_link_teaches_nothing() -> None:
+    exchange = table().exchanges["pi-1"]
+    exchange.is_disturbed = True
+    assert "lost its own link" in invalid_reason(exchange, lag_p99_s=0.0)
+
+
+def test_the_contexts_of_a_very_large_fleet_are_not_stored() -> None:
+    small = choice()
+    (row,) = fleet_rows(small)
+    assert np.frombuffer(row.context).tolist() == small.context[0].tolist()
+    available = np.ones(MAX_FLEET_ROW_DEVICES + 1, dtype=np.bool_)
+    assert fleet_rows(replace(small, is_available=available)) == []
+
+
+def test_devices_without_held_out_data_have_no_metric() -> None:
+    assert metric_rows(1, {"pi-1": Score(0, 0, 0.0)}, 9.0, 0.1) == ([], None)
+    devices, summary = metric_rows(
+        1, {"pi-1": Score(0, 0, 0.0), "pi-2": Score(4, 3, 2.0)}, 9.0, 0.1
+    )
+    assert [(row.device, row.accuracy, row.loss) for row in devices] == [("pi-2", 0.75, 0.5)]
+    assert summary is not None
+    assert summary.accuracy_mean == 0.75
+
+
+def test_an_open_exchange_has_no_lower_bound_of_its_time() -> None:
+    opened = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
+    opened.dispatch("pi-1", now=10.0)
+    assert opened.exchanges["pi-1"].at_least_s is None
+    opened.on(Tick(), 70.0)
+    assert opened.exchanges["pi-1"].at_least_s == 60.0

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from fairbed.coordinator.state.registry import Registry, bounded_n_k, clamped_mu
+from fairbed.coordinator.state.registry import (
+    Registry,
+    bounded_n_k,
+    clamped_mu,
+    clamped_values,
+    reason_lost,
+)
 from tests.coordinator.builders import context, hello
 
 
@@ -140,3 +146,66 @@ def test_expected_devices_have_their_rows_in_any_order_of_joining() -> None:
     assert registry.joined == 1
     assert registry["pi-1"].status(5.0) == "awaited"
     assert not registry.available(5.0).any()
+
+
+def test_a_restarted_agent_is_free_and_a_repeated_hello_keeps_its_context() -> None:
+    registry = joined("pi-1")
+    registry.open_round(["pi-1"], round_id=4)
+    registry.close_round(["pi-1"], trained=(), draining=["pi-1"])
+    registry.join("pi-1", hello(n_k=100), now=10.5)
+    assert registry["pi-1"].busy_round == 4
+    assert registry["pi-1"].context is not None
+    registry.join("pi-1", hello(boot=2, n_k=100), now=11.0)
+    assert registry["pi-1"].status(11.0) == "silent"
+    registry.update_context("pi-1", context(boot=2), now=11.5)
+    assert registry.available(11.5).all()
+
+
+def test_a_lost_link_ages_all_contexts() -> None:
+    registry = joined("pi-1", "pi-2", "pi-3")
+    registry.update_context("pi-2", context(seq=2, is_ready=False), now=10.0)
+    registry.mark_off("pi-3", boot=1, now=10.0)
+    assert registry.expire_contexts() == 1
+    assert not registry.available(10.0).any()
+
+
+def test_a_device_at_work_is_present_and_a_draining_one_is_not() -> None:
+    registry = joined("free", "busy", "draining", "off")
+    registry.open_round(["busy"], round_id=4)
+    registry.drain(["draining"], round_id=4)
+    registry.mark_off("off", boot=1, now=10.0)
+    assert registry.present(10.0) == 2
+    assert registry.present(13.5) == 0
+    registry.update_context("draining", context(seq=2), now=13.5)
+    assert registry.present(13.5) == 1
+
+
+def test_claims_out_of_bounds_are_listed_with_the_value_in_use() -> None:
+    registry = joined("pi-1")
+    registry.expect(["pi-2"])
+    assert clamped_mu(registry["pi-2"]) == 1.0
+    assert clamped_values(registry["pi-2"]) == {}
+    assert clamped_values(registry["pi-1"]) == {}
+    wild = context(seq=2, mu_cores=0.01, downlink_bps=1.0, uplink_bps=1e15, n_k=101)
+    registry.update_context("pi-1", wild, now=11.0)
+    assert clamped_values(registry["pi-1"]) == {
+        "mu": "0.01 cores, counts as 0.05",
+        "downlink": "1 bit/s, counts as 1000",
+        "uplink": "1e+15 bit/s, counts as 1e+12",
+        "n_k": "101 examples, counts as 100",
+    }
+
+
+def test_a_device_is_lost_after_its_grace_or_a_long_silence() -> None:
+    registry = joined("pi-1")
+    device = registry["pi-1"]
+    assert reason_lost(device, link_up_since=0.0, now=25.0) is None
+    assert reason_lost(device, link_up_since=0.0, now=25.1) == (
+        "no packet from the device for 15 s"
+    )
+    assert reason_lost(device, link_up_since=20.0, now=35.0) is None, "our own link was down"
+    registry.mark_off("pi-1", boot=1, now=12.0)
+    assert reason_lost(device, link_up_since=0.0, now=17.0) is None
+    assert "left and did not come back within 5 s" in str(
+        reason_lost(device, link_up_since=0.0, now=17.1)
+    )

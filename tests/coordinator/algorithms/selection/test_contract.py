@@ -145,8 +145,8 @@ class LikesRowZero(Honest):
 
 
 class ReturnsList(Honest):
-    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        return super().select(candidates, k, rng).tolist()  # type: ignore[return-value]  # the fault
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Any:
+        return super().select(candidates, k, rng).tolist()
 
 
 class SelectsTwice(Honest):
