@@ -186,9 +186,7 @@ def _turn(rounds: int, size: tuple[int, int]) -> Turn:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"the run must be over within {RUN_S:g} s")
                 time.sleep(LOAD_INTERVAL_S)
-            time.sleep(
-                2 * LONGEST_PAUSE_S
-            )  # the room has seen it too, and asks nothing when it is left
+            time.sleep(2 * LONGEST_PAUSE_S)  # until the screen shows the end, so q opens no dialog
             terminal.press("q")
         return Turn(_quality(headless), _quality(watched))
 

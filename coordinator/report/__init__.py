@@ -1,1 +1,1 @@
-"""Summaries of a run, read from its store."""
+"""Summaries of a run, computed from its store."""

@@ -1,13 +1,13 @@
-"""How quantities are written for people: short, with a unit, of stable width."""
+"""Text of quantities for people: short, with a unit, of stable width."""
 
 MISSING = "–"
-"""Shown for what is not known."""
+"""Text of an unknown value."""
 
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def seconds(value: float | None) -> str:
-    """Write an exchange time: `0.042`, `1.37`, `12.4`, `3:07` from a hundred seconds on."""
+    """Return the text of an exchange time: `0.042`, `1.37`, `12.4`; `3:07` from 100 s on."""
     if value is None or value != value:
         return MISSING
     if value >= 99.95:
@@ -16,7 +16,7 @@ def seconds(value: float | None) -> str:
 
 
 def clock(value: float) -> str:
-    """Write a time of day or a long duration: `0:07`, `12:30`, `1:02:03`."""
+    """Return the text of a time of the run clock or of a long duration: `0:07`, `1:02:03`."""
     whole = int(value)
     hours, minutes = whole // 3600, whole // 60 % 60
     if hours:
@@ -25,22 +25,22 @@ def clock(value: float) -> str:
 
 
 def bandwidth(value_bps: float | None) -> str:
-    """Write a rate in bit/s: `9.5M`, `48M`, `640k`."""
+    """Return the text of a link rate in bit/s: `9.5M`, `48M`, `640k`."""
     return MISSING if value_bps is None else _prefixed(value_bps, "")
 
 
 def size(value_bytes: float | None) -> str:
-    """Write a number of bytes: `4.8 MB`, `912 kB`, `12 B`."""
+    """Return the text of a number of bytes: `4.8 MB`, `912 kB`, `12 B`."""
     return MISSING if value_bytes is None else f"{_prefixed(value_bytes, ' ')}B"
 
 
 def ratio(value: float | None, digits: int = 3) -> str:
-    """Write an accuracy or a rate: `0.871`."""
+    """Return the text of an accuracy or a rate: `0.871`."""
     return MISSING if value is None or value != value else f"{value:.{digits}f}"
 
 
 def percent(value: float | None, *, is_signed: bool = False) -> str:
-    """Write a ratio as percent: `12.3 %`, `+1.2 %`."""
+    """Return the text of a ratio in percent: `12.3 %`, `+1.2 %`."""
     if value is None or value != value:
         return MISSING
     return f"{100 * value:{'+' if is_signed else ''}.1f} %"

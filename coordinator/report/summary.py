@@ -42,10 +42,10 @@ from fairbed.coordinator.store.tables import (
 __all__ = ["RunSummary", "summarise_run", "summary_table"]
 
 MAX_DEVICES = 1_000
-"""Devices that are listed one by one."""
+"""Maximum number of devices in the summary's `fleet`."""
 FAILURES = ("failed", "lost", "rejected")
 EXACT = 1e-9
-"""Slack of the fairness bound for rounding in a sum of T terms."""
+"""Tolerance of the fairness bound for rounding in a sum of T terms."""
 
 _NOWHERE: Ints = np.zeros(0, dtype=np.int64)
 
@@ -72,17 +72,17 @@ COLUMNS = (
 
 
 def summarise_run(reader: RunReader) -> RunSummary:
-    """Return the summary of a run, live or finished; reads the store at one instant."""
+    """Return the summary of a run, live or finished, from one snapshot of the store."""
     with reader.snapshot():
         info = reader.run()
         rounds = reader.rounds()
         devices = reader.devices()
         truths = {truth.name: truth for truth in reader.truths()}
-        tallies = {tally.device: tally for tally in reader.selection_counts()}
+        counts = {count.device: count for count in reader.selection_counts()}
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
-        scores = {row.device: row for row in reader.device_metrics()}
-        crowd = reader.fleet_stats()
+        device_metrics = {row.device: row for row in reader.device_metrics()}
+        fleet_stats = reader.fleet_stats()
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
         queries = reader.columns(LossQueryRow, ("outcome", "duration_s"))
@@ -91,23 +91,23 @@ def summarise_run(reader: RunReader) -> RunSummary:
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     fleet, valid_of = [], exchanges.valid_of()
     for device in devices[:MAX_DEVICES]:
-        tally = tallies.get(device.name)
-        score = scores.get(device.name)
+        count = counts.get(device.name)
+        metric = device_metrics.get(device.name)
         of_device = valid_of.get(device.name, _NOWHERE)
         fleet.append(
             DeviceSummary(
                 name=device.name,
                 profile=kinds[device.name],
                 n_k=device.n_k,
-                selected=tally.selected if tally else 0,
-                aggregated=tally.aggregated if tally else 0,
-                selection_rate=tally.selected / tally.rounds if tally else None,
-                aggregation_rate=tally.aggregated / tally.rounds if tally else None,
+                selected=count.selected if count else 0,
+                aggregated=count.aggregated if count else 0,
+                selection_rate=count.selected / count.rounds if count else None,
+                aggregation_rate=count.aggregated / count.rounds if count else None,
                 queue=queues.get(device.name),
                 tau_s_median=_median(exchanges.tau_s[of_device]),
                 train_s_median=_median(exchanges.train_s[of_device]),
-                accuracy=score.accuracy if score else None,
-                loss=score.loss if score else None,
+                accuracy=metric.accuracy if metric else None,
+                loss=metric.loss if metric else None,
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
@@ -123,7 +123,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         wall_s=info.elapsed_s * info.row.dilation,
         virtual_s=sum(row.duration_s for row in rounds),
         dilation=info.row.dilation,
-        devices=len(devices) if crowd is None else crowd.devices,
+        devices=len(devices) if fleet_stats is None else fleet_stats.devices,
         selected={row.name: row.selected for row in fleet},
         aggregated={row.name: row.aggregated for row in fleet},
         **_model(metrics[-1] if metrics else None),
@@ -133,9 +133,9 @@ def summarise_run(reader: RunReader) -> RunSummary:
         loss_queries=_loss_queries(queries, rounds),
         audits=audits,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
-        fairness=_fairness(reader, tallies, queues)
-        if crowd is None
-        else _fairness_of(crowd, reader.plan),
+        fairness=_fairness(reader, counts, queues)
+        if fleet_stats is None
+        else _fairness_of(fleet_stats, reader.plan),
         round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
         profiles=_profiles(devices, truths, kinds, exchanges),
         fleet=fleet,
@@ -161,7 +161,7 @@ class _Table:
         self.valid = self.done & (self.numbers["is_valid"] == 1.0) & (self.tau_s > 0.0)
 
     def valid_of(self) -> dict[str, Ints]:
-        """Return where the valid exchanges of each device are."""
+        """Return the positions of the valid exchanges of each device."""
         at = np.flatnonzero(self.valid)
         names, group = np.unique(self.device[at].astype(str), return_inverse=True)
         order = np.argsort(group, kind="stable")
@@ -249,10 +249,10 @@ def _loss_queries(
 
 
 def _fairness(
-    reader: RunReader, tallies: Mapping[str, SelectionCounts], queues: Mapping[str, float]
+    reader: RunReader, counts: Mapping[str, SelectionCounts], queues: Mapping[str, float]
 ) -> Fairness:
     beta, queue_counts = reader.plan.beta, reader.plan.selection.queue_counts
-    if not tallies:
+    if not counts:
         return Fairness(
             beta=beta,
             min_selection_rate=None,
@@ -261,33 +261,33 @@ def _fairness(
             invariant_holds=None,
             queue_counts=queue_counts,
         )
-    selected = np.array([tally.selected for tally in tallies.values()], dtype=np.int64)
-    aggregated = np.array([tally.aggregated for tally in tallies.values()], dtype=np.int64)
+    selected = np.array([count.selected for count in counts.values()], dtype=np.int64)
+    aggregated = np.array([count.aggregated for count in counts.values()], dtype=np.int64)
     counted = selected if queue_counts == "selected" else aggregated
-    rounds = np.array([tally.rounds for tally in tallies.values()], dtype=np.int64)
-    debts = np.array([queues.get(name, 0.0) for name in tallies], dtype=np.float64)
-    evenness = jain(selected)
+    rounds = np.array([count.rounds for count in counts.values()], dtype=np.int64)
+    z = np.array([queues.get(name, 0.0) for name in counts], dtype=np.float64)
+    index = jain(selected)
     return Fairness(
         beta=beta,
         min_selection_rate=float((selected / rounds).min()),
         min_aggregation_rate=float((aggregated / rounds).min()),
         queue_counts=queue_counts,
-        jain=None if np.isnan(evenness) else evenness,
+        jain=None if np.isnan(index) else index,
         invariant_holds=None
-        if beta is None or not queues.keys() >= tallies.keys()
-        else bool((rate_slack(counted, rounds, beta, debts) >= -EXACT).all()),
+        if beta is None or not queues.keys() >= counts.keys()
+        else bool((rate_slack(counted, rounds, beta, z) >= -EXACT).all()),
     )
 
 
-def _fairness_of(crowd: FleetStatsRow, plan: ExperimentExcerpt) -> Fairness:
-    """Return what was counted of a fleet that has no row for each device."""
+def _fairness_of(fleet_stats: FleetStatsRow, plan: ExperimentExcerpt) -> Fairness:
+    """Return the fairness of a fleet that is stored as statistics, without a row per device."""
     return Fairness(
         beta=plan.beta,
-        min_selection_rate=crowd.min_selection_rate,
-        min_aggregation_rate=crowd.min_aggregation_rate,
+        min_selection_rate=fleet_stats.min_selection_rate,
+        min_aggregation_rate=fleet_stats.min_aggregation_rate,
         queue_counts=plan.selection.queue_counts,
-        jain=crowd.jain,
-        invariant_holds=None if plan.beta is None else crowd.slack >= -EXACT,
+        jain=fleet_stats.jain,
+        invariant_holds=None if plan.beta is None else fleet_stats.slack >= -EXACT,
     )
 
 

@@ -1,14 +1,14 @@
 """The keys of `fairbed show RUN --json`.
 
-Scripts read them, so from the first release on keys are only added. An unknown number is null; NaN
-is encoded as null, too.
+Scripts read them, so keys are only added after the first release. An unknown number, or NaN, is
+null.
 """
 
 from msgspec import Struct
 
 
 class Accuracy(Struct, frozen=True, kw_only=True):
-    """The latest evaluation, ratios over devices."""
+    """Accuracy in the latest evaluation, as ratios, over devices."""
 
     mean: float | None
     worst10: float | None
@@ -20,47 +20,49 @@ class Accuracy(Struct, frozen=True, kw_only=True):
 
 
 class Loss(Struct, frozen=True, kw_only=True):
-    """The latest evaluation, nats over devices."""
+    """Loss in the latest evaluation, nats, over devices."""
 
     mean: float | None
     std: float | None
 
 
 class ExchangeSummary(Struct, frozen=True, kw_only=True):
-    """Model exchanges; times of those that are done and valid."""
+    """Model exchanges; times are those of valid exchanges that are done."""
 
     count: int
     invalid: int
-    """Done, but may not teach the estimator."""
+    """Exchanges that are done, but excluded from the estimator."""
     contended: int
-    """Of the invalid ones: by contention on the machine that emulates the fleet."""
+    """Invalid exchanges with contention on the machine that emulates the fleet."""
     late: int
-    """Missed the deadline, and were not aggregated later."""
+    """Exchanges that missed the deadline and were not aggregated later."""
     aggregated_late: int
-    """Done, but one version late or more."""
+    """Exchanges aggregated with a staleness of at least 1."""
     staleness_mean: float | None
-    """Versions late, mean over all aggregated updates."""
+    """Mean staleness of all aggregated updates, versions."""
     cancelled: int
-    """Ended early: enough others had arrived, or a person excluded the device."""
+    """Exchanges cancelled: enough others had arrived, or an operator excluded the device."""
     failed: int
-    """Failed, lost or rejected."""
+    """Exchanges that failed, were lost or rejected."""
     median_s: float | None
     p95_s: float | None
     unaccounted_ratio: float | None
     """Median of unaccounted_s / tau_s."""
     unaccounted_median_s: float | None
     encode_median_s: float | None
-    """Of the update, at the device."""
+    """Encoding of the update on the device."""
     decode_median_s: float | None
-    """Of the model, at the device."""
+    """Decoding of the model on the device."""
     coordinator_decode_median_s: float | None
-    """Of the update, outside the exchange time; None for float32."""
+    """Decoding of the update, outside the exchange time; None for float32."""
     down_median_bytes: float | None
-    """Of one exchange."""
+    """Downloaded bytes per exchange."""
     up_median_bytes: float | None
+    """Uploaded bytes per exchange."""
     codecs_down: dict[str, int]
-    """Exchanges by the codec that was really used."""
+    """Number of exchanges by codec used for the model."""
     codecs_up: dict[str, int]
+    """Number of exchanges by codec used for the update."""
 
 
 class EstimatorError(Struct, frozen=True, kw_only=True):
@@ -70,7 +72,7 @@ class EstimatorError(Struct, frozen=True, kw_only=True):
     """Mean of |tau_hat - tau| / tau."""
     median_ape: float | None
     bias: float | None
-    """Mean of (tau_hat - tau) / tau; positive means too pessimistic."""
+    """Mean of (tau_hat - tau) / tau; positive if predictions are too long."""
 
 
 class Queues(Struct, frozen=True, kw_only=True):
@@ -82,39 +84,39 @@ class Queues(Struct, frozen=True, kw_only=True):
 
 
 class Bytes(Struct, frozen=True, kw_only=True):
-    """Models on the wire."""
+    """Bytes of models and updates on the network."""
 
     down: int
     up: int
 
 
 class Fairness(Struct, frozen=True, kw_only=True):
-    """How evenly devices were selected."""
+    """Fairness of the selection over devices."""
 
     beta: float | None
-    """Guaranteed rate; None when the policy guarantees none."""
+    """Guaranteed rate; None if the policy guarantees no rate."""
     min_selection_rate: float | None
-    """Lowest selections / rounds since it joined."""
+    """Lowest selections / rounds since the device joined."""
     min_aggregation_rate: float | None
-    """Lowest aggregated updates / rounds since it joined."""
+    """Lowest aggregated updates / rounds since the device joined."""
     jain: float | None
-    """Of the selections; 1 is equal."""
+    """Jain index of the selection counts; 1 if all are equal."""
     invariant_holds: bool | None
-    """rate >= beta - Z_T / T of every device, of the rate that `selection.queue_counts` names;
-    None without beta."""
+    """rate >= beta - Z_T / T for every device, with the rate named by `queue_counts`; None without
+    beta."""
     queue_counts: str
-    """selected or aggregated: what lowers a queue."""
+    """Event that lowers a virtual queue: `selected` or `aggregated`."""
 
 
 class ProfileSummary(Struct, frozen=True, kw_only=True):
-    """All devices of one kind."""
+    """All devices of one profile."""
 
     devices: int
     speed: float | None
-    """Configured: reference cores that one of its cores is worth; None for real devices."""
+    """Configured speed of a core relative to the reference core; None for physical devices."""
     train_s_median: float | None
     step_s_median: float | None
-    """train_s / mini-batches: comparable between devices with unequal data."""
+    """train_s / mini-batches, comparable between devices with unequal data."""
 
 
 class DeviceSummary(Struct, frozen=True, kw_only=True):
@@ -143,22 +145,22 @@ class LossQuerySummary(Struct, frozen=True, kw_only=True):
     count: int
     answered: int
     late: int
-    """No answer within `selection.loss_query_timeout_s`."""
+    """No reply within `selection.loss_query_timeout_s`."""
     median_s: float | None
-    """From a query to its answer."""
+    """Time from a query to its reply."""
     total_s: float
     """Time that loss queries added to the rounds; part of `virtual_s`."""
 
 
 class RoundTimes(Struct, frozen=True, kw_only=True):
-    """How long rounds lasted, void ones not counted."""
+    """Durations of rounds that are not void, seconds."""
 
     median: float | None
     p95: float | None
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """A run, in numbers."""
+    """Summary of a run."""
 
     run_id: str
     name: str
@@ -169,11 +171,11 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     rounds_planned: int | None
     rounds_void: int
     wall_s: float
-    """Seconds of the machine until the last thing recorded: everything included."""
+    """Real time from the start to the last record, seconds."""
     virtual_s: float
-    """The experiment's time axis: the sum of all rounds, evaluation off the record."""
+    """Time axis of the experiment: sum of the durations of all rounds, without evaluation."""
     dilation: float
-    """Seconds of the machine in one second of the fleet; every other time here is the fleet's."""
+    """Seconds of real time per second of the fleet; all times but `wall_s` are the fleet's."""
     devices: int
     selected: dict[str, int]
     aggregated: dict[str, int]

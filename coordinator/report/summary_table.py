@@ -1,4 +1,4 @@
-"""The summary of a run as plain text: `fairbed run` prints it at the end."""
+"""The summary of a run as plain text, which `fairbed run` prints at the end."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from fairbed.coordinator.report.summary_schema import (
 )
 
 MAX_DEVICES = 40
-"""Devices listed for a terminal."""
+"""Maximum number of devices listed."""
 
 _HEADINGS = (
     ("device", "<"),
@@ -27,7 +27,7 @@ _HEADINGS = (
 
 
 def summary_table(summary: RunSummary) -> str:
-    """Return the closing table of a run: its numbers, then one line a device."""
+    """Return the facts of a run, then one line per device."""
     return "\n".join([*_facts(summary), "", *_fleet(summary)])
 
 
@@ -37,14 +37,14 @@ def _facts(s: RunSummary) -> list[str]:
     reason = f": {s.reason}" if s.reason else ""
     x, fair = s.exchange, s.fairness
     contended = f" ({x.contended} by contention on this machine)" if x.contended else ""
-    slower = f", one second of the fleet in {s.dilation:.3g}" if s.dilation != 1.0 else ""
+    dilated = f", time dilation {s.dilation:.3g}" if s.dilation != 1.0 else ""
     pairs = [
         ("run", f"{s.run_id}  {s.status}{reason}"),
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
             f"p95 {seconds(s.round_s.p95)} s; "
-            f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in all{slower}",
+            f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in total{dilated}",
         ),
         (
             "accuracy",
@@ -56,7 +56,7 @@ def _facts(s: RunSummary) -> list[str]:
             "exchanges",
             f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
             f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} invalid{contended}; "
-            f"{percent(x.unaccounted_ratio)} unaccounted for",
+            f"{percent(x.unaccounted_ratio)} of the time in no phase",
         ),
         (
             "prediction",
@@ -86,12 +86,12 @@ def _facts(s: RunSummary) -> list[str]:
 def _guarantee(fair: Fairness) -> str:
     if fair.beta is None:
         return "no guarantee"
-    bound = {True: "bound holds", False: "bound broken", None: "bound unknown"}
+    bound = {True: "bound holds", False: "bound violated", None: "bound unknown"}
     return f"guaranteed {fair.beta:g}, {bound[fair.invariant_holds]}"
 
 
 def _queries(s: RunSummary) -> list[tuple[str, str]]:
-    """Return a line about loss queries and one about audits; none for what did not happen."""
+    """Return a line about loss queries and a line about audits, for each that took place."""
     q = s.loss_queries
     pairs = []
     if q.count:
@@ -99,7 +99,7 @@ def _queries(s: RunSummary) -> list[tuple[str, str]]:
             (
                 "loss query",
                 f"{q.answered} of {q.count} answered, {q.late} late, "
-                f"median {seconds(q.median_s)} s; {clock(q.total_s)} of the rounds",
+                f"median {seconds(q.median_s)} s; {clock(q.total_s)} of the time in rounds",
             )
         )
     if s.audits:
@@ -108,11 +108,11 @@ def _queries(s: RunSummary) -> list[tuple[str, str]]:
 
 
 def _lateness(x: ExchangeSummary) -> str:
-    """Return the counts of late updates that were merged and of cancelled exchanges, if any."""
-    merged = f" and {x.aggregated_late} merged late" if x.aggregated_late else ""
-    mean = f" ({x.staleness_mean:.2g} versions on average)" if x.aggregated_late else ""
+    """Return the counts of late aggregated updates and of cancelled exchanges, if any."""
+    aggregated = f", {x.aggregated_late} aggregated late" if x.aggregated_late else ""
+    mean = f" (staleness {x.staleness_mean:.2g} on average)" if x.aggregated_late else ""
     cancelled = f", {x.cancelled} cancelled" if x.cancelled else ""
-    return f"{merged}{mean}{cancelled}"
+    return f"{aggregated}{mean}{cancelled}"
 
 
 def _named(codecs: dict[str, int]) -> str:
