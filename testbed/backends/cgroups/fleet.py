@@ -1,4 +1,4 @@
-"""The control groups of a fleet: one set for every device, made together and removed together."""
+"""The control groups of a fleet: one set per device, made and removed together."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from fairbed.testbed.emulation.quota import checked_share
 from fairbed.testbed.errors import BackendError
 
 AGENT_MEMORY_BYTES = 96 << 20
-"""A device has at least this: an agent takes 76 MiB at its peak (`fairbed bench agent-memory`)."""
+"""Smallest memory limit of a device: an agent needs up to 76 MiB (`fairbed bench agent-memory`)."""
 
 _TEMPORARY = re.compile(r"fairbed-(\d+)-[0-9a-f]+")
 
@@ -30,16 +30,16 @@ _TEMPORARY = re.compile(r"fairbed-(\d+)-[0-9a-f]+")
 async def open_groups(
     fleet: Mapping[str, DeviceSpec], names: Mapping[str, str]
 ) -> AsyncIterator[dict[str, Group]]:
-    """Make the groups of a fleet; leaving kills what is inside and removes them.
+    """Make the groups of a fleet; leaving kills all processes inside and removes the groups.
 
-    Groups that dead runs have left behind go first.
+    Leftovers of dead runs are removed first.
 
     Args:
         fleet: The devices by name.
-        names: What the group of each is called.
+        names: Name of the group of each device.
 
     Raises:
-        BackendError: A group cannot be made, or limited as the device wants.
+        BackendError: A group cannot be made or limited.
     """
     places = await anyio.to_thread.run_sync(find_places)
     await anyio.to_thread.run_sync(sweep, places, is_leftover)
@@ -48,17 +48,17 @@ async def open_groups(
         await anyio.to_thread.run_sync(_make, groups, fleet)
         yield groups
     finally:
-        with anyio.CancelScope(shield=True):  # bounded: END_S for each that resists
+        with anyio.CancelScope(shield=True):  # bounded: END_S per group
             await anyio.to_thread.run_sync(_remove, groups)
 
 
 def temporary_name() -> str:
-    """Return a new name for a group that this process makes and removes again by itself."""
+    """Return a new name for a group that this process makes and removes again."""
     return f"fairbed-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a group is of a run, or of a process, of ours that is dead."""
+    """Return whether a group belongs to a run or a process of Fairbed that has ended."""
     owner, maker = owner_of(name), _TEMPORARY.fullmatch(name)
     if owner is not None:
         return not is_alive(owner)
@@ -66,10 +66,10 @@ def is_leftover(name: str) -> bool:
 
 
 def limit(group: Group, name: str, spec: DeviceSpec, speed: float | None) -> None:
-    """Give a device its speed and its memory.
+    """Limit the speed and the memory of a device.
 
     Raises:
-        BackendError: The kernel cannot do that.
+        BackendError: The kernel rejected a limit.
     """
     limit_speed(group, name, speed)
     if spec.device is not None:
@@ -77,20 +77,20 @@ def limit(group: Group, name: str, spec: DeviceSpec, speed: float | None) -> Non
 
 
 def limit_speed(group: Group, name: str, speed: float | None) -> None:
-    """Give a device its speed.
+    """Limit the speed of a device.
 
     Raises:
-        BackendError: The kernel cannot do that.
+        BackendError: The speed is below the kernel's minimum, or the kernel rejected it.
     """
     check_share(name, speed)
     group.limit_cpu(speed)
 
 
 def check_share(name: str, speed: float | None) -> None:
-    """See whether a device can have a speed.
+    """Check that a device can have a speed.
 
     Raises:
-        BackendError: It is less than the kernel can give.
+        BackendError: The speed is below the kernel's minimum.
     """
     try:
         checked_share(1.0 if speed is None else speed)
@@ -102,7 +102,7 @@ def try_groups() -> None:
     """Make a group, limit it, and remove it again.
 
     Raises:
-        CgroupError: That is impossible here.
+        CgroupError: Control groups do not work on this machine.
     """
     group = Group(find_places(), temporary_name())
     group.make()
@@ -126,7 +126,7 @@ def _remove(groups: Mapping[str, Group]) -> None:
     for group in groups.values():
         try:
             group.remove()
-        except CgroupError as exc:  # the others go all the same
+        except CgroupError as exc:  # continue with the others
             problem = problem or exc
     if problem is not None:
         raise problem

@@ -1,4 +1,4 @@
-"""The control groups of one device: made, limited, looked at, emptied and removed."""
+"""The control groups of one device: make, limit, measure and remove them."""
 
 import os
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from fairbed.testbed.backends.sandbox import Sandbox
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """What the processes of a group have had since it was made."""
+    """Usage of the processes of a group since it was made."""
 
     cpu_s: float
     throttled_s: float
-    """At least one of them was held back by the quota."""
+    """Time for which the quota stopped at least one process."""
     waiting_s: float | None
-    """At least one of them was ready to run and did not, whatever the reason; None is unknown."""
+    """Time for which at least one process was ready but not running, for any reason; None is
+    unknown."""
     memory_kills: int
     """Processes killed because the group's memory was full."""
 
     @property
     def contended_s(self) -> float | None:
-        """Ready to run and allowed to, but this machine was busy; None is unknown.
+        """Time of waiting without throttling, because this machine was busy; None is unknown.
 
-        Pressure counts what the quota holds back too: 1559 ms against 1548 ms throttled on a
-        nearly idle machine.
+        Pressure includes throttling: 1559 ms against 1548 ms throttled on a nearly idle machine.
         """
         return None if self.waiting_s is None else max(0.0, self.waiting_s - self.throttled_s)
 
 
 class Group:
-    """One device's group in every hierarchy.
+    """The group of one device in every hierarchy.
 
     Args:
-        places: Where groups can be made.
-        name: Of the group in each of them; unlike any other on this machine.
+        places: Folders in which groups can be made.
+        name: Name of the group in each of them; unique on this machine.
     """
 
     def __init__(self, places: CgroupPlaces, name: str) -> None:
@@ -49,10 +49,10 @@ class Group:
         self._unified = None if places.unified is None else places.unified / name
         self._quota = Quota(self._cpu, self._cpu_version)
         self._lock: int | None = None
-        """Descriptor that keeps others from sweeping the group."""
+        """Descriptor of the lock that keeps other processes from removing the group."""
 
     def sandbox(self) -> Sandbox:
-        """Return what a process needs to go in."""
+        """Return the sandbox by which a process enters the group."""
         return Sandbox(
             procs=tuple(str(folder / "cgroup.procs") for folder in self._folders),
             quota_folder=str(self._cpu),
@@ -60,10 +60,10 @@ class Group:
         )
 
     def make(self) -> None:
-        """Make the group; it limits nothing yet, and is ours as long as this process lives.
+        """Make the group, without limits; this process owns it as long as it is alive.
 
         Raises:
-            CgroupError: It cannot be made; nothing is left of it.
+            CgroupError: The group cannot be made; its parts are removed.
         """
         made: list[Path] = []
         for folder in self._folders:
@@ -72,18 +72,18 @@ class Group:
             except OSError as exc:
                 self._end(made)
                 raise CgroupError(
-                    f"{folder}: must be possible to make, got: {exc.strerror}; {WHAT_TO_DO}"
+                    f"{folder}: cannot be made, {exc.strerror}; {WHAT_TO_DO}"
                 ) from exc
             made.append(folder)
-            if self._lock is None:  # one holds all that have its name
+            if self._lock is None:  # one lock covers the groups of all hierarchies
                 self._lock = lock_group(folder)
 
     def limit_cpu(self, share: float | None) -> None:
-        """Give the group so many cores from now on; None is all there are.
+        """Limit the group to a share, in cores; None is not limited.
 
         Raises:
-            ValueError: The share is less than the kernel can give.
-            CgroupError: The kernel refused.
+            ValueError: The share is below the kernel's minimum.
+            CgroupError: The kernel rejected the limit.
         """
         self._quota.set(share)
 
@@ -91,7 +91,7 @@ class Group:
         """Limit the memory of the group, without swap; a process that needs more is killed.
 
         Raises:
-            CgroupError: The kernel refused.
+            CgroupError: The kernel rejected the limit.
         """
         pages = n_bytes // os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PAGE_SIZE")
         if self._memory_version == 2:
@@ -104,10 +104,10 @@ class Group:
             write_checked(self._memory / "memory.memsw.limit_in_bytes", str(pages))
 
     def usage(self) -> GroupUsage:
-        """Return what the processes have had.
+        """Return the usage of the processes.
 
         Raises:
-            CgroupError: The group is gone.
+            CgroupError: The group does not exist.
         """
         stat = read_fields(self._cpu / "cpu.stat")
         if self._cpu_version == 2:
@@ -124,7 +124,7 @@ class Group:
         )
 
     def remove(self) -> None:
-        """Kill what is left inside, and remove the group.
+        """Kill the processes inside, and remove the group.
 
         Raises:
             CgroupError: A process in it cannot be killed.
@@ -145,6 +145,6 @@ class Group:
             return None
         try:
             some = read(self._unified / "cpu.pressure").splitlines()[0]
-        except CgroupError:  # the kernel was started without
+        except CgroupError:  # the kernel was started without pressure counters
             return None
         return int(some.rpartition("total=")[2]) * 1e-6

@@ -1,16 +1,14 @@
-"""The file or files in which the kernel keeps the processor quota of one group.
+"""The processor quota of one control group, and its increase during compute sections.
 
-Lifts a device's quota while the pace of a compute section holds it back instead.
-
-    outside of sections     quota = q            the kernel holds back what the agent does besides
+    outside of sections     quota = q            the kernel limits the other work of the agent
     inside                  quota = 2 q          the pace sleeps until the device would be done
 
-The kernel counts the processor time that work takes, which half depends on the neighbours; the
-pace charges what the same work always costs (docs/decisions/0009). With a quota of just q, work
-that took 20 % more time than it is charged would end 20 % late.
+The kernel counts the processor time that work takes, which depends on other load; the pace charges
+the calibrated cost of the work (docs/decisions/0009). With a quota of q, work that takes 20 % more
+time than its cost would end 20 % late.
 
-The backend changes q meanwhile: it writes the gauge first, then the quota. So whoever leaves a
-section looks at the gauge once more after having written the quota.
+The backend changes q meanwhile: it writes the gauge first, then the quota. So the end of a section
+reads the gauge again after it has written the quota.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,16 +19,16 @@ from fairbed.testbed.backends.cgroups.files import OpenFile, read, write, write_
 from fairbed.testbed.emulation.quota import HEADROOM, CfsQuota, cfs_period_us, cfs_quota
 
 NO_LIMIT = -1
-"""The value of version 1."""
+"""Value of an unlimited quota in version 1."""
 
 
 class Quota:
-    """Caps the processor time of one group.
+    """The processor quota of one group.
 
     Args:
         folder: The group.
-        version: Of control groups there, 1 or 2.
-        is_shared: Somebody else sets it too, and the period; it is looked up each time.
+        version: Version of the control group, 1 or 2.
+        is_shared: Whether another process sets quota and period too; then `set` reads the period.
     """
 
     def __init__(self, folder: Path, version: int, *, is_shared: bool = False) -> None:
@@ -42,13 +40,13 @@ class Quota:
         self._quota_file = OpenFile(self._max if version == 2 else self._amount_file)
 
     def set(self, share: float | None) -> CfsQuota:
-        """Give the group so many cores from now on; None is all there are.
+        """Limit the group to a share, in cores; None is not limited.
 
-        The period stays what the first share made it, unless a share is too small for it.
+        The first share determines the period, which changes only if a share is too small for it.
 
         Raises:
-            ValueError: The share is less than the kernel can give.
-            CgroupError: The kernel refused.
+            ValueError: The share is below the kernel's minimum.
+            CgroupError: The kernel rejected the quota.
         """
         known = self._found_period_us() if self._is_shared else self._period_us
         quota = cfs_quota(share, known or cfs_period_us(1.0 if share is None else share))
@@ -57,7 +55,7 @@ class Quota:
         return quota
 
     def close(self) -> None:
-        """Give back what was opened."""
+        """Close the open file."""
         self._quota_file.close()
 
     def _found_period_us(self) -> int:
@@ -68,31 +66,31 @@ class Quota:
             text = "max" if quota.quota_us is None else str(quota.quota_us)
             self._quota_file.write(f"{text} {quota.period_us}")
             return
-        if is_new_period:  # both must be legal together at every moment
+        if is_new_period:  # remove the limit first: the kernel checks quota and period together
             write(self._amount_file, str(NO_LIMIT))
             write_checked(self._period_file, str(quota.period_us))
         self._quota_file.write(str(NO_LIMIT if quota.quota_us is None else quota.quota_us))
 
 
 class Headroom:
-    """Where the process of a device gets more than its share for a while.
+    """Raises the quota of a device during its compute sections.
 
     Args:
-        quota: Of the device.
-        speed: Returns its present speed, in cores of this machine.
+        quota: The quota of the device.
+        speed: Returns the current speed of the device, in cores of this machine.
     """
 
     def __init__(self, quota: Quota, speed: Callable[[], float]) -> None:
         self._quota, self._speed = quota, speed
         self._lifted_for = 0.0
-        """The speed that the quota was lifted for; 0 is not lifted."""
+        """Speed for which the quota was raised; 0 is not raised."""
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Have headroom inside, and none afterwards.
+        """Raise the quota inside the context, and restore it at its end.
 
         Raises:
-            CgroupError: The kernel refused.
+            CgroupError: The kernel rejected the quota.
         """
         self.follow()
         try:
@@ -101,7 +99,7 @@ class Headroom:
             self._drop()
 
     def follow(self) -> None:
-        """Lift the quota again if the speed has changed, which has set it to no more than that."""
+        """Raise the quota again if the speed has changed, which reset the quota to the speed."""
         speed = self._speed()
         if speed != self._lifted_for:
             self._quota.set(HEADROOM * speed)

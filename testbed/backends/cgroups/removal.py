@@ -1,4 +1,4 @@
-"""Ends what is in control groups, and removes them: our own, and those that dead runs have left."""
+"""Kills the processes in control groups and removes the groups, also those of dead runs."""
 
 import fcntl
 import os
@@ -12,29 +12,30 @@ from fairbed.testbed.backends.cgroups.files import CgroupError, read
 from fairbed.testbed.backends.cgroups.places import CgroupPlaces
 
 END_S = 2.0
-"""For killed processes to be gone."""
+"""Longest wait for killed processes to end, seconds."""
 
 POLL_S = 1e-3
 
 
 def remove_folders(folders: list[Path], within_s: float = END_S) -> None:
-    """Kill everything in groups and remove them; those that are gone already are fine.
+    """Kill all processes in groups and remove the groups; missing groups are skipped.
 
     Raises:
-        CgroupError: A process in one cannot be killed.
+        CgroupError: A process in a group does not end.
     """
     deadline = time.monotonic() + within_s
     left = [folder for folder in folders if folder.exists()]
     while left:
         for folder in left:
             _kill(folder)
-            with suppress(OSError):  # the dead have not left yet
+            with suppress(OSError):  # killed processes are still in the group
                 folder.rmdir()
         left = [folder for folder in left if folder.exists()]
         if left and time.monotonic() >= deadline:
             raise CgroupError(
-                f"{left[0]}: must be empty {within_s:g} s after all in it were killed, got "
-                f"processes {list(members(left[0]))}; see what they wait for"
+                f"{left[0]}: must be empty {within_s:g} s after its processes were killed, got "
+                f"processes {list(members(left[0]))}; see what they wait for: "
+                "ps -o pid,stat,wchan,cmd"
             )
         if left:
             time.sleep(POLL_S)
@@ -44,7 +45,7 @@ def members(folder: Path) -> Iterator[int]:
     """Yield the processes of a group that this process can see."""
     with suppress(CgroupError):
         for line in read(folder / "cgroup.procs").splitlines():
-            if int(line) > 0:  # 0 is one of another process namespace
+            if int(line) > 0:  # 0 is a process of another PID namespace
                 yield int(line)
 
 
@@ -55,24 +56,24 @@ def _kill(folder: Path) -> None:
 
 
 def lock_group(folder: Path) -> int:
-    """Keep others from sweeping a group; return the descriptor that does, until it is closed.
+    """Lock a group against removal by other processes; return the descriptor of the lock.
 
-    Who sweeps may have another /run than we, and see no owner of ours there. The tree of groups is
-    the same for all, so it is the group itself that is locked.
+    Closing the descriptor frees the lock. The group itself is locked, because another process may
+    have another /run, without the lock file of the owner, but it has the same tree of groups.
 
     Raises:
-        CgroupError: The group is gone.
+        CgroupError: The group does not exist.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
-        raise CgroupError(f"{folder}: must stay until we remove it, got: {exc.strerror}") from exc
-    fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who just looks, microseconds
+        raise CgroupError(f"{folder}: must exist to be locked, got: {exc.strerror}") from exc
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for `is_locked` of a process, microseconds
     return descriptor
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether the process that made a group lives."""
+    """Return whether the process that made a group is alive."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -87,14 +88,14 @@ def is_locked(folder: Path) -> bool:
 
 
 def sweep(places: CgroupPlaces, is_leftover: Callable[[str], bool]) -> list[str]:
-    """Remove groups that were left behind, wherever they were made; return their names.
+    """Remove the leftovers of dead runs in all hierarchies; return the names of the groups.
 
-    What cannot be removed is left alone: its processes are in another process namespace. So is what
-    somebody holds.
+    Locked groups are skipped, and those with processes of another PID namespace, which cannot be
+    killed.
 
     Args:
-        places: Where groups are made.
-        is_leftover: Tells of the name of a group whether it is one of ours without an owner.
+        places: The hierarchies.
+        is_leftover: Returns whether a group of this name belongs to Fairbed and has no owner.
     """
     found: dict[str, list[Path]] = {}
     for top in places.tops:

@@ -1,1 +1,1 @@
-"""Agents in containers: a file system and process numbers of their own."""
+"""Agents in containers: each has its own file system and process ids."""

@@ -1,9 +1,9 @@
-"""Removes a run's containers when the run is over, however it ends.
+"""Removes a run's containers when the run ends, even if it is killed.
 
-Containers are no children of ours, so no signal reaches them when we are killed. A shell waits for
-the end of its standard input, which only we hold open, and then has podman remove them: the same
-way after an orderly end and after `kill -9`. Containers that even that has left, after a power
-cut, go when the next containers are started.
+Containers are not children of this process, so they do not end with it. A shell waits for the end
+of its stdin, which only this process keeps open, and then runs podman to remove them: after a
+regular end and after `kill -9`. Leftovers after a power cut are removed at the next start of
+containers.
 """
 
 import subprocess
@@ -19,6 +19,7 @@ from fairbed.testbed.backends.network.plan.names import owner_of
 from fairbed.testbed.errors import BackendError
 
 REMOVE_TIMEOUT_S = 60.0
+"""Longest wait for podman to remove the containers, seconds."""
 
 _WAIT = 'cat > /dev/null; exec "$@" > /dev/null'
 
@@ -29,35 +30,37 @@ _REMOVE = ("rm", "--force", "--ignore", "--time=0")
 async def removed_at_end(
     engine: ContainerEngine, names: Sequence[str], log: Path
 ) -> AsyncIterator[None]:
-    """Have containers of these names removed at the end.
+    """Remove containers at the end of the context, and also if this process is killed.
 
     Args:
-        engine: Runs them.
-        names: Of containers that may or may not exist by then.
+        engine: Runs the containers.
+        names: Names of the containers; some may not exist.
         log: Receives the output of podman.
 
     Raises:
-        BackendError: The machine refused a process, or they cannot be removed.
+        BackendError: A process cannot be started, or the containers cannot be removed.
     """
     with log.open("ab") as stderr:
         try:
-            keeper = await anyio.open_process(
-                ["sh", "-c", _WAIT, "keeper", *engine.command, *_REMOVE, *names],
+            remover = await anyio.open_process(
+                ["sh", "-c", _WAIT, "remover", *engine.command, *_REMOVE, *names],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                start_new_session=True,  # a Ctrl-C is for us alone
+                start_new_session=True,  # so that Ctrl-C does not reach it
             )
         except OSError as exc:
-            raise BackendError(f"keeper: cannot be started, {exc}; end other processes") from exc
-    assert keeper.stdin is not None
+            raise BackendError(
+                f"container removal: cannot start its shell, {exc}; end other processes"
+            ) from exc
+    assert remover.stdin is not None
     try:
         yield
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(REMOVE_TIMEOUT_S) as scope:
-            await keeper.stdin.aclose()
-            await keeper.wait()
-        if scope.cancelled_caught or keeper.returncode != 0:
+            await remover.stdin.aclose()
+            await remover.wait()
+        if scope.cancelled_caught or remover.returncode != 0:
             raise BackendError(f"podman: must remove the containers of this run; see {log}")
 
 
@@ -72,14 +75,14 @@ async def sweep(engine: ContainerEngine) -> None:
 
 
 async def remove(engine: ContainerEngine, names: Iterable[str]) -> None:
-    """Remove containers, killing what runs in them; those that are gone are fine.
+    """Remove containers and kill their processes; missing containers are skipped.
 
     Raises:
         BackendError: podman fails.
     """
-    doomed = list(names)
-    if doomed:
-        await engine(*_REMOVE, *doomed)
+    found = list(names)
+    if found:
+        await engine(*_REMOVE, *found)
 
 
 def _is_leftover(name: str) -> bool:

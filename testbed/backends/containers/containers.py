@@ -1,8 +1,8 @@
-"""The agent containers of a run, by device: started, watched, ended; in place of a fork server.
+"""The agent containers of a run: starts, watches and ends them, in place of a fork server.
 
-A container starts with the launcher, which waits at a pipe. Meanwhile its process is moved into
-the control groups of the device, from outside, and only then told what to be. The quota is mounted
-into it, for the pace of its compute sections.
+A container starts the launcher, which waits for its parameters at a FIFO. Its process is first
+moved into the control groups of the device, from outside, and then receives the parameters. The
+control group of the quota is mounted into the container, for the pace of compute sections.
 """
 
 import os
@@ -25,32 +25,33 @@ from fairbed.testbed.backends.sandbox import Sandbox, admit
 from fairbed.testbed.errors import BackendError
 
 AT_ONCE = 4
-"""Containers that start at the same time: podman takes some 0.1 s of processor time for each."""
+"""Containers that start at the same time; each takes some 0.1 s of processor time in podman."""
 
 QUOTA_INSIDE = "/run/fairbed/quota"
-"""Where a container finds the control group that holds its quota."""
+"""Path inside a container of the control group that has its quota."""
 
 POLL_S = 0.01
-"""Between two looks whether a container's launcher is at its pipe."""
+"""Interval of attempts to open the FIFO of a launcher, seconds."""
 
 
 @dataclass(slots=True)
 class _RunningContainer:
     pid: int
-    """Of the container's first process, as this machine counts."""
+    """Process id of the container's first process, outside of the container."""
     gone: anyio.Event
+    """Set when the container has ended."""
     is_ending: bool = False
-    """We have asked for its end."""
+    """Whether the backend has requested its end."""
 
 
 class Containers:
-    """Starts agents in containers and keeps track of them; made by `open_containers`.
+    """Starts agents in containers and tracks them; see `open_containers`.
 
     Args:
-        engine: Runs them.
-        names: What the container of each device is called.
-        folder: Of the run, which they see.
-        tasks: Runs as long as they do.
+        engine: Runs the containers.
+        names: Name of the container of each device.
+        folder: Folder of the run, mounted into each container.
+        tasks: Task group for the tasks that watch the containers.
         on_end: Called for every agent that ends.
     """
 
@@ -66,7 +67,7 @@ class Containers:
         self._tasks, self._on_end = tasks, on_end
         self._running: dict[str, _RunningContainer] = {}
         self._started_before: set[str] = set()
-        """Devices that have had a container before."""
+        """Devices that had a container before."""
         self._limiter = anyio.CapacityLimiter(AT_ONCE)
 
     @property
@@ -75,10 +76,10 @@ class Containers:
         return {name: container.pid for name, container in self._running.items()}
 
     async def start(self, launches: Sequence[Launch]) -> None:
-        """Start agents, some at a time; return when every one is in its groups.
+        """Start agents, some at a time; return when each is in its control groups.
 
         Raises:
-            BackendError: podman refused one, or it ended at once.
+            BackendError: podman cannot start a container, or its launcher ended at once.
         """
         problems: list[BackendError] = []
 
@@ -95,10 +96,10 @@ class Containers:
             raise problems[0]
 
     async def end(self, names: Iterable[str], number: int) -> None:
-        """Send a signal to the agents that are alive; return when they are gone.
+        """Send a signal to the agents that are alive; return when they have ended.
 
         Raises:
-            BackendError: One does not go.
+            BackendError: An agent does not end.
         """
         requested = {name: self._running[name] for name in names if name in self._running}
         for container in requested.values():
@@ -117,17 +118,17 @@ class Containers:
             )
 
     async def signal(self, names: Iterable[str], number: int) -> None:
-        """Send a signal to the agents that are alive, and wait for nothing."""
+        """Send a signal to the agents that are alive; return at once."""
         for name in names:
             if name in self._running:
                 _send(self._running[name].pid, number)
 
     async def close(self) -> None:
-        """End all agents, politely at first."""
+        """End all agents, by SIGTERM, then by SIGKILL."""
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(STOP_TIMEOUT_S):
                 await self.end(list(self._running), signal.SIGTERM)
-            with suppress(BackendError):  # the keeper has it removed
+            with suppress(BackendError):  # `removed_at_end` removes the rest
                 await self.end(list(self._running), signal.SIGKILL)
 
     async def _start(self, launch: Launch) -> None:
@@ -149,7 +150,7 @@ class Containers:
                 pipe.unlink(missing_ok=True)
 
     async def _run(self, name: str, sandbox: Sandbox, pipe: Path) -> None:
-        """Start a container, and put its process into the device's groups."""
+        """Start a container, and move its process into the device's control groups."""
         engine, called = self._engine, self._names[name]
         if name in self._started_before:
             await remove(engine, [called])
@@ -178,7 +179,7 @@ class Containers:
             admit(pid, sandbox)
         except (OSError, ValueError) as exc:
             raise BackendError(
-                f"{name}: its container must run, got: {exc}; {self._advice}"
+                f"{name}: its container must stay running, got: {exc}; {self._advice}"
             ) from exc
         finally:
             found.unlink(missing_ok=True)
@@ -186,10 +187,10 @@ class Containers:
         self._tasks.start_soon(self._watch, name, descriptor, name=f"watch[{name}]")
 
     async def _send_launch(self, name: str, pipe: Path, launch: Launch) -> None:
-        """Send its parameters to a launcher, as soon as it listens."""
+        """Send its parameters to a launcher, as soon as it reads the FIFO."""
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             while name in self._running:
-                with suppress(OSError):  # it does not listen yet
+                with suppress(OSError):  # the launcher has not opened it yet
                     descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
                     try:
                         os.write(descriptor, msgspec.json.encode(launch) + b"\n")
@@ -197,7 +198,7 @@ class Containers:
                         os.close(descriptor)
                     return
                 await anyio.sleep(POLL_S)
-        raise BackendError(f"{name}: its container must start our launcher; {self._advice}")
+        raise BackendError(f"{name}: its container must start the launcher; {self._advice}")
 
     async def _watch(self, name: str, descriptor: int) -> None:
         container = self._running[name]
@@ -213,11 +214,11 @@ class Containers:
         )
 
     async def _status(self, name: str) -> int:
-        """Return how an agent ended, as the fork server reports it."""
+        """Return the exit status of an agent, minus the signal number if a signal killed it."""
         with anyio.CancelScope(shield=True):
             try:
                 status = int(await self._engine("wait", self._names[name]))
-            except BackendError:  # the container is gone already
+            except BackendError:  # the container was removed already
                 return -signal.SIGKILL
         return 128 - status if status > 128 else status
 
@@ -228,14 +229,14 @@ class Containers:
 async def open_containers(
     engine: ContainerEngine, names: Mapping[str, str], folder: Path, on_end: OnEnd
 ) -> AsyncIterator[Containers]:
-    """Run agents in containers; at the end all of them are gone.
+    """Run agents in containers; leaving removes all of them.
 
-    Containers that dead runs have left behind go first.
+    Leftovers of dead runs are removed first.
 
     Args:
-        engine: Runs them.
-        names: What the container of each device is called.
-        folder: Of the run, which they see.
+        engine: Runs the containers.
+        names: Name of the container of each device.
+        folder: Folder of the run, mounted into each container.
         on_end: Called for every agent that ends.
 
     Raises:

@@ -1,11 +1,11 @@
-"""How containers are run on this machine, found out by running one.
+"""Runs containers with podman; finds the options that work on this machine by a trial.
 
-podman takes the root of this machine as a container's, with an overlay that keeps what the
-container writes: nothing is pulled or built, and the agent is the one that is installed here. With
-an image, built from our `Containerfile`, it is the one in the image.
+Without an image, the root file system of this machine is the root of a container, under an overlay
+that receives its writes: nothing is pulled or built, and the agent is the installed one. With an
+image, built from the `Containerfile`, the agent is the one of the image.
 
-crun refuses machines with control groups of both versions, runc takes them; so the runtime that
-podman would choose is tried first, then runc.
+crun does not work where control groups of both versions are mounted, but runc does. So podman's
+default runtime is tried first, then runc.
 """
 
 import shutil
@@ -20,47 +20,47 @@ import anyio
 from fairbed.testbed.errors import BackendError, BackendUnavailable
 
 RUN_TIMEOUT_S = 60.0
-"""For podman to do one thing, on a machine that starts a whole fleet."""
+"""Longest run time of podman, on a machine that is busy with the start of a fleet; seconds."""
 
 RUNTIMES: tuple[tuple[str, ...], ...] = ((), ("--runtime", "runc"))
 
 LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
-"""Said by name: podman would raise the defaults, which takes CAP_SYS_RESOURCE."""
+"""Explicit limits, because podman's defaults raise the limits, which needs CAP_SYS_RESOURCE."""
 
 PACKAGES = Path(__file__).parents[4]
-"""Folder that holds our packages."""
+"""Folder that contains the `fairbed` package."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerEngine:
-    """Runs containers; found by `find_engine`."""
+    """Runs containers; see `find_engine`."""
 
     command: tuple[str, ...]
-    """podman with the options that make it work here."""
+    """podman with the options that work on this machine."""
     image: str | None = None
-    """What containers are made of; None is this machine's own root."""
+    """Container image; None is this machine's root file system."""
 
     async def __call__(self, *arguments: str) -> str:
-        """Run podman; return what it prints.
+        """Run podman; return its stdout.
 
         Raises:
-            BackendError: It fails.
+            BackendError: podman fails.
         """
         return await _run([*self.command, *arguments])
 
     @property
     def source(self) -> list[str]:
-        """Arguments for the root file system of a container; the last before its command."""
+        """Arguments for the root file system of a container; they must precede its command."""
         return ["--pull=never", self.image] if self.image else ["--rootfs", "/:O"]
 
     @property
     def python(self) -> str:
-        """The interpreter inside."""
+        """The Python interpreter inside a container."""
         return "python" if self.image else sys.executable
 
     @property
     def mounts(self) -> list[str]:
-        """Arguments that give a container what its interpreter needs of this machine."""
+        """Arguments that mount what the interpreter inside needs of this machine."""
         if self.image:
             return []
         folders = dict.fromkeys([sys.prefix, sys.base_prefix, str(PACKAGES)])
@@ -69,13 +69,13 @@ class ContainerEngine:
 
 
 async def find_engine(image: str | None = None) -> ContainerEngine:
-    """Return what runs containers here, by running one.
+    """Return an engine that works on this machine, by a trial.
 
     Args:
-        image: What containers are made of; None is this machine's own root.
+        image: Container image; None is this machine's root file system.
 
     Raises:
-        BackendUnavailable: Nothing does.
+        BackendUnavailable: No engine works.
     """
     podman = shutil.which("podman")
     if podman is None:
@@ -103,5 +103,5 @@ async def _run(command: Sequence[str]) -> str:
         raise BackendError(f"podman: cannot be run, {reason}; try again") from exc
     if done.returncode != 0:
         output = " ".join(done.stderr.decode(errors="replace").split())
-        raise BackendError(f"podman: must run {' '.join(command[1:3])}, got: {output}")
+        raise BackendError(f"podman: {' '.join(command[1:3])} failed: {output}")
     return done.stdout.decode()

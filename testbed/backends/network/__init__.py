@@ -1,1 +1,1 @@
-"""Network namespaces: a shaped link to this machine for each device, on Linux."""
+"""Network namespaces on Linux: one shaped link to this machine per device."""

@@ -1,8 +1,8 @@
-"""`ip` and `tc` inside the hub, kept running, fed with lines: a change costs microseconds.
+"""Long-running `ip` and `tc` processes inside the hub; a change is a line that costs microseconds.
 
-Neither program acknowledges a line, so a batch ends with one that cannot be understood and carries
-a number. The complaint about it on stderr says that all lines before it were done; what was said
-before that complaint are their errors.
+Neither program acknowledges a line, so each batch ends with a fence: an invalid line with a number.
+The error about the fence on stderr means that all lines before it were executed; earlier output
+has their errors.
 """
 
 import os
@@ -22,14 +22,14 @@ from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper
 from fairbed.testbed.errors import BackendError
 
 LINES_AT_ONCE = 200
-"""Between two waits for an answer: a complaint takes up to 300 bytes, a pipe holds 64 KiB, so the
-program never waits for us while we wait for it."""
+"""Lines between two fences. An error takes up to 300 bytes and a pipe holds 64 KiB, so the program
+never blocks on stderr while this process waits for it."""
 
-MAX_COMPLAINT_BYTES = 1 << 14
-"""Of one line on stderr."""
+MAX_ERROR_BYTES = 1 << 14
+"""Longest line on stderr."""
 
 MAX_LISTED = 3
-"""Complaints of one batch that are passed on."""
+"""Errors of one batch that are listed in the exception."""
 
 
 class BatchPipe:
@@ -48,13 +48,13 @@ class BatchPipe:
         self._lock = anyio.Lock(fast_acquire=True)
 
     async def run(self, lines: Sequence[str]) -> None:
-        """Run lines, in order; return when all have taken effect.
+        """Run lines in order; return when all are in effect.
 
-        A line that fails does not keep the others from being run. Not interrupted by a
-        cancellation, so that nothing is left half written.
+        Lines after a failed one are run too. Cancellation does not interrupt it, so that no line is
+        written in part.
 
         Raises:
-            BackendError: The kernel refused a line, or the program is gone.
+            BackendError: The kernel refused a line, or the program has ended.
         """
         if not lines:
             return
@@ -75,8 +75,8 @@ class BatchPipe:
             ) as exc:
                 why = self._errors[-1] if self._errors else repr(exc)
                 raise BackendError(
-                    f"network: {self._program} must stay alive and answer, got {why}; "
-                    "was it killed?"
+                    f"network: {self._program} must stay alive and reply, got {why}; "
+                    "check whether it was killed"
                 ) from exc
         if failures:
             more = f" (and {len(failures) - MAX_LISTED} more)" if len(failures) > MAX_LISTED else ""
@@ -90,7 +90,7 @@ class BatchPipe:
         await self._stdin.send("\n".join([*lines, fence, ""]).encode())
         failures: list[str] = []
         while True:
-            line = await self._stderr.receive_until(b"\n", MAX_COMPLAINT_BYTES)
+            line = await self._stderr.receive_until(b"\n", MAX_ERROR_BYTES)
             text = line.decode(errors="replace").strip()
             if not text.startswith("Command failed -:"):
                 self._errors.append(text)
@@ -110,12 +110,12 @@ async def open_batch_pipe(
     """Keep a program running inside a namespace.
 
     Args:
-        program: Which one.
-        namespace: Where.
+        program: The program.
+        namespace: Path of the namespace.
         host: `identity` of the host's namespace, which is refused.
 
     Raises:
-        BackendError: It cannot be started.
+        BackendError: The program cannot be started.
     """
     inside = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""What has passed each link, as `tc` counts it in the hub."""
+"""Traffic counters of each link, read with `tc` in the hub."""
 
 import re
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from fairbed.testbed.backends.network.programs import run_program
 
 @dataclass(frozen=True, slots=True)
 class LinkCounters:
-    """What one device's link has carried since it was made."""
+    """Traffic of one device's link since it was made."""
 
     down_bytes: int
-    """Towards the device, packets with their headers."""
+    """Towards the device, including packet headers."""
     up_bytes: int
-    """Away from the device, packets with their headers."""
+    """Away from the device, including packet headers."""
     dropped_packets: int
-    """In both directions: by a full queue, in an outage, or by loss on purpose."""
+    """In both directions: by a full queue, in an outage, or as emulated loss."""
 
 
 class _Qdisc(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class _Qdisc(msgspec.Struct, frozen=True):
 
 
 _CLASS = re.compile(r"class htb (\S+) .*\n Sent (\d+) bytes \d+ pkt \(dropped (\d+),")
-"""Of a class `tc` prints text also where JSON is asked for (iproute2 6.1)."""
+"""`tc` prints classes as text even with `-json` (iproute2 6.1)."""
 
 
 async def read_counters(hub: str, devices: dict[str, int]) -> dict[str, LinkCounters]:
@@ -39,7 +39,7 @@ async def read_counters(hub: str, devices: dict[str, int]) -> dict[str, LinkCoun
 
     Args:
         hub: Name of the hub's namespace.
-        devices: Number of each device.
+        devices: Index of each device.
 
     Raises:
         BackendError: `tc` fails.
@@ -51,7 +51,7 @@ async def read_counters(hub: str, devices: dict[str, int]) -> dict[str, LinkCoun
 
 
 def parse_counters(qdiscs: bytes, classes: str, devices: dict[str, int]) -> dict[str, LinkCounters]:
-    """Read what `tc -s -j qdisc show` and `tc -s class show` print."""
+    """Parse the output of `tc -s -j qdisc show` and `tc -s class show`."""
     down = {
         qdisc.dev: qdisc
         for qdisc in msgspec.json.decode(qdiscs, type=list[_Qdisc])

@@ -1,10 +1,9 @@
-"""Get inside a network namespace, and never act on the host's by mistake.
+"""Enters a network namespace, and makes sure that it is not the host's.
 
 `python -m fairbed.testbed.backends.network.enter PARENT HOST PATH -- CMD...` runs CMD inside the
-namespace
-at PATH, and ends with PARENT. HOST is the `identity` of the host's namespace. What runs inside
-sees no link of the host, so no wrong name can touch one; that it is really inside is checked here,
-before CMD exists.
+namespace at PATH and ends with PARENT. HOST is the `identity` of the host's namespace. CMD cannot
+access links of the host, so a wrong name cannot change one; this module checks that before CMD
+runs.
 """
 
 import ctypes
@@ -24,22 +23,22 @@ def identity(path: Path = OWN) -> str:
     """Return the identity of a network namespace.
 
     Raises:
-        OSError: There is none at the path.
+        OSError: There is no namespace at the path.
     """
     found = path.stat()
     return f"{found.st_dev}:{found.st_ino}"
 
 
 def enter(path: Path, host: str) -> None:
-    """Move this thread, and what it starts from now on, into a network namespace.
+    """Move this thread and its later children into a network namespace.
 
     Args:
-        path: Of the namespace.
-        host: `identity` of the host's, which is refused.
+        path: Path of the namespace.
+        host: `identity` of the host's namespace, which is refused.
 
     Raises:
-        OSError: There is none, or the kernel refuses.
-        RuntimeError: It is the host's.
+        OSError: There is no namespace at the path, or the kernel refuses.
+        RuntimeError: The namespace is the host's.
     """
     wanted = identity(path)
     if wanted == host:
@@ -53,7 +52,7 @@ def enter(path: Path, host: str) -> None:
     finally:
         os.close(descriptor)
     if identity(Path("/proc/thread-self/ns/net")) != wanted:
-        raise RuntimeError(f"{path}: is not where we are after setns; do not go on")
+        raise RuntimeError(f"{path}: must be the current network namespace after setns, is not")
 
 
 def main() -> None:

@@ -18,24 +18,24 @@ from fairbed.testbed.host.guard import die_with_parent
 IP_TIMEOUT_S = 60.0
 
 REACH_TIMEOUT_S = 5.0
-"""Across two links in memory, on a busy machine; a firewall mostly drops silently."""
+"""Longest wait for a connection to this machine; most firewalls drop packets silently; seconds."""
 
 
 class NamespaceSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a namespace gets from within."""
+    """The settings of one namespace."""
 
     namespace: str
-    """Path."""
+    """Path of the namespace."""
     settings: dict[str, str]
-    """Files under /proc/sys, and their values."""
+    """Values by file under /proc/sys."""
     lines: list[str]
-    """For `ip -batch`."""
+    """Lines for `ip -batch`."""
     must_reach: tuple[str, int] | None = None
-    """A listener that must be within reach then: address and port."""
+    """Address and port of a listener that the namespace must reach after the setup."""
 
 
 class NamespaceSetups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all of them get."""
+    """The settings of all namespaces of a run."""
 
     namespaces: list[NamespaceSetup]
 
@@ -46,8 +46,8 @@ DEVICE_SETTINGS = {
     "net/ipv4/conf/all/ignore_routes_with_linkdown": "1",
     "net/ipv4/conf/default/ignore_routes_with_linkdown": "1",
 }
-"""IPv6 would announce itself on every link. Who wants to send over one that is unplugged is told at
-once that there is no way, as in airplane mode."""
+"""IPv6 is off because it would send packets on every link. A send over an unplugged link fails at
+once with "no route", as in airplane mode."""
 
 HUB_SETTINGS = {
     **DEVICE_SETTINGS,
@@ -55,15 +55,16 @@ HUB_SETTINGS = {
     "net/ipv4/conf/all/rp_filter": "1",
     "net/ipv4/conf/default/rp_filter": "1",
 }
-"""A device cannot send in another one's name: its own lane would not count it."""
+"""Reverse path filtering: a device cannot send from the address of another, whose class would count
+the packets."""
 
 
 def set_up_namespace(setup: NamespaceSetup, host: str) -> None:
-    """Enter a namespace and change it.
+    """Enter a namespace and set it up.
 
     Raises:
         OSError: The kernel refuses.
-        RuntimeError: It is the host's, `ip` complains, or the listener is out of reach.
+        RuntimeError: The namespace is the host's, `ip` fails, or the listener cannot be reached.
     """
     enter(Path(setup.namespace), host)
     for name, value in setup.settings.items():
@@ -85,7 +86,7 @@ def _run_ip(setup: NamespaceSetup) -> None:
     )
     if done.returncode:
         reason = " ".join(done.stderr.decode(errors="replace").split())
-        raise RuntimeError(f"{setup.namespace}: ip must take all lines, got: {reason}")
+        raise RuntimeError(f"{setup.namespace}: ip must accept all lines, got: {reason}")
 
 
 def _check_reachable(listener: tuple[str, int]) -> None:
@@ -93,9 +94,8 @@ def _check_reachable(listener: tuple[str, int]) -> None:
         socket.create_connection(listener, REACH_TIMEOUT_S).close()
     except OSError as exc:
         raise RuntimeError(
-            f"{listener[0]}: this machine must answer its devices, got {exc!r}; if a firewall "
-            "drops what comes from links named fb*, let it in: sudo iptables -I INPUT -i fb+ "
-            "-j ACCEPT"
+            f"{listener[0]}: devices must reach this machine, got {exc!r}; if a firewall drops "
+            "packets from links named fb*, accept them: sudo iptables -I INPUT -i fb+ -j ACCEPT"
         ) from exc
 
 

@@ -1,10 +1,7 @@
-"""The network of a run: a hub in a namespace of its own, and a shaped link for every device.
+"""The network of a run: a hub in a namespace of its own, and a shaped link for each device.
 
-Every name, address and line is made by the pure modules beside this one; here they are run.
-
-The steps by which a network comes into being; `network` takes them in order.
-
-The host's namespace: what it uses, and the one link that it gets.
+The modules of `plan` compute names, addresses and command lines; this module executes them. The
+host's namespace gets one link, one address and one route.
 """
 
 import os
@@ -75,7 +72,7 @@ class _Route(msgspec.Struct, frozen=True):
 
 
 async def ranges_in_use() -> list[IPv4Network]:
-    """Return what this machine uses itself, or has a route to: not the default route.
+    """Return the address ranges that this machine uses or has a route to, except by default.
 
     Raises:
         BackendError: `ip` fails.
@@ -87,7 +84,7 @@ async def ranges_in_use() -> list[IPv4Network]:
 
 
 def parse_ranges(interfaces: bytes, routes: bytes) -> list[IPv4Network]:
-    """Read what `ip -4 -json addr` and `ip -4 -json route show table all` print."""
+    """Parse the output of `ip -4 -json addr` and `ip -4 -json route show table all`."""
     found = [
         f"{address.local}/{address.prefixlen}"
         for interface in msgspec.json.decode(interfaces or b"[]", type=list[_Interface])
@@ -103,19 +100,19 @@ def parse_ranges(interfaces: bytes, routes: bytes) -> list[IPv4Network]:
 
 def _networks(texts: Iterable[str]) -> Iterable[IPv4Network]:
     for text in texts:
-        with suppress(ValueError):  # a kind of route that has no range
+        with suppress(ValueError):  # a type of route without a range
             yield IPv4Network(text, strict=False)
 
 
 async def claim(
     stack: AsyncExitStack, run_id: str, n_devices: int
 ) -> tuple[NetworkNames, Addresses]:
-    """Sweep, then choose names and addresses.
+    """Remove leftovers of dead runs, then claim names and addresses.
 
     Args:
-        stack: Gives back, when it closes, the names and all that bears them.
-        run_id: Of the run.
-        n_devices: How many it has.
+        stack: Removes the claim and everything with these names when it closes.
+        run_id: Name of the run.
+        n_devices: Number of devices.
 
     Raises:
         BackendError: No addresses are free, or a leftover cannot be removed.
@@ -127,8 +124,8 @@ async def claim(
         addresses = choose_addresses(n_devices, taken, int.from_bytes(tag, "big"))
         if addresses is None:
             raise BackendError(
-                f"network: {n_devices} private addresses (RFC 1918) must be free, got none; "
-                "see what uses them: ip -4 route show table all"
+                f"network: must find {n_devices} free private addresses (RFC 1918), got none; "
+                "see which are used: ip -4 route show table all"
             )
         names = make_names(run_id, tag)
         stack.enter_context(claimed(names, addresses.block))
@@ -137,7 +134,7 @@ async def claim(
 
 
 def relayed_links(names: NetworkNames, made: Mapping[str, NetworkLink]) -> dict[str, RelayedLink]:
-    """Return what relays have to know of the links that are theirs."""
+    """Return the links that relays delay, in the form of the relay protocol."""
     return {
         name: RelayedLink(
             namespace=str(NAMESPACES / names.device(name)),
@@ -152,10 +149,10 @@ def relayed_links(names: NetworkNames, made: Mapping[str, NetworkLink]) -> dict[
 async def set_up_namespaces(
     names: NetworkNames, addresses: Addresses, made: Mapping[str, NetworkLink], host: str
 ) -> None:
-    """Set up every namespace from within; see that the hub reaches the host.
+    """Set up every namespace from inside, and check that the hub reaches the host.
 
     Raises:
-        BackendError: The kernel refuses, or a firewall stands between.
+        BackendError: The kernel refuses, or a firewall drops packets.
     """
     with socket.create_server((str(addresses.host), 0)) as listener:
         hub = NamespaceSetup(
@@ -201,16 +198,16 @@ class Network:
 
     @property
     def hub_address(self) -> str:
-        """This machine as devices see it: listen here."""
+        """Address at which devices reach this machine; the broker must listen there."""
         return str(self._addresses.host)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of relays: they must not be kept waiting, every packet passes them."""
+        """Process ids of relays, which all packets pass: their lateness slows links."""
         return self._relays.pids
 
     def namespace(self, name: str) -> Path:
-        """Return where a device's namespace is, for `setns`, `nsenter` or a container engine.
+        """Return the path of a device's namespace, for `setns`, `nsenter` or a container engine.
 
         Raises:
             BackendError: There is no such device.
@@ -219,18 +216,18 @@ class Network:
         return NAMESPACES / self._names.device(name)
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
-        """Change links to these conditions, all in one go; return when they are in effect.
+        """Change links to these conditions in one step; return when they are in effect.
 
-        A device that is `frozen` keeps its link. One whose plug
-        was pulled or put back hears of it from its kernel a moment later, as on a real cable.
+        A `frozen` device keeps its link. When a link is unplugged or plugged in, the kernel of the
+        device notices it a moment later, as with a real cable.
 
         Args:
-            conditions: Of each device whose link or outage changes; no link is one without
-                limits. The rest of them is not the network's business.
+            conditions: Conditions of each device whose link or outage changes; no shape is a link
+                without limits. Only shape and outage are used.
 
         Raises:
-            BackendError: There is no such device, a link cannot be like that, or the kernel
-                refused.
+            BackendError: There is no such device, a link cannot have these conditions, or the
+                kernel refused.
         """
         async with self._lock:
             todo, following = Changes(), dict[str, State]()
@@ -247,7 +244,7 @@ class Network:
             await self._relays.change(todo.impairment)
 
     async def counters(self) -> dict[str, LinkCounters]:
-        """Return what every device's link has carried.
+        """Return the traffic counters of all links.
 
         Raises:
             BackendError: `tc` fails.
@@ -274,25 +271,25 @@ async def open_network(
     seed: int = 0,
     log: Path = NO_LOG,
 ) -> AsyncIterator[Network]:
-    """Give every device a namespace and a shaped link to this machine.
+    """Make a namespace and a shaped link to this machine for each device.
 
-    On the host's namespace one link appears, with one address and one route; leaving, or the
-    next `open_network` after a death without a farewell, removes it and all else. Leftovers of
-    dead runs go first.
+    The host's namespace gets one link with one address and one route. Leaving removes everything;
+    if this process is killed, the next `open_network` does. Leftovers of dead runs are removed
+    first.
 
     Args:
-        run_id: Any name of the run.
-        shapes: The link that each device begins with; no link is one without limits.
-        delayed: Devices that have no delay, jitter or loss to begin with, but will.
-        seed: Of loss and jitter.
+        run_id: Name of the run.
+        shapes: The first link of each device; no shape is a link without limits.
+        delayed: Devices that will have delay, jitter or loss later.
+        seed: Seed of loss and jitter.
         log: Receives the output of helper processes.
 
     Raises:
-        BackendError: This machine cannot; see `testbed.backends.network.probe`.
+        BackendError: This machine cannot make the network; see `testbed.backends.network.probe`.
     """
     if len(shapes) > MAX_DEVICES:
         raise BackendError(
-            f"fleet: a network holds at most {MAX_DEVICES} devices, got {len(shapes)}"
+            f"fleet: must have at most {MAX_DEVICES} devices per network, got {len(shapes)}"
         )
     made = await _links(shapes, delayed)
     host = identity()
@@ -338,15 +335,15 @@ async def open_network(
 async def _links(
     shapes: Mapping[str, Shape | None], delayed: Collection[str]
 ) -> dict[str, NetworkLink]:
-    """Decide how each link is made.
+    """Return how each link is made.
 
     Raises:
-        BackendError: One cannot be had here.
+        BackendError: A link cannot be emulated on this machine.
     """
     known = {name: shape or UNLIMITED for name, shape in shapes.items()}
-    strangers = sorted(set(delayed) - set(shapes))
-    if strangers:
-        raise BackendError(f"{strangers[0]}: no such device; the fleet has {', '.join(shapes)}")
+    unknown = sorted(set(delayed) - set(shapes))
+    if unknown:
+        raise BackendError(f"{unknown[0]}: no such device; the fleet has {', '.join(shapes)}")
     need = {
         name
         for name, each in known.items()
@@ -357,7 +354,7 @@ async def _links(
         support = await probe()
         if support.delay is None:
             raise BackendError(
-                f"{min(need)}: must have delay or loss; {support.problem or support.delay_problem}"
+                f"{min(need)}: needs delay or loss; {support.problem or support.delay_problem}"
             )
         by = support.delay
     made = {

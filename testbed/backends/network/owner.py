@@ -1,14 +1,14 @@
 """Ownership of the networks on this machine, by lock files.
 
-    /run/fairbed/lock            held while runs come and leftovers go, seconds at most
-    /run/fairbed/STEM.lock       held by the owner of a run as long as it lives
+    /run/fairbed/lock            locked while a run claims names or removes leftovers: seconds
+    /run/fairbed/STEM.lock       locked by the owner of a run as long as it is alive
 
-A lock is the kernel's (`flock`): it is free in the instant its owner dies, however it dies. What a
-run uses is written into its lock file before anything of it exists, and the file goes last: so a
-namespace of ours without a held lock is a leftover, always.
+Locks are `flock`s: the kernel frees a lock when its owner ends, whatever the cause. A run writes
+its lock file before it makes anything, and the file is removed last. So a namespace with our prefix
+and without a locked file is always a leftover.
 
-/run, because namespaces are there too (`ip netns` binds them to /run/netns): both are gone after
-a reboot, and both are private to a user namespace that has its own /run.
+The files are in /run because `ip netns` keeps namespaces in /run/netns: a reboot clears both, and a
+user namespace with its own /run has both for itself.
 """
 
 import fcntl
@@ -27,27 +27,27 @@ from fairbed.testbed.errors import BackendError
 FOLDER = Path("/run/fairbed")
 
 WAIT_S = 60.0
-"""Longest wait for another process that holds the lock; seconds."""
+"""Longest wait for a lock of another process, seconds."""
 
 POLL_S = 0.02
-"""Between two looks at a lock that is held."""
+"""Interval of attempts to get a lock, seconds."""
 
 
 class NetworkOwner(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a lock file."""
 
     block: str | None = None
-    """Addresses of the run; None has no network."""
+    """Addresses of the run; None is a run without a network."""
     pid: int
-    """Of the owner; for people only, the lock is what counts."""
+    """Process id of the owner, for information: only the lock proves ownership."""
 
 
 @asynccontextmanager
 async def machine_lock() -> AsyncIterator[None]:
-    """Keep all others on this machine from choosing addresses, and from sweeping.
+    """Exclude other processes from claiming addresses and from removing leftovers.
 
     Raises:
-        BackendError: /run cannot be written to, or someone has held the lock for too long.
+        BackendError: /run is not writable, or another process kept the lock for too long.
     """
     try:
         descriptor = _open_shared_lock()
@@ -62,7 +62,7 @@ async def machine_lock() -> AsyncIterator[None]:
                 await anyio.sleep(POLL_S)
         if scope.cancelled_caught:
             raise BackendError(
-                f"{FOLDER / 'lock'}: must be free within {WAIT_S:.0f} s, got one that is held; "
+                f"{FOLDER / 'lock'}: must be free within {WAIT_S:.0f} s, is still locked; "
                 f"find its owner with: fuser {FOLDER / 'lock'}"
             )
         yield
@@ -72,13 +72,13 @@ async def machine_lock() -> AsyncIterator[None]:
 
 @contextmanager
 def claimed(names: NetworkNames, block: IPv4Network | None = None) -> Iterator[None]:
-    """Own a run's names and addresses; enter under `machine_lock`.
+    """Claim the names and addresses of a run; enter under `machine_lock`.
 
-    Leaving gives up the lock and keeps the file, for `forget` once all is gone.
+    Leaving frees the lock but keeps the file; call `remove_claim` when everything is removed.
 
     Args:
-        names: Of the run.
-        block: Its addresses; None has no network.
+        names: Names of the run.
+        block: Addresses of the run; None is a run without a network.
 
     Raises:
         OSError: The file cannot be written.
@@ -86,7 +86,7 @@ def claimed(names: NetworkNames, block: IPv4Network | None = None) -> Iterator[N
     descriptor = os.open(lock_file(names), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         if not _try_lock(descriptor):
-            raise OSError(f"{lock_file(names)}: must be new, got one that is held")
+            raise OSError(f"{lock_file(names)}: must be new, is locked by another process")
         os.write(descriptor, _encoded(block))
         yield
     finally:
@@ -94,12 +94,12 @@ def claimed(names: NetworkNames, block: IPv4Network | None = None) -> Iterator[N
 
 
 def lock_file(names: NetworkNames) -> Path:
-    """Return where a run's claim is."""
+    """Return the lock file of a run."""
     return FOLDER / f"{names.stem}.lock"
 
 
 def claims() -> dict[NetworkNames, IPv4Network]:
-    """Return the addresses that runs have claimed, dead ones included."""
+    """Return the addresses that runs have claimed, including dead runs."""
     found: dict[NetworkNames, IPv4Network] = {}
     for path in FOLDER.glob("*.lock"):
         with suppress(OSError, msgspec.DecodeError, ValueError):
@@ -110,12 +110,12 @@ def claims() -> dict[NetworkNames, IPv4Network]:
 
 
 def owners() -> set[NetworkNames]:
-    """Return the runs that have a lock file, held or not."""
+    """Return the runs that have a lock file, locked or not."""
     return {NetworkNames(path.stem) for path in FOLDER.glob("*.lock")}
 
 
 def is_alive(names: NetworkNames) -> bool:
-    """Return whether a run's owner lives."""
+    """Return whether the owner of a run is alive."""
     try:
         descriptor = os.open(lock_file(names), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def is_alive(names: NetworkNames) -> bool:
 
 
 def remove_claim(names: NetworkNames) -> None:
-    """Remove the claim of a run that has nothing left."""
+    """Remove the claim of a run; its namespaces and links must be removed before."""
     lock_file(names).unlink(missing_ok=True)
 
 

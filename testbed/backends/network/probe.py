@@ -19,18 +19,18 @@ _USE_PROCESS = "or use the process backend, which shapes by proxies"
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What networks this machine can have."""
+    """Which network features this machine supports."""
 
     problem: str | None
-    """Why it can have none, and what to do; None if it can."""
+    """Why networks do not work, and what to do; None if they work."""
     delay: Literal["netem", "relay"] | None = None
-    """The part that delays and drops packets: the kernel or our relay; None is neither."""
+    """How packets are delayed and dropped: by the kernel or by a relay; None if neither works."""
     delay_problem: str | None = None
     """Why neither works, and what to do."""
 
 
 async def probe() -> Support:
-    """Try in a scratch namespace; nothing of it stays."""
+    """Try the features in a temporary namespace, and return which of them work."""
     if sys.platform != "linux":
         return Support(
             f"network namespaces need Linux, got {sys.platform}; use the process backend"
@@ -41,24 +41,22 @@ async def probe() -> Support:
             f"{' and '.join(missing)} must be on the PATH; sudo apt-get install -y iproute2"
         )
     if not _reaches_itself():
-        return Support(
-            "this machine must reach itself, but its loopback is down; ip link set lo up"
-        )
+        return Support("the loopback of this machine must be up, but it is down; ip link set lo up")
     try:
         trial = msgspec.json.decode(
             await run_module("fairbed.testbed.backends.network.trial"), type=TrialResult
         )
     except BackendError as exc:
-        return Support(f"namespaces cannot be tried, {exc}; see the message")
+        return Support(f"network namespaces must be testable, got: {exc}")
     return support_from(trial, _try_run_folder)
 
 
 def support_from(trial: TrialResult, try_run_folder: Callable[[], str]) -> Support:
-    """Say what a trial means.
+    """Return the support that a trial proves.
 
     Args:
-        trial: What was found.
-        try_run_folder: Returns why there are no lock files; the empty text if there can be.
+        trial: The result of the trial.
+        try_run_folder: Returns why lock files cannot be made; empty if they can.
     """
     if trial.unshare:
         return Support(_no_namespace(trial))
@@ -110,7 +108,7 @@ def _try_run_folder() -> str:
 
 
 def _reaches_itself() -> bool:
-    """Return whether the loopback is up: an address of our own is reached through it."""
+    """Return whether the loopback is up."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         try:
             socket.create_connection(server.getsockname(), timeout=1.0).close()

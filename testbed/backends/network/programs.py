@@ -1,4 +1,4 @@
-"""Run one program to its end, and turn what goes wrong into one line."""
+"""Runs one program to its end, and reports a failure in one line."""
 
 import os
 import sys
@@ -9,14 +9,14 @@ import anyio
 from fairbed.testbed.errors import BackendError
 
 TIMEOUT_S = 60.0
-"""For one program, on a machine that is busy starting a fleet."""
+"""Longest run time of a program, on a machine that is busy with the start of a fleet; seconds."""
 
 
 async def run_program(argv: Sequence[str], stdin: bytes = b"") -> bytes:
-    """Run a program with something on its stdin; return its stdout.
+    """Run a program with `stdin` as its input; return its stdout.
 
     Raises:
-        BackendError: It cannot be run, fails, or takes too long.
+        BackendError: The program cannot be run, fails, or takes too long.
     """
     try:
         with anyio.fail_after(TIMEOUT_S):
@@ -34,9 +34,9 @@ async def run_program(argv: Sequence[str], stdin: bytes = b"") -> bytes:
 
 
 async def run_module(module: str, *arguments: str, stdin: bytes = b"") -> bytes:
-    """Run `python -m module OUR_PID arguments...`, which ends with us; return its stdout.
+    """Run `python -m module PARENT_PID arguments...`; return its stdout.
 
     Raises:
-        BackendError: It cannot be run, fails, or takes too long.
+        BackendError: The module cannot be run, fails, or takes too long.
     """
     return await run_program([sys.executable, "-m", module, str(os.getpid()), *arguments], stdin)

@@ -1,11 +1,11 @@
-"""Delays, jitters and loses packets where the kernel has no netem.
+"""Relays packets with delay, jitter and loss, where the kernel has no netem.
 
-    device's eth0 (TUN) --- way up ---> hub's dN (TUN)
-    device's eth0 (TUN) <-- way down -- hub's dN (TUN)
+    device's eth0 (TUN) ---- up ----> hub's dN (TUN)
+    device's eth0 (TUN) <--- down --- hub's dN (TUN)
 
-`python -m fairbed.testbed.backends.network.relay PARENT` serves the requests on stdin until stdin
-ends or its parent dies. Then its TUN links have no carrier, and end with their namespaces. One
-loop, no threads: it waits for packets and for the next one that is due, exact to the microsecond.
+`python -m fairbed.testbed.backends.network.relay PARENT` serves requests on stdin until stdin ends
+or the parent ends. Its TUN links then lose their carrier, and are removed with their namespaces.
+One loop without threads waits for packets and for the next due time, exact to the microsecond.
 """
 
 import heapq
@@ -34,10 +34,10 @@ from fairbed.testbed.backends.priority import raise_priority
 from fairbed.testbed.host.guard import die_with_parent
 
 MAX_PACKET_BYTES = 2048
-"""The links carry 1500."""
+"""More than the MTU of the links, 1500."""
 
 PACKETS_AT_ONCE = 64
-"""From one link before others have their turn."""
+"""Packets that are read from one link before other links are served."""
 
 MAX_IN_FLIGHT = 16_384
 """Packets in flight in one direction: 240 ms of a gigabit, 2 s of 100 Mbit/s. More are dropped."""
@@ -46,24 +46,24 @@ READ_BYTES = 1 << 16
 
 
 class Direction:
-    """One direction of one link: packets enter at one descriptor and leave at the other."""
+    """One direction of one link: reads packets at one descriptor and writes them at the other."""
 
     def __init__(self, entry: int, line: DelayLine) -> None:
         self.entry, self.line = entry, line
         self.exit = -1
-        """The other direction's entry; see `Ends`."""
+        """Descriptor for writing: the entry of the other direction; see `Ends`."""
         self.in_flight: deque[tuple[float, bytes]] = deque()
-        """(due, packet); bounded by `MAX_IN_FLIGHT`, then the newest is dropped."""
+        """(due, packet); bounded by `MAX_IN_FLIGHT`: at the limit new packets are dropped."""
         self.n_lost = 0
         self.is_plugged = True
 
     def receive(self, now: float) -> bool:
-        """Read arrived packets; return whether none was in flight before and one is."""
+        """Read packets; return whether the first packet in flight is new."""
         was_idle = not self.in_flight
         for _ in range(PACKETS_AT_ONCE):
             try:
                 packet = os.read(self.entry, MAX_PACKET_BYTES)
-            except OSError:  # no more, or the link is down
+            except OSError:  # no more packets, or the link is down
                 break
             due = self.line.due(now) if self.is_plugged else None
             if due is None or len(self.in_flight) >= MAX_IN_FLIGHT:
@@ -96,11 +96,11 @@ class Ends:
         """Change the link; packets in flight keep their arrival times.
 
         Raises:
-            OSError: The kernel does not let a plug be pulled.
+            OSError: The kernel refuses to change the carrier.
         """
         for direction in (self.down, self.up):
             direction.line.impairment = state.impairment
-            direction.is_plugged = state.is_plugged  # the kernel takes up to a second to notice
+            direction.is_plugged = state.is_plugged  # the kernel needs up to a second
             if not state.is_plugged:
                 direction.n_lost += len(direction.in_flight)
                 direction.in_flight.clear()
@@ -122,14 +122,14 @@ class Relay:
                 self._by_entry[direction.entry] = direction
                 self._poll.register(direction.entry, select.EPOLLIN)
         self._next: list[tuple[float, int]] = []
-        """Heap of (due, entry): the first packet of each direction that has one."""
+        """Heap of (due, entry): the first packet of each direction that has packets in flight."""
 
     def relay_until_request(self, stdin: int) -> bytes:
-        """Relay until there is something on stdin; return it, empty at its end."""
+        """Relay until there is data on stdin; return it, empty at the end of stdin."""
         while True:
             wait_s = max(0.0, self._next[0][0] - time.monotonic()) if self._next else None
-            # select, because its timeout is exact to the microsecond, that of epoll to the
-            # millisecond; on epoll's own descriptor, because select takes none above 1023
+            # The timeout of select is exact to the microsecond, that of epoll to the millisecond.
+            # It watches the descriptor of epoll, because select accepts none above 1023.
             ready, _, _ = select.select([self._poll.fileno(), stdin], [], [], wait_s)
             if ready:
                 for entry, _ in self._poll.poll(0):
@@ -157,7 +157,7 @@ class Relay:
             try:
                 self._ends[name].change(state)
             except OSError as exc:
-                problem = f"{name}: cannot disconnect it: {exc.strerror}"
+                problem = f"{name}: cannot change the carrier of its link: {exc.strerror}"
         lost = {name: ends.down.n_lost + ends.up.n_lost for name, ends in self._ends.items()}
         return RelayReply(lost=lost, problem=problem)
 
@@ -175,13 +175,13 @@ def _delay_line(impairment: Impairment, seed: str) -> DelayLine:
     return DelayLine(impairment, rng.random, lambda: rng.gauss(0.0, 1.0))
 
 
-def _send_reply(report: RelayReply) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+def _send_reply(reply: RelayReply) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def main() -> int:
-    """Relay; the first argument is our parent's process id."""
+    """Relay; the first argument is the parent's process id."""
     die_with_parent(int(sys.argv[1]))
     raise_priority()
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup)

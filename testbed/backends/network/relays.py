@@ -1,4 +1,4 @@
-"""Starts relays, and passes orders on to them."""
+"""Starts relay processes and sends requests to them."""
 
 import math
 import signal
@@ -23,11 +23,11 @@ from fairbed.testbed.backends.network.plan.relay_protocol import (
 from fairbed.testbed.errors import BackendError
 
 LINKS_PER_RELAY = 20
-"""A packet costs a relay 50 to 75 us of a core (`fairbed bench network-cost`): 20 devices that
-receive at 5 Mbit/s take half of one."""
+"""A packet takes 50 to 75 us of a core (`fairbed bench network-cost`): 20 devices that receive at
+5 Mbit/s take half a core."""
 
 MAX_REPLY_BYTES = 1 << 16
-"""20 names with their counts take 1 kB."""
+"""Longest reply: 20 names with their counts take 1 kB."""
 
 
 class _RelayPipe:
@@ -41,7 +41,7 @@ class _RelayPipe:
         self._lock = anyio.Lock()
 
     async def request(self, message: msgspec.Struct) -> RelayReply:
-        """Send one message and return the reply; a cancellation does not interrupt it."""
+        """Send one message and return the reply; cancellation does not interrupt it."""
         async with self._lock:
             try:
                 with anyio.CancelScope(shield=True), anyio.fail_after(ANSWER_TIMEOUT_S):
@@ -77,15 +77,15 @@ class Relays:
         return [pipe.pid for pipe in self._pipes]
 
     def add(self, pipe: _RelayPipe, devices: Mapping[str, RelayedLink]) -> None:
-        """Know a relay and its devices."""
+        """Add a relay and its devices."""
         self._pipes.append(pipe)
         self._of.update(dict.fromkeys(devices, pipe))
 
     async def change(self, changes: Mapping[str, RelayedLinkState]) -> None:
-        """Change links; return when the changes hold.
+        """Change links; return when the changes are in effect.
 
         Raises:
-            BackendError: A relay is gone, or could not.
+            BackendError: A relay has ended, or could not apply a change.
         """
         for pipe in self._pipes:
             own = {name: state for name, state in changes.items() if self._of[name] is pipe}
@@ -96,7 +96,7 @@ class Relays:
         """Return how many packets of each device were lost.
 
         Raises:
-            BackendError: A relay is gone.
+            BackendError: A relay has ended.
         """
         found: dict[str, int] = {}
         for pipe in self._pipes:
@@ -112,13 +112,13 @@ async def open_relays(
 
     Args:
         host: `identity` of the host's namespace.
-        hub: The hub's namespace.
-        seed: Of loss and jitter.
-        links: Devices; may be none.
+        hub: Path of the hub's namespace.
+        seed: Seed of loss and jitter.
+        links: The links by device; may be empty.
         log: Receives the output of the processes.
 
     Raises:
-        BackendError: A relay does not come up.
+        BackendError: A relay cannot be started.
     """
     names = iter(links)
     relays = Relays()
@@ -132,7 +132,7 @@ async def open_relays(
                 raise BackendError(f"{name}: cannot be started, {exc!r}") from exc
             stack.push_async_callback(end_helper, process, signal.SIGKILL)
             pipes.append(_RelayPipe(name, process, log))
-        for pipe in pipes:  # all of them are coming up meanwhile
+        for pipe in pipes:  # after all were started, so that they start in parallel
             own = {name: links[name] for name in islice(names, LINKS_PER_RELAY)}
             await pipe.request(RelaySetup(host=host, hub=str(hub), seed=seed, links=own))
             relays.add(pipe, own)

@@ -1,8 +1,7 @@
-"""Give back what a run has used; by name, so that it works after any death of its owner.
+"""Removes the network of a run by its names, which works however its owner ended.
 
-In this order: processes inside, because a namespace lives as long as one of them; our link on the
-host, which takes its address and its route with it; namespaces, with all links between them; the
-claim.
+The order is: processes inside, because they keep their namespace alive; the link of the host, with
+its address and its route; the namespaces, with all links between them; the claim.
 """
 
 import os
@@ -21,10 +20,10 @@ from fairbed.testbed.backends.network.plan.names import NetworkNames, owner_of
 from fairbed.testbed.errors import BackendError
 
 NAMESPACES = Path("/run/netns")
-"""Where `ip netns` keeps them."""
+"""Folder in which `ip netns` keeps namespaces."""
 
 DEATH_TIMEOUT_S = 10.0
-"""For killed processes to be gone."""
+"""Longest wait for killed processes to end, seconds."""
 
 POLL_S = 0.01
 
@@ -32,19 +31,19 @@ IP_TIMEOUT_S = 60.0
 
 
 async def sweep() -> list[str]:
-    """Remove what is left of runs whose owner is dead; return their stems.
+    """Remove the leftovers of runs whose owner is dead; return the stems of these runs.
 
-    Runs that live are left alone, also those of other users of this machine.
+    Runs with a living owner are not touched, whatever user they belong to.
 
     Raises:
-        BackendError: Something cannot be removed.
+        BackendError: A leftover cannot be removed.
     """
     async with machine_lock():
         return await sweep_alone()
 
 
 async def sweep_alone() -> list[str]:
-    """Do what `sweep` does, for a caller that holds the lock."""
+    """Do the same as `sweep`, for a caller that has the machine lock."""
     namespaces = (owner_of(path.name) for path in _namespaces())
     known = owners() | {names for names in namespaces if names is not None}
     dead = sorted((names for names in known if not is_alive(names)), key=lambda names: names.stem)
@@ -54,10 +53,10 @@ async def sweep_alone() -> list[str]:
 
 
 async def remove(names: NetworkNames) -> None:
-    """Remove all that a run has used; what is not there is no error.
+    """Remove everything that a run has made; parts that do not exist are skipped.
 
     Raises:
-        BackendError: Something cannot be removed.
+        BackendError: A part cannot be removed.
     """
     mine = [path for path in _namespaces() if owner_of(path.name) == names]
     with anyio.CancelScope(shield=True):  # bounded: DEATH_TIMEOUT_S, IP_TIMEOUT_S
@@ -65,12 +64,12 @@ async def remove(names: NetworkNames) -> None:
         lines = [f"link del {names.host_link}", *(f"netns del {path.name}" for path in mine)]
         left = await run_sync(_run_ip, lines)
     if left:
-        raise BackendError(f"{names.stem}: all of it must go, got: {'; '.join(left)}")
+        raise BackendError(f"{names.stem}: must be removed completely, got: {'; '.join(left)}")
     remove_claim(names)
 
 
 def processes_inside(namespaces: Iterable[Path]) -> list[int]:
-    """Return the ids of processes that live in any of these namespaces."""
+    """Return the ids of the processes in any of these namespaces."""
     inside = set()
     for path in namespaces:
         with suppress(FileNotFoundError):
@@ -78,14 +77,14 @@ def processes_inside(namespaces: Iterable[Path]) -> list[int]:
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            with suppress(OSError):  # it has ended, or is not ours to look at
+            with suppress(OSError):  # it has ended, or this user may not read it
                 if identity(Path(entry.path) / "ns" / "net") in inside:
                     found.append(int(entry.name))
     return found
 
 
 async def _kill_inside(namespaces: list[Path]) -> None:
-    """Kill until no process is left: a killed one may just have started another."""
+    """Kill repeatedly until no process is left: one may start another before it is killed."""
     with anyio.move_on_after(DEATH_TIMEOUT_S) as scope:
         while pids := processes_inside(namespaces):
             for pid in pids:
@@ -94,7 +93,7 @@ async def _kill_inside(namespaces: list[Path]) -> None:
             await anyio.sleep(POLL_S)
     if scope.cancelled_caught:
         raise BackendError(
-            f"{namespaces[0].name}: processes inside must die within {DEATH_TIMEOUT_S:.0f} s of "
+            f"{namespaces[0].name}: processes inside must end within {DEATH_TIMEOUT_S:.0f} s of "
             f"SIGKILL, got {pids} alive; see what they wait for: ps -o pid,stat,wchan,cmd"
         )
 
@@ -107,7 +106,7 @@ def _namespaces() -> list[Path]:
 
 
 def _run_ip(lines: list[str]) -> list[str]:
-    """Run lines in our own namespace; return complaints, but for what was not there."""
+    """Run lines in the current namespace; return all errors except about missing objects."""
     done = subprocess.run(
         ["ip", "-force", "-batch", "-"],
         input="\n".join([*lines, ""]),

@@ -1,7 +1,7 @@
-"""Tests in a scratch namespace which network features this kernel has.
+"""Tests in a temporary namespace which network features this kernel has.
 
-`python -m fairbed.testbed.backends.network.trial PARENT` enters a namespace of its own, without a
-name, tries, and prints a `TrialResult`. The namespace ends with the process.
+`python -m fairbed.testbed.backends.network.trial PARENT` enters a new namespace without a name,
+tries the features, and prints a `TrialResult`. The namespace ends with the process.
 """
 
 import ctypes
@@ -32,31 +32,31 @@ _NETEM = ("qdisc add dev try1 root netem delay 1ms",)
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found; an empty text is no problem."""
+    """Why each feature does not work; empty if it works."""
 
     unshare: str = ""
-    """Why there is no namespace."""
+    """Network namespaces."""
     link: str = ""
-    """Why there is no veth."""
+    """veth links."""
     shaper: str = ""
-    """Why there is no HTB."""
+    """HTB with u32 filters."""
     tun: str = ""
-    """Why there is no TUN."""
+    """TUN links."""
     netem: str = ""
-    """Why there is no netem."""
+    """netem."""
     has_user_namespaces: bool = False
-    """Tried only where there is no namespace without."""
+    """Whether user namespaces work; tested only if network namespaces fail without them."""
 
 
 def run_trial() -> TrialResult:
-    """Try everything; leaves this process in another namespace."""
+    """Try all features; this process stays in the new namespace."""
     before = identity()
     problem = _unshare(CLONE_NEWNET)
     if problem:
         has_user = not _unshare(CLONE_NEWUSER | CLONE_NEWNET)
         return TrialResult(unshare=problem, has_user_namespaces=has_user)
     if identity() == before:
-        return TrialResult(unshare="the kernel gave none")
+        return TrialResult(unshare="the kernel made no new namespace")
     return TrialResult(
         link=_run("ip", [_LINK]),
         shaper=_run("tc", _SHAPER),

@@ -1,4 +1,4 @@
-"""TUN links: their packets pass a file descriptor, one packet per read or write."""
+"""TUN links: a process reads and writes their packets through a file descriptor."""
 
 import fcntl
 import os
@@ -12,13 +12,13 @@ IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 
 
 def open_tun(name: str) -> int:
-    """Return the descriptor of a new TUN link in this namespace; it ends with the namespace.
+    """Return the non-blocking descriptor of a new TUN link in this namespace.
 
-    Reading and writing do not wait. Were the link to end with the descriptor, each would take the
-    kernel 20 ms, one after the other; the links of a namespace end together.
+    The link is persistent and ends with the namespace. Links that end with their descriptors take
+    the kernel 20 ms each, one after the other; the links of a namespace end together.
 
     Raises:
-        OSError: There is no such device file, or the kernel refuses.
+        OSError: There is no TUN device file, or the kernel refuses.
     """
     descriptor = os.open(TUN_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -32,7 +32,7 @@ def open_tun(name: str) -> int:
 
 
 def set_carrier(descriptor: int, *, is_plugged: bool) -> None:
-    """Connect or disconnect a TUN link, which has to be up.
+    """Connect or disconnect a TUN link, which must be up.
 
     Raises:
         OSError: The kernel refuses.

@@ -1,6 +1,6 @@
 """The `tc` and `ip` lines that change a link from one condition to the next.
 
-Pure: a trace of a hundred devices becomes one batch for `tc`, and seldom one for `ip`.
+The changes of many devices become one batch for `tc`, and rarely one for `ip`.
 """
 
 import math
@@ -29,10 +29,10 @@ from fairbed.testbed.emulation.conditions import Conditions, Shape
 UNLIMITED = Shape()
 
 MAX_DELAY_S = 60.0
-"""Longer is an outage."""
+"""Longest delay and jitter, seconds; use an outage for more."""
 
 DelayedBy: TypeAlias = Literal["netem", "relay"] | None
-"""The part that delays and drops the packets of a link; None is a link without delay."""
+"""How packets of a link are delayed and dropped; None is a link without delay and loss."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class NetworkLink:
 
     @cached_property
     def lanes(self) -> tuple[Lane, Lane]:
-        """Towards the device, and away from it."""
+        """The lanes towards the device and away from it."""
         packet_bytes = IP_BYTES if self.delayed_by == "relay" else FRAME_BYTES
         return down_lane(self.index, packet_bytes), up_lane(self.index)
 
 
 class LaneState(Struct, frozen=True):
-    """The state of one direction of a link; None is without a limit."""
+    """The state of one direction of a link; None is not limited."""
 
     rate_bps: float | None = None
     """`OUTAGE_BPS` in an outage."""
     fastest_bps: float | None = None
-    """Since it last had no limit: its queue has room for that, and does not shrink."""
+    """Fastest rate since the lane last had no limit; determines the size of its queue."""
     leaf_bps: float | None = None
-    """What its leaf is for: the fastest, or a hole."""
+    """Rate for which the leaf qdisc is made: `fastest_bps`, or `OUTAGE_BPS`."""
 
 
 class State(Struct, frozen=True):
@@ -68,15 +68,14 @@ class State(Struct, frozen=True):
     impairment: Impairment = NO_IMPAIRMENT
     """Delay, jitter and loss."""
     is_plugged: bool = True
-    """The device is connected."""
 
 
 INITIAL_STATE = State()
-"""A new link: without limits."""
+"""The state of a new link: without limits."""
 
 
 def follow(before: State, wanted: Conditions) -> State:
-    """Return the next state of a link."""
+    """Return the state of a link after a change to these conditions."""
     (down, up), shape = before.lanes, wanted.shape or UNLIMITED
     is_outage = wanted.outage == "coverage"
     return State(
@@ -101,7 +100,7 @@ def _follow_lane(before: LaneState, goodput_bps: float | None, *, is_outage: boo
 
 
 def impairment_of(shape: Shape) -> Impairment:
-    """Return delay, jitter and loss of packets."""
+    """Return the delay, jitter and loss of a link."""
     if not (shape.delay_s or shape.jitter_s or shape.loss_ratio):
         return NO_IMPAIRMENT
     return Impairment(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
@@ -109,12 +108,12 @@ def impairment_of(shape: Shape) -> Impairment:
 
 @dataclass(slots=True)
 class Changes:
-    """The commands of one update of all devices."""
+    """The commands of one update of several devices."""
 
     tc: list[str] = field(default_factory=list)
     ip: list[str] = field(default_factory=list)
     impairment: dict[str, RelayedLinkState] = field(default_factory=dict)
-    """For relays, by device."""
+    """New states for relays, by device."""
 
 
 def add_change(changes: Changes, name: str, link: NetworkLink, before: State, after: State) -> None:
@@ -138,7 +137,7 @@ def add_change(changes: Changes, name: str, link: NetworkLink, before: State, af
 
 
 def check(link: NetworkLink, shape: Shape) -> None:
-    """Refuse conditions that a link cannot have.
+    """Check that a link can have a shape.
 
     Raises:
         ValueError: It cannot; the message does not name the device.
@@ -151,7 +150,7 @@ def check(link: NetworkLink, shape: Shape) -> None:
         raise ValueError(f"loss_ratio must be 0 to 1, got {shape.loss_ratio:g}; see profiles")
     if link.delayed_by is None and (impairment := impairment_of(shape)) != NO_IMPAIRMENT:
         raise ValueError(
-            f"a link that was opened without delay and loss cannot have any, got {impairment}; "
+            f"delay and loss must be 0 on a link that was opened without them, got {impairment}; "
             "name the device in `delayed` when the network is opened"
         )
 

@@ -1,11 +1,11 @@
 """Impairment of a link: delay, jitter and loss of packets.
 
-    due = max(last due, now + max(0, delay + jitter x))       nothing overtakes
+    due = max(last due, now + max(0, delay + jitter x))       packets keep their order
 
 x is standard normal and correlated in time: an Ornstein-Uhlenbeck process with a correlation time
-of `MEMORY` times the jitter. Packets that are far apart are delayed independently of each other, as
-independent draws would; packets in a row are delayed alike. Independent draws for a row would
-each wait for the latest of those before, so that a fast stream saw the worst of the jitter only.
+of `MEMORY` times the jitter. Packets that are far apart have independent delays, and consecutive
+packets have similar ones. With independent draws, each packet of a fast stream would wait for the
+most delayed packet before it, so that the stream always had the largest delays.
 
     x(t + s) = x(t) e^(-s / T) + z sqrt(1 - e^(-2 s / T)),   T = MEMORY jitter,   z standard normal
 
@@ -20,8 +20,8 @@ from math import exp, sqrt
 from msgspec import Struct
 
 MEMORY = 20.0
-"""Correlation time in standard deviations. Waiting for those before then lifts the mean of a
-dense stream by about 2 / MEMORY of the jitter."""
+"""Correlation time / jitter. Keeping the order of packets then raises the mean delay of a dense
+stream by about 2 / MEMORY of the jitter."""
 
 
 class Impairment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class Impairment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     jitter_s: float = 0.0
     """Standard deviation of the delay."""
     loss_ratio: float = 0.0
-    """Share of packets that are lost, each way, 0 to 1."""
+    """Share of packets lost in each direction, 0 to 1."""
 
 
 NO_IMPAIRMENT = Impairment()
@@ -41,7 +41,7 @@ NO_IMPAIRMENT = Impairment()
 
 @dataclass(slots=True)
 class DelayLine:
-    """One direction. Times are seconds on any one monotonic clock."""
+    """One direction of a link. Times are seconds on one monotonic clock."""
 
     impairment: Impairment
     uniform: Callable[[], float]
@@ -54,17 +54,17 @@ class DelayLine:
     _x_at: float = 0.0
 
     def due(self, now: float) -> float | None:
-        """Return when a packet arrives that leaves now; None if it is lost."""
+        """Return when a packet that is sent now arrives; None if it is lost."""
         impairment = self.impairment
         if impairment.loss_ratio > 0.0 and self.uniform() < impairment.loss_ratio:
             return None
         delay_s = impairment.delay_s
         if impairment.jitter_s > 0.0:
-            delay_s = max(0.0, delay_s + impairment.jitter_s * self._wander(now))
+            delay_s = max(0.0, delay_s + impairment.jitter_s * self._correlated_normal(now))
         self.last_due = max(self.last_due, now + delay_s)
         return self.last_due
 
-    def _wander(self, now: float) -> float:
+    def _correlated_normal(self, now: float) -> float:
         z = self.normal()
         if self._x is None:
             self._x = z

@@ -1,23 +1,24 @@
 """The rate of a link in each direction, as lines for `tc -batch`.
 
     down   HTB on the hub's link to the device, one class
-    up     HTB on the hub's link to the host, one class per device, found by source address
+    up     HTB on the hub's link to the host, one class per device, selected by source address
 
-Both are in the hub: a process in the device's namespace cannot undo them. HTB and not TBF, because
-TBF refills its bucket at each change: a trace of 10 Hz then delivers 14 to 18 % too much.
+Both are in the hub, where a process in the device's namespace cannot change them. HTB is used
+instead of TBF, because TBF refills its bucket at each change: a trace of 10 Hz then delivers 14 to
+18 % too much.
 
     wire rate = goodput * packet / 1448           a full packet carries 1448 bytes of payload
     burst     = max(3200 B, 0.5 ms of the rate)   2.5 % of 256 KiB at 100 Mbit/s
-    queue     = max(10 packets, 100 ms of the fastest that the link was)
+    queue     = max(10 packets, 100 ms of the fastest rate of the link)
 
-A queue keeps its size when its link becomes slower, as a base station's does, and most steps of a
-trace cost one line, not two.
+A queue keeps its size when its link becomes slower, as in a base station; most steps of a trace
+then cost one line, not two.
 
-Where nothing passes, as in a radio hole, the leaf swallows everything, what waited in the queue
-included: TCP comes back after its retransmission timeout, as it does on the impairment.
+In an outage the leaf is a blackhole, which drops all packets including the queued ones: TCP resumes
+after its retransmission timeout, as in a real coverage hole.
 
-A kernel with netem delays and loses packets in the same leaf. It came with no machine that this
-was written on: those lines are tested as text, and the kernel's word on them is the probe's.
+A kernel with netem delays and drops packets in the same leaf. Its lines were only tested as text,
+for want of a kernel with netem; `probe` tests whether the kernel has it.
 """
 
 from dataclasses import dataclass
@@ -28,58 +29,59 @@ from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairmen
 from fairbed.testbed.backends.network.plan.names import HUB_LINK, Addresses, hub_side
 
 PAYLOAD_BYTES = 1448
-"""Of TCP in a full packet of IPv4 with time stamps."""
+"""TCP payload of a full IPv4 packet with time stamps."""
 
 FRAME_BYTES = 1514
-"""What a shaper counts for a full packet on Ethernet."""
+"""Bytes that a shaper counts for a full packet on Ethernet."""
 
 IP_BYTES = 1500
-"""What a shaper counts for a full packet on a TUN link."""
+"""Bytes that a shaper counts for a full packet on a TUN link."""
 
 MIN_BURST_BYTES, BURST_S = 3200, 0.5e-3
 MIN_QUEUE_PACKETS, QUEUE_S = 10, 0.1
 MAX_QUEUE_BYTES = 1 << 24
-"""100 ms of a gigabit; no queue builds up where nothing is limited."""
+"""Limit of a queue: 100 ms at 1 Gbit/s. Links without a limit build up no queue."""
 
 UNLIMITED_BPS = 100_000_000_000
-"""Of the wire, for a direction without a limit: it keeps its class, to be slowed any time."""
+"""Wire rate of a direction without a limit; the class stays, so that a limit can be set later."""
 
 MIN_BPS = 8000.0
-"""One full packet takes 1.5 s of it, and the class owes that time when it becomes faster. Slower
-than this nothing passes at all."""
+"""Lower rates are an outage. At this rate a full packet takes 1.5 s, a debt that the class keeps
+when it becomes faster."""
 
 OUTAGE_BPS = 0.0
-"""Of a lane that swallows every packet."""
+"""Rate of a lane that drops every packet."""
 
 _DEVICE_CLASS, _DEVICE_LEAF = 0x10, 0x10
 _HUB = 0xFFFF
 """Class of the hub's own packets: ICMP errors about a disconnected device."""
 
 _BLACK, _NETEM = 0x8000, 0x4000
-"""Added to the number of a leaf of another kind: a number keeps its kind."""
+"""Offsets of leaf ids by qdisc kind, as an id cannot change its kind."""
 
 NETEM_JITTERS = 4.0
-"""Deviations that a packet waits at most, for the room that netem needs."""
+"""Largest jitter in standard deviations, for the size of netem's queue."""
 
 NETEM_ORDER_BPS = 100e9
+"""Rate option of netem, far above any link: with it netem keeps packets in order."""
 
 _BUCKETS = "2"
-"""Hash table of the classifier, one bucket for each last byte of an address."""
+"""Hash table of the classifier, with one bucket per last byte of an address."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One direction of one device's link: where its class is."""
+    """One direction of a device's link: the location of its HTB class and leaf qdisc."""
 
     link: str
     class_id: int
     leaf_id: int
     packet_bytes: int = FRAME_BYTES
-    """What the shaper counts for a packet with `PAYLOAD_BYTES`."""
+    """Bytes that the shaper counts for a packet with `PAYLOAD_BYTES`."""
 
     @cached_property
     def class_words(self) -> str:
-        """How its class is called."""
+        """The words of `tc` that select the class."""
         return f"dev {self.link} parent 1: classid 1:{self.class_id:x} htb"
 
 
@@ -94,7 +96,7 @@ def up_lane(index: int) -> Lane:
 
 
 def hub_lines() -> list[str]:
-    """Return what the hub's link to the host gets, before any device."""
+    """Return the lines that set up the hub's link to the host, before any device."""
     dev = f"dev {HUB_LINK}"
     return [
         f"qdisc add {dev} root handle 1: htb default {_HUB:x}",
@@ -106,11 +108,11 @@ def hub_lines() -> list[str]:
 
 
 def device_lines(addresses: Addresses, index: int, lanes: tuple[Lane, Lane]) -> list[str]:
-    """Return what a new device's link gets: classes without limits, to be changed.
+    """Return the lines that set up the link of a new device: classes without limits.
 
     Args:
-        addresses: Of the run.
-        index: Number of the device.
+        addresses: Addresses of the run.
+        index: Index of the device.
         lanes: Towards the device, and away from it.
     """
     down, up = lanes
@@ -127,18 +129,17 @@ def device_lines(addresses: Addresses, index: int, lanes: tuple[Lane, Lane]) -> 
 
 
 def rate_line(lane: Lane, goodput_bps: float | None) -> str:
-    """Return what changes the rate of a lane; tokens that it has, it keeps."""
+    """Return the line that changes the rate of a lane; the class keeps its tokens."""
     return _class_line("change", lane, goodput_bps)
 
 
 def leaf_line(lane: Lane, goodput_bps: float | None, impairment: Impairment = NO_IMPAIRMENT) -> str:
-    """Return what gives a lane a queue that fits a rate, after a hole too.
+    """Return the line that replaces the leaf qdisc of a lane by one for a rate.
 
     Args:
-        lane: Which one.
-        goodput_bps: The fastest that passes, bit/s; None is not limited, `OUTAGE_BPS` lets nothing
-            pass.
-        impairment: What netem does to packets; where it is clear, netem is not needed.
+        lane: The lane.
+        goodput_bps: The fastest rate, bit/s; None is not limited, `OUTAGE_BPS` drops all packets.
+        impairment: Impairment by netem; without any, netem is not used.
     """
     at = f"qdisc replace dev {lane.link} parent 1:{lane.class_id:x} handle"
     if goodput_bps == OUTAGE_BPS:
@@ -150,19 +151,19 @@ def leaf_line(lane: Lane, goodput_bps: float | None, impairment: Impairment = NO
 
 
 def wire_bps(goodput_bps: float | None, packet_bytes: int) -> int:
-    """Return the rate to configure so that TCP's payload has the rate given, bit/s."""
+    """Return the wire rate at which TCP payload has the given rate, bit/s."""
     if goodput_bps is None:
         return UNLIMITED_BPS
     return min(round(goodput_bps * packet_bytes / PAYLOAD_BYTES), UNLIMITED_BPS)
 
 
 def burst_bytes(rate_bps: int) -> int:
-    """Return how much may pass at once after a pause."""
+    """Return the size of a burst after a pause."""
     return max(MIN_BURST_BYTES, int(rate_bps * BURST_S / 8))
 
 
 def queue_bytes(rate_bps: int) -> int:
-    """Return how much may wait in front of a lane; what comes on top is dropped."""
+    """Return the queue limit of a lane; packets beyond it are dropped."""
     wanted = int(rate_bps * QUEUE_S / 8)
     return min(max(MIN_QUEUE_PACKETS * FRAME_BYTES, wanted), MAX_QUEUE_BYTES)
 
@@ -179,7 +180,7 @@ def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
 def _netem_options(rate_bps: int, impairment: Impairment) -> str:
     """Return the options of netem.
 
-    Its `rate` is no limit here: with one, and only with one, it keeps packets in order.
+    `rate` is no limit here: netem keeps packets in order only if it has a rate.
     """
     latest_s = impairment.delay_s + NETEM_JITTERS * impairment.jitter_s
     in_flight_bytes = min(rate_bps * latest_s / 8, MAX_QUEUE_BYTES) + queue_bytes(rate_bps)

@@ -5,16 +5,16 @@
       eth0 ------------------ d1  +-- routes --- hub0 --------------- fbTAG
       eth0 (TUN) == relay === d2 /
 
-Every link joins two ends that share one fixed hardware address and never ask for one (`arp off`):
-nothing has to be resolved, waits in a queue of a slow link, or is forgotten in an outage. The hub
-knows the host's one address and the devices, and no way to anywhere else.
+The two ends of a link share one fixed hardware address and do not use ARP (`arp off`), so that no
+ARP packet waits in the queue of a slow link and no entry expires in an outage. The hub has routes
+to the host's address on its link and to the devices, and to nothing else.
 
-One packet is one frame (`gso_max_segs 1`): the kernel would else hand over up to 64 KiB at once,
-and a shaper or a loss would take them whole.
+One packet is one frame (`gso_max_segs 1`): otherwise the kernel passes up to 64 KiB at once, which
+a shaper or a loss treats as one unit.
 
-`congctl cubic` pins congestion control by route, in both directions: as a setting of a namespace
-the kernel refuses it where the machine's default is another (bbr), and the machine's own setting
-is not ours.
+`congctl cubic` sets the congestion control per route, in both directions. As a setting of a
+namespace the kernel refuses it where the machine's default is another (bbr), and the setting of the
+machine must not change.
 """
 
 from collections.abc import Sequence
@@ -29,23 +29,23 @@ from fairbed.testbed.backends.network.plan.names import (
 )
 
 CONGESTION_CONTROL = "cubic"
-"""The default of Linux, so of the devices that are emulated."""
+"""The default of Linux, and so of the emulated devices."""
 
 TUN_QUEUE_PACKETS = 5000
-"""60 ms of a gigabit, 0.6 s of 100 Mbit/s."""
+"""Queue of a TUN link: 60 ms at 1 Gbit/s, 0.6 s at 100 Mbit/s."""
 
 _PLAIN = "arp off gso_max_segs 1"
 
 
 def make_lines(names: NetworkNames, devices: Sequence[str], host_pid: int) -> list[str]:
-    """Return what makes the namespaces of devices and the hub link; to be run inside the hub.
+    """Return the lines that make the devices' namespaces and the hub link; run them in the hub.
 
-    All links are made down: settings of their namespaces come first.
+    New links are down, because their namespaces are set up first.
 
     Args:
-        names: Of the run.
-        devices: Names of all.
-        host_pid: Of a process in the host's namespace.
+        names: Names of the run.
+        devices: Names of all devices.
+        host_pid: Id of a process in the host's namespace.
     """
     own = f"address {_hardware_address(0)} {_PLAIN}"
     peer = f"name {names.host_link} netns {host_pid} {own}"
@@ -56,7 +56,7 @@ def make_lines(names: NetworkNames, devices: Sequence[str], host_pid: int) -> li
 
 
 def hub_up_lines(addresses: Addresses) -> list[str]:
-    """Return what the hub's own end of the hub link gets; to be run inside the hub."""
+    """Return the lines that set up the hub's end of the hub link; run them in the hub."""
     return [
         "link set lo up",
         f"addr add {addresses.hub}/30 dev {HUB_LINK}",
@@ -65,7 +65,7 @@ def hub_up_lines(addresses: Addresses) -> list[str]:
 
 
 def host_lines(names: NetworkNames, addresses: Addresses) -> list[str]:
-    """Return what the host's namespace gets; each line names our own link and nothing else."""
+    """Return the lines for the host's namespace; each line names only the link of the run."""
     link = names.host_link
     return [
         f"link set {link} addrgenmode none alias {names.stem}",
@@ -76,30 +76,30 @@ def host_lines(names: NetworkNames, addresses: Addresses) -> list[str]:
 
 
 def wire_line(names: NetworkNames, index: int, name: str) -> str:
-    """Return what joins a device to the hub by a plain wire; to be run inside the hub."""
+    """Return the line that connects a device to the hub by a veth pair; run it in the hub."""
     own = f"address {_hardware_address(FIRST_DEVICE + index)} {_PLAIN}"
     peer = f"name {DEVICE_LINK} netns {names.device(name)} {own}"
     return f"link add {hub_side(index)} {own} type veth peer {peer}"
 
 
 def hub_side_lines(addresses: Addresses, index: int, *, is_relayed: bool) -> list[str]:
-    """Return what the hub's end of a device's link gets; to be run inside the hub.
+    """Return the lines that set up the hub's end of a device's link; run them in the hub.
 
-    The route comes with the address, so that it comes back with a link that was down.
+    The route belongs to the address, so that it returns when the link is up again.
     """
     link = hub_side(index)
     return [
-        *([room_line(link)] if is_relayed else []),
+        *([tun_queue_line(link)] if is_relayed else []),
         f"addr add {addresses.hub} peer {addresses.device(index)} dev {link}",
         f"link set {link} up",
     ]
 
 
 def device_side_lines(addresses: Addresses, index: int, *, is_relayed: bool) -> list[str]:
-    """Return what a device's own end gets; to be run inside its namespace."""
+    """Return the lines that set up a device's end of its link; run them in its namespace."""
     own = addresses.device(index)
     return [
-        *([room_line(DEVICE_LINK)] if is_relayed else []),
+        *([tun_queue_line(DEVICE_LINK)] if is_relayed else []),
         "link set lo up",
         f"addr add {own}/32 dev {DEVICE_LINK}",
         f"link set {DEVICE_LINK} up arp off",
@@ -107,16 +107,16 @@ def device_side_lines(addresses: Addresses, index: int, *, is_relayed: bool) -> 
     ]
 
 
-def room_line(link: str) -> str:
-    """Return what gives a TUN link room for packets while its relay is busy."""
+def tun_queue_line(link: str) -> str:
+    """Return the line that sets the queue of a TUN link, for packets that wait for the relay."""
     return f"link set {link} txqueuelen {TUN_QUEUE_PACKETS}"
 
 
 def plug_line(index: int, *, is_plugged: bool) -> str:
-    """Return what pulls or puts back a device's plug; to be run inside the hub."""
+    """Return the line that connects or disconnects a device; run it in the hub."""
     return f"link set {hub_side(index)} {'up' if is_plugged else 'down'}"
 
 
 def _hardware_address(number: int) -> str:
-    """Return a locally administered address that belongs to a number."""
+    """Return the locally administered hardware address of a number."""
     return "02:fb:" + ":".join(f"{byte:02x}" for byte in number.to_bytes(4, "big"))

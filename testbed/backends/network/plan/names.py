@@ -1,4 +1,4 @@
-"""How the parts of a run's network are called.
+"""Names and addresses of a run's network.
 
     fairbed.RUN.TAG           the hub's namespace
     fairbed.RUN.TAG.DEVICE    the namespace of a device
@@ -6,16 +6,16 @@
     hub0, dN                  links inside the hub: to the host, to device N
     eth0                      a device's one link
 
-RUN is for the reader. TAG is random, so that two runs of one name, or one that is resumed while
-its predecessor is swept, never meet.
+RUN is for readers. TAG is random, so that two runs with the same name do not collide, nor does a
+resumed run with the leftovers of its predecessor.
 
-Which addresses a run uses: one block of private ones that nobody else on this machine does.
+The addresses of a run are one private block that is not used on this machine:
 
     block + 1       the host, on its end of the hub link
     block + 2       the hub, on all of its links
     block + 4 + i   device i
 
-Everything is a link between two, so the addresses of a block have no further order.
+All links are point-to-point, so a block needs no subnets.
 """
 
 import re
@@ -27,10 +27,10 @@ POOLS = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 """Private ranges (RFC 1918), the largest first."""
 
 FIRST_DEVICE = 4
-"""The four addresses before it are the /30 of the hub link."""
+"""Offset of device 0; the four addresses before it are the /30 of the hub link."""
 
 MAX_DEVICES = 10_000
-"""Of one run: far above what one machine can run as processes."""
+"""Devices of one run: far more than one machine can run as processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +41,27 @@ class Addresses:
 
     @property
     def host(self) -> IPv4Address:
-        """Where devices find this machine."""
+        """Address of this machine for the devices."""
         return self.block[1]
 
     @property
     def hub(self) -> IPv4Address:
-        """Where the host and the devices find the hub."""
+        """Address of the hub for the host and the devices."""
         return self.block[2]
 
     def device(self, index: int) -> IPv4Address:
-        """Return the address of the device of this number."""
+        """Return the address of the device with this index."""
         return self.block[FIRST_DEVICE + index]
 
 
 def choose_addresses(n_devices: int, taken: Iterable[IPv4Network], start: int) -> Addresses | None:
-    """Choose a block for a run; None if there is no room.
+    """Choose a free block for a run; None if there is none.
 
     Args:
-        n_devices: How many the run has, at most `MAX_DEVICES`.
-        taken: Ranges that this machine uses or can reach by a route of its own. Not the default
-            route.
-        start: Where to begin to look, any number: runs with different ones seldom look at the
-            same block.
+        n_devices: Number of devices, at most `MAX_DEVICES`.
+        taken: Ranges that this machine uses or has a route to, except the default route.
+        start: Where the search begins, any number; runs with different numbers rarely try the same
+            block.
     """
     used = list(taken)
     length = 32 - (FIRST_DEVICE + n_devices - 1).bit_length()
@@ -71,8 +70,8 @@ def choose_addresses(n_devices: int, taken: Iterable[IPv4Network], start: int) -
             continue
         near = [net for net in used if net.overlaps(pool)]
         step, count = 1 << (32 - length), 1 << (length - pool.prefixlen)
-        for turn in range(count):
-            first = pool.network_address + (start + turn) % count * step
+        for attempt in range(count):
+            first = pool.network_address + (start + attempt) % count * step
             block = IPv4Network((first, length))
             if not any(block.overlaps(net) for net in near):
                 return Addresses(block)
@@ -84,10 +83,10 @@ HUB_LINK = "hub0"
 DEVICE_LINK = "eth0"
 
 TAG_BYTES = 4
-"""Of randomness in a tag. An interface name has room for 15 characters."""
+"""Random bytes of a tag; an interface name has at most 15 characters."""
 
 MAX_RUN_CHARACTERS = 64
-"""Of the run's name that go into names: a file name has room for 255."""
+"""Characters of the run's name in names; a file name has at most 255."""
 
 _STRANGE = re.compile(r"[^A-Za-z0-9_-]")
 _STEM = re.compile(rf"({PREFIX}\.[A-Za-z0-9_-]*\.[0-9a-f]{{{2 * TAG_BYTES}}})(\..+)?")
@@ -106,12 +105,12 @@ class NetworkNames:
         return self.stem
 
     def device(self, name: str) -> str:
-        """Namespace of a device."""
+        """Return the namespace of a device."""
         return f"{self.stem}.{name}"
 
     @property
     def host_link(self) -> str:
-        """Our link in the host's namespace."""
+        """Link of the run in the host's namespace."""
         return "fb" + self.stem.rpartition(".")[2]
 
 
@@ -119,7 +118,7 @@ def make_names(run_id: str, tag: bytes) -> NetworkNames:
     """Return the names of a run.
 
     Args:
-        run_id: Whatever the run is called.
+        run_id: Name of the run.
         tag: `TAG_BYTES` random bytes.
     """
     run = _STRANGE.sub("-", run_id)[:MAX_RUN_CHARACTERS]
@@ -127,11 +126,11 @@ def make_names(run_id: str, tag: bytes) -> NetworkNames:
 
 
 def owner_of(namespace: str) -> NetworkNames | None:
-    """Return the names of the run that a namespace belongs to; None if it is not ours."""
+    """Return the names of the run that a namespace belongs to; None if it belongs to no run."""
     match = _STEM.fullmatch(namespace)
     return None if match is None else NetworkNames(match[1])
 
 
 def hub_side(index: int) -> str:
-    """Return the hub's link to the device of this number."""
+    """Return the hub's link to the device with this index."""
     return f"d{index}"

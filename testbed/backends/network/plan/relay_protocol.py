@@ -1,7 +1,7 @@
-"""Messages between a network and its relay: one line of JSON each.
+"""Messages between a network and a relay: one line of JSON each.
 
-First a `RelaySetup`, then any number of `RelayRequest`s. The relay answers each with one
-`RelayReply`, when the change is in force.
+The first message is a `RelaySetup`; any number of `RelayRequest`s follow. The reply to each is a
+`RelayReply`, when the change is in effect.
 """
 
 from msgspec import Struct
@@ -10,7 +10,7 @@ from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairmen
 
 
 class RelayedLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device behind the relay."""
+    """The link of one device behind a relay."""
 
     namespace: str
     """Path of its namespace."""
@@ -20,14 +20,14 @@ class RelayedLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class RelaySetup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All devices behind one relay."""
+    """All links of one relay."""
 
     host: str
     """`identity` of the host's namespace, which is refused."""
     hub: str
     """Path of the hub's namespace."""
     seed: int
-    """Of loss and jitter."""
+    """Seed of loss and jitter."""
     links: dict[str, RelayedLink]
 
 
@@ -39,7 +39,7 @@ class RelayedLinkState(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RelayRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changes of links by device; an empty one requests the counters."""
+    """Changes of links by device; an empty request returns the counters."""
 
     changes: dict[str, RelayedLinkState] = {}
 
@@ -48,6 +48,6 @@ class RelayReply(Struct, frozen=True, kw_only=True):
     """Counters of the links, or the reason why a change failed."""
 
     lost: dict[str, int]
-    """Packets of each device that were lost since it began, on purpose or for want of room."""
+    """Packets of each device lost since the relay started, on purpose or by full queues."""
     problem: str = ""
     """Why a change failed; the counters are not valid then."""

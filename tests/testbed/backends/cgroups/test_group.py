@@ -126,7 +126,7 @@ def test_an_impossible_limit_is_told_in_one_line(make_group: MakeGroup) -> None:
     with pytest.raises(ValueError, match=r"at least 0\.01 of a core"):
         group.limit_cpu(0.001)
     group.remove()
-    with pytest.raises(CgroupError, match=r"must take .*, got: No such file or directory"):
+    with pytest.raises(CgroupError, match=r"must accept .*, got: No such file or directory"):
         group.limit_cpu(0.5)
 
 

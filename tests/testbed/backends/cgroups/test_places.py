@@ -71,7 +71,7 @@ def test_version_2_without_delegated_controllers_is_refused_with_one_line(tmp_pa
 
 def test_no_control_groups_at_all_is_one_line(tmp_path: Path) -> None:
     machine(tmp_path, "", "")
-    with pytest.raises(CgroupError, match="hand cpu and memory on to us, but none are mounted"):
+    with pytest.raises(CgroupError, match="delegate cpu and memory to this process, but none"):
         find_places(tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_a_limit_that_did_not_take_is_no_silent_success(tmp_path: Path) -> None:
     group = Group(find_places(tmp_path), "pi-1")
     group.make()
     (top / "pi-1/cpu.max").symlink_to("/dev/null")  # takes everything, keeps nothing
-    with pytest.raises(CgroupError, match="must hold '2500 10000', got ''"):
+    with pytest.raises(CgroupError, match="must have the value '2500 10000', got ''"):
         group.limit_cpu(0.25)
 
 

@@ -81,7 +81,7 @@ def test_a_program_that_was_killed_is_told(scratch: Path) -> None:
         for child in psutil.Process().children(recursive=True):
             if child.name() == "ip":
                 os.kill(child.pid, signal.SIGKILL)
-        with pytest.raises(BackendError, match=r"ip must stay alive and answer, .*; was it killed"):
+        with pytest.raises(BackendError, match=r"ip must stay alive and reply, .*; check"):
             await pipe.run(["link set lo up"])
 
     _run(scratch, test)

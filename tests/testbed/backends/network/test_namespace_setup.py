@@ -57,7 +57,7 @@ def test_a_host_that_does_not_answer_is_told_with_what_to_do(scratch: Path) -> N
     )
     done = _set_up(wanted, identity())
     assert done.returncode == 1
-    assert done.stderr.startswith("10.255.255.1: this machine must answer its devices, got OSError")
+    assert done.stderr.startswith("10.255.255.1: devices must reach this machine, got OSError")
     assert "; if a firewall drops" in done.stderr
 
 

@@ -102,7 +102,7 @@ def test_a_wired_neighbour_does_not_pass_the_relay() -> None:
 def test_a_relay_that_is_gone_is_told_at_the_next_word_to_it() -> None:
     async def test(network: Network) -> None:
         os.kill(network.pids[0], signal.SIGKILL)
-        with pytest.raises(BackendError, match="relay-0: must stay alive and answer"):
+        with pytest.raises(BackendError, match="relay-0: must stay alive and reply"):
             await network.counters()
 
     _run(FAR, test)
