@@ -1,4 +1,4 @@
-"""Builders of the rows that the store keeps of exchanges, rounds, selections and metrics. Pure."""
+"""Builders of store rows: exchanges, rounds, selections, loss queries and metrics. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,25 +34,25 @@ from fairbed.wire.messages import (
 )
 
 LAG_RATIO_LIMIT = 0.01
-"""Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
+"""Largest event-loop lag (p99 of the round) of a valid exchange, as a share of tau (design.md)."""
 
 CONTENDED_RATIO_LIMIT = 0.05
-"""Contention above this share of an exchange makes it invalid: its times are the host's, not the
-emulated device's."""
+"""Largest contention of a valid exchange, as a share of its time: above it the times are those of
+the host and not those of the emulated device."""
 
 PHASE_COLUMNS = tuple(f"{phase}_s" for phase in DEVICE_PHASES)
 """Columns of an exchange that the device measures; None until its offer."""
 
 MAX_FLEET_ROW_DEVICES = 10_000
-"""Fleets up to this size store every device's context in each round: 40 bytes per device."""
+"""Largest fleet whose contexts are stored in each round: 40 bytes per device."""
 
 UNACCOUNTED_FLOOR_S = -0.005
-"""Phases that exceed tau by more than this cannot be true."""
+"""Smallest plausible unaccounted time: reported phases that exceed tau by more are wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAtSelection:
-    """The context and the prediction of a device at its selection, before the dispatch."""
+    """The context and the prediction of a device at its selection."""
 
     mu_cores: float
     downlink_bps: float | None
@@ -66,7 +66,7 @@ class KnownAtSelection:
 
 
 def known_at_selection(device: Device, selection: Selection, now: float) -> KnownAtSelection:
-    """Return what is known of a selected device at this instant."""
+    """Return context and prediction of a selected device at this instant."""
     context = device.context
     return KnownAtSelection(
         mu_cores=clamped_mu(device),
@@ -82,13 +82,13 @@ def known_at_selection(device: Device, selection: Selection, now: float) -> Know
 
 
 _CENSORED = frozenset({ExchangeState.LATE, ExchangeState.CANCELLED})
-"""Ended by the coordinator: the device might have finished with more time."""
+"""States of exchanges that the coordinator ended, so that their time has a lower bound only."""
 
 
 def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
     """Return the phases of an exchange in the order of `PHASES`; None until an update arrived.
 
-    They add up to tau: the last one is the time that neither the device nor the coordinator has
+    Their sum is tau: the last phase is the time that neither the device nor the coordinator
     measured.
     """
     tau, offer, upload = exchange.tau_s, exchange.offer, exchange.upload_s
@@ -101,13 +101,13 @@ def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
 
 
 def unaccounted_s(exchange: Exchange) -> float | None:
-    """Return tau without its phases and its signal; None until an update arrived."""
+    """Return tau minus its phases and its signal; None until an update arrived."""
     phases = phases_s(exchange)
     return None if phases is None else phases[-1] - (exchange.signal_s or 0.0)
 
 
 def contention_reason(exchange: Exchange) -> str:
-    """Return what the busy host kept waiting for too long; empty if nothing."""
+    """Return the contention that makes an exchange invalid; empty if there is none."""
     contention = exchange.contention
     if contention is None:
         return ""
@@ -120,7 +120,7 @@ def contention_reason(exchange: Exchange) -> str:
 
 
 def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
-    """Return why an exchange must not teach the estimator; empty if it may."""
+    """Return why the estimator must not learn from an exchange; empty if it may."""
     tau, rest = exchange.tau_s, unaccounted_s(exchange)
     if exchange.state is not ExchangeState.DONE or tau is None or rest is None:
         return exchange.reason or exchange.state.value
@@ -138,16 +138,16 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
 def observation(
     exchange: Exchange, row: int, lag_p99_s: float, context: Floats | None = None
 ) -> Observation:
-    """Return what the estimator may learn from an exchange.
+    """Return the observation of an exchange for the selector and the estimator.
 
     Args:
-        exchange: Over, or late and still open: then nothing is observed yet.
-        row: Of its device.
-        lag_p99_s: Of the round in which it ended.
+        exchange: An exchange that has ended, or a late one that is open and has no time yet.
+        row: Row of its device.
+        lag_p99_s: Event-loop lag of the round in which it ended.
         context: Its context at the selection, shape (4,), if that was in an earlier round.
     """
     is_valid = not invalid_reason(exchange, lag_p99_s)
-    was_ended_by_us = exchange.is_late or exchange.state is ExchangeState.CANCELLED
+    was_ended_early = exchange.is_late or exchange.state is ExchangeState.CANCELLED
     return Observation(
         row=row,
         tau_s=exchange.tau_s if is_valid else None,
@@ -156,7 +156,7 @@ def observation(
         timed_out=exchange.state is ExchangeState.LATE and not contention_reason(exchange),
         loss=_loss(exchange.offer),
         at_least_s=exchange.at_least_s
-        if was_ended_by_us and exchange.state in _CENSORED and not contention_reason(exchange)
+        if was_ended_early and exchange.state in _CENSORED and not contention_reason(exchange)
         else None,
         context=context,
     )
@@ -180,7 +180,8 @@ def exchange_row(
 ) -> ExchangeRow:
     """Return the row of one exchange.
 
-    A device that reported a loss before the selection may have downloaded the model for that.
+    With `has_reported_loss` the device may have downloaded the model for the loss query, whose
+    row counts those bytes.
     """
     offer, contention = exchange.offer, exchange.contention
     others = exchange.concurrent
@@ -258,22 +259,23 @@ def round_row(
 ) -> RoundRow:
     """Return the row of a closed round.
 
-    A round lasts `loss_query_s`, then until the last of its own updates arrives, or until
-    collecting ends if one is missing, then `close_s` until the next model is published.
+    The duration of a round has three parts: `loss_query_s`; the time until the last of its own
+    updates arrives, or until collecting ends if one is missing; and `close_s` until the next model
+    is published.
 
     Args:
         table: The round.
-        ended: Exchanges that ended in it, dispatched in it or before.
-        dispatched_at_s: The dispatch; this and the next two on the run's clock.
+        ended: Exchanges that ended in it, dispatched in it or earlier.
+        dispatched_at_s: Instant of the dispatch; it and the next two are on the run's clock.
         ended_at_s: End of collecting.
         closed_at_s: Publication of the next model.
         is_available: I_{t,n} at its selection, shape (N,).
-        queues: Virtual queues after it, shape (N,).
-        lag_p99_s: Of the coordinator's event loop.
-        bytes_down: Models that were downloaded.
-        other_bytes: Bytes down and up that are neither models nor updates, since the last round.
-        model_sha256: Of the next model.
-        coordinator_encode_s: Time to encode it; None if it was not encoded.
+        queues: Virtual queues after the round, shape (N,).
+        lag_p99_s: Lag of the coordinator's event loop.
+        bytes_down: Bytes of downloaded models.
+        other_bytes: Bytes down and up other than models and updates, since the last round.
+        model_sha256: Hash of the next model.
+        coordinator_encode_s: Time to encode the next model; None if it was not encoded.
         loss_query_s: Duration of the loss query; 0 without one.
     """
     own = [x for x in ended if x.round == table.id]
@@ -318,14 +320,14 @@ def selection_rows(
     aggregated: set[str],
     rows: Ints | None = None,
 ) -> Columns[SelectionRow]:
-    """Return each device's prediction, whether it was selected, and its virtual queue afterwards.
+    """Return the selection rows of a round: predictions, cohort, virtual queues afterwards.
 
     Args:
-        selection: Of the round.
-        names: By row.
-        decisions: Have learned from the round.
+        selection: The selection of the round.
+        names: Names of all devices, by row.
+        decisions: The decisions, after they have learned from the round.
         aggregated: Devices whose update was merged.
-        rows: Rows of the devices to return; None is all.
+        rows: Rows of the devices to return; None: all devices.
     """
     n = len(selection.is_available)
     rows = np.arange(n, dtype=np.int64) if rows is None else rows
@@ -351,7 +353,7 @@ def selection_rows(
 
 
 def reported_losses(demand: LossDemand, query: LossQuery, names: Sequence[str]) -> ReportedLosses:
-    """Return the losses of a query, in the order of the rows that were demanded."""
+    """Return the losses of a query, in the order of the demanded rows."""
     replies = [query.devices[names[row]].reply for row in demand.rows.tolist()]
     loss = np.array([np.nan if reply is None else reply.loss for reply in replies])
     return ReportedLosses(demand.rows, loss.astype(np.float64))
@@ -360,7 +362,7 @@ def reported_losses(demand: LossDemand, query: LossQuery, names: Sequence[str]) 
 def loss_query_rows(
     query: LossQuery, requests: Mapping[str, EvaluateRequest]
 ) -> list[LossQueryRow]:
-    """Return one row for each device that was queried."""
+    """Return one row for each queried device."""
     rows = []
     for device in query.devices.values():
         reply = device.reply
@@ -387,7 +389,7 @@ def loss_query_rows(
 
 
 def fleet_rows(selection: Selection) -> list[FleetContextRow]:
-    """Return every device's context at a selection; nothing for a very large fleet."""
+    """Return the contexts of all devices at a selection; empty for a very large fleet."""
     if len(selection.is_available) > MAX_FLEET_ROW_DEVICES:
         return []
     true_tau_s = selection.true_tau_s
@@ -401,12 +403,12 @@ def fleet_rows(selection: Selection) -> list[FleetContextRow]:
 
 
 def finite(value: float) -> float | None:
-    """Return a plain number; None if it is infinite or NaN."""
+    """Return a plain number; None if the value is infinite or NaN."""
     return float(value) if np.isfinite(value) else None
 
 
 def finite_or_nan(column: Floats) -> Floats:
-    """Return a column with NaN, which the store writes as NULL, for every infinite value."""
+    """Return a column with NaN, which the store writes as NULL, for each infinite value."""
     finite_column: Floats = np.where(np.isfinite(column), column, np.nan)
     return finite_column
 

@@ -1,4 +1,4 @@
-"""Small valid things that coordinator tests are made of."""
+"""Small valid messages for the tests of the coordinator."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A broker that does one thing wrong, once, at one step of the protocol."""
+"""A broker with one fault at one step of the protocol."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -24,13 +24,13 @@ VICTIM = "pi-1"
 
 
 class FaultyBroker(MemoryBroker):
-    """Passes everything on, but for one packet to or from `VICTIM`."""
+    """Passes on all packets except one to or from `VICTIM`, to which the fault applies."""
 
     def __init__(self, fault: Fault | None, is_it: Callable[[str, bytes], bool]) -> None:
         super().__init__()
         self.has_struck = False
         self.on_strike: Callable[[], None] = lambda: None
-        """What else happens then; must not wait."""
+        """Called when the fault happens; must not wait."""
         self._fault = fault
         self._is_it = is_it
 
@@ -40,10 +40,10 @@ class FaultyBroker(MemoryBroker):
             return
         self.has_struck = True
         self.on_strike()
-        what, _, when = self._fault.rpartition(" ")
+        fault, _, when = self._fault.rpartition(" ")
         if when in ("after", "twice"):
             super().route(topic, payload, qos, retain)
-        match what:
+        match fault:
             case "device cut":
                 self.disconnect(VICTIM)
             case "coordinator cut":
@@ -55,7 +55,7 @@ class FaultyBroker(MemoryBroker):
 
 
 def message_of(kind: type[Message], round_id: int | None = None) -> Callable[[str, bytes], bool]:
-    """Recognise the victim's messages of a kind, of one round if they name one."""
+    """Return a predicate for the victim's messages of a kind, of one round if they have one."""
     topics = Topics()
     mine = (topics.up(VICTIM), topics.control(VICTIM), topics.telemetry(VICTIM))
 
@@ -72,10 +72,10 @@ def message_of(kind: type[Message], round_id: int | None = None) -> Callable[[st
 
 
 def update_chunk(topic: str, payload: bytes) -> bool:
-    """Recognise a chunk of the victim's update."""
+    """Return whether a packet is a chunk of the victim's update."""
     return topic == Topics().upload(VICTIM)
 
 
 def model_chunk(topic: str, payload: bytes) -> bool:
-    """Recognise a chunk of a public blob on its way into the broker."""
+    """Return whether a packet is a chunk of a public blob that is published."""
     return "/c/" in topic and bool(payload)

@@ -43,9 +43,9 @@ ARTIFACT = load_task("softmax", (60,), 10)
 EXAMPLES = 40
 
 NAMES = ("pi-0", "pi-1", "pi-2")
-EVERYBODY = SelectionConfig(policy="uniform", per_round=len(NAMES))
+WHOLE_FLEET = SelectionConfig(policy="uniform", per_round=len(NAMES))
 PATIENT = RoundConfig(min_devices=len(NAMES), deadline_s=30.0, join_timeout_s=30.0)
-"""For runs that must have equal results under any fault: no device is left out or late."""
+"""For runs whose results must be equal under any fault: no device is missing or late."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Shards:
 
 
 class NormEvaluator:
-    """Scores a model by a number that depends on nothing but the model."""
+    """Scores a model by a number that depends on the model only."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -99,7 +99,7 @@ def make_config(rounds: int = 3, devices: int = 3, **sections: object) -> Coordi
 
 
 class Links(Protocol):
-    """Where agents and coordinators get their links from: a broker in memory, or a real one."""
+    """A source of links for agents and coordinators: a broker in memory, or a real one."""
 
     def transport(self, client_id: str, will: Will | None = None) -> Transport:
         """Return a client's link."""
@@ -111,7 +111,7 @@ class Links(Protocol):
 
 
 class Lab:
-    """Broker, agents and coordinators that come and go in one test."""
+    """Broker, agents and coordinators of one test."""
 
     def __init__(self, folder: Path, group: TaskGroup, links: Links, artifact: Artifact) -> None:
         self.folder = folder
@@ -149,7 +149,7 @@ class Lab:
         self._group.start_soon(self._run_agent, name, agent)
 
     def kill_agent(self, name: str) -> None:
-        """Let an agent vanish without a word."""
+        """Kill an agent, without a goodbye."""
         self.links.disconnect(name, reconnects=False)
         self._agents[name].cancel()
 
@@ -209,7 +209,7 @@ class Lab:
             store.close()
 
     def reader(self) -> RunReader:
-        """Read what the run wrote."""
+        """Return a reader of the run."""
         return RunReader(self.folder / "run")
 
     def _on_progress(self, progress: RoundProgress) -> None:
@@ -232,7 +232,7 @@ async def lab(
     broker: Links | None = None,
     artifact: Artifact = ARTIFACT,
 ) -> AsyncIterator[Lab]:
-    """A lab with agents pi-0, pi-1, ... that is gone after `limit_s` whatever happens."""
+    """Yield a lab with agents pi-0, pi-1, ...; it ends after `limit_s` at the latest."""
     with anyio.fail_after(limit_s):
         async with anyio.create_task_group() as group:
             place = Lab(folder, group, broker or MemoryBroker(), artifact)

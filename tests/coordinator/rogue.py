@@ -1,4 +1,4 @@
-"""Devices that break the rules, one rule each."""
+"""Devices that break the rules of the protocol, one rule each."""
 
 import hashlib
 import math
@@ -40,7 +40,7 @@ PACKED_BYTES = packed_bytes(Int8Blocks(), ARTIFACT.spec.layout)
 
 
 class Rogue:
-    """A device that joins like any other and then misbehaves in `on_train`."""
+    """A device that joins like any other and misbehaves when it receives a `Train` message."""
 
     name = "rogue"
 
@@ -52,10 +52,10 @@ class Rogue:
         self.link: Transport
         self.train: Train
         self.pending: tuple[Manifest, bytes, bytes | None] | None = None
-        """What to upload when the grant comes."""
+        """Manifest, data and hash to upload after the grant."""
 
     async def run(self, lab: Lab) -> None:
-        """Join, report readiness, and wait for a chance."""
+        """Join, report readiness, and handle packets."""
         self.vector_bytes = lab.artifact.spec.layout.size_bytes
         self.link = lab.links.transport(self.name)
         async with self.link, anyio.create_task_group() as group:
@@ -67,29 +67,29 @@ class Rogue:
                 elif isinstance(event, Packet):
                     await self._on_packet(event.payload)
 
-    async def say(self, message: Message) -> None:
-        """Send a message as any device would."""
+    async def send(self, message: Message) -> None:
+        """Send a message to the coordinator."""
         await self.link.publish(self._topics.up(self.name), encode(message), qos=1)
 
     async def raw(self, payload: bytes) -> None:
-        """Send bytes where a message belongs."""
+        """Send bytes instead of a message."""
         await self.link.publish(self._topics.up(self.name), payload, qos=1)
 
     async def upload(self, manifest: Manifest, data: bytes, sha256: bytes | None = None) -> None:
-        """Send all chunks and the hash, without asking for credit."""
+        """Send all chunks and the hash, without waiting for credit."""
         for index in range(manifest.chunk_count):
             frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
             await self.link.publish(self._topics.upload(self.name), frame)
         await self.done(manifest, sha256 or hashlib.sha256(data).digest())
 
     async def done(self, manifest: Manifest, sha256: bytes) -> None:
-        """Tell a hash."""
-        await self.say(UploadDone(round=self.train.round, id=manifest.id, sha256=sha256))
+        """Send a hash."""
+        await self.send(UploadDone(round=self.train.round, id=manifest.id, sha256=sha256))
 
     def offer(
         self, size_bytes: int | None = None, chunk_bytes: int = 32 * 1024, **changes: object
     ) -> Offer:
-        """An offer that is right but for the changes."""
+        """Return an offer that is valid except for the changes."""
         manifest = Manifest(
             id=os.urandom(16),
             kind="update",
@@ -111,7 +111,7 @@ class Rogue:
         message = decode_to_device(payload)
         if isinstance(message, CoordinatorStatus) and message.state == "on":
             capabilities = structs.replace(CAPABILITIES, codecs=self._codecs)
-            await self.say(Hello(boot=1, capabilities=capabilities, n_k=40))
+            await self.send(Hello(boot=1, capabilities=capabilities, n_k=40))
         elif isinstance(message, Train):
             self.train = message
             await self._misbehave(self)
@@ -137,21 +137,21 @@ async def sends_nan(rogue: Rogue) -> None:
     vector[3] = np.nan
     offer = rogue.offer()
     rogue.pending = (offer.manifest, bytes(vector_to_bytes(vector)), None)
-    await rogue.say(offer)
+    await rogue.send(offer)
 
 
 async def behaves(rogue: Rogue) -> None:
-    """A whole vector, as every device of any version can send it."""
+    """A complete float32 vector, as devices of all versions can send it."""
     offer = rogue.offer()
     rogue.pending = (offer.manifest, bytes(VECTOR_BYTES), None)
-    await rogue.say(offer)
+    await rogue.send(offer)
 
 
 async def packs_garbage(rogue: Rogue) -> None:
-    """As many bytes as were agreed on, but of no vector."""
+    """The agreed number of bytes, but no vector."""
     offer = rogue.offer(size_bytes=PACKED_BYTES)
     rogue.pending = (offer.manifest, bytes(PACKED_BYTES), None)
-    await rogue.say(offer)
+    await rogue.send(offer)
 
 
 async def packs_infinity(rogue: Rogue) -> None:
@@ -162,46 +162,46 @@ async def packs_infinity(rogue: Rogue) -> None:
     data = pack(Int8Blocks(), layout.n_params, bytes(payload), np.zeros(0, np.float32))
     offer = rogue.offer(size_bytes=PACKED_BYTES)
     rogue.pending = (offer.manifest, data, None)
-    await rogue.say(offer)
+    await rogue.send(offer)
 
 
 async def claims_another_blob(rogue: Rogue) -> None:
-    """It reports a model blob that was never announced."""
-    await rogue.say(rogue.offer(size_bytes=PACKED_BYTES, pulled=bytes(16)))
+    """A report of a model blob that was never announced."""
+    await rogue.send(rogue.offer(size_bytes=PACKED_BYTES, pulled=bytes(16)))
 
 
 async def sends_wrong_hash(rogue: Rogue) -> None:
-    """A good vector with the hash of another."""
+    """A valid vector with the hash of another one."""
     offer = rogue.offer()
     rogue.pending = (offer.manifest, bytes(VECTOR_BYTES), bytes(32))
-    await rogue.say(offer)
+    await rogue.send(offer)
 
 
 async def offers_wrong_shape(rogue: Rogue) -> None:
     """One value too few."""
-    await rogue.say(rogue.offer(size_bytes=VECTOR_BYTES - 4))
+    await rogue.send(rogue.offer(size_bytes=VECTOR_BYTES - 4))
 
 
 async def offers_far_too_much(rogue: Rogue) -> None:
     """A gigabyte for a model of a few kilobytes."""
-    await rogue.say(rogue.offer(size_bytes=1 << 30))
+    await rogue.send(rogue.offer(size_bytes=1 << 30))
 
 
 async def offers_another_round(rogue: Rogue) -> None:
     """An offer without a `Train` message."""
-    await rogue.say(rogue.offer(round=99))
+    await rogue.send(rogue.offer(round=99))
 
 
 async def claims_no_examples(rogue: Rogue) -> None:
-    """An update that no example stands behind."""
-    await rogue.say(rogue.offer(n_k=0))
+    """An update without training examples."""
+    await rogue.send(rogue.offer(n_k=0))
 
 
 async def floods(rogue: Rogue) -> None:
     """Chunks without a grant, out of range, corrupt, and of no known blob."""
     offer = rogue.offer()
     topic = Topics().upload(rogue.name)
-    await rogue.say(offer)
+    await rogue.send(offer)
     for index in (0, 7, 4_000_000):
         await rogue.link.publish(topic, encode_chunk(offer.manifest.id, index, b"x" * 100))
     await rogue.link.publish(topic, encode_chunk(os.urandom(16), 0, b"x"))
@@ -209,8 +209,8 @@ async def floods(rogue: Rogue) -> None:
     await rogue.link.publish(topic, b"")
 
 
-async def speaks_nonsense(rogue: Rogue) -> None:
-    """Bytes that are no message, and a message of a newer protocol."""
+async def sends_garbage(rogue: Rogue) -> None:
+    """Bytes that are not a message, and a message of a newer protocol."""
     await rogue.raw(b"")
     await rogue.raw(b"\x01\xff\xfe not msgpack")
     await rogue.raw(b"\x02" + encode(rogue.offer())[1:])
@@ -222,36 +222,36 @@ async def pretends_to_be_the_coordinator(rogue: Rogue) -> None:
 
 
 async def grants_itself_everything(rogue: Rogue) -> None:
-    """The whole update and its hash again and again, without a grant."""
+    """The whole update and its hash 200 times, without a grant."""
     offer = rogue.offer()
-    await rogue.say(offer)
+    await rogue.send(offer)
     for _ in range(200):
         await rogue.upload(offer.manifest, bytes(rogue.vector_bytes), bytes(32))
 
 
 async def offers_ten_gigabytes(rogue: Rogue) -> None:
-    """More than any manifest may announce, and then the most that one may."""
+    """A size above the limit of a manifest, and then the limit itself."""
     body = encode(rogue.offer())
     offer = msgspec.msgpack.decode(body[1:])
     offer["manifest"]["size_bytes"] = 10_000_000_000
     await rogue.raw(body[:1] + msgspec.msgpack.encode(offer))
-    await rogue.say(rogue.offer(size_bytes=MAX_VECTOR_BYTES))
+    await rogue.send(rogue.offer(size_bytes=MAX_VECTOR_BYTES))
 
 
 async def never_sends_the_last_chunk(rogue: Rogue) -> None:
     """All chunks but one, and the hash of all."""
     offer = rogue.offer(chunk_bytes=2048)
     data = bytes(rogue.vector_bytes)
-    await rogue.say(offer)
-    await anyio.sleep(0.3)  # the grant has come
+    await rogue.send(offer)
+    await anyio.sleep(0.3)  # until the grant has arrived
     for index in range(offer.manifest.chunk_count - 1):
         frame = encode_chunk(offer.manifest.id, index, data[chunk_slice(offer.manifest, index)])
         await rogue.link.publish(Topics().upload(rogue.name), frame)
     await rogue.done(offer.manifest, hashlib.sha256(data).digest())
 
 
-async def asks_for_chunks_for_ever(rogue: Rogue) -> None:
-    """Every chunk of the model, as fast as the broker takes the question."""
+async def requests_chunks_endlessly(rogue: Rogue) -> None:
+    """Requests for all chunks of the model, as fast as the broker accepts them."""
     chunks = list(range(rogue.train.model.chunk_count))
     for blob in (rogue.train.model.id, bytes(16)) * 5_000:
         await rogue.link.publish(

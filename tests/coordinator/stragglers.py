@@ -1,4 +1,4 @@
-"""Devices that train for as long as a test wants."""
+"""Devices whose training time a test controls."""
 
 import threading
 from collections.abc import Iterator
@@ -12,25 +12,25 @@ from fairbed.device_agent.sensors import real_host
 from tests.idle_time import add_busy_threads, sleep_in_thread
 
 LONGEST_S = 30.0
-"""Nothing waits for ever, not even a test."""
+"""Longest time that a gate holds training."""
 
 
 class Gate:
-    """A pace that holds training back while the gate is shut."""
+    """A pace that holds training while the gate is shut."""
 
     def __init__(self) -> None:
         self._is_open = threading.Event()
         self._is_open.set()
         self._waiting = 0
         self.held = 0
-        """How often training met a shut gate."""
+        """How often training was held."""
 
     def host(self) -> Host:
         """Return this machine, with this pace."""
         return replace(real_host(), pace=self)
 
     def shut(self) -> None:
-        """Hold back whoever trains from now on."""
+        """Hold all training that starts after this."""
         self._is_open.clear()
 
     def open(self) -> None:
@@ -54,8 +54,8 @@ class Gate:
             add_busy_threads(-1)
 
 
-class Stroll:
-    """A pace at which training takes a while, so that no hundred rounds pass while one waits."""
+class SlowTraining:
+    """A pace with a fixed training time, which limits the number of rounds during a wait."""
 
     def __init__(self, train_s: float) -> None:
         self._train_s = train_s

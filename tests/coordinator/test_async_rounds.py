@@ -1,4 +1,4 @@
-"""Asynchronous rounds of real agents: a version whenever enough updates have come."""
+"""Asynchronous rounds of real agents: a version whenever enough updates have arrived."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.wire.messages import Offer, Train, UploadDone, UploadResult
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of
-from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
+from tests.coordinator.lab import NAMES, WHOLE_FLEET, Lab, lab, make_config
 from tests.coordinator.stragglers import Gate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
@@ -48,7 +48,7 @@ def asynchronous(
 async def fleet(
     folder: Path, names: tuple[str, ...] = DEVICES, broker: FaultyBroker | None = None
 ) -> AsyncIterator[tuple[Lab, Gate]]:
-    """A fleet of which the victim trains at a gate."""
+    """Yield a fleet whose victim trains behind a gate."""
     gate = Gate()
     async with lab(folder, agents=0, broker=broker) as place:
         place.device_names = names
@@ -61,13 +61,15 @@ async def fleet(
             gate.open()
 
 
-async def test_with_all_devices_in_every_buffer_it_is_the_synchronous_run(tmp_path: Path) -> None:
-    """C = K = m: each version waits for all, so the models are those of FedAvg, bit for bit."""
+async def test_with_all_devices_in_every_buffer_a_run_equals_the_synchronous_one(
+    tmp_path: Path,
+) -> None:
+    """C = K = m: each version waits for all devices, so the models are exactly those of FedAvg."""
     models = []
     for mode in ("sync", "async"):
-        config = make_config(rounds=5, selection=EVERYBODY)
+        config = make_config(rounds=5, selection=WHOLE_FLEET)
         if mode == "async":
-            config = asynchronous(5, buffer=3, concurrency=3, selection=EVERYBODY)
+            config = asynchronous(5, buffer=3, concurrency=3, selection=WHOLE_FLEET)
         async with fleet(tmp_path / mode, NAMES) as (place, _):
             assert await place.run(config) == "done"
         with place.reader() as reader:
@@ -98,7 +100,7 @@ async def test_a_version_is_made_of_as_many_updates_as_the_buffer_takes(tmp_path
 
 
 async def test_the_queue_counts_versions(tmp_path: Path) -> None:
-    """Z grows by beta a version and falls by 1 when the device was selected in it."""
+    """Z grows by beta per version, and falls by 1 if the device was selected for it."""
     rounds, beta = 10, 0.3
     selection = SelectionConfig(policy="rbcs-f", per_round=2, beta=beta)
     config = asynchronous(rounds, buffer=2, concurrency=2, selection=selection)
@@ -120,8 +122,8 @@ async def test_a_slow_device_delays_no_other_and_is_merged_versions_later(tmp_pa
         gate.shut()
         store = place.open_store()
         try:
-            everybody = SelectionConfig(policy="uniform", per_round=5)
-            config = asynchronous(2_000, buffer=2, concurrency=5, selection=everybody)
+            selection = SelectionConfig(policy="uniform", per_round=5)
+            config = asynchronous(2_000, buffer=2, concurrency=5, selection=selection)
             coordinator = place.coordinator(config, store)
 
             def on_progress(progress: RoundProgress) -> None:
@@ -146,12 +148,12 @@ async def test_a_slow_device_delays_no_other_and_is_merged_versions_later(tmp_pa
     assert summary.exchange.aggregated_late >= 1
 
 
-async def test_a_device_that_is_too_slow_is_given_up_and_the_buffer_does_not_wait(
+async def test_a_device_that_is_too_slow_is_late_and_the_buffer_does_not_wait(
     tmp_path: Path,
 ) -> None:
     async with fleet(tmp_path, NAMES) as (place, gate):
         gate.shut()
-        config = asynchronous(4, buffer=3, concurrency=3, deadline_s=1.0, selection=EVERYBODY)
+        config = asynchronous(4, buffer=3, concurrency=3, deadline_s=1.0, selection=WHOLE_FLEET)
         assert await place.run(config) == "done"
     with place.reader() as reader:
         (first, *_) = reader.exchanges_of(VICTIM)
@@ -161,14 +163,14 @@ async def test_a_device_that_is_too_slow_is_given_up_and_the_buffer_does_not_wai
     assert all(row.aggregated == 2 for row in rounds[:2])
 
 
-async def test_the_server_may_step_further_or_less_far(tmp_path: Path) -> None:
+async def test_the_server_learning_rate_changes_the_model(tmp_path: Path) -> None:
     models = []
     for eta in (1.0, 0.5):
         config = asynchronous(
             2,
             buffer=3,
             concurrency=3,
-            selection=EVERYBODY,
+            selection=WHOLE_FLEET,
             aggregation=AggregationConfig(server_learning_rate=eta),
         )
         async with fleet(tmp_path / str(eta), NAMES) as (place, _):
@@ -191,7 +193,7 @@ FAULTS: tuple[Fault, ...] = ("lost", "device cut after", "coordinator cut after"
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_costs_nothing_but_time(fault: Fault, step: str, tmp_path: Path) -> None:
     broker = FaultyBroker(fault, STEPS[step])
-    config = asynchronous(6, buffer=3, concurrency=3, selection=EVERYBODY)
+    config = asynchronous(6, buffer=3, concurrency=3, selection=WHOLE_FLEET)
     async with fleet(tmp_path, NAMES, broker) as (place, _):
         assert await place.run(config) == "done"
     assert broker.has_struck
@@ -200,7 +202,7 @@ async def test_a_fault_costs_nothing_but_time(fault: Fault, step: str, tmp_path:
         assert {x.outcome for x in reader.exchanges(0)} == {"done"}
 
 
-async def test_a_killed_coordinator_goes_on_at_the_open_version(tmp_path: Path) -> None:
+async def test_a_killed_coordinator_resumes_at_the_open_version(tmp_path: Path) -> None:
     config = asynchronous(6, buffer=2, concurrency=3)
     async with fleet(tmp_path) as (place, _):
         life = anyio.CancelScope()
@@ -234,6 +236,6 @@ async def test_a_killed_coordinator_goes_on_at_the_open_version(tmp_path: Path) 
         ({"mode": "async", "late": "merge"}, 'late must not be set with mode = "async"'),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings: dict[str, object], rule: str) -> None:
+def test_a_contradictory_configuration_is_refused(settings: dict[str, object], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         RoundConfig(**settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A device is never trusted: whatever it sends costs only its own round."""
+"""A device is never trusted: a bad message costs only its own round."""
 
 from pathlib import Path
 
@@ -27,12 +27,12 @@ REJECTED = [
 IGNORED = [
     (rogue.offers_another_round, None),
     (rogue.floods, "bad chunk"),
-    (rogue.speaks_nonsense, "bad message"),
+    (rogue.sends_garbage, "bad message"),
     (rogue.pretends_to_be_the_coordinator, "bad message"),
 ]
 
 IMPATIENT = RoundConfig(min_devices=3, deadline_s=1.5, join_timeout_s=30.0)
-EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
+WHOLE_FLEET = SelectionConfig(policy="uniform", per_round=3)
 
 
 PACKED = [
@@ -51,16 +51,16 @@ async def play_with(
         config = make_config(
             rounds=2,
             round=IMPATIENT,
-            selection=EVERYBODY,
+            selection=WHOLE_FLEET,
             exchange=exchange or ExchangeConfig(),
         )
         assert await place.run(config) == "done"
         group.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(("trick", "why"), REJECTED, ids=[t.__name__ for t, _ in REJECTED])
+@pytest.mark.parametrize(("trick", "reason"), REJECTED, ids=[t.__name__ for t, _ in REJECTED])
 async def test_a_bad_update_is_rejected_with_its_reason(
-    trick: rogue.Trick, why: str, tmp_path: Path
+    trick: rogue.Trick, reason: str, tmp_path: Path
 ) -> None:
     await play_with(trick, tmp_path)
     with RunReader(tmp_path / "run") as reader:
@@ -68,20 +68,20 @@ async def test_a_bad_update_is_rejected_with_its_reason(
     mine = [x for x in exchanges if x.device == "rogue"]
     others = [x for x in exchanges if x.device != "rogue"]
     assert {x.outcome for x in mine} == {"rejected"}
-    assert all(why in x.reason for x in mine)
+    assert all(reason in x.reason for x in mine)
     assert [x.outcome for x in others] == ["done"] * 4
 
 
-@pytest.mark.parametrize(("trick", "why"), PACKED, ids=[t.__name__ for t, _ in PACKED])
+@pytest.mark.parametrize(("trick", "reason"), PACKED, ids=[t.__name__ for t, _ in PACKED])
 async def test_a_bad_packed_update_is_rejected_with_its_reason(
-    trick: rogue.Trick, why: str, tmp_path: Path
+    trick: rogue.Trick, reason: str, tmp_path: Path
 ) -> None:
     await play_with(trick, tmp_path, ExchangeConfig(up="int8"), "int8")
     with RunReader(tmp_path / "run") as reader:
         exchanges = reader.exchanges(0)
     mine = [x for x in exchanges if x.device == "rogue"]
     assert {x.outcome for x in mine} == {"rejected"}
-    assert all(why in x.reason for x in mine)
+    assert all(reason in x.reason for x in mine)
     assert [x.outcome for x in exchanges if x.device != "rogue"] == ["done"] * 4
 
 
@@ -100,7 +100,7 @@ async def test_a_device_without_the_codecs_of_the_run_is_served_float32(
 
 
 @pytest.mark.parametrize(("trick", "kind"), IGNORED, ids=[t.__name__ for t, _ in IGNORED])
-async def test_nonsense_is_ignored_with_one_line_and_the_deadline_passes(
+async def test_garbage_is_ignored_with_one_line_and_the_deadline_passes(
     trick: rogue.Trick, kind: str | None, tmp_path: Path
 ) -> None:
     await play_with(trick, tmp_path)
@@ -122,7 +122,7 @@ async def test_a_device_with_a_bad_name_is_named_in_one_line(tmp_path: Path) -> 
                     break
             place.on_progress = lambda p: None
             async with anyio.create_task_group() as group:
-                group.start_soon(shout, stranger)
+                group.start_soon(send_under_a_bad_name, stranger)
                 await place.run(make_config(rounds=3))
                 group.cancel_scope.cancel()
     with place.reader() as reader:
@@ -132,37 +132,37 @@ async def test_a_device_with_a_bad_name_is_named_in_one_line(tmp_path: Path) -> 
     assert names == {"pi-0", "pi-1", "pi-2"}
 
 
-async def shout(link: Transport) -> None:
+async def send_under_a_bad_name(link: Transport) -> None:
     while True:
         await link.publish("fairbed/main/d/Pi_4/up", encode(hello()), qos=1)
         await anyio.sleep(0.05)
 
 
-class Stubborn(rogue.Rogue):
-    """Offers what was rejected once more, as if the answer had been lost."""
+class RepeatingRogue(rogue.Rogue):
+    """Repeats a rejected offer, as if the verdict had been lost."""
 
     def __init__(self) -> None:
         super().__init__(rogue.offers_wrong_shape)
-        self.answers: list[Cancel] = []
+        self.verdicts: list[Cancel] = []
 
     async def _on_packet(self, payload: bytes | memoryview) -> None:
         message = decode_to_device(payload)
         if isinstance(message, Cancel):
-            self.answers.append(message)
-            if len(self.answers) < 3:
+            self.verdicts.append(message)
+            if len(self.verdicts) < 3:
                 await rogue.offers_wrong_shape(self)
             return
         await super()._on_packet(payload)
 
 
-async def test_a_device_that_did_not_hear_its_rejection_hears_it_again(tmp_path: Path) -> None:
+async def test_a_device_that_lost_its_rejection_gets_it_again(tmp_path: Path) -> None:
     one_of_two = RoundConfig(min_devices=2, deadline_s=1.5, join_timeout_s=30.0)
     async with lab(tmp_path, agents=0) as place, anyio.create_task_group() as group:
-        stubborn, silent = Stubborn(), rogue.Rogue(rogue.offers_another_round)
+        repeating, silent = RepeatingRogue(), rogue.Rogue(rogue.offers_another_round)
         silent.name = "silent"
-        for device in (stubborn, silent):
+        for device in (repeating, silent):
             group.start_soon(device.run, place)
-        assert await place.run(make_config(rounds=1, round=one_of_two, selection=EVERYBODY))
+        assert await place.run(make_config(rounds=1, round=one_of_two, selection=WHOLE_FLEET))
         group.cancel_scope.cancel()
     reason = "update: must hold 610 float32 (2440 bytes), got 2436 bytes"
-    assert [word.reason for word in stubborn.answers] == [reason] * 3
+    assert [verdict.reason for verdict in repeating.verdicts] == [reason] * 3

@@ -1,4 +1,4 @@
-"""Asynchronous rounds: over when enough updates have come, of whichever version."""
+"""Asynchronous rounds: over when enough updates of any version have arrived."""
 
 import pytest
 from hypothesis import settings
@@ -83,9 +83,7 @@ def test_updates_of_all_versions_fill_the_buffer() -> None:
     ]
 
 
-def test_a_device_may_train_again_in_the_round_in_which_it_is_through_with_another_version() -> (
-    None
-):
+def test_a_device_may_train_again_in_the_round_in_which_its_late_exchange_ended() -> None:
     table = started("a", "b", "c", target_updates=2)
     deliver(table, "a", 110.0)
     deliver(table, "b", 111.0)
@@ -99,7 +97,7 @@ def test_a_device_may_train_again_in_the_round_in_which_it_is_through_with_anoth
     assert [(x.round, x.staleness) for x in after.in_state(ExchangeState.DONE)] == [(1, 1), (2, 0)]
 
 
-def test_a_buffer_does_not_wait_for_ever() -> None:
+def test_a_buffer_waits_until_the_deadline_of_its_round() -> None:
     table = started("a", "b")
     deliver(table, "a", 110.0)
     after = followed(table, 120.0)
@@ -114,7 +112,7 @@ def test_a_buffer_does_not_wait_for_ever() -> None:
     assert after.exchanges["a"].state is ExchangeState.DISPATCHED
 
 
-def test_an_outage_is_given_back_to_the_buffer() -> None:
+def test_an_outage_extends_the_deadline_of_the_round() -> None:
     table = started("a", "b")
     table.on_link_down(110.0)
     table.on_link_up(210.0)
@@ -135,7 +133,7 @@ def test_a_round_without_open_exchanges_is_over() -> None:
 
 
 @pytest.mark.parametrize("versions", [MAX_STALENESS, MAX_STALENESS + 1])
-def test_what_is_too_stale_is_given_up(versions: int) -> None:
+def test_an_exchange_that_is_too_stale_ends(versions: int) -> None:
     table = started("slow", "a", target_updates=1)
     for number in range(versions):
         deliver(table, "a", 101.0 + number)
@@ -147,7 +145,7 @@ def test_what_is_too_stale_is_given_up(versions: int) -> None:
 
 
 class AnyBufferedRounds(RuleBasedStateMachine):
-    """A fleet that works through versions, in any order and at any pace."""
+    """A fleet that trains versions in any order and at any speed."""
 
     devices = ("a", "b", "c", "d", "e")
     concurrency = 3
@@ -161,17 +159,17 @@ class AnyBufferedRounds(RuleBasedStateMachine):
 
     def refill(self) -> None:
         table = self.table
-        everybody = table.all_exchanges()
-        barred = {x.device for x in everybody if x.state.is_open or x.version == table.version}
+        exchanges = table.all_exchanges()
+        barred = {x.device for x in exchanges if x.state.is_open or x.version == table.version}
         free = self.concurrency - table.open_count
         for device in [device for device in self.devices if device not in barred][:free]:
             table.dispatch(device, self.now)
 
     def feed(self, event: Event) -> None:
-        for order in self.table.on(event, self.now):
-            exchange = self.table.find(order.device)
+        for action in self.table.on(event, self.now):
+            exchange = self.table.find(action.device)
             assert exchange is not None
-            if isinstance(order, AcceptUpdate):
+            if isinstance(action, AcceptUpdate):
                 self.merged.append((exchange.device, exchange.version))
         if self.table.is_over:
             self.table = followed(self.table, self.now)
@@ -195,7 +193,7 @@ class AnyBufferedRounds(RuleBasedStateMachine):
         self.feed(Checked(device, fault))
 
     @rule(device=st.sampled_from(devices))
-    def gave_up(self, device: str) -> None:
+    def failed(self, device: str) -> None:
         self.feed(DeviceFailed(device, "x"))
 
     @invariant()
@@ -212,19 +210,19 @@ class AnyBufferedRounds(RuleBasedStateMachine):
         assert len(self.table.in_state(ExchangeState.DONE)) <= 2
 
     @invariant()
-    def nobody_is_merged_twice_or_too_late(self) -> None:
+    def no_update_is_merged_twice_or_too_late(self) -> None:
         assert len(self.merged) == len(set(self.merged))
         for x in self.table.in_state(ExchangeState.DONE):
             assert x.staleness is not None
             assert 0 <= x.staleness <= MAX_STALENESS
 
     @invariant()
-    def nobody_trains_a_version_twice(self) -> None:
+    def no_device_trains_a_version_twice(self) -> None:
         trained = [(x.device, x.version) for x in self.table.all_exchanges()]
         assert len(trained) == len(set(trained))
 
     @invariant()
-    def something_open_always_has_a_way_to_end(self) -> None:
+    def an_open_exchange_can_always_end(self) -> None:
         waiting = self.table.in_state(ExchangeState.CHECKING) or self.table.wake_at() is not None
         assert self.table.is_over or waiting
 

@@ -1,4 +1,4 @@
-"""Runs whose models and updates travel encoded, by every codec, also when something goes wrong."""
+"""Runs with encoded models and updates, for every codec, with and without faults."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from tests.coordinator.faulty import (
     model_chunk,
     update_chunk,
 )
-from tests.coordinator.lab import ARTIFACT, EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
+from tests.coordinator.lab import ARTIFACT, NAMES, PATIENT, WHOLE_FLEET, Lab, lab, make_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -44,7 +44,7 @@ History = list[tuple[object, ...]]
 def config_of(name: str, rounds: int = ROUNDS, rule: str = "fedavg") -> CoordinatorConfig:
     return make_config(
         rounds=rounds,
-        selection=EVERYBODY,
+        selection=WHOLE_FLEET,
         round=PATIENT,
         aggregation=AggregationConfig(rule=rule),  # type: ignore[arg-type]
         exchange=EXCHANGES[name],
@@ -63,7 +63,7 @@ async def fleet(folder: Path, broker: FaultyBroker | None = None) -> AsyncIterat
 
 
 def history(place: Lab) -> History:
-    """Return what came of a run."""
+    """Return rounds, models and outcomes of a run."""
     with place.reader() as reader:
         return [
             *((row.round, row.status, row.model_sha256) for row in reader.rounds()),
@@ -84,7 +84,7 @@ async def _play(folder: Path, name: str, rule: str) -> History:
 
 @cache
 def undisturbed(name: str, rule: str = "fedavg") -> History:
-    """Return what comes of the run without any fault."""
+    """Return the history of the run without a fault."""
     with TemporaryDirectory() as folder:
         return anyio.run(_play, Path(folder), name, rule)
 
@@ -94,7 +94,7 @@ async def expected(name: str, rule: str = "fedavg") -> History:
 
 
 @ALL
-async def test_every_codec_brings_model_and_update_for_less(name: str, tmp_path: Path) -> None:
+async def test_every_codec_makes_transfers_smaller(name: str, tmp_path: Path) -> None:
     wanted = EXCHANGES[name]
     async with fleet(tmp_path) as place:
         assert await place.run(config_of(name)) == "done"
@@ -118,7 +118,7 @@ async def test_every_codec_brings_model_and_update_for_less(name: str, tmp_path:
 
 @ALL
 @pytest.mark.parametrize("rule", ["fedavg", "q-fedavg"])
-async def test_the_same_run_comes_out_bit_for_bit_in_any_order_of_devices(
+async def test_a_run_is_the_same_bit_for_bit_in_any_order_of_devices(
     name: str, rule: str, tmp_path: Path
 ) -> None:
     assert await _play(tmp_path, name, rule) == await expected(name, rule)
@@ -157,7 +157,7 @@ async def test_a_fault_changes_nothing_in_the_end(
 
 @ALL
 @pytest.mark.parametrize("step", [Offer, UploadResult, Train])
-async def test_a_coordinator_killed_in_the_second_round_goes_on_as_if_it_had_lived(
+async def test_a_coordinator_killed_in_the_second_round_resumes_the_same_run(
     name: str, step: type[Message], tmp_path: Path
 ) -> None:
     broker = FaultyBroker("lost", message_of(step, 2))
@@ -182,9 +182,7 @@ async def test_a_coordinator_killed_in_the_second_round_goes_on_as_if_it_had_liv
 
 
 @ALL
-async def test_a_restarted_device_pulls_the_whole_model_and_owes_nothing(
-    name: str, tmp_path: Path
-) -> None:
+async def test_a_restarted_device_pulls_the_whole_model(name: str, tmp_path: Path) -> None:
     broker = FaultyBroker("lost", message_of(Offer, 2))
     async with fleet(tmp_path, broker) as place:
 

@@ -1,6 +1,6 @@
-"""Faults of a whole run through real brokers: it ends as without them, in bounded memory.
+"""Faults of a whole run through real brokers: same result, bounded memory.
 
-The same at every single step of the protocol, in memory: `test_protocol_faults.py`.
+`test_protocol_faults.py` does the same at each step of the protocol, with a broker in memory.
 """
 
 import os
@@ -31,7 +31,7 @@ from fairbed.wire.transport.base import LinkUp, Packet
 from tests.brokers import PRODUCTION_BROKERS
 from tests.coordinator import rogue
 from tests.coordinator.lab import Lab, Links, lab, make_config
-from tests.coordinator.leash import Mishaps, RealBroker, is_bulk
+from tests.coordinator.real_broker import ChunkFaults, RealBroker, is_bulk
 from tests.coordinator.rogue import Rogue
 from tests.ledger import Ledger, watch_memory
 from tests.wire.transport.memory import MemoryBroker
@@ -97,7 +97,7 @@ def exchanges(place: Lab) -> list[ExchangeRow]:
 
 
 async def left_behind(links: RealBroker) -> list[str]:
-    """Return the topics of blobs that are still retained."""
+    """Return the topics of retained blobs."""
     topics, found = Topics(), []
     async with links.transport("inspector") as link:
         async for event in link.events():
@@ -119,39 +119,39 @@ async def links(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield RealBroker(broker, seed=11)
 
 
-MISHAPS = {
-    "1 % of chunks lost": Mishaps(loss_ratio=0.01),
-    "10 % of chunks lost": Mishaps(loss_ratio=0.1),
-    "10 % of chunks doubled": Mishaps(duplicate_ratio=0.1),
-    "20 % of chunks out of order": Mishaps(reorder_ratio=0.2),
-    "5 % of chunks damaged": Mishaps(corruption_ratio=0.05),
+FAULTS = {
+    "1 % of chunks lost": ChunkFaults(loss_ratio=0.01),
+    "10 % of chunks lost": ChunkFaults(loss_ratio=0.1),
+    "10 % of chunks doubled": ChunkFaults(duplicate_ratio=0.1),
+    "20 % of chunks out of order": ChunkFaults(reorder_ratio=0.2),
+    "5 % of chunks damaged": ChunkFaults(corruption_ratio=0.05),
 }
 
 
-async def test_no_mishap_of_chunks_changes_a_model(
+async def test_no_fault_of_chunks_changes_a_model(
     links: RealBroker, tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "fairbed.wire.transfer.RETRY_FLOOR_S", 0.2
     )  # 2 s: the rest is the same, but slow
     expected, _ = await play(tmp_path / "memory", MemoryBroker())
-    undisturbed_came, usual_s = await play(tmp_path / "undisturbed", links)
-    assert undisturbed_came == expected
+    undisturbed_hashes, usual_s = await play(tmp_path / "undisturbed", links)
+    assert undisturbed_hashes == expected
     assert links.broker.pid is not None
-    for what, mishaps in MISHAPS.items():
-        links.mishaps = mishaps
+    for case, faults in FAULTS.items():
+        links.faults = faults
         async with watch_memory(broker=links.broker.pid) as peaks:
-            came, took_s = await play(tmp_path / what, links)
-        assert came == expected, what
+            found, took_s = await play(tmp_path / case, links)
+        assert found == expected, case
         assert await left_behind(links) == []
-        ledger.note(links.broker.kind, what, lost_s=took_s - usual_s, peaks=peaks)
+        ledger.note(links.broker.kind, case, lost_s=took_s - usual_s, peaks=peaks)
         peaks.stay_below(MEMORY_MB)
-    assert links.struck > 20
+    assert links.n_faults > 20
 
 
 KILLS = {"mosquitto": 40, "nats": 15}
 MOST_CHUNKS = 80
-"""Between two deaths of the broker; a reconnect alone takes some 20."""
+"""Largest number of chunks between two kills; a reconnect alone takes about 20."""
 
 
 async def test_a_broker_killed_again_and_again_changes_no_model(
@@ -159,7 +159,7 @@ async def test_a_broker_killed_again_and_again_changes_no_model(
 ) -> None:
     monkeypatch.setattr("fairbed.wire.transfer.RETRY_FLOOR_S", 0.5)
     expected, usual_s = await play(tmp_path / "undisturbed", links)
-    left = links.dice.randint(1, MOST_CHUNKS)
+    left = links.rng.randint(1, MOST_CHUNKS)
     is_due = anyio.Event()
     kills = 0
 
@@ -175,15 +175,15 @@ async def test_a_broker_killed_again_and_again_changes_no_model(
             await is_due.wait()
             await links.broker.restart()
             kills += 1
-            left, is_due = links.dice.randint(1, MOST_CHUNKS), anyio.Event()
+            left, is_due = links.rng.randint(1, MOST_CHUNKS), anyio.Event()
 
     links.on_publish = on_publish
     assert links.broker.pid is not None
     async with watch_memory() as peaks, anyio.create_task_group() as group:
         group.start_soon(kill_often)
-        came, took_s = await play(tmp_path / "killed", links)
+        found, took_s = await play(tmp_path / "killed", links)
         group.cancel_scope.cancel()
-    assert came == expected
+    assert found == expected
     assert kills >= 2
     what = f"broker killed in mid-run {kills} times, each"
     ledger.note(links.broker.kind, what, lost_s=(took_s - usual_s) / kills, peaks=peaks)
@@ -205,12 +205,12 @@ async def test_a_coordinator_killed_between_any_two_publishes_leaves_nothing_wro
     links.on_publish = count
     expected, usual_s = await play(tmp_path / "undisturbed", links)
     total, lost_s = published, []
-    for instant in links.dice.sample(range(1, total), CRASHES[links.broker.kind]):
+    for instant in links.rng.sample(range(1, total), CRASHES[links.broker.kind]):
         links.on_publish = count
-        came, took_s = await play(
+        found, took_s = await play(
             tmp_path / str(instant), links, partial(_crash, links=links, at=instant)
         )
-        assert came == expected, instant
+        assert found == expected, instant
         assert await left_behind(links) == [], instant
         lost_s.append(took_s - usual_s)
     what = f"coordinator killed at {len(lost_s)} publishes, each"
@@ -293,7 +293,7 @@ async def agent_process(folder: Path, links: RealBroker) -> AsyncIterator[Proces
 
 
 async def stop_at_grant(links: RealBroker, pid: int, stop_s: float) -> None:
-    """Stop a process as it is granted its first upload, for some time."""
+    """Stop a process for some time when it gets its first upload grant."""
     granted = anyio.Event()
 
     def on_publish(client: str, topic: str, payload: bytes) -> None:
@@ -308,7 +308,7 @@ async def stop_at_grant(links: RealBroker, pid: int, stop_s: float) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-async def test_an_agent_that_stands_still_for_a_while_loses_nothing(
+async def test_an_agent_that_is_stopped_for_a_while_loses_nothing(
     links: RealBroker, tmp_path: Path, ledger: Ledger
 ) -> None:
     stop_s = 1.5
@@ -329,7 +329,7 @@ async def test_an_agent_that_stands_still_for_a_while_loses_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("links", [PRODUCTION_BROKERS[0]], indirect=True)
-async def test_an_agent_that_stands_still_for_30_s_is_given_up_and_comes_back(
+async def test_an_agent_that_is_stopped_for_30_s_is_lost_and_comes_back(
     links: RealBroker, tmp_path: Path, ledger: Ledger
 ) -> None:
     expected, usual_s = await play(tmp_path / "undisturbed", links)
@@ -353,14 +353,14 @@ async def test_an_agent_that_stands_still_for_30_s_is_given_up_and_comes_back(
     with RunReader(tmp_path / "stopped" / "again") as reader:
         assert {x.outcome for x in reader.exchanges(0)} == {"done"}
         assert [row.model_sha256 for row in reader.rounds()] == expected
-    ledger.note(links.broker.kind, "agent stopped for 30 s: given up", lost_s=lost_s)
+    ledger.note(links.broker.kind, "agent stopped for 30 s: lost", lost_s=lost_s)
 
 
 GREEDY = (
     rogue.grants_itself_everything,
     rogue.offers_ten_gigabytes,
     rogue.never_sends_the_last_chunk,
-    rogue.asks_for_chunks_for_ever,
+    rogue.requests_chunks_endlessly,
 )
 
 

@@ -1,4 +1,4 @@
-"""Rounds leave nothing behind that only the garbage collector would find: it would be models."""
+"""Rounds leave no reference cycles, which would keep models in memory."""
 
 import gc
 from collections import Counter
@@ -16,7 +16,7 @@ from tests.coordinator.lab import lab, make_config
 
 OF_A_ROUND = (DeviceRound, Push, Pull, Upload, Download, UploadReceiver, RoundMerge)
 DEVICES = 3
-EVERYBODY = SelectionConfig(policy="uniform", per_round=DEVICES)
+WHOLE_FLEET = SelectionConfig(policy="uniform", per_round=DEVICES)
 
 
 @pytest.mark.anyio
@@ -33,8 +33,8 @@ async def test_a_round_is_gone_when_the_next_one_runs(tmp_path: Path) -> None:
         gc.collect()
         gc.disable()
         try:
-            # Everybody in every round: a device that missed one collects garbage by itself.
-            await place.run(make_config(12, DEVICES, selection=EVERYBODY))
+            # All devices in every round: a device that misses one collects garbage by itself.
+            await place.run(make_config(12, DEVICES, selection=WHOLE_FLEET))
         finally:
             gc.enable()
     assert alive

@@ -1,4 +1,4 @@
-"""Late devices that go on: from table to table, until they are merged or given up."""
+"""Late exchanges: carried from table to table until they are merged or end."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from fairbed.coordinator.state.round import (
 from tests.coordinator.builders import offer
 from tests.tiers import examples
 
-DEADLINE_S, PATIENCE_S = 60.0, 180.0
+DEADLINE_S, LATE_LIMIT_S = 60.0, 180.0
 MAX_STALENESS = 2
 
 
@@ -38,7 +38,7 @@ def started(*devices: str, slots: int = 16, target_updates: int | None = None) -
         deadline_s=DEADLINE_S,
         slots=slots,
         target_updates=target_updates or len(devices),
-        late_limit_s=PATIENCE_S,
+        late_limit_s=LATE_LIMIT_S,
         max_staleness=MAX_STALENESS,
     )
     for device in devices:
@@ -53,7 +53,7 @@ def deliver(table: Round, device: str, now: float) -> None:
 
 
 def round_with_a_straggler() -> Round:
-    """Round 1: `a` and `b` are merged, `slow` goes on."""
+    """Round 1: `a` and `b` are merged, `slow` stays open."""
     table = started("a", "b", "slow")
     deliver(table, "a", 105.0)
     deliver(table, "b", 106.0)
@@ -81,8 +81,8 @@ def test_a_late_update_enters_the_next_round_one_version_late() -> None:
     assert table.on(Checked("slow", None), 172.0) == [AcceptUpdate("slow")]
     slow = table.carried["slow"]
     assert (slow.round, slow.aggregated_round, slow.staleness) == (1, 2, 1)
-    assert slow.tau_s == 72.0, "all of its time is known in the end"
-    assert not table.is_over, "it counts beside those of its round"
+    assert slow.tau_s == 72.0, "its whole time is measured"
+    assert not table.is_over, "it does not count for this round"
 
 
 def test_an_update_that_comes_late_while_its_round_is_open_is_not_stale() -> None:
@@ -100,7 +100,7 @@ def test_an_update_that_comes_late_while_its_round_is_open_is_not_stale() -> Non
 
 def test_a_late_exchange_ends_at_its_limit() -> None:
     table = round_with_a_straggler().successor(version=1)
-    assert table.wake_at() == 100.0 + PATIENCE_S
+    assert table.wake_at() == 100.0 + LATE_LIMIT_S
     assert table.on(Tick(), 279.0) == []
     assert table.on(Tick(), 280.0) == [Abandon("slow", "no update within 180 s")]
     slow = table.carried["slow"]
@@ -108,13 +108,13 @@ def test_a_late_exchange_ends_at_its_limit() -> None:
     assert slow.at_least_s == 180.0
 
 
-def test_deadline_and_patience_may_pass_at_once() -> None:
+def test_deadline_and_late_limit_may_pass_at_once() -> None:
     table = started("a")
-    orders = table.on(Tick(), 1000.0)
-    assert [type(order) for order in orders] == [MarkLate, Abandon]
+    actions = table.on(Tick(), 1000.0)
+    assert [type(action) for action in actions] == [MarkLate, Abandon]
 
 
-def test_what_would_be_too_many_versions_late_is_given_up() -> None:
+def test_an_exchange_that_would_be_too_many_versions_late_ends() -> None:
     table = round_with_a_straggler()
     for version in (1, 2):
         table = table.successor(version)
@@ -127,7 +127,7 @@ def test_what_would_be_too_many_versions_late_is_given_up() -> None:
     assert table.successor(version=4).carried == {}
 
 
-def test_rounds_that_leave_the_model_alone_make_no_update_staler() -> None:
+def test_rounds_without_a_new_version_make_no_update_staler() -> None:
     table = round_with_a_straggler()
     for _ in range(20):
         table = table.successor(version=0)
@@ -160,7 +160,7 @@ def test_enough_updates_cancel_exchanges_in_time_but_not_late_ones() -> None:
         AcceptUpdate("a"),
         Abandon("b", "enough updates had arrived"),
     ]
-    assert table.exchanges["b"].at_least_s == 2.0, "its wait for a slot was not its own"
+    assert table.exchanges["b"].at_least_s == 2.0, "without its wait for a slot"
     assert table.exchanges["slow"].is_open_late
     assert table.is_over
 
@@ -175,30 +175,30 @@ def test_an_outage_does_not_count_towards_the_late_limit() -> None:
     after.on_link_up(300.0)
     assert after.wake_at() == 210.0 + DEADLINE_S + 90.0
     assert after.on(Tick(), 360.0) == [MarkLate("a", "no update within 60 s")]
-    assert after.wake_at() == 100.0 + PATIENCE_S + 100.0
+    assert after.wake_at() == 100.0 + LATE_LIMIT_S + 100.0
 
 
 def test_all_exchanges_end_when_the_run_is_over() -> None:
     table = round_with_a_straggler().successor(version=1)
     table.dispatch("a", now=200.0)
-    orders = table.end_all("the run is over", 201.0)
-    assert orders == [Abandon("slow", "the run is over"), Abandon("a", "the run is over")]
+    actions = table.end_all("the run is over", 201.0)
+    assert actions == [Abandon("slow", "the run is over"), Abandon("a", "the run is over")]
     assert table.carried["slow"].state is ExchangeState.LATE
     assert table.exchanges["a"].state is ExchangeState.CANCELLED
     assert table.is_idle
 
 
 @pytest.mark.parametrize(
-    ("end", "stage"),
+    ("end", "state"),
     [
         (DeviceFailed("slow", "x"), ExchangeState.FAILED),
         (DeviceLost("slow", "x"), ExchangeState.LOST),
     ],
 )
-def test_a_late_device_may_fail_like_any_other(end: Event, stage: ExchangeState) -> None:
+def test_a_late_device_may_fail_like_any_other(end: Event, state: ExchangeState) -> None:
     table = round_with_a_straggler().successor(version=1)
     assert table.on(end, 170.0) == [Abandon("slow", "x")]
-    assert table.carried["slow"].state is stage
+    assert table.carried["slow"].state is state
     assert table.on(Offered("slow", offer(1)), 171.0) == []
 
 
@@ -214,14 +214,14 @@ class AnyRounds(RuleBasedStateMachine):
         self.ended: dict[int, tuple[Exchange, Exchange]] = {}
         self.merged: set[tuple[str, int]] = set()
 
-    def obey(self, orders: list[Action]) -> None:
-        for order in orders:
-            exchange = self.table.find(order.device)
+    def check(self, actions: list[Action]) -> None:
+        for action in actions:
+            exchange = self.table.find(action.device)
             assert exchange is not None
-            match order:
+            match action:
                 case AcceptUpdate():
                     key = (exchange.device, exchange.round)
-                    assert key not in self.merged, "nobody is merged twice"
+                    assert key not in self.merged, "an update is merged once"
                     self.merged.add(key)
                 case MarkLate():
                     assert exchange.is_open_late
@@ -229,7 +229,7 @@ class AnyRounds(RuleBasedStateMachine):
                     assert exchange.is_over
 
     def feed(self, event: Event) -> None:
-        self.obey(list(self.table.on(event, self.now)))
+        self.check(list(self.table.on(event, self.now)))
 
     @rule(seconds=st.floats(0.0, 90.0))
     def wait(self, seconds: float) -> None:
@@ -249,7 +249,7 @@ class AnyRounds(RuleBasedStateMachine):
         self.feed(Checked(device, fault))
 
     @rule(device=st.sampled_from(devices))
-    def gave_up(self, device: str) -> None:
+    def failed(self, device: str) -> None:
         self.feed(DeviceFailed(device, "x"))
 
     @rule()
@@ -261,7 +261,7 @@ class AnyRounds(RuleBasedStateMachine):
         self.table = before.successor(before.version + has_merged)
         busy = set(self.table.carried)
         assert busy == {x.device for x in before.all_exchanges() if x.state.is_open}
-        self.obey(list(self.table.drop_stale(self.now)))
+        self.check(list(self.table.drop_stale(self.now)))
         for device in sorted(set(self.devices) - busy)[:3]:
             self.table.dispatch(device, self.now)
 
@@ -271,7 +271,7 @@ class AnyRounds(RuleBasedStateMachine):
         assert len(self.table.in_state(granted)) + len(self.table.in_state(checking)) <= 2
 
     @invariant()
-    def a_slot_is_never_free_while_somebody_waits(self) -> None:
+    def a_slot_is_never_free_while_an_exchange_is_queued(self) -> None:
         in_memory = [
             *self.table.in_state(ExchangeState.GRANTED),
             *self.table.in_state(ExchangeState.CHECKING),
@@ -293,19 +293,19 @@ class AnyRounds(RuleBasedStateMachine):
                 assert 0 <= x.staleness <= MAX_STALENESS
 
     @invariant()
-    def only_who_is_late_outlives_its_round(self) -> None:
+    def only_late_exchanges_are_carried(self) -> None:
         assert all(x.is_late for x in self.table.carried.values())
 
     @invariant()
-    def something_open_always_has_a_way_to_end(self) -> None:
+    def an_open_exchange_can_always_end(self) -> None:
         waiting = self.table.in_state(ExchangeState.CHECKING) or self.table.wake_at() is not None
         assert self.table.is_idle or waiting
 
     @invariant()
-    def nobody_outlives_its_patience(self) -> None:
+    def no_exchange_exceeds_its_late_limit(self) -> None:
         for x in self.table.all_exchanges():
             if x.state in (ExchangeState.DISPATCHED, ExchangeState.GRANTED):
-                assert self.now - x.dispatched - x.queued_s(self.now) < PATIENCE_S
+                assert self.now - x.dispatched - x.queued_s(self.now) < LATE_LIMIT_S
 
     @invariant()
     def what_has_ended_stays_ended(self) -> None:

@@ -1,4 +1,4 @@
-"""Real agents that are late: their updates enter a later round, once, or are given up."""
+"""Real agents that are late: their updates enter a later round once, or are dropped."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,8 +14,8 @@ from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.wire.messages import Grant, Offer, UploadAck, UploadDone, UploadResult
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of, update_chunk
-from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
-from tests.coordinator.stragglers import Gate, Stroll
+from tests.coordinator.lab import NAMES, WHOLE_FLEET, Lab, lab, make_config
+from tests.coordinator.stragglers import Gate, SlowTraining
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -36,18 +36,18 @@ MERGING = RoundConfig(
 
 
 def merging(rounds: int = ROUNDS, **sections: object) -> CoordinatorConfig:
-    chosen: dict[str, object] = {"selection": EVERYBODY, "round": MERGING}
+    chosen: dict[str, object] = {"selection": WHOLE_FLEET, "round": MERGING}
     return make_config(rounds, len(NAMES), **(chosen | sections))
 
 
 @asynccontextmanager
 async def fleet(folder: Path, gate: Gate, broker: FaultyBroker | None = None) -> AsyncIterator[Lab]:
-    """Three devices of which the victim trains at the gate; rows and data are always the same."""
+    """Three devices whose victim trains behind the gate; rows and data are always the same."""
     async with lab(folder, agents=0, broker=broker) as place:
         place.device_names = NAMES
         for name in NAMES:
             place.shards.shard(name)
-            place.start_agent(name, host=(gate if name == VICTIM else Stroll(TRAIN_S)).host())
+            place.start_agent(name, host=(gate if name == VICTIM else SlowTraining(TRAIN_S)).host())
         try:
             yield place
         finally:
@@ -63,7 +63,7 @@ def of_victim(place: Lab, round_id: int = 1) -> ExchangeRow:
 async def run_until(
     place: Lab, config: CoordinatorConfig, is_enough: Callable[[RoundProgress], bool]
 ) -> None:
-    """Run until a round after which it is enough."""
+    """Run until `is_enough` holds after a round."""
     store = place.open_store()
     try:
         coordinator = place.coordinator(config, store)
@@ -85,7 +85,7 @@ async def held_until(
     is_enough: Callable[[RoundProgress], bool],
     closed: int = 1,
 ) -> None:
-    """Run with the victim held in its first round until round `closed` is over."""
+    """Run with the victim held in its first round until round `closed` has ended."""
     gate.shut()
 
     def open_gate(progress: RoundProgress) -> bool:
@@ -102,7 +102,7 @@ def is_merged(progress: RoundProgress) -> bool:
     return progress.round.aggregated_late > 0
 
 
-def is_asked_again(progress: RoundProgress) -> bool:
+def is_selected_again(progress: RoundProgress) -> bool:
     """The victim takes part in a later round."""
     return progress.round.round > 1 and VICTIM in progress.cohort
 
@@ -126,7 +126,7 @@ async def test_a_late_update_enters_a_later_round_and_its_whole_time_is_observed
             row.device for row in reader.selections(late.aggregated_round) if row.is_aggregated
         }
         assert VICTIM in merged
-        tallies = {tally.device: tally for tally in reader.selection_counts()}
+        counts = {row.device: row for row in reader.selection_counts()}
         kinds = [(event.kind, event.device, event.round) for _, event in reader.events()]
     assert ("straggler", VICTIM, 1) in kinds
     assert rounds[0].aggregated == 2
@@ -134,7 +134,7 @@ async def test_a_late_update_enters_a_later_round_and_its_whole_time_is_observed
         int(r.round == late.aggregated_round) for r in rounds
     ]
     assert sum(row.dropped_late for row in rounds) == 0
-    assert tallies[VICTIM].selected == tallies[VICTIM].aggregated
+    assert counts[VICTIM].selected == counts[VICTIM].aggregated
     assert summary.exchange.aggregated_late == 1
     assert summary.exchange.late == 0
     assert summary.exchange.staleness_mean is not None
@@ -146,7 +146,7 @@ async def test_a_late_update_enters_a_later_round_and_its_whole_time_is_observed
 async def test_a_late_device_is_selected_again_when_it_is_done_and_is_warm(tmp_path: Path) -> None:
     gate = Gate()
     async with fleet(tmp_path, gate) as place:
-        await held_until(place, gate, merging(), is_asked_again)
+        await held_until(place, gate, merging(), is_selected_again)
     late = of_victim(place)
     assert late.aggregated_round is not None
     with place.reader() as reader:
@@ -157,7 +157,7 @@ async def test_a_late_device_is_selected_again_when_it_is_done_and_is_warm(tmp_p
     assert again.was_cold is False
 
 
-async def test_dropped_the_same_device_costs_its_work(tmp_path: Path) -> None:
+async def test_with_late_drop_the_same_update_is_lost(tmp_path: Path) -> None:
     gate = Gate()
     drop = msgspec.structs.replace(MERGING, late="drop")
     async with fleet(tmp_path, gate) as place:
@@ -189,7 +189,7 @@ async def test_an_exchange_that_would_be_too_stale_ends_and_its_device_comes_bac
 ) -> None:
     gate, least = Gate(), msgspec.structs.replace(MERGING, max_staleness=1)
     async with fleet(tmp_path, gate) as place:
-        await held_until(place, gate, merging(round=least), is_asked_again, closed=3)
+        await held_until(place, gate, merging(round=least), is_selected_again, closed=3)
     late = of_victim(place)
     assert (late.outcome, late.staleness) == ("late", None)
     assert "1 versions late" in late.reason
@@ -315,7 +315,7 @@ async def test_a_late_device_that_is_restarted_is_lost_and_comes_back(tmp_path: 
                 place.kill_agent(VICTIM)
                 place.start_agent(VICTIM)
 
-            return is_asked_again(progress)
+            return is_selected_again(progress)
 
         await run_until(place, merging(), on_progress)
     late = of_victim(place)
@@ -329,7 +329,7 @@ def blobs_in(place: Lab) -> set[str]:
 
 
 async def test_memory_of_versions_is_bounded_by_staleness(tmp_path: Path) -> None:
-    """However long a device goes on, the broker holds what it may pull and nothing older."""
+    """While a late device trains, the broker holds the blobs that it may pull and no older ones."""
     gate = Gate()
     seen: list[int] = []
     async with fleet(tmp_path, gate) as place:
@@ -343,5 +343,5 @@ async def test_memory_of_versions_is_bounded_by_staleness(tmp_path: Path) -> Non
         place.on_progress = on_progress
         tight = msgspec.structs.replace(MERGING, max_staleness=2)
         assert await place.run(merging(rounds=14, round=tight)) == "done"
-    assert seen[0] == seen[1] == 3, "task, model, and what the late one may not have pulled"
+    assert seen[0] == seen[1] == 3, "task, model, and the blob that the late device may still pull"
     assert set(seen[4:12]) == {2}

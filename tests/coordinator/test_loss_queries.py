@@ -23,10 +23,10 @@ from tests.coordinator import rogue
 from tests.coordinator.builders import CAPABILITIES
 from tests.coordinator.lab import (
     ARTIFACT,
-    EVERYBODY,
     EXAMPLES,
     NAMES,
     PATIENT,
+    WHOLE_FLEET,
     Lab,
     lab,
     make_config,
@@ -49,14 +49,14 @@ def pow_d(per_round: int = 1, **changes: object) -> SelectionConfig:
 
 
 def prepare(place: Lab) -> None:
-    """Give three devices the same rows and data whoever joins first."""
+    """Start three devices whose rows and data do not depend on the order of joining."""
     place.device_names = NAMES
     for name in NAMES:
         place.shards.shard(name)
         place.start_agent(name)
 
 
-def asked(place: Lab) -> dict[int, list[LossQueryRow]]:
+def queries_of(place: Lab) -> dict[int, list[LossQueryRow]]:
     """Return the queries of each round."""
     with place.reader() as reader:
         rounds: dict[int, list[LossQueryRow]] = {}
@@ -70,7 +70,7 @@ async def test_the_device_of_the_largest_loss_is_selected(tmp_path: Path) -> Non
         prepare(place)
         config = make_config(rounds=4, selection=pow_d(), round=PATIENT)
         assert await place.run(config) == "done"
-    losses = asked(place)
+    losses = queries_of(place)
     assert list(losses) == [1, 2, 3, 4]
     assert all(sorted(row.device for row in rows) == list(NAMES) for rows in losses.values())
     engine, first = OnnxEngine(ARTIFACT), initial_vector(ARTIFACT.spec, config.seed_init)
@@ -92,7 +92,7 @@ async def test_the_download_is_counted_in_the_query_and_not_twice(tmp_path: Path
         prepare(place)
         config = make_config(rounds=3, selection=pow_d(per_round=2), round=PATIENT)
         assert await place.run(config) == "done"
-    for rows in asked(place).values():
+    for rows in queries_of(place).values():
         assert {(row.outcome, row.bytes_down) for row in rows} == {("answered", VECTOR_BYTES)}
     with place.reader() as reader:
         exchanges, rounds = reader.exchanges(), reader.rounds()
@@ -104,7 +104,7 @@ async def test_the_download_is_counted_in_the_query_and_not_twice(tmp_path: Path
         assert row.loss_query_s > 0.0
         parts = row.loss_query_s + row.tau_max_s + row.close_s
         assert row.duration_s == pytest.approx(parts, abs=1e-9)
-        slowest = max(x.duration_s or 0.0 for x in asked(place)[row.round])
+        slowest = max(x.duration_s or 0.0 for x in queries_of(place)[row.round])
         assert row.loss_query_s >= slowest
     assert (
         summary.loss_queries.count,
@@ -115,10 +115,12 @@ async def test_the_download_is_counted_in_the_query_and_not_twice(tmp_path: Path
     assert "9 of 9 answered, 0 late" in summary_table(summary)
 
 
-async def test_a_queried_device_trains_the_very_same_update(tmp_path: Path) -> None:
+async def test_a_queried_device_trains_the_same_update(tmp_path: Path) -> None:
     """With d = m = N all devices are selected: the models are those of a run without queries."""
     models = []
-    for number, selection in enumerate((EVERYBODY, pow_d(per_round=3), pow_d(3, variant="cpow-d"))):
+    for number, selection in enumerate(
+        (WHOLE_FLEET, pow_d(per_round=3), pow_d(3, variant="cpow-d"))
+    ):
         async with lab(tmp_path / str(number), agents=0) as place:
             prepare(place)
             assert await place.run(make_config(rounds=3, selection=selection, round=PATIENT))
@@ -128,18 +130,18 @@ async def test_a_queried_device_trains_the_very_same_update(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("up", "down"), [("int8", "delta"), ("top-k", "float16")])
-async def test_an_encoded_model_that_was_evaluated_is_the_very_same(
+async def test_an_encoded_model_is_the_same_after_its_evaluation(
     up: str, down: str, tmp_path: Path
 ) -> None:
-    """The question takes the packed blob, and holds the version that the next is changes of."""
+    """The query pulls the packed blob, which becomes the base of the next one."""
     models, packed = [], set[int]()
-    for number, selection in enumerate((EVERYBODY, pow_d(per_round=3))):
+    for number, selection in enumerate((WHOLE_FLEET, pow_d(per_round=3))):
         async with lab(tmp_path / str(number), agents=0) as place:
             prepare(place)
             exchange = ExchangeConfig(up=up, down=down)  # type: ignore[arg-type]
             config = make_config(rounds=4, selection=selection, round=PATIENT, exchange=exchange)
             assert await place.run(config) == "done"
-        packed |= {row.bytes_down for rows in asked(place).values() for row in rows}
+        packed |= {row.bytes_down for rows in queries_of(place).values() for row in rows}
         with place.reader() as reader:
             models.append([row.model_sha256 for row in reader.rounds()])
             assert {x.outcome for x in reader.exchanges()} == {"done"}
@@ -154,20 +156,20 @@ async def test_one_mini_batch_gives_another_loss_than_all_data(tmp_path: Path) -
             prepare(place)
             selection = pow_d(variant=variant)
             assert await place.run(make_config(rounds=1, selection=selection, round=PATIENT))
-        found.append([row.loss or 0.0 for row in asked(place)[1]])
+        found.append([row.loss or 0.0 for row in queries_of(place)[1]])
     apart = np.abs(np.array(found[0]) - np.array(found[1]))
     assert np.all(apart > 1e-6)
     assert np.all(apart < 1.0)
 
 
-class Witness(rogue.Rogue):
-    """A device that answers questions in a way of its own, and trains like any other."""
+class ScriptedDevice(rogue.Rogue):
+    """A device with replies of its own to loss queries that trains like any other."""
 
-    def __init__(self, reply: "Reply", skills: tuple[str, ...] = ("loss",)) -> None:
+    def __init__(self, script: "Script", skills: tuple[str, ...] = ("loss",)) -> None:
         super().__init__(rogue.behaves)
-        self._reply = reply
+        self._script = script
         self._skills = skills
-        self.ask: EvaluateRequest
+        self.request: EvaluateRequest
         self.cancels: list[Cancel] = []
 
     async def _on_packet(self, payload: bytes | memoryview) -> None:
@@ -175,20 +177,20 @@ class Witness(rogue.Rogue):
         match message:
             case CoordinatorStatus(state="on"):
                 capabilities = structs.replace(CAPABILITIES, skills=self._skills)
-                await self.say(Hello(boot=1, capabilities=capabilities, n_k=40))
+                await self.send(Hello(boot=1, capabilities=capabilities, n_k=40))
             case EvaluateRequest():
-                self.ask = message
-                await self._reply(self)
+                self.request = message
+                await self._script(self)
             case Cancel():
                 self.cancels.append(message)
             case _:
                 await super()._on_packet(payload)
 
-    def answer(self, loss: float = 1.0, **changes: object) -> EvaluateReply:
-        """An answer that is right but for the changes."""
+    def reply(self, loss: float = 1.0, **changes: object) -> EvaluateReply:
+        """Return a reply that is valid except for the changes."""
         fields: dict[str, object] = {
-            "round": self.ask.round,
-            "attempt": self.ask.attempt,
+            "round": self.request.round,
+            "attempt": self.request.attempt,
             "n": 40,
             "was_cold": False,
             "download_s": 0.01,
@@ -199,16 +201,16 @@ class Witness(rogue.Rogue):
         return EvaluateReply(loss=loss, **(fields | changes))  # type: ignore[arg-type]
 
 
-Reply = Callable[[Witness], Awaitable[None]]
+Script = Callable[[ScriptedDevice], Awaitable[None]]
 
 
 async def play_with(
-    reply: Reply, folder: Path, skills: tuple[str, ...] = ("loss",), limit_s: float = 2.0
-) -> tuple[Lab, Witness]:
-    """Run two rounds of one agent and one witness, of whom one is selected."""
-    witness = Witness(reply, skills)
+    script: Script, folder: Path, skills: tuple[str, ...] = ("loss",), limit_s: float = 2.0
+) -> tuple[Lab, ScriptedDevice]:
+    """Run two rounds of one agent and one scripted device, of which one is selected."""
+    device = ScriptedDevice(script, skills)
     async with lab(folder, agents=1) as place, anyio.create_task_group() as group:
-        group.start_soon(witness.run, place)
+        group.start_soon(device.run, place)
         config = make_config(
             rounds=2,
             selection=pow_d(loss_query_timeout_s=limit_s),
@@ -216,7 +218,7 @@ async def play_with(
         )
         assert await place.run(config) == "done"
         group.cancel_scope.cancel()
-    return place, witness
+    return place, device
 
 
 def events(place: Lab, kind: str) -> list[str]:
@@ -229,72 +231,74 @@ def selected(place: Lab) -> set[str]:
         return {x.device for x in reader.exchanges() if x.outcome == "done"}
 
 
-async def test_a_liar_is_always_selected_and_its_loss_is_bounded(tmp_path: Path) -> None:
-    async def boast(witness: Witness) -> None:
-        await witness.say(witness.answer(1e308))
+async def test_a_device_that_reports_a_huge_loss_is_selected_and_the_loss_is_bounded(
+    tmp_path: Path,
+) -> None:
+    async def report_a_huge_loss(device: ScriptedDevice) -> None:
+        await device.send(device.reply(1e308))
 
-    place, _ = await play_with(boast, tmp_path)
+    place, _ = await play_with(report_a_huge_loss, tmp_path)
     assert selected(place) == {"rogue"}
     assert events(place, "clamped")[0] == f"reports a loss of 1e+308; it counts as {MAX_LOSS:g}"
-    raw = [row.loss for rows in asked(place).values() for row in rows if row.device == "rogue"]
+    raw = [row.loss for rows in queries_of(place).values() for row in rows if row.device == "rogue"]
     assert raw == [1e308, 1e308]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -1.0])
-async def test_a_loss_that_is_none_is_a_bad_message_and_no_answer(
+async def test_a_loss_that_is_not_finite_or_negative_is_a_bad_message(
     loss: float, tmp_path: Path
 ) -> None:
-    async def lie(witness: Witness) -> None:
-        body = encode(witness.answer(0.5))
+    async def report(device: ScriptedDevice) -> None:
+        body = encode(device.reply(0.5))
         fields = msgspec.msgpack.decode(body[1:])
         fields["loss"] = loss
-        await witness.raw(body[:1] + msgspec.msgpack.encode(fields))
+        await device.raw(body[:1] + msgspec.msgpack.encode(fields))
 
-    place, _ = await play_with(lie, tmp_path)
+    place, _ = await play_with(report, tmp_path)
     assert selected(place) == {"pi-0"}
     assert "loss" in events(place, "bad message")[0]
-    outcomes = {row.outcome for rows in asked(place).values() for row in rows if row.reason}
+    outcomes = {row.outcome for rows in queries_of(place).values() for row in rows if row.reason}
     assert outcomes == {"late"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
         ({"n": 0}, "answer: the loss must be of at least 1 example, got 0"),
         ({"pulled": bytes(16)}, "answer: the model must have come in a blob that was announced"),
     ],
 )
-async def test_an_answer_that_cannot_be_is_refused_at_once(
-    changes: dict[str, object], why: str, tmp_path: Path
+async def test_a_faulty_reply_is_refused_at_once(
+    changes: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
-    async def lie(witness: Witness) -> None:
-        await witness.say(witness.answer(99.0, **changes))
+    async def report(device: ScriptedDevice) -> None:
+        await device.send(device.reply(99.0, **changes))
 
-    place, _ = await play_with(lie, tmp_path, limit_s=30.0)
+    place, _ = await play_with(report, tmp_path, limit_s=30.0)
     assert selected(place) == {"pi-0"}
-    rows = [row for rows in asked(place).values() for row in rows if row.device == "rogue"]
-    assert [(row.outcome, row.reason) for row in rows] == [("refused", why)] * 2
+    rows = [row for rows in queries_of(place).values() for row in rows if row.device == "rogue"]
+    assert [(row.outcome, row.reason) for row in rows] == [("refused", reason)] * 2
     with place.reader() as reader:
         assert max(row.loss_query_s for row in reader.rounds()) < 15.0
 
 
 async def test_a_reply_to_another_query_is_ignored(tmp_path: Path) -> None:
-    async def confuse(witness: Witness) -> None:
-        await witness.say(witness.answer(99.0, round=witness.ask.round + 7))
-        await witness.say(witness.answer(99.0, attempt=5))
+    async def reply_to_others(device: ScriptedDevice) -> None:
+        await device.send(device.reply(99.0, round=device.request.round + 7))
+        await device.send(device.reply(99.0, attempt=5))
 
-    place, _ = await play_with(confuse, tmp_path)
+    place, _ = await play_with(reply_to_others, tmp_path)
     assert selected(place) == {"pi-0"}
 
 
 async def test_silent_devices_cost_the_limit_and_are_cancelled(tmp_path: Path) -> None:
-    async def keep_quiet(witness: Witness) -> None: ...
+    async def send_nothing(device: ScriptedDevice) -> None: ...
 
-    place, witness = await play_with(keep_quiet, tmp_path)
+    place, device = await play_with(send_nothing, tmp_path)
     assert selected(place) == {"pi-0"}
     assert set(events(place, "late")) == {"its loss query ended: no answer within 2 s"}
-    assert witness.cancels[0].round == 1
-    late = {t for t, rows in asked(place).items() for row in rows if row.outcome == "late"}
+    assert device.cancels[0].round == 1
+    late = {t for t, rows in queries_of(place).items() for row in rows if row.outcome == "late"}
     assert 1 in late  # it may still count as at work in the second round
     with place.reader() as reader:
         assert all(2.0 <= row.loss_query_s < 20.0 for row in reader.rounds() if row.round in late)
@@ -303,21 +307,21 @@ async def test_silent_devices_cost_the_limit_and_are_cancelled(tmp_path: Path) -
 async def test_a_device_that_reported_and_was_not_selected_may_drop_the_model(
     tmp_path: Path,
 ) -> None:
-    async def be_content(witness: Witness) -> None:
-        await witness.say(witness.answer(0.0))
+    async def report_no_loss(device: ScriptedDevice) -> None:
+        await device.send(device.reply(0.0))
 
-    place, witness = await play_with(be_content, tmp_path)
+    place, device = await play_with(report_no_loss, tmp_path)
     assert selected(place) == {"pi-0"}
-    assert {word.reason for word in witness.cancels} == {"others were selected"}
+    assert {cancel.reason for cancel in device.cancels} == {"others were selected"}
 
 
 async def test_an_agent_without_the_skill_is_never_queried_and_has_one_event(
     tmp_path: Path,
 ) -> None:
-    async def be_surprised(witness: Witness) -> None:
+    async def fail(device: ScriptedDevice) -> None:
         raise AssertionError("an agent without the skill does not know this message")
 
-    place, _ = await play_with(be_surprised, tmp_path, skills=())
+    place, _ = await play_with(fail, tmp_path, skills=())
     assert selected(place) == {"pi-0"}
     assert events(place, "skill") == [
         "its agent cannot report a loss, which the selection needs, so it is never selected; "
@@ -326,10 +330,10 @@ async def test_an_agent_without_the_skill_is_never_queried_and_has_one_event(
 
 
 async def test_without_replies_the_rounds_are_void(tmp_path: Path) -> None:
-    async def keep_quiet(witness: Witness) -> None: ...
+    async def send_nothing(device: ScriptedDevice) -> None: ...
 
     async with lab(tmp_path, agents=0) as place, anyio.create_task_group() as group:
-        group.start_soon(Witness(keep_quiet).run, place)
+        group.start_soon(ScriptedDevice(send_nothing).run, place)
         config = make_config(
             rounds=2,
             selection=pow_d(loss_query_timeout_s=0.3),

@@ -1,4 +1,4 @@
-"""Runs over brokers that take small messages only: nothing larger is ever sent."""
+"""Runs over brokers with a small message limit: no larger message is sent."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.topics import Topics
 from tests.brokers import BROKERS
 from tests.coordinator.lab import Lab, Links, lab, make_config
-from tests.coordinator.leash import RealBroker
+from tests.coordinator.real_broker import RealBroker
 from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 
 LIMIT_BYTES = 120 * 1024
 LIMITED = [param for param in BROKERS if param.values[0] != "amqtt"]
-"""amqtt knows no limit."""
+"""amqtt has no limit."""
 
 NAMES = ("pi-0", "pi-1")
 CONFIG = make_config(rounds=3, devices=2, selection=SelectionConfig(policy="uniform", per_round=2))

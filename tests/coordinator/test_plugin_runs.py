@@ -1,4 +1,4 @@
-"""A plug-in in a live run: it selects, and when it misbehaves the run stops and can go on."""
+"""A plug-in in a live run: it selects, and a fault of it stops the run, which can be resumed."""
 
 from pathlib import Path
 
@@ -22,20 +22,20 @@ pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 HERE = "tests.coordinator.test_plugin_runs"
 
 
-class Moody(LongestWaiting):
-    """Selects a device twice in round 3, unless `is_calm`."""
+class FaultyInRound3(LongestWaiting):
+    """Selects a device twice in round 3, unless `is_fixed`."""
 
-    is_calm = False
+    is_fixed = False
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         rows = super().select(candidates, k, rng)
-        if candidates.round == 3 and not Moody.is_calm:
+        if candidates.round == 3 and not FaultyInRound3.is_fixed:
             return np.repeat(rows[:1], 2)
         return rows
 
 
-class Forgetful(LongestWaiting):
-    """Cannot be written down."""
+class WithoutState(LongestWaiting):
+    """Has a state that cannot be encoded."""
 
     def to_state(self) -> dict[str, object]:
         return {"when": object()}
@@ -45,17 +45,17 @@ def plugged(name: str, **options: object) -> SelectionConfig:
     return SelectionConfig(policy=f"{HERE}:{name}", per_round=2, options=options)
 
 
-def assert_nobody_waits_twice(place: Lab, rounds: int) -> None:
+def assert_no_device_waits_twice(place: Lab, rounds: int) -> None:
     with place.reader() as reader:
         for t in range(1, rounds):
             left_out = {row.device for row in reader.selections(t) if not row.is_selected}
             assert left_out <= {row.device for row in reader.selections(t + 1) if row.is_selected}
 
 
-async def test_it_selects_as_it_wants(tmp_path: Path) -> None:
+async def test_a_plugin_selects_the_cohort(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         assert await place.run(make_config(rounds=3, selection=plugged("LongestWaiting"))) == "done"
-    assert_nobody_waits_twice(place, rounds=3)
+    assert_no_device_waits_twice(place, rounds=3)
 
 
 async def run_into(place: Lab, name: str) -> str:
@@ -64,36 +64,38 @@ async def run_into(place: Lab, name: str) -> str:
     return str(caught.value)
 
 
-async def test_one_that_misbehaves_stops_the_run_at_its_last_round_and_it_goes_on(
+async def test_a_faulty_plugin_stops_the_run_which_resumes_after_its_last_round(
     tmp_path: Path,
 ) -> None:
     async with lab(tmp_path) as place:
-        line = await run_into(place, "Moody")
+        line = await run_into(place, "FaultyInRound3")
         assert line.startswith(
-            f"selector {HERE}:Moody: select() of round 3 must return each row once"
+            f"selector {HERE}:FaultyInRound3: select() of round 3 must return each row once"
         )
         with place.reader() as reader:
             assert [row.status for row in reader.rounds()] == ["done", "done"]
-        Moody.is_calm = True
+        FaultyInRound3.is_fixed = True
         store = place.open_store()
         try:
-            config = make_config(rounds=4, selection=plugged("Moody"), round=PATIENT)
+            config = make_config(rounds=4, selection=plugged("FaultyInRound3"), round=PATIENT)
             assert await place.coordinator(config, store, attempt=1).run() == "done"
         finally:
             store.close()
     with place.reader() as reader:
         assert [row.round for row in reader.rounds()] == [1, 2, 3, 4]
-    assert_nobody_waits_twice(place, rounds=4)  # it went on with what it knew
+    assert_no_device_waits_twice(place, rounds=4)  # it continued with its state
     assert [topic for topic in place.broker.retained if "/b/" in topic] == []
 
 
 async def test_a_state_that_no_checkpoint_holds_stops_the_run_with_its_name(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
-        line = await run_into(place, "Forgetful")
-    assert line.startswith(f"selector {HERE}:Forgetful: to_state() must be plain numbers and lists")
+        line = await run_into(place, "WithoutState")
+    assert line.startswith(
+        f"selector {HERE}:WithoutState: to_state() must be plain numbers and lists"
+    )
 
 
-async def test_the_audit_of_a_live_run_is_written_down(tmp_path: Path) -> None:
+async def test_the_audit_of_a_live_run_is_stored(tmp_path: Path) -> None:
     selection = SelectionConfig(policy="uniform", per_round=1, audit=1.0)
     async with lab(tmp_path) as place:
         assert await place.run(make_config(rounds=5, selection=selection, round=PATIENT)) == "done"
@@ -119,9 +121,9 @@ async def test_a_clamped_value_has_one_event_with_its_number(tmp_path: Path) -> 
         assert await place.run(config) == "done"
         group.cancel_scope.cancel()
     with place.reader() as reader:
-        told = [e.text for _, e in reader.events() if e.kind == "clamped"]
+        texts = [e.text for _, e in reader.events() if e.kind == "clamped"]
         exchanges = [x for x in reader.exchanges() if x.device == "rogue"]
-    assert sorted(told) == [
+    assert sorted(texts) == [
         "reports downlink 1e-09 bit/s, counts as 1000",
         "reports mu 4096 cores, counts as 64",
         "reports uplink 1e+15 bit/s, counts as 1e+12",

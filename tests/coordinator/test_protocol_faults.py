@@ -1,4 +1,4 @@
-"""Every step of the protocol lost, repeated or cut off once: the run ends as without it."""
+"""Each step of the protocol lost, repeated or cut off once: the result is the same."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ from tests.coordinator.faulty import (
     model_chunk,
     update_chunk,
 )
-from tests.coordinator.lab import EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
+from tests.coordinator.lab import NAMES, PATIENT, WHOLE_FLEET, Lab, lab, make_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -63,12 +63,12 @@ LOSS_QUERY = {
 """Before a selection that depends on losses."""
 STEPS = JOINING | ROUND | LOSS_QUERY
 CUT_OFF = ("device cut after", "evaluate-reply")
-"""Then the device is not there at the instant of selection, and has its own test."""
+"""The device is then gone at the instant of selection; this case has its own test."""
 CASES = [(fault, step) for step in STEPS for fault in get_args(Fault) if (fault, step) != CUT_OFF]
 
 
-CONFIG = make_config(rounds=2, selection=EVERYBODY, round=PATIENT)
-ASKED = make_config(
+CONFIG = make_config(rounds=2, selection=WHOLE_FLEET, round=PATIENT)
+WITH_LOSS_QUERY = make_config(
     rounds=2,
     selection=SelectionConfig(
         policy="power-of-choice", variant="pow-d", per_round=len(NAMES), loss_query_timeout_s=30.0
@@ -78,15 +78,15 @@ ASKED = make_config(
 
 
 @pytest.fixture(autouse=True)
-def what_was_lost_is_soon_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "fairbed.wire.transfer.RETRY_FLOOR_S", 0.5
     )  # 2 s: the rest is the same, but slow
 
 
 def config_of(step: str) -> CoordinatorConfig:
-    """Return a run that has such a step."""
-    return ASKED if step in LOSS_QUERY else CONFIG
+    """Return the configuration of a run that has such a step."""
+    return WITH_LOSS_QUERY if step in LOSS_QUERY else CONFIG
 
 
 @asynccontextmanager
@@ -101,7 +101,7 @@ async def fleet(folder: Path, broker: FaultyBroker) -> AsyncIterator[Lab]:
 
 
 def history(place: Lab) -> list[tuple[object, ...]]:
-    """Return what came of a run."""
+    """Return rounds, models and outcomes of a run."""
     with place.reader() as reader:
         return [
             *((row.round, row.status, row.model_sha256) for row in reader.rounds()),
@@ -110,7 +110,7 @@ def history(place: Lab) -> list[tuple[object, ...]]:
 
 
 async def play(folder: Path, broker: FaultyBroker, step: str) -> list[tuple[object, ...]]:
-    """Run two rounds of three devices; return what came of them."""
+    """Run two rounds of three devices; return their history."""
     async with fleet(folder, broker) as place:
         assert await place.run(config_of(step)) == "done"
     return history(place)
@@ -118,7 +118,7 @@ async def play(folder: Path, broker: FaultyBroker, step: str) -> list[tuple[obje
 
 @cache
 def undisturbed() -> list[tuple[object, ...]]:
-    """Return what comes of the run without any fault; asking changes nothing of it."""
+    """Return the history of the run without a fault; loss queries do not change it."""
     with TemporaryDirectory() as folder:
         broker = FaultyBroker(None, lambda topic, payload: False)
         return anyio.run(play, Path(folder), broker, "train")
@@ -130,9 +130,9 @@ async def test_a_fault_at_one_step_changes_nothing_in_the_end(
 ) -> None:
     is_it: Callable[[str, bytes], bool] = STEPS[step]
     broker = FaultyBroker(fault, is_it)
-    came = await play(tmp_path, broker, step)
+    found = await play(tmp_path, broker, step)
     assert broker.has_struck, f"{VICTIM} has no such step"
-    assert came == await anyio.to_thread.run_sync(undisturbed)
+    assert found == await anyio.to_thread.run_sync(undisturbed)
 
 
 async def test_a_device_that_is_cut_off_after_its_reply_cannot_be_selected(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_a_device_that_is_cut_off_after_its_reply_cannot_be_selected(tmp_p
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_coordinator_killed_at_one_step_goes_on_as_if_it_had_lived(
+async def test_a_coordinator_killed_at_one_step_resumes_the_same_run(
     step: str, tmp_path: Path
 ) -> None:
     broker = FaultyBroker("lost", STEPS[step])
@@ -194,6 +194,6 @@ async def test_an_agent_killed_and_started_again_at_one_step_costs_only_its_own_
     assert set(outcomes.values()) - set(mine) <= {"done"}
     possible = [["done"], ["done", "done"], ["done", "lost"], ["lost"]]
     if step in LOSS_QUERY:
-        possible.append([])  # it was not asked to train, and came back after the second selection
+        possible.append([])  # it was not selected, and came back after the second selection
     assert sorted(mine) in possible
     assert step not in JOINING or mine == ["done", "done"]

@@ -1,4 +1,4 @@
-"""What a live coordinator survives, and how it ends when it cannot."""
+"""Faults that a live coordinator survives, and its end after the others."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,11 +25,11 @@ from tests.wire.transport.memory import MemoryBroker, MemoryTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
-EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
+WHOLE_FLEET = SelectionConfig(policy="uniform", per_round=3)
 
 
 class BrokenEvaluator(NormEvaluator):
-    """Cannot evaluate anything."""
+    """Fails at each evaluation."""
 
     def evaluate(self, vector: Vector) -> Mapping[str, Score]:
         raise OSError("no such engine")
@@ -41,8 +41,8 @@ async def test_an_evaluation_that_fails_costs_only_its_metrics(tmp_path: Path) -
         assert await place.run(make_config(rounds=2)) == "done"
     with place.reader() as reader:
         assert reader.metrics() == []
-        told = [e.text for _, e in reader.events() if e.kind == "not evaluated"]
-        assert told == ["OSError: no such engine"] * 2
+        texts = [e.text for _, e in reader.events() if e.kind == "not evaluated"]
+        assert texts == ["OSError: no such engine"] * 2
 
 
 async def test_a_full_disk_ends_the_run_with_one_error_and_a_clean_broker(tmp_path: Path) -> None:
@@ -69,17 +69,17 @@ async def test_a_blob_that_was_retired_without_a_link_is_cleared_after_it(tmp_pa
     assert [topic for topic in broker.retained if "/b/" in topic] == []
 
 
-async def test_an_exchange_during_which_we_lost_our_link_teaches_nothing(tmp_path: Path) -> None:
+async def test_an_exchange_during_an_outage_of_the_coordinator_is_invalid(tmp_path: Path) -> None:
     broker = FaultyBroker("coordinator cut after", message_of(Train, 1))
     async with lab(tmp_path, broker=broker) as place:
-        assert await place.run(make_config(rounds=2, selection=EVERYBODY)) == "done"
+        assert await place.run(make_config(rounds=2, selection=WHOLE_FLEET)) == "done"
     with place.reader() as reader:
         first, second = reader.exchanges(0)[:3], reader.exchanges(0)[3:]
     assert {x.reason for x in first} == {"the coordinator lost its own link during the exchange"}
     assert not any("link" in x.reason for x in second)
 
 
-async def test_an_outage_of_our_own_link_kills_no_work(tmp_path: Path) -> None:
+async def test_an_outage_of_the_coordinator_ends_no_exchange(tmp_path: Path) -> None:
     deadline_s = 1.0
     rounds = RoundConfig(min_devices=3, deadline_s=deadline_s, join_timeout_s=30.0)
     broker = FaultyBroker("lost", message_of(Offer, 1))
@@ -94,14 +94,14 @@ async def test_an_outage_of_our_own_link_kills_no_work(tmp_path: Path) -> None:
             group.start_soon(outage)
 
         broker.on_strike = strike
-        config = make_config(rounds=2, selection=EVERYBODY, round=rounds)
+        config = make_config(rounds=2, selection=WHOLE_FLEET, round=rounds)
         assert await place.run(config) == "done"
     assert broker.has_struck
     with place.reader() as reader:
         assert [x.outcome for x in reader.exchanges(0)] == ["done"] * 6
 
 
-async def test_several_outages_in_a_row_are_waited_out_like_one(tmp_path: Path) -> None:
+async def test_several_outages_in_a_row_count_as_one(tmp_path: Path) -> None:
     async with lab(tmp_path) as place, anyio.create_task_group() as group:
 
         async def outages() -> None:
@@ -114,12 +114,14 @@ async def test_several_outages_in_a_row_are_waited_out_like_one(tmp_path: Path) 
                 group.start_soon(outages)
 
         place.on_progress = on_progress
-        assert await place.run(make_config(rounds=5, selection=EVERYBODY)) == "done"
+        assert await place.run(make_config(rounds=5, selection=WHOLE_FLEET)) == "done"
     with place.reader() as reader:
         assert [row.selected for row in reader.rounds()] == [3] * 5
 
 
-async def test_void_rounds_are_not_hurried_by_devices_that_only_talk(tmp_path: Path) -> None:
+async def test_contexts_of_devices_that_are_not_ready_do_not_shorten_void_rounds(
+    tmp_path: Path,
+) -> None:
     rounds = RoundConfig(min_devices=1, void_wait_s=0.4, join_timeout_s=30.0)
 
     async def talk(place: Lab) -> None:
@@ -154,15 +156,15 @@ async def test_void_rounds_are_not_hurried_by_devices_that_only_talk(tmp_path: P
 
 
 async def floods(rogue: Rogue) -> None:
-    """Requests that each cost us more than they cost the sender, once."""
+    """1,200 requests at once, each of which costs the coordinator more than the sender."""
     if rogue.pending is not None:
         return
     rogue.pending = (rogue.offer().manifest, b"", None)
-    wants = encode(ChunkRequest(id=bytes(16), chunks=list(range(64))))
-    greets = encode(hello())
+    request = encode(ChunkRequest(id=bytes(16), chunks=list(range(64))))
+    greeting = encode(hello())
     async with anyio.create_task_group() as group:
         for _ in range(400):
-            for message in (greets, wants, encode(rogue.offer(round=99))):
+            for message in (greeting, request, encode(rogue.offer(round=99))):
                 group.start_soon(rogue.raw, message)
 
 
@@ -170,13 +172,13 @@ async def claims_an_absurd_link(rogue: Rogue) -> None:
     """Rates whose squares are beyond any number."""
     message = context(seq=1 << 30, n_k=40, downlink_bps=1e-300, uplink_bps=1e-300)
     await rogue.link.publish(Topics().telemetry(rogue.name), encode(message))
-    await rogue.say(Failed(round=rogue.train.round, phase="training", reason="tired"))
+    await rogue.send(Failed(round=rogue.train.round, phase="training", reason="tired"))
 
 
 async def tries_to_steer_the_terminal(rogue: Rogue) -> None:
     """A reason with an escape sequence and a second line."""
     reason = "\x1b[2Jgone\nround 1 pi-0 done"
-    await rogue.say(Failed(round=rogue.train.round, phase="training", reason=reason))
+    await rogue.send(Failed(round=rogue.train.round, phase="training", reason=reason))
 
 
 async def test_a_device_that_claims_an_absurd_link_cannot_end_the_run(tmp_path: Path) -> None:
@@ -188,14 +190,14 @@ async def test_a_device_that_claims_an_absurd_link_cannot_end_the_run(tmp_path: 
 
 
 async def test_text_of_a_device_is_one_printable_line(tmp_path: Path) -> None:
-    config = make_config(rounds=2, selection=EVERYBODY)
+    config = make_config(rounds=2, selection=WHOLE_FLEET)
     async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
         group.start_soon(Rogue(tries_to_steer_the_terminal).run, place)
         assert await place.run(config) == "done"
         group.cancel_scope.cancel()
     with place.reader() as reader:
-        said = [x.reason for x in reader.exchanges(0) if x.device == "rogue"]
-    assert said == ["training:  [2Jgone round 1 pi-0 done"] * 2
+        reasons = [x.reason for x in reader.exchanges(0) if x.device == "rogue"]
+    assert reasons == ["training:  [2Jgone round 1 pi-0 done"] * 2
 
 
 async def test_a_device_without_examples_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ async def test_a_device_whose_failure_message_was_lost_gets_its_train_again(tmp_
 
     broker = FaultyBroker("lost", spoil_the_task)
     async with lab(tmp_path, agents=2, broker=broker) as place:
-        assert await place.run(make_config(rounds=1, devices=2, selection=EVERYBODY)) == "done"
+        assert await place.run(make_config(rounds=1, devices=2, selection=WHOLE_FLEET)) == "done"
     assert broker.has_struck
     with place.reader() as reader:
         outcomes = {x.device: x.outcome for x in reader.exchanges(0)}
@@ -234,7 +236,7 @@ async def test_a_device_whose_failure_message_was_lost_gets_its_train_again(tmp_
 
 
 class StuckTransport(MemoryTransport):
-    """A link on which nothing ever gets through."""
+    """A link on which no publish completes."""
 
     def publish_nowait(
         self,
@@ -248,7 +250,7 @@ class StuckTransport(MemoryTransport):
         """Never completes."""
 
 
-async def test_mail_to_a_device_that_takes_none_is_bounded() -> None:
+async def test_pending_messages_to_a_device_are_bounded() -> None:
     publisher = Publisher(StuckTransport(MemoryBroker(), "coordinator"), Topics())
     for seq in range(10 * MAX_PENDING):
         publisher.publish("pi-0", Ping(seq=seq))
@@ -259,7 +261,7 @@ async def test_mail_to_a_device_that_takes_none_is_bounded() -> None:
 async def test_a_flood_from_one_device_costs_no_other_device_anything(tmp_path: Path) -> None:
     config = make_config(
         rounds=2,
-        selection=EVERYBODY,
+        selection=WHOLE_FLEET,
         round=RoundConfig(min_devices=3, deadline_s=1.5, join_timeout_s=30.0),
     )
     async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
@@ -285,7 +287,7 @@ async def test_a_resumed_run_keeps_every_row_and_admits_new_devices(tmp_path: Pa
         place.on_progress = lambda p: None
         place.kill_agent("pi-1")
         place.start_agent("pi-3")
-        place.device_names = ("pi-9", "pi-2")  # one that never comes
+        place.device_names = ("pi-9", "pi-2")  # one that never joins
         assert await place.run(config) == "done"
     with place.reader() as reader:
         rows = {device.name: device.row for device in reader.devices()}

@@ -1,4 +1,4 @@
-"""What a round costs the coordinator: as much for each device, however many there are."""
+"""Cost of a round for the coordinator: constant per device."""
 
 from collections import deque
 from collections.abc import Callable
@@ -20,16 +20,16 @@ from fairbed.coordinator.state.round import (
     VerifyUpdate,
 )
 from tests.coordinator.builders import offer
-from tests.coordinator.state.test_loss_query import answer
+from tests.coordinator.state.test_loss_query import reply
 from tests.steps import steps
 
 FEW, MANY = 32, 256
 TOLERANCE = 1.2
-"""A logarithm, and what is done once a round; at K work for each event this would be 8."""
+"""For the logarithm and the work per round; at O(K) per event the ratio would be 8."""
 
 
 class Driver:
-    """A round in which a player looks at the table after every event."""
+    """A round whose table is queried after every event."""
 
     def __init__(self, devices: int, **rules: object) -> None:
         fields: dict[str, object] = {"deadline_s": 60.0, "slots": 4, "target_updates": devices}
@@ -43,10 +43,10 @@ class Driver:
             self.table.dispatch(name, self.now)
 
     def feed(self, event: Event) -> None:
-        """Tell what happens."""
+        """Apply an event, and the events that follow."""
         self.now += 0.001
-        for order in self.table.on(event, self.now):
-            match order:
+        for action in self.table.on(event, self.now):
+            match action:
                 case GrantUpload(device=device):
                     self.granted.append(device)
                 case VerifyUpdate(device=device):
@@ -57,7 +57,7 @@ class Driver:
         _ = table.is_over, table.is_idle, table.is_void, table.open_count, table.wake_at()
 
     def upload(self) -> None:
-        """Let all that are granted arrive, and those that are granted thereupon."""
+        """Complete all granted uploads, and those that are granted meanwhile."""
         while self.granted:
             device = self.granted.popleft()
             self.feed(Arrived(device, at=self.now, bytes_up=400, duplicates=0))
@@ -108,7 +108,7 @@ def late_ones_are_merged_in_the_next_round(devices: int) -> None:
     assert driver.merged == driver.names
 
 
-def a_buffered_round_frees_who_is_through(devices: int) -> None:
+def a_buffered_round_releases_finished_devices(devices: int) -> None:
     driver = Driver(devices, is_buffered=True, target_updates=1, max_staleness=2, deadline_s=1e6)
     driver.feed(Offered("d0", offer()))
     driver.upload()
@@ -120,17 +120,17 @@ def a_buffered_round_frees_who_is_through(devices: int) -> None:
         assert [x.device for x in releases.take(lambda x: x.is_over)] == [name]
 
 
-def a_poll(devices: int) -> None:
-    poll, names = LossQuery(3, 0, limit_s=10.0), [f"d{k}" for k in range(devices)]
+def a_loss_query(devices: int) -> None:
+    query, names = LossQuery(3, 0, limit_s=10.0), [f"d{k}" for k in range(devices)]
     for name in names:
-        poll.add(name, now=100.0)
+        query.add(name, now=100.0)
     for name in names:
-        assert poll.is_open(name)
+        assert query.is_open(name)
         if name.endswith("3"):
-            poll.end(name, QueryOutcome.LOST, "x")
+            query.end(name, QueryOutcome.LOST, "x")
         else:
-            poll.on_reply(name, answer(1.0), None, 101.0)
-        assert poll.is_over is (name == names[-1])
+            query.on_reply(name, reply(1.0), None, 101.0)
+        assert query.is_over is (name == names[-1])
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def a_poll(devices: int) -> None:
         all_wait_and_then_fail,
         each_misses_its_own_deadline,
         late_ones_are_merged_in_the_next_round,
-        a_buffered_round_frees_who_is_through,
-        a_poll,
+        a_buffered_round_releases_finished_devices,
+        a_loss_query,
     ],
 )
 def test_a_device_costs_as_much_in_a_large_round_as_in_a_small_one(

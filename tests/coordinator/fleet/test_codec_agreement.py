@@ -1,4 +1,4 @@
-"""What a run agrees on with each device, and how large that makes an exchange."""
+"""The codecs that a run agrees on with each device, and the size of an exchange."""
 
 import pytest
 from msgspec import structs
@@ -44,21 +44,21 @@ def test_a_run_without_codecs_sends_no_new_field() -> None:
 
 @pytest.mark.parametrize("up", ["float16", "int8", "top-k"])
 @pytest.mark.parametrize("down", ["float16", "int8", "delta"])
-def test_an_older_device_hears_of_no_codec(up: str, down: str) -> None:
+def test_an_older_device_gets_no_codec(up: str, down: str) -> None:
     agreed = agreement(up=up, down=down)
     assert agreed.coding(OLD, DELTA) == Coding()
     assert missing_codecs(agreed.config, OLD.capabilities) == sorted({up, down})
     assert missing_codecs(agreed.config, KNOWS_ALL.capabilities) == []
 
 
-def test_each_way_is_agreed_on_alone() -> None:
+def test_each_direction_is_agreed_on_separately() -> None:
     agreed = agreement(up="int8", down="delta")
     assert agreed.coding(device("int8"), DELTA) == Coding(up="int8")
     assert agreed.coding(device("delta"), DELTA) == Coding(model=DELTA, keep_model=True)
     assert agreed.coding(device("delta"), None) == Coding(keep_model=True)
 
 
-def test_top_k_names_its_number_its_run_and_what_was_merged_last() -> None:
+def test_top_k_has_its_number_its_run_and_the_last_merged_round() -> None:
     agreed = agreement(up="top-k", top_k=0.02)
     coding = agreed.coding(device("top-k", aggregated_round=4), None)
     assert coding == Coding(up="top-k", top_k=20, run="run-1", aggregated=4)
@@ -67,7 +67,7 @@ def test_top_k_names_its_number_its_run_and_what_was_merged_last() -> None:
     assert least.top_k == 1
 
 
-def test_the_context_counts_the_bytes_that_will_travel() -> None:
+def test_the_context_counts_the_encoded_bytes() -> None:
     agreed = agreement(up="int8", down="delta")
     up = 12 + 1000 + 4 + 40
     assert agreed.sizes(device(*CODECS, held_sha256=BASE), DELTA) == (1056, up)
@@ -80,12 +80,12 @@ def test_an_upload_takes_its_blob_and_its_vector() -> None:
     assert agreement(up="float16").memory_bytes == LAYOUT.size_bytes + 12 + 2000 + 40
 
 
-def test_the_books_name_what_was_really_used() -> None:
-    asked = structs.replace(TRAIN, coding=Coding(up="int8", model=DELTA))
+def test_the_row_names_the_codecs_that_were_used() -> None:
+    train = structs.replace(TRAIN, coding=Coding(up="int8", model=DELTA))
     whole, packed = offer(3), structs.replace(offer(3), pulled=DELTA.manifest.id)
-    assert codecs_of(asked, whole) == ("float32", "int8")
-    assert codecs_of(asked, packed) == ("delta", "int8")
+    assert codecs_of(train, whole) == ("float32", "int8")
+    assert codecs_of(train, packed) == ("delta", "int8")
     assert codecs_of(TRAIN, whole) == ("float32", "float32")
-    assert (pulled_blob(asked, whole), pulled_blob(asked, packed)) == (MODEL, DELTA.manifest)
+    assert (pulled_blob(train, whole), pulled_blob(train, packed)) == (MODEL, DELTA.manifest)
     assert pulled_blob(TRAIN, packed) is None
-    assert pulled_blob(asked, None) is None
+    assert pulled_blob(train, None) is None

@@ -1,4 +1,4 @@
-"""An update's memory serves the next one, and never two at once."""
+"""The buffer of an update is reused for the next one, never for two at once."""
 
 import hashlib
 
@@ -31,7 +31,7 @@ def receive(uploads: Uploads, device: str, value: float) -> Manifest:
 
 
 @pytest.mark.anyio
-async def test_a_released_update_leaves_its_memory_to_the_next() -> None:
+async def test_the_memory_of_a_released_update_is_reused() -> None:
     uploads = Uploads(LAYOUT, now=lambda: 0.0)
     receive(uploads, "a", 1.0)
     assert await uploads.check("a") is None
@@ -43,7 +43,7 @@ async def test_a_released_update_leaves_its_memory_to_the_next() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_forgotten_update_keeps_its_memory_to_itself() -> None:
+async def test_the_memory_of_a_discarded_update_is_not_reused() -> None:
     uploads = Uploads(LAYOUT, now=lambda: 0.0)
     receive(uploads, "a", 1.0)
     assert await uploads.check("a") is None

@@ -1,4 +1,4 @@
-"""Choosing and learning, without a network."""
+"""Selection and learning, without a network."""
 
 from typing import Any
 
@@ -58,14 +58,14 @@ def observe(made: Decisions, registry: Registry, round_id: int, tau_s: float) ->
     return [int(row) for row in selection.rows]
 
 
-def test_the_same_seed_and_round_choose_the_same_cohort() -> None:
+def test_the_same_seed_and_round_give_the_same_cohort() -> None:
     registry = fleet()
     first = decisions().select(1, registry, BOTH_WAYS, now=1.0)
     second = decisions().select(1, registry, BOTH_WAYS, now=1.0)
     assert first.rows.tolist() == second.rows.tolist()
 
 
-def test_a_restored_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
+def test_a_restored_checkpoint_continues_the_same_run() -> None:
     registry = fleet()
     straight = decisions()
     for round_id in range(1, 6):
@@ -106,14 +106,14 @@ def test_a_cancelled_exchange_counts_only_if_its_bound_exceeds_the_prediction() 
         selection = made.select(3, registry, BOTH_WAYS, now=1.0)
         before = selection.prediction.tau_hat_s.copy()
         assert 1.0 < before[1] < 50.0
-        called_off = Observation(1, None, None, False, False, at_least_s=bound_s)
-        made.learn(selection, Observations.of([called_off]))
+        cancelled = Observation(1, None, None, False, False, at_least_s=bound_s)
+        made.learn(selection, Observations.of([cancelled]))
         after = made.select(4, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
         assert after[0] == before[0]
         assert bool(after[1] > before[1]) is (bound_s == learnt_s)
 
 
-def test_of_two_exchanges_of_a_device_each_teaches_with_the_context_of_its_choice() -> None:
+def test_each_of_two_exchanges_of_a_device_is_learned_with_its_own_context() -> None:
     registry, made, alone = fleet(2), decisions(), decisions()
     selection = made.select(1, registry, BOTH_WAYS, now=1.0)
     earlier = 2.0 * selection.context[0]
@@ -155,8 +155,8 @@ def test_phases_teach_their_estimator_and_a_bound_does_not() -> None:
 POW_D = {"policy": "power-of-choice", "variant": "pow-d", "candidates": 4}
 
 
-def test_without_an_audit_the_choices_are_those_of_before() -> None:
-    """The audit has a stream of its own: rounds without one are as if there were none at all."""
+def test_a_round_without_an_audit_has_the_same_cohort() -> None:
+    """The audit has its own random stream, so it does not change rounds without an audit."""
     plain, audited = decisions(policy="uniform"), decisions(policy="uniform", audit=0.3)
     pairs = [
         (
@@ -174,7 +174,7 @@ def test_without_an_audit_the_choices_are_those_of_before() -> None:
     assert all(other.audit_row in other.rows for _, other in drawn)
 
 
-def test_the_propensities_of_a_choice_add_up_to_the_cohort() -> None:
+def test_the_propensities_of_a_selection_add_up_to_the_cohort() -> None:
     selection = decisions(audit=0.05).select(1, fleet(5), BOTH_WAYS, now=1.0)
     assert selection.propensity.sum() == pytest.approx(2.0)
     assert selection.propensity[selection.rows] == pytest.approx(1.0 - 0.05 * 3 / 10)
@@ -202,11 +202,11 @@ def test_a_device_that_reported_a_loss_needs_no_download_and_no_cold_start() -> 
     assert selection.context[[1, 2, 4], DOWN].tolist() == [1.0] * 3
 
 
-def test_a_loss_without_bounds_is_only_a_large_one() -> None:
+def test_a_huge_loss_is_clamped() -> None:
     losses = ReportedLosses(np.array([0, 1, 2]), np.array([1e308, 1e308, 3.0]))
     made = decisions(**POW_D)
-    chosen = made.select(1, fleet(), BOTH_WAYS, now=1.0, losses=losses).rows.tolist()
-    assert chosen == [0, 1]
+    rows = made.select(1, fleet(), BOTH_WAYS, now=1.0, losses=losses).rows.tolist()
+    assert rows == [0, 1]
 
 
 def test_without_replies_no_device_is_selected() -> None:

@@ -1,4 +1,4 @@
-"""Selectors of others: how they are found, and what is said when they are not."""
+"""Third-party selectors: how they are found, and the errors when they are not."""
 
 import subprocess
 import sys
@@ -16,15 +16,15 @@ EXAMPLE = "examples.longest_waiting:LongestWaiting"
 MODULE = """
 import numpy as np
 
-class Nobody:
-    def __init__(self, *, mood="calm"): self.mood = mood
+class SelectsNone:
+    def __init__(self, *, option="calm"): self.option = option
     def select(self, candidates, k, rng): return np.zeros(0, dtype=np.int64)
     def observe(self, outcomes): pass
     def queues(self, n): return np.zeros(n)
     def to_state(self): return {}
     def load_state(self, state): pass
 
-def make(**options): return Nobody(**options)
+def make(**options): return SelectsNone(**options)
 NUMBER = 7
 """
 
@@ -32,12 +32,14 @@ NUMBER = 7
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed distribution that offers a selector."""
-    (tmp_path / "strangers_of_test.py").write_text(MODULE, encoding="utf-8")
-    info = tmp_path / "strangers_of_test-1.0.dist-info"
+    (tmp_path / "plugins_of_test.py").write_text(MODULE, encoding="utf-8")
+    info = tmp_path / "plugins_of_test-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Name: strangers-of-test\nVersion: 1.0\n", encoding="utf-8")
+    (info / "METADATA").write_text("Name: plugins-of-test\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text(
-        "[fairbed.selectors]\nnobody = strangers_of_test:Nobody\nlost = strangers_of_test:Gone\n",
+        "[fairbed.selectors]\n"
+        "selects-none = plugins_of_test:SelectsNone\n"
+        "lost = plugins_of_test:Gone\n",
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -45,22 +47,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "policy", [EXAMPLE, "nobody", "strangers_of_test:make", "strangers_of_test:Nobody"]
+    "policy", [EXAMPLE, "selects-none", "plugins_of_test:make", "plugins_of_test:SelectsNone"]
 )
-def test_it_is_found_by_path_and_by_entry_point(package: Path, policy: str) -> None:
+def test_a_plugin_is_found_by_path_and_by_entry_point(package: Path, policy: str) -> None:
     assert isinstance(load_selector(policy, {}), GuardedSelector)
     assert isinstance(make_selector(SelectionConfig(policy=policy)), GuardedSelector)
 
 
-def test_installed_ones_are_listed(package: Path) -> None:
-    assert {"nobody", "lost"} <= set(installed())
+def test_installed_plugins_are_listed(package: Path) -> None:
+    assert {"selects-none", "lost"} <= set(installed())
 
 
 def test_options_are_its_arguments(package: Path) -> None:
     with pytest.raises(PluginError, match="patience must be >= 1, got 0; 1 is plain round robin"):
         load_selector(EXAMPLE, {"patience": 0})
-    with pytest.raises(PluginError, match=r"\{'moood': 1\}, got TypeError.*moood.*; correct"):
-        load_selector("nobody", {"moood": 1})
+    with pytest.raises(PluginError, match=r"\{'optoin': 1\}, got TypeError.*optoin.*; correct"):
+        load_selector("selects-none", {"optoin": 1})
 
 
 def test_a_module_below_the_working_directory_is_found(
@@ -69,15 +71,17 @@ def test_a_module_below_the_working_directory_is_found(
     (tmp_path / "own_of_test.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
-    assert isinstance(load_selector("own_of_test:Nobody", {"mood": "glad"}), GuardedSelector)
+    assert isinstance(
+        load_selector("own_of_test:SelectsNone", {"option": "other"}), GuardedSelector
+    )
 
 
 @pytest.mark.parametrize(
-    ("policy", "why"),
+    ("policy", "reason"),
     [
         ("no.such.module:Policy", "got ModuleNotFoundError: No module named 'no'"),
         ("json:Policy", "got AttributeError: module 'json' has no attribute 'Policy'"),
-        ("strangers_of_test:NUMBER", "must be a class or a function that makes one, got int"),
+        ("plugins_of_test:NUMBER", "must be a class or a function that makes one, got int"),
         ("json:dumps", "got TypeError"),
         ("builtins:dict", "must have select"),
         ("lost", "got AttributeError"),
@@ -85,8 +89,10 @@ def test_a_module_below_the_working_directory_is_found(
         (":", "must be importable as package.module:Name"),
     ],
 )
-def test_what_cannot_be_had_is_one_line(package: Path, policy: str, why: str) -> None:
-    with pytest.raises(PluginError, match=why) as caught:
+def test_a_plugin_that_cannot_be_loaded_is_one_line(
+    package: Path, policy: str, reason: str
+) -> None:
+    with pytest.raises(PluginError, match=reason) as caught:
         load_selector(policy, {})
     line = str(caught.value)
     assert line.startswith(f"selector {policy}: ")

@@ -1,4 +1,4 @@
-"""Several choices of a round, kept as one."""
+"""Several selections of a round, joined into one."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Prediction
 from fairbed.coordinator.policy.selection import Selection, SelectionBuilder
 
 
-def chosen(rng: np.random.Generator, n: int, rows: list[int], known: bool) -> Selection:
-    """Return a choice of some of `n` devices, of which all that is known is random."""
+def random_selection(rng: np.random.Generator, n: int, rows: list[int], known: bool) -> Selection:
+    """Return a selection of some of `n` devices with random columns."""
     return Selection(
         round=3,
         rows=np.array(rows, dtype=np.int64),
@@ -27,7 +27,7 @@ def chosen(rng: np.random.Generator, n: int, rows: list[int], known: bool) -> Se
 
 
 def joined(earlier: Selection, later: Selection) -> Selection:
-    """Return two choices as one, column by column: what `SelectionBuilder` has to come to."""
+    """Return two selections joined column by column: the oracle of `SelectionBuilder`."""
 
     def keep(before: Floats, now: Floats) -> Floats:
         kept: Floats = now.copy()
@@ -57,44 +57,44 @@ def joined(earlier: Selection, later: Selection) -> Selection:
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 3), min_size=1, max_size=6), st.booleans())
-def test_picks_are_the_choices_joined_one_by_one(seed: int, sizes: list[int], known: bool) -> None:
+def test_the_builder_joins_selections_one_by_one(seed: int, sizes: list[int], known: bool) -> None:
     rng, n, taken = np.random.default_rng(seed), sum(sizes) + 2, 0
     order = rng.permutation(n).tolist()
-    picks, expected = None, None
+    builder, expected = None, None
     for size in sizes:
-        one = chosen(rng, n, order[taken : taken + size], known)
+        one = random_selection(rng, n, order[taken : taken + size], known)
         taken += size
-        if picks is None or expected is None:
-            picks, expected = SelectionBuilder(one), one
+        if builder is None or expected is None:
+            builder, expected = SelectionBuilder(one), one
         else:
-            picks.add(one)
+            builder.add(one)
             expected = joined(expected, one)
-    assert picks is not None
+    assert builder is not None
     assert expected is not None
-    assert_same(picks.build(), expected)
+    assert_same(builder.build(), expected)
 
 
-def test_devices_may_join_between_two_choices() -> None:
+def test_devices_may_join_between_two_selections() -> None:
     rng = np.random.default_rng(1)
-    first, later = chosen(rng, 3, [2], True), chosen(rng, 5, [4, 0], True)
-    picks = SelectionBuilder(first)
-    picks.add(later)
-    assert_same(picks.build(), joined(first, later))
+    first, later = random_selection(rng, 3, [2], True), random_selection(rng, 5, [4, 0], True)
+    builder = SelectionBuilder(first)
+    builder.add(later)
+    assert_same(builder.build(), joined(first, later))
 
 
 def test_a_selection_is_not_changed_by_a_later_one() -> None:
     rng = np.random.default_rng(1)
-    first, later = chosen(rng, 4, [1], True), chosen(rng, 4, [3], True)
-    before, after = (chosen_again(one) for one in (first, later))
-    picks = SelectionBuilder(first)
-    picks.add(later)
-    picks.build()
+    first, later = random_selection(rng, 4, [1], True), random_selection(rng, 4, [3], True)
+    before, after = (copied(one) for one in (first, later))
+    builder = SelectionBuilder(first)
+    builder.add(later)
+    builder.build()
     assert_same(first, before)
     assert_same(later, after)
 
 
-def chosen_again(one: Selection) -> Selection:
-    """Return a copy that shares nothing."""
+def copied(one: Selection) -> Selection:
+    """Return a deep copy."""
     p = one.prediction
     return replace(
         one,

@@ -1,4 +1,4 @@
-"""What becomes of an exchange in the books."""
+"""Rows and observations of exchanges."""
 
 from dataclasses import replace
 
@@ -29,18 +29,18 @@ TAU_S = 1.31 + 0.5
 """Phases of `offer()` (download, load, train, encode) and half a second of upload."""
 
 
-def table(*, silence_s: float = 0.02, signal_s: float = 0.02) -> Round:
-    """A round whose only device has `silence_s` that no phase accounts for."""
-    game = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
-    game.dispatch("pi-1", now=10.0)
-    game.on(Offered("pi-1", offer(3)), 10.0 + silence_s + 1.31)
-    game.on(Arrived("pi-1", 10.0 + silence_s + TAU_S, 400, 0), 12.0)
-    game.on(Checked("pi-1", None), 12.0)
-    game.exchanges["pi-1"].signal_s = signal_s
-    return game
+def measured_round(*, silence_s: float = 0.02, signal_s: float = 0.02) -> Round:
+    """A round whose only device has `silence_s` outside all phases."""
+    table = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
+    table.dispatch("pi-1", now=10.0)
+    table.on(Offered("pi-1", offer(3)), 10.0 + silence_s + 1.31)
+    table.on(Arrived("pi-1", 10.0 + silence_s + TAU_S, 400, 0), 12.0)
+    table.on(Checked("pi-1", None), 12.0)
+    table.exchanges["pi-1"].signal_s = signal_s
+    return table
 
 
-def choice() -> Selection:
+def selection() -> Selection:
     return Selection(
         round=3,
         rows=np.array([0]),
@@ -52,13 +52,13 @@ def choice() -> Selection:
     )
 
 
-def test_what_phases_and_signal_leave_is_unaccounted() -> None:
-    exchange = table(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
+def test_time_outside_phases_and_signal_is_unaccounted() -> None:
+    exchange = measured_round(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
     assert unaccounted_s(exchange) == pytest.approx(0.03)
 
 
 def test_decoding_is_a_phase_of_the_device() -> None:
-    exchange = table(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
+    exchange = measured_round(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
     assert exchange.offer is not None
     slower = structs.replace(exchange.offer.phases, decode_s=0.01)
     exchange.offer = structs.replace(exchange.offer, phases=slower)
@@ -66,36 +66,39 @@ def test_decoding_is_a_phase_of_the_device() -> None:
 
 
 def test_the_phases_of_an_exchange_add_up_to_its_tau() -> None:
-    exchange = table(silence_s=0.05).exchanges["pi-1"]
+    exchange = measured_round(silence_s=0.05).exchanges["pi-1"]
     assert exchange.offer is not None
-    told, phases = exchange.offer.phases, phases_s(exchange)
+    reported, phases = exchange.offer.phases, phases_s(exchange)
     assert phases is not None
     assert len(phases) == len(PHASES)
     assert sum(phases) == pytest.approx(exchange.tau_s)
     by_name = dict(zip(PHASES, phases, strict=True))
-    assert by_name["download"] == told.download_s
-    assert by_name["compute"] == told.decode_s + told.evaluate_s + told.train_s + told.encode_s
+    assert by_name["download"] == reported.download_s
+    assert (
+        by_name["compute"]
+        == reported.decode_s + reported.evaluate_s + reported.train_s + reported.encode_s
+    )
     assert by_name["rest"] == pytest.approx(0.05)
     assert observation(exchange, 0, 0.0).phases_s == phases
 
 
-def test_a_clean_exchange_teaches_its_tau() -> None:
-    exchange = table().exchanges["pi-1"]
+def test_a_valid_exchange_gives_its_tau() -> None:
+    exchange = measured_round().exchanges["pi-1"]
     assert invalid_reason(exchange, lag_p99_s=0.001) == ""
     seen = observation(exchange, row=0, lag_p99_s=0.001)
     assert seen.tau_s == pytest.approx(TAU_S + 0.02)
     assert seen.is_aggregated
 
 
-def test_a_lagging_stopwatch_makes_an_exchange_invalid_but_still_merged() -> None:
-    exchange = table().exchanges["pi-1"]
+def test_event_loop_lag_makes_an_exchange_invalid_but_still_merged() -> None:
+    exchange = measured_round().exchanges["pi-1"]
     assert "lagged 20.0 ms" in invalid_reason(exchange, lag_p99_s=0.02)
     seen = observation(exchange, row=0, lag_p99_s=0.02)
     assert (seen.tau_s, seen.is_aggregated) == (None, True)
 
 
-def test_phases_that_exceed_tau_are_not_believed() -> None:
-    exchange = table(silence_s=-0.2).exchanges["pi-1"]
+def test_phases_that_exceed_tau_make_an_exchange_invalid() -> None:
+    exchange = measured_round(silence_s=-0.2).exchanges["pi-1"]
     assert "reported phases exceed tau" in invalid_reason(exchange, lag_p99_s=0.0)
 
 
@@ -115,12 +118,12 @@ def test_the_row_keeps_the_context_known_before_selection() -> None:
     registry = Registry()
     registry.join("pi-1", hello(n_k=100), now=0.0)
     registry.update_context("pi-1", context(mu_cores=2.0), now=8.0)
-    known = known_at_selection(registry["pi-1"], choice(), now=9.5)
+    known = known_at_selection(registry["pi-1"], selection(), now=9.5)
     registry.update_context("pi-1", context(seq=2, mu_cores=0.1), now=11.0)
-    game = table()
+    table = measured_round()
     row = exchange_row(
-        game.exchanges["pi-1"],
-        game,
+        table.exchanges["pi-1"],
+        table,
         known,
         train=TRAIN,
         dispatched_at_s=10.0,
@@ -133,7 +136,7 @@ def test_the_row_keeps_the_context_known_before_selection() -> None:
 
 
 def contended_exchange(**waited_s: float) -> Exchange:
-    exchange = table().exchanges["pi-1"]
+    exchange = measured_round().exchanges["pi-1"]
     exchange.contention = Contention(
         **{"device_s": 0.0, "path_s": 0.0, "watched_s": 2.0, **waited_s}
     )
@@ -141,18 +144,16 @@ def contended_exchange(**waited_s: float) -> Exchange:
 
 
 @pytest.mark.parametrize(
-    ("who", "whom"), [("device_s", "the device"), ("path_s", "its link or the broker")]
+    ("wait", "part"), [("device_s", "the device"), ("path_s", "its link or the broker")]
 )
-def test_an_exchange_of_a_contended_fleet_is_merged_but_teaches_nothing(
-    who: str, whom: str
-) -> None:
-    exchange = contended_exchange(**{who: 0.5})
-    assert f"too busy: {whom} waited for it 25 %" in invalid_reason(exchange, lag_p99_s=0.0)
+def test_a_contended_exchange_is_merged_but_invalid(wait: str, part: str) -> None:
+    exchange = contended_exchange(**{wait: 0.5})
+    assert f"too busy: {part} waited for it 25 %" in invalid_reason(exchange, lag_p99_s=0.0)
     seen = observation(exchange, row=0, lag_p99_s=0.0)
     assert (seen.tau_s, seen.is_aggregated) == (None, True)
 
 
-def test_a_twentieth_of_the_time_may_be_lost() -> None:
+def test_contention_of_a_twentieth_is_allowed() -> None:
     assert invalid_reason(contended_exchange(device_s=0.1, path_s=0.1), lag_p99_s=0.0) == ""
 
 

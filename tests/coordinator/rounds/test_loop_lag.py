@@ -1,4 +1,4 @@
-"""The stopwatch knows how late it is."""
+"""The lag of the event loop is measured."""
 
 import time
 

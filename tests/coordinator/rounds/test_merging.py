@@ -1,4 +1,4 @@
-"""The real player merges while devices upload, and only what the round accepts."""
+"""The real executor merges accepted updates while devices upload."""
 
 import hashlib
 import tracemalloc
@@ -54,7 +54,7 @@ def streaming(rule: str) -> Streaming:
 
 
 def model(k: int) -> Vector:
-    """What device k trained."""
+    """Return the model that device k trained."""
     return SENT + np.random.default_rng(k + 1).standard_normal(N_VALUES).astype(np.float32)
 
 
@@ -73,7 +73,7 @@ def devices(count: int) -> dict[str, Device]:
 
 
 def alone(rule: str, accepted: list[int]) -> Vector:
-    """What a coordinator makes of these devices if there were no others."""
+    """Return the merge of these devices alone."""
     merge = streaming(rule).begin(SENT, N_PARAMS, 0.1)
     for k in accepted:
         merge.add(Report(row=k, n_k=10 + k, model=model(k), loss_before=0.5 + k))
@@ -112,9 +112,7 @@ async def test_every_update_enters_once_and_the_order_changes_no_bit(
 
 
 @both_rules
-async def test_what_fails_after_others_were_added_was_never_there(
-    rule: str, tmp_path: Path
-) -> None:
+async def test_a_failed_update_leaves_no_trace_in_the_merge(rule: str, tmp_path: Path) -> None:
     fleet, poison = devices(7), model(5)
     poison[-1] = np.nan
     fleet["pi-3"] = replace(fleet["pi-3"], vanishes=True)
@@ -139,7 +137,7 @@ async def test_with_over_selection_only_accepted_updates_enter(rule: str, tmp_pa
 
 
 @both_rules
-async def test_a_round_in_which_nothing_is_accepted_leaves_model_and_rule_alone(
+async def test_a_round_without_accepted_updates_changes_neither_model_nor_rule(
     rule: str, tmp_path: Path
 ) -> None:
     chosen = streaming(rule)
@@ -159,7 +157,7 @@ async def test_a_rule_that_needs_all_updates_finds_them_on_disk(tmp_path: Path) 
 
 
 async def test_memory_does_not_grow_with_the_number_of_devices(tmp_path: Path) -> None:
-    """Two slots, the update being added and the next model, beside the sums; kept, it were 24."""
+    """Two slots, the update being added, the next model and the sums; not all 24 updates."""
     shared = device(0)
     fleet = {f"pi-{k}": shared for k in range(24)}
     accumulator = streaming("fedavg").begin(SENT, N_PARAMS, 0.1)

@@ -1,4 +1,4 @@
-"""The version of now is what its packed form decodes to, and there is never more than one."""
+"""The current version equals its decoded blob, and the broker holds only that version."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -45,7 +45,7 @@ class Place:
         self.versions = ModelVersions(agreement, vector(0), public, self.registry, event_log)
 
     def blob(self, manifest: Manifest) -> bytes:
-        """Return what the broker keeps of a blob of one chunk."""
+        """Return the data of a retained blob of one chunk."""
         kept = self.broker.retained[Topics().chunk(manifest.id.hex(), 0)]
         return kept[len(kept) - manifest.size_bytes :]
 
@@ -101,7 +101,7 @@ async def test_the_broker_holds_one_version(down: str, kept: int, tmp_path: Path
     assert len(chunks) == kept
 
 
-async def test_a_version_of_before_a_restart_goes_out_as_it_is(tmp_path: Path) -> None:
+async def test_a_version_from_before_a_restart_is_published_unchanged(tmp_path: Path) -> None:
     async with place(tmp_path, "int8") as here:
         await here.versions.publish(vector(1), None)
         np.testing.assert_array_equal(here.versions.vector, vector(1))
@@ -120,7 +120,7 @@ async def test_a_model_beyond_the_codec_is_sent_as_float32_with_one_event(tmp_pa
     assert lines[0].endswith("; the model is sent as float32")
 
 
-async def test_what_is_going_to_travel_is_known_device_by_device(tmp_path: Path) -> None:
+async def test_the_sizes_of_transfers_are_known_for_each_device(tmp_path: Path) -> None:
     async with place(tmp_path, "delta") as here:
         here.registry.expect(["a", "b"])
         for name, like in (("a", KNOWS_ALL), ("b", OLD)):

@@ -1,4 +1,4 @@
-"""Models on disk come back as they were, take no memory while they arrive, and leave no file."""
+"""Models on disk are read unchanged and leave no file."""
 
 import gc
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 from fairbed.coordinator.rounds.update_store import UpdateStore
 
 
-def test_models_come_back_in_their_order_and_cannot_be_written(tmp_path: Path) -> None:
+def test_models_are_read_in_order_and_cannot_be_written(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     models = [rng.standard_normal(1000).astype(np.float32) for _ in range(5)]
     store = UpdateStore(tmp_path, 1000)
@@ -25,7 +25,7 @@ def test_an_empty_round_holds_nothing(tmp_path: Path) -> None:
     assert list(UpdateStore(tmp_path, 10).all()) == []
 
 
-def test_no_file_is_ever_seen_and_what_was_read_outlives_the_store(tmp_path: Path) -> None:
+def test_no_file_is_visible_and_models_outlive_the_store(tmp_path: Path) -> None:
     store = UpdateStore(tmp_path, 3)
     store.append(np.arange(3, dtype=np.float32))
     assert list(tmp_path.iterdir()) == []

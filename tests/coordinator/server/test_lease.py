@@ -18,13 +18,13 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet, Transport
 from tests.brokers import BROKERS
 from tests.coordinator.lab import Lab, Links, lab, make_config
-from tests.coordinator.leash import RealBroker
+from tests.coordinator.real_broker import RealBroker
 from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 
 TOPIC = Topics().coordinator
-EVERYBODY = SelectionConfig(policy="uniform", per_round=2)
+WHOLE_FLEET = SelectionConfig(policy="uniform", per_round=2)
 REFUSAL = r"^fairbed/main: must have one coordinator at a time, got another one that is on \(run"
 
 
@@ -50,7 +50,7 @@ async def place(links: Links, tmp_path: Path) -> AsyncIterator[Lab]:
 
 
 def config(rounds: int = 4) -> CoordinatorConfig:
-    return make_config(rounds=rounds, devices=2, selection=EVERYBODY)
+    return make_config(rounds=rounds, devices=2, selection=WHOLE_FLEET)
 
 
 async def up(link: Transport) -> None:
@@ -60,7 +60,7 @@ async def up(link: Transport) -> None:
 
 
 async def next_status(link: Transport, state: str) -> Packet:
-    """Wait for a presence of the coordinator."""
+    """Wait for a status of the coordinator."""
     async for event in link.events():
         if isinstance(event, Packet) and event.payload:
             status = decode_to_device(event.payload)
@@ -84,7 +84,7 @@ def kinds(reader: RunReader) -> Sequence[str]:
     return [event.kind for _, event in reader.events()]
 
 
-async def test_a_second_coordinator_is_refused_and_hurts_nothing(place: Lab) -> None:
+async def test_a_second_coordinator_is_refused_and_disturbs_nothing(place: Lab) -> None:
     answers: list[str] = []
 
     async with anyio.create_task_group() as group:
@@ -106,7 +106,7 @@ async def test_a_second_coordinator_is_refused_and_hurts_nothing(place: Lab) -> 
         assert kinds(reader).count("joined") == 2
 
 
-async def test_two_that_start_at_once_are_one_in_the_end(place: Lab) -> None:
+async def test_one_of_two_that_start_at_once_gets_the_lease(place: Lab) -> None:
     ends: dict[str, str] = {}
 
     async def one(name: str) -> None:
@@ -177,21 +177,21 @@ async def test_an_observer_learns_whether_the_tree_is_free(place: Lab) -> None:
     await check_tree_is_free(place.links.transport("look"), Topics())
 
 
-async def test_a_presence_that_a_stranger_hid_is_shown_again(place: Lab) -> None:
-    stranger = CoordinatorStatus(state="off", boot=3)
-    async with place.links.transport("stranger") as link, anyio.create_task_group() as group:
+async def test_a_status_that_another_client_replaced_is_published_again(place: Lab) -> None:
+    other = CoordinatorStatus(state="off", boot=3)
+    async with place.links.transport("other-client") as link, anyio.create_task_group() as group:
 
-        async def hide() -> None:
+        async def replace_status() -> None:
             await up(link)
             await link.subscribe(TOPIC, qos=1)
             await next_status(link, "on")
-            await link.publish(TOPIC, encode(stranger), qos=1, retain=True)
+            await link.publish(TOPIC, encode(other), qos=1, retain=True)
             await next_status(link, "off")
             assert not (await next_status(link, "on")).retained
             found.set()
 
         found = anyio.Event()
-        group.start_soon(hide)
+        group.start_soon(replace_status)
         place.on_progress = lambda progress: None
         assert await place.run(config(rounds=30)) == "done"
         await found.wait()

@@ -26,7 +26,7 @@ from tests.coordinator.lab import Lab, lab, make_config
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 
-async def test_a_fleet_trains_and_everything_is_written_down(tmp_path: Path) -> None:
+async def test_a_fleet_trains_and_all_rows_are_stored(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         assert await place.run(make_config(rounds=4)) == "done"
     with place.reader() as reader:
@@ -87,19 +87,19 @@ async def test_a_device_is_cold_exactly_when_it_missed_the_round_before(tmp_path
         assert x.s_not_previous == int(x.was_cold)
 
 
-async def test_what_devices_tell_of_their_processors_is_kept(tmp_path: Path) -> None:
+async def test_reported_processor_states_are_stored(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         await place.run(make_config(rounds=2))
     with place.reader() as reader:
         for device in reader.devices():
-            told = reader.telemetry_of(device.name)
-            assert told
-            assert [row.at_s for row in told] == sorted(row.at_s for row in told)
-            assert all(row.free_cores is not None and row.free_cores > 0.0 for row in told)
+            contexts = reader.telemetry_of(device.name)
+            assert contexts
+            assert [row.at_s for row in contexts] == sorted(row.at_s for row in contexts)
+            assert all(row.free_cores is not None and row.free_cores > 0.0 for row in contexts)
 
 
-async def test_metrics_are_off_the_record(tmp_path: Path) -> None:
-    courses = []
+async def test_evaluation_changes_no_exchange(tmp_path: Path) -> None:
+    histories = []
     for every in (0, 1):
         config = make_config(
             rounds=5,
@@ -111,7 +111,7 @@ async def test_metrics_are_off_the_record(tmp_path: Path) -> None:
             assert place.evaluator.calls == (1 if every == 0 else 5)
         with place.reader() as reader:
             rows = {device.name: device.row for device in reader.devices()}
-            courses.append(
+            histories.append(
                 [
                     sorted(
                         (rows[x.device], x.was_cold, x.s_not_previous, x.steps, x.bytes_down)
@@ -121,10 +121,10 @@ async def test_metrics_are_off_the_record(tmp_path: Path) -> None:
                     for row in reader.rounds()
                 ]
             )
-    assert courses[0] == courses[1]
+    assert histories[0] == histories[1]
 
 
-async def test_metrics_take_no_time_of_a_round(tmp_path: Path) -> None:
+async def test_evaluation_takes_no_time_of_a_round(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         await place.run(make_config(rounds=5))
     with place.reader() as reader:
@@ -187,7 +187,7 @@ async def test_a_missing_fleet_is_one_clear_line(tmp_path: Path) -> None:
             await place.run(make_config(round=hurried))
 
 
-async def test_an_agent_killed_in_mid_run_costs_only_itself(tmp_path: Path) -> None:
+async def test_an_agent_killed_during_a_run_costs_only_itself(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         place.on_progress = lambda p: place.kill_agent("pi-1") if p.round.round == 2 else None
         assert await place.run(make_config(rounds=6)) == "done"
@@ -197,7 +197,7 @@ async def test_an_agent_killed_in_mid_run_costs_only_itself(tmp_path: Path) -> N
         assert any(e.kind == "left" and e.device == "pi-1" for _, e in reader.events())
 
 
-async def test_the_broker_may_forget_everything_in_mid_run(tmp_path: Path) -> None:
+async def test_the_broker_may_lose_its_state_during_a_run(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         place.on_progress = lambda p: place.broker.restart() if p.round.round == 2 else None
         assert await place.run(make_config(rounds=5)) == "done"
@@ -205,7 +205,7 @@ async def test_the_broker_may_forget_everything_in_mid_run(tmp_path: Path) -> No
         assert [row.aggregated for row in reader.rounds()] == [2] * 5
 
 
-async def test_a_stopped_coordinator_goes_on_at_the_open_round(tmp_path: Path) -> None:
+async def test_a_stopped_coordinator_resumes_at_the_open_round(tmp_path: Path) -> None:
     config = make_config(rounds=6)
     async with lab(tmp_path) as place:
         store = place.open_store()
@@ -229,28 +229,28 @@ async def test_nothing_is_left_in_the_broker(tmp_path: Path) -> None:
 
 async def send(place: Lab, action: str, device: str | None = None, twice: bool = False) -> None:
     message = OperatorCommand(id=secrets.token_bytes(16), action=action, device=device)  # type: ignore[arg-type]
-    async with place.broker.transport("person") as person:
-        async for event in person.events():
+    async with place.broker.transport("operator") as operator:
+        async for event in operator.events():
             if isinstance(event, LinkUp):
                 break
         for _ in range(2 if twice else 1):
-            await person.publish(Topics().command, encode(message), qos=1)
+            await operator.publish(Topics().command, encode(message), qos=1)
 
 
-async def test_a_person_pauses_excludes_and_lets_go_on(tmp_path: Path) -> None:
+async def test_an_operator_pauses_excludes_and_resumes(tmp_path: Path) -> None:
     async with lab(tmp_path) as place, anyio.create_task_group() as group:
         config = make_config(rounds=6)
         paused = anyio.Event()
 
-        async def order_about() -> None:
+        async def send_commands() -> None:
             await send(place, "pause", twice=True)
             await send(place, "exclude", "pi-1")
-            await send(place, "exclude", "nobody")
+            await send(place, "exclude", "pi-9")
             paused.set()
 
         def on_progress(progress: RoundProgress) -> None:
             if progress.round.round == 1:
-                group.start_soon(order_about)
+                group.start_soon(send_commands)
 
         place.on_progress = on_progress
         ended: list[str] = []
@@ -277,8 +277,8 @@ async def test_a_person_pauses_excludes_and_lets_go_on(tmp_path: Path) -> None:
             "exclude",
             "resume",
         ]
-        complaints = [e.text for _, e in reader.events() if e.kind == "command"]
-        assert "no device 'nobody' is known to this run" in complaints
+        warnings = [e.text for _, e in reader.events() if e.kind == "command"]
+        assert "no device 'pi-9' is known to this run" in warnings
 
 
 async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ async def test_a_round_in_which_nothing_arrives_is_void_and_counts_for_the_queue
 
 
 @pytest.mark.parametrize("policy", ["uniform", "fedcs"])
-async def test_the_peers_of_rbcs_f_run_too(policy: str, tmp_path: Path) -> None:
+async def test_other_policies_run_too(policy: str, tmp_path: Path) -> None:
     selection = SelectionConfig(policy=policy, per_round=2)
     async with lab(tmp_path) as place:
         assert await place.run(make_config(rounds=4, selection=selection)) == "done"

@@ -1,4 +1,4 @@
-"""A poll as a table: every reply once, late ones late, and no limit while our own link is down."""
+"""The table of a loss query: each reply once, the limit, and outages of the coordinator."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from fairbed.wire.messages import Coding, EvaluateReply, EvaluateRequest, Packed
 from tests.coordinator.builders import MODEL
 
 PACKED = manifest_of(b"\1" * 100, "model")
-ASK = EvaluateRequest(round=3, model=MODEL, seed=1, limit_s=10.0)
+REQUEST = EvaluateRequest(round=3, model=MODEL, seed=1, limit_s=10.0)
 CODED = EvaluateRequest(
     round=3,
     model=MODEL,
@@ -26,7 +26,7 @@ CODED = EvaluateRequest(
 )
 
 
-def answer(loss: float = 1.5, **changes: object) -> EvaluateReply:
+def reply(loss: float = 1.5, **changes: object) -> EvaluateReply:
     fields: dict[str, object] = {
         "round": 3,
         "n": 40,
@@ -48,32 +48,32 @@ def opened(*devices: str) -> LossQuery:
 
 def test_all_devices_reply() -> None:
     query = opened("a", "b")
-    query.on_reply("a", answer(1.0), None, 101.0)
+    query.on_reply("a", reply(1.0), None, 101.0)
     assert (query.open_devices(), query.is_over) == (["b"], False)
-    query.on_reply("b", answer(2.0), None, 104.0)
+    query.on_reply("b", reply(2.0), None, 104.0)
     assert query.is_over
     assert [x.took_s for x in query.devices.values()] == [1.0, 4.0]
 
 
-def test_an_answer_that_comes_twice_or_from_a_stranger_changes_nothing() -> None:
+def test_a_duplicate_and_a_reply_of_an_unknown_device_change_nothing() -> None:
     query = opened("a", "b")
-    query.on_reply("a", answer(1.0), None, 101.0)
-    query.on_reply("a", answer(9.0), None, 102.0)
-    query.on_reply("stranger", answer(9.0), None, 102.0)
-    reply = query.devices["a"].reply
-    assert reply is not None
-    assert reply.loss == 1.0
+    query.on_reply("a", reply(1.0), None, 101.0)
+    query.on_reply("a", reply(9.0), None, 102.0)
+    query.on_reply("stranger", reply(9.0), None, 102.0)
+    kept = query.devices["a"].reply
+    assert kept is not None
+    assert kept.loss == 1.0
     assert set(query.devices) == {"a", "b"}
 
 
 def test_a_device_without_a_reply_at_the_limit_is_late_and_stays_late() -> None:
     query = opened("a", "b")
-    query.on_reply("a", answer(), None, 101.0)
+    query.on_reply("a", reply(), None, 101.0)
     assert query.wake_at() == 110.0
     assert query.pass_limit(109.9) == []
     assert query.pass_limit(110.0) == ["b"]
     assert query.pass_limit(111.0) == []
-    query.on_reply("b", answer(), None, 112.0)
+    query.on_reply("b", reply(), None, 112.0)
     assert query.devices["b"].outcome is QueryOutcome.LATE
     assert query.devices["b"].reason == "no answer within 10 s"
     assert query.is_over
@@ -92,40 +92,42 @@ def test_no_limit_passes_while_our_own_link_is_down() -> None:
 
 
 @pytest.mark.parametrize("outcome", [QueryOutcome.FAILED, QueryOutcome.LOST])
-def test_one_that_is_over_is_over(outcome: QueryOutcome) -> None:
+def test_an_outcome_is_final(outcome: QueryOutcome) -> None:
     query = opened("a", "b")
     query.end("a", outcome, "gone")
-    query.on_reply("a", answer(), None, 101.0)
-    query.on_reply("b", answer(), None, 101.0)
+    query.on_reply("a", reply(), None, 101.0)
+    query.on_reply("b", reply(), None, 101.0)
     query.end("b", outcome, "gone")
     query.end("stranger", outcome, "gone")
     assert [x.outcome for x in query.devices.values()] == [outcome, QueryOutcome.ANSWERED]
 
 
-def test_an_answer_that_cannot_be_is_no_answer() -> None:
+def test_a_faulty_reply_is_refused() -> None:
     query = opened("a")
-    query.on_reply("a", answer(), "a fault", 101.0)
+    query.on_reply("a", reply(), "a fault", 101.0)
     assert (query.devices["a"].outcome, query.devices["a"].reply) == (QueryOutcome.REFUSED, None)
     assert query.is_over
 
 
 def test_the_model_must_have_come_in_a_blob_that_was_announced() -> None:
-    assert pulled_manifest(answer(), ASK) == MODEL
-    assert pulled_manifest(answer(pulled=MODEL.id), ASK) == MODEL
-    assert pulled_manifest(answer(pulled=PACKED.id), CODED) == PACKED
-    assert fault_in_reply(answer(), ASK) is None
-    for ask in (ASK, CODED):
-        assert "a blob that was announced" in (fault_in_reply(answer(pulled=bytes(16)), ask) or "")
-    assert "at least 1 example" in (fault_in_reply(answer(n=0), ASK) or "")
+    assert pulled_manifest(reply(), REQUEST) == MODEL
+    assert pulled_manifest(reply(pulled=MODEL.id), REQUEST) == MODEL
+    assert pulled_manifest(reply(pulled=PACKED.id), CODED) == PACKED
+    assert fault_in_reply(reply(), REQUEST) is None
+    for request in (REQUEST, CODED):
+        assert "a blob that was announced" in (
+            fault_in_reply(reply(pulled=bytes(16)), request) or ""
+        )
+    assert "at least 1 example" in (fault_in_reply(reply(n=0), REQUEST) or "")
 
 
-def test_rows_and_answers_say_the_same() -> None:
+def test_rows_and_losses_agree() -> None:
     query = opened("c", "a")
-    query.on_reply("a", answer(0.75), None, 101.5)
+    query.on_reply("a", reply(0.75), None, 101.5)
     query.end("c", QueryOutcome.FAILED, "no memory")
-    told = reported_losses(LossDemand(3, np.array([0, 2]), "all"), query, ["a", "b", "c"])
-    np.testing.assert_array_equal(told.loss, [0.75, np.nan])
-    rows = {row.device: row for row in loss_query_rows(query, {"a": ASK, "c": ASK})}
+    losses = reported_losses(LossDemand(3, np.array([0, 2]), "all"), query, ["a", "b", "c"])
+    np.testing.assert_array_equal(losses.loss, [0.75, np.nan])
+    rows = {row.device: row for row in loss_query_rows(query, {"a": REQUEST, "c": REQUEST})}
     assert (rows["a"].outcome, rows["a"].loss, rows["a"].duration_s) == ("answered", 0.75, 1.5)
     assert (rows["a"].bytes_down, rows["a"].was_cold) == (MODEL.size_bytes, True)
     assert (rows["c"].outcome, rows["c"].reason, rows["c"].loss) == ("failed", "no memory", None)

@@ -87,7 +87,7 @@ def test_an_unmeasured_link_counts_as_the_median_of_the_fleet() -> None:
     np.testing.assert_allclose(columns[2, 2:], np.median(columns[:2, 2:], axis=0))
 
 
-def test_no_link_measured_at_all_counts_as_no_time() -> None:
+def test_without_a_measured_link_transfers_take_no_time() -> None:
     registry = joined("pi-1")
     registry.update_context("pi-1", context(seq=2, downlink_bps=None), now=11.0)
     assert registry.contexts(8e6, 8e6, "not_previous")[0, 2:].tolist() == [0.0, 0.0]
@@ -101,7 +101,7 @@ def test_the_two_cold_start_codings_follow_training_and_selection() -> None:
     assert registry.contexts(1.0, 1.0, "literal_seed")[:, 1].tolist() == [1.0, 1.0, 0.0]
 
 
-def test_claims_are_clamped() -> None:
+def test_reported_values_are_clamped() -> None:
     registry = joined("pi-1")
     registry.update_context("pi-1", context(seq=2, n_k=10**9, mu_cores=4000.0), now=11.0)
     assert bounded_n_k(registry["pi-1"]) == 100

@@ -1,4 +1,4 @@
-"""Each row of the round's table, and what must hold whatever happens."""
+"""The transitions of a round's table, and its invariants under any events."""
 
 import pytest
 from hypothesis import settings
@@ -77,16 +77,16 @@ def test_no_deadline_passes_while_our_own_link_is_down() -> None:
     assert table.wake_at() == 100.0 + 900.0 + DEADLINE_S
     table.on(Offered("a", offer()), 1040.0)
     assert table.on(Tick(), 1059.9) == []
-    assert [type(order) for order in table.on(Tick(), 1060.0)] == [Abandon, Abandon]
+    assert [type(action) for action in table.on(Tick(), 1060.0)] == [Abandon, Abandon]
 
 
-def test_an_outage_gives_back_only_what_it_took_from_a_device() -> None:
+def test_an_outage_extends_a_deadline_only_by_what_it_cost_the_device() -> None:
     table = started("a", "b", slots=1)
     table.on(Offered("a", offer()), 101.0)
     table.on(Offered("b", offer()), 102.0)
     table.on(arrived("a", at=104.0), 104.0)
     table.on_link_down(now=105.0)
-    table.on(Checked("a", None), 107.0)  # off the loop: it needs no link, and makes room for b
+    table.on(Checked("a", None), 107.0)  # off the loop: it needs no link, and frees a slot for b
     table.on_link_down(now=108.0)
     table.on_link_up(now=115.0)
     table.on_link_up(now=116.0)
@@ -99,24 +99,26 @@ def large_offer(chunk_bytes: int) -> Offer:
     )
 
 
-def test_what_waits_in_the_broker_bounds_the_uploads_of_fast_devices() -> None:
+def test_bytes_in_flight_bound_the_uploads_of_fast_devices() -> None:
     table = started(*"abcdef")
-    orders = [
-        order
+    actions = [
+        action
         for device in "abcdef"
-        for order in table.on(Offered(device, large_offer(MAX_CHUNK_BYTES)), 101.0)
+        for action in table.on(Offered(device, large_offer(MAX_CHUNK_BYTES)), 101.0)
     ]
-    assert orders == [GrantUpload(device) for device in "abcd"], "two chunks each: 7.9 of 8.4 MB"
+    assert actions == [GrantUpload(device) for device in "abcd"], "two chunks each: 7.9 of 8.4 MB"
     assert table.on(arrived("c", at=102.0), 102.0) == [VerifyUpdate("c"), GrantUpload("e")]
 
 
 def test_slow_devices_upload_all_at_once() -> None:
     names = [f"d{i}" for i in range(16)]
     table = started(*names)
-    orders = [
-        order for name in names for order in table.on(Offered(name, large_offer(61 * 1024)), 101.0)
+    actions = [
+        action
+        for name in names
+        for action in table.on(Offered(name, large_offer(61 * 1024)), 101.0)
     ]
-    assert orders == [GrantUpload(name) for name in names]
+    assert actions == [GrantUpload(name) for name in names]
 
 
 def test_the_deadline_counts_without_the_time_in_the_queue() -> None:
@@ -140,7 +142,7 @@ def test_a_queued_device_has_no_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "stage"),
+    ("event", "state"),
     [
         (DeviceFailed("a", "out of memory"), ExchangeState.FAILED),
         (BrokeProtocol("a", "wrong shape"), ExchangeState.REJECTED),
@@ -148,11 +150,11 @@ def test_a_queued_device_has_no_deadline() -> None:
         (Excluded("a"), ExchangeState.CANCELLED),
     ],
 )
-def test_an_exchange_can_end_before_it_arrives(event: Event, stage: ExchangeState) -> None:
+def test_an_exchange_can_end_before_it_arrives(event: Event, state: ExchangeState) -> None:
     table = started("a")
-    orders = table.on(event, 101.0)
-    assert [type(order) for order in orders] == [Abandon]
-    assert table.exchanges["a"].state is stage
+    actions = table.on(event, 101.0)
+    assert [type(action) for action in actions] == [Abandon]
+    assert table.exchanges["a"].state is state
     assert table.is_over
 
 
@@ -164,17 +166,17 @@ def test_a_bad_update_is_rejected_with_its_fault() -> None:
     assert table.exchanges["a"].state is ExchangeState.REJECTED
 
 
-def test_the_round_ends_with_enough_updates_and_calls_the_rest_off() -> None:
+def test_the_round_ends_with_enough_updates_and_cancels_the_rest() -> None:
     table = started("a", "b", "c", target_updates=1)
     table.on(Offered("a", offer()), 101.0)
     table.on(arrived("a", at=102.0), 102.0)
-    orders = table.on(Checked("a", None), 103.0)
-    assert orders[0] == AcceptUpdate("a")
-    assert {order.device for order in orders[1:]} == {"b", "c"}
+    actions = table.on(Checked("a", None), 103.0)
+    assert actions[0] == AcceptUpdate("a")
+    assert {action.device for action in actions[1:]} == {"b", "c"}
     assert table.is_over
 
 
-def test_strangers_and_repetitions_change_nothing() -> None:
+def test_unknown_devices_and_duplicates_change_nothing() -> None:
     table = started("a")
     first = offer()
     assert table.on(Offered("stranger", offer()), 101.0) == []
@@ -233,7 +235,7 @@ class AnyRound(RuleBasedStateMachine):
         self.feed(Checked(device, fault))
 
     @rule(device=st.sampled_from(devices))
-    def gave_up(self, device: str) -> None:
+    def failed(self, device: str) -> None:
         self.feed(DeviceFailed(device, "x"))
 
     @precondition(lambda self: not self.table.is_over)
@@ -246,7 +248,7 @@ class AnyRound(RuleBasedStateMachine):
         assert self.in_memory <= 2
 
     @invariant()
-    def a_slot_is_never_free_while_somebody_waits(self) -> None:
+    def a_slot_is_never_free_while_an_exchange_is_queued(self) -> None:
         assert self.in_memory == 2 or not self.table.in_state(ExchangeState.QUEUED)
 
     @invariant()
@@ -255,14 +257,14 @@ class AnyRound(RuleBasedStateMachine):
 
     @invariant()
     def what_has_ended_stays_ended(self) -> None:
-        for device, stage in self.ended.items():
-            assert self.table.exchanges[device].state is stage
+        for device, state in self.ended.items():
+            assert self.table.exchanges[device].state is state
         self.ended = {
             device: x.state for device, x in self.table.exchanges.items() if not x.state.is_open
         }
 
     @invariant()
-    def something_open_always_has_a_way_to_end(self) -> None:
+    def an_open_exchange_can_always_end(self) -> None:
         waiting = self.table.in_state(ExchangeState.CHECKING) or self.table.wake_at() is not None
         assert self.table.is_over or waiting
 

@@ -1,4 +1,4 @@
-"""A run that never happened, written through the real store, the same for the same seed."""
+"""A synthetic run, written through the real store; it depends on the seed only."""
 
 import json
 import sqlite3
@@ -76,7 +76,7 @@ def as_older(folder: Path) -> None:
 
 @dataclass
 class FakeRun:
-    """Plays rounds of a fleet whose exchange times follow from its profiles."""
+    """Writes rounds of a fleet whose exchange times follow from its profiles."""
 
     folder: Path
     devices: int = 12
@@ -127,7 +127,7 @@ class FakeRun:
     def event(
         self, kind: str, text: str, *, device: str | None = None, level: str = "info"
     ) -> None:
-        """Record something for people."""
+        """Write an event."""
         self.store.add(
             EventRow(
                 at_s=self.now_s,
@@ -141,7 +141,7 @@ class FakeRun:
         )
 
     def telemetry(self, row: int, phase: str) -> None:
-        """Record a context."""
+        """Write a context."""
         _, down_bps, up_bps = PROFILES[self.profiles[row]]
         self.store.add(
             TelemetryRow(
@@ -246,14 +246,14 @@ class FakeRun:
         done = [e for e in exchanges if e.tau_wall_s is not None]
         tau_max_s = max((e.tau_wall_s or 0.0 for e in done), default=1.0)
         dispatched_at_s, self.now_s = self.now_s, self.now_s + tau_max_s + 0.02
-        merged = {e.device for e in done}
+        aggregated = {e.device for e in done}
         selections = [
             SelectionRow(
                 round=self.round,
                 device=name,
                 is_available=self.round != VOID_ROUND,
                 is_selected=row in self.cohort,
-                is_aggregated=name in merged,
+                is_aggregated=name in aggregated,
                 tau_hat_s=0.0 if self.round == 1 else 0.5 + 0.1 * row,
                 width_s=0.1,
                 queue=float(self.queues[row]),
@@ -300,7 +300,7 @@ class FakeRun:
             self.telemetry(row, "idle")
 
     def evaluate(self) -> None:
-        """Record the metrics of the round that was just closed."""
+        """Write the metrics of the round that was just closed."""
         level = 0.92 - 0.8 * 0.88**self.round
         ratios = np.clip(level + 0.05 * self.rng.standard_normal(self.devices), 0.0, 1.0)
         losses = 2.3 * 0.9**self.round + 0.1 * self.rng.random(self.devices)
@@ -329,7 +329,7 @@ class FakeRun:
         )
 
     def play(self, rounds: int) -> None:
-        """Play whole rounds."""
+        """Write complete rounds."""
         for _ in range(rounds):
             self.begin_round()
             self.close_round()

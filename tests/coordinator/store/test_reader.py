@@ -1,4 +1,4 @@
-"""The reader: short, incremental, and never in the writer's way."""
+"""The reader: short and incremental, and it never blocks the writer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_since_is_exclusive(reader: RunReader) -> None:
     assert [row.round for row in reader.rounds(1)] == [2, 3]
     assert {row.round for row in reader.exchanges(2)} == {3}
     assert [row.round for row in reader.metrics(3)] == []
-    assert sum(tally.selected for tally in reader.selection_counts(2)) == 4
+    assert sum(row.selected for row in reader.selection_counts(2)) == 4
 
 
 def test_the_newest_events_come_oldest_first(reader: RunReader) -> None:
@@ -61,12 +61,12 @@ def test_exchanges_of_a_device_are_its_newest(run: FakeRun, reader: RunReader) -
     }
 
 
-def test_columns_are_those_asked_for(reader: RunReader) -> None:
+def test_only_the_requested_columns_are_read(reader: RunReader) -> None:
     rows = reader.columns(ExchangeRow, ("device", "tau_s"), "WHERE round = ?", (1,))
     assert rows == [(row.device, row.tau_s) for row in reader.exchanges() if row.round == 1]
 
 
-def test_a_snapshot_sees_one_instant_and_does_not_hold_the_writer_up(
+def test_a_snapshot_reads_one_state_and_does_not_block_the_writer(
     run: FakeRun, reader: RunReader
 ) -> None:
     with reader.snapshot():
@@ -77,7 +77,7 @@ def test_a_snapshot_sees_one_instant_and_does_not_hold_the_writer_up(
     assert reader.counts().rounds == before.rounds + 1
 
 
-def test_the_data_version_tells_when_to_read_again(run: FakeRun, reader: RunReader) -> None:
+def test_the_data_version_changes_with_each_commit(run: FakeRun, reader: RunReader) -> None:
     before = reader.data_version()
     assert reader.data_version() == before
     run.event("note", "something new")
@@ -104,7 +104,7 @@ def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "rounds = 'many'", "not toml ["])
-def test_an_experiment_file_that_says_nothing_is_no_obstacle(run: FakeRun, text: str) -> None:
+def test_a_damaged_experiment_file_does_not_prevent_reading(run: FakeRun, text: str) -> None:
     (run.folder / "experiment.toml").write_text(text)
     with RunReader(run.folder) as reader:
         assert reader.plan.rounds is None

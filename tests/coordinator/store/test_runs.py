@@ -1,4 +1,4 @@
-"""How a person names a run."""
+"""References to runs."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_runs_are_listed_newest_first(root: Path) -> None:
     assert [info.run_id for info in list_runs(root)] == ["20260202-c", "20260101-b", "20260101-a"]
 
 
-def test_a_run_that_never_ended_well_is_interrupted(root: Path) -> None:
+def test_a_live_status_without_a_process_is_interrupted(root: Path) -> None:
     assert {info.status for info in list_runs(root)} == {"interrupted"}
 
 
@@ -49,12 +49,12 @@ def test_an_unknown_run_lists_what_exists(root: Path, ref: str) -> None:
 
 
 @pytest.mark.parametrize("ref", ["latest", "nope"])
-def test_no_run_at_all_is_said(tmp_path: Path, ref: str) -> None:
+def test_a_root_without_runs_is_an_error(tmp_path: Path, ref: str) -> None:
     with pytest.raises(RunNotFoundError, match="none yet"):
         resolve_run(tmp_path / "runs", ref)
 
 
-def test_stores_that_cannot_be_read_are_named_beside_the_others(root: Path) -> None:
+def test_unreadable_stores_are_listed_beside_the_others(root: Path) -> None:
     (root / "20260101-a" / "run.db").write_bytes(b"rubbish" * 1000)
     as_older(root / "20260101-b")
     runs = find_runs(root)

@@ -1,4 +1,4 @@
-"""A column is a field: what goes in comes out."""
+"""A column is a field: records are read as they were written."""
 
 import dataclasses
 import math
@@ -64,7 +64,7 @@ def read(connection: sqlite3.Connection, record: type[Record]) -> list[Record]:
 
 
 @given(record=records())
-def test_any_record_comes_back_as_it_went_in(record: Record) -> None:
+def test_any_record_is_read_as_it_was_written(record: Record) -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         create_schema(connection)
         write(connection, record)
@@ -157,7 +157,7 @@ def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connecti
     assert read(connection, DeviceRow) == [dataclasses.replace(row, n_k=2)]
 
 
-def test_a_new_store_says_whose_it_is_and_which_version(connection: sqlite3.Connection) -> None:
+def test_a_new_store_has_its_application_id_and_version(connection: sqlite3.Connection) -> None:
     assert connection.execute("PRAGMA application_id").fetchone()[0].to_bytes(4, "big") == b"FBED"
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     check_format("run.db", connection)

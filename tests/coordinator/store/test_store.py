@@ -1,4 +1,4 @@
-"""The writer: nothing that was closed is ever lost, and a bad disk is one line."""
+"""The store: closed rounds are never lost, and a bad disk is one line."""
 
 import signal
 import sqlite3
@@ -62,7 +62,7 @@ def telemetry(at_s: float) -> TelemetryRow:
     )
 
 
-def test_a_new_run_says_what_it_is(store: Store, folder: Path) -> None:
+def test_a_new_run_is_described_by_its_row(store: Store, folder: Path) -> None:
     with RunReader(folder) as reader:
         info = reader.run()
     assert (info.run_id, info.row.name, info.row.seed) == ("run-1", "digits-12", 7)
@@ -79,7 +79,7 @@ def test_rows_are_readable_once_flushed_in_the_order_added(store: Store, folder:
         assert [row.text for _, row in reader.events()] == [str(i) for i in range(100)]
 
 
-def test_rows_are_committed_without_being_asked(store: Store, folder: Path) -> None:
+def test_rows_are_committed_without_a_flush(store: Store, folder: Path) -> None:
     with RunReader(folder) as reader:
         store.add(event())
         until(lambda: reader.counts().events == 1)
@@ -118,7 +118,7 @@ def test_a_closed_round_is_resumed_from(folder: Path) -> None:
     assert checkpoint.model.dtype == np.float32
 
 
-def test_the_run_clock_goes_on_where_it_stopped(folder: Path) -> None:
+def test_the_run_clock_continues_where_it_stopped(folder: Path) -> None:
     store = make_store(folder)
     assert store.resume_offset_s() == 0.0
     store.add(event(at_s=41.5))
@@ -161,7 +161,7 @@ def test_a_damaged_newest_model_falls_back_one_round(folder: Path) -> None:
         assert [row.round for row in reader.rounds()] == [1, 2]
 
 
-def test_a_run_without_an_intact_model_says_which_file(folder: Path) -> None:
+def test_a_run_without_an_intact_model_names_the_file(folder: Path) -> None:
     run = FakeRun(folder)
     run.play(1)
     run.store.close()
@@ -233,7 +233,7 @@ def test_a_full_disk_is_one_line_and_never_a_hang(folder: Path) -> None:
     reopened.close()
 
 
-def test_a_lost_row_is_told_when_closing(folder: Path) -> None:
+def test_a_lost_row_is_an_error_when_closing(folder: Path) -> None:
     store = make_store(folder)
     store._writer.run(lambda c: c.execute("DROP TABLE event"), 5.0)
     store.add(event())
@@ -242,11 +242,11 @@ def test_a_lost_row_is_told_when_closing(folder: Path) -> None:
     store.close()
 
 
-def test_a_database_that_somebody_locks_is_one_line(folder: Path) -> None:
+def test_a_locked_database_is_one_line(folder: Path) -> None:
     make_store(folder).close()
     store = Store.reopen(folder, busy_timeout_s=0.05)
-    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as intruder:
-        intruder.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
         store.add(event())
         with pytest.raises(StoreError, match="locked'; close the program that holds it"):
             store.flush()
@@ -267,14 +267,14 @@ def test_a_slow_disk_drops_the_oldest_telemetry_and_counts_it(
     monkeypatch.setattr(writer_module, "MAX_DROPPABLE", 10)
     make_store(folder).close()
     store = Store.reopen(folder, busy_timeout_s=20.0)
-    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as intruder:
-        intruder.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
         store.add(event("before"))
         until(lambda: store._writer.backlog == 0)
         for i in range(25):
             store.add(telemetry(float(i)))
             store.add(event(str(i)))
-        intruder.execute("ROLLBACK")
+        other.execute("ROLLBACK")
         store.close()
     with RunReader(folder) as reader:
         assert reader.run().row.telemetry_dropped == 15
@@ -289,15 +289,15 @@ def test_other_rows_are_never_dropped_but_refused_when_the_disk_is_dead(
     monkeypatch.setattr(writer_module, "MAX_ROWS", 3)
     make_store(folder).close()
     store = Store.reopen(folder, busy_timeout_s=20.0)
-    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as intruder:
-        intruder.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
         store.add(event("taken"))
         until(lambda: store._writer.backlog == 0)
         for i in range(3):
             store.add(event(str(i)))
         with pytest.raises(StoreError, match="at most 3 rows may wait for the disk"):
             store.add(event("one too many"))
-        intruder.execute("ROLLBACK")
+        other.execute("ROLLBACK")
     store.close()
     with RunReader(folder) as reader:
         assert [row.text for _, row in reader.events()] == ["taken", "0", "1", "2"]
@@ -321,7 +321,7 @@ def condition(at_s: float, speed_ratio: float | None = 0.5) -> ConditionRow:
     )
 
 
-def test_old_rows_of_a_stream_are_forgotten(store: Store, folder: Path) -> None:
+def test_old_rows_of_a_stream_are_deleted(store: Store, folder: Path) -> None:
     for i in range(10):
         store.add(telemetry(float(i)))
         store.add(condition(float(i)))
@@ -334,7 +334,7 @@ def test_old_rows_of_a_stream_are_forgotten(store: Store, folder: Path) -> None:
         assert reader.conditions("a") == [condition(float(i)) for i in range(5, 10)]
 
 
-def test_what_was_configured_of_a_device_is_read_in_order(store: Store, folder: Path) -> None:
+def test_conditions_of_a_device_are_read_in_order(store: Store, folder: Path) -> None:
     rows = [condition(1.0), condition(2.0, speed_ratio=None)]
     for row in rows:
         store.add(row)

@@ -1,4 +1,4 @@
-"""Tasks by name, and how a model starts."""
+"""Tasks by name, and initial models."""
 
 import importlib.util
 import math
@@ -18,7 +18,7 @@ needs_torch = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("recipe", SHIPPED, ids=lambda recipe: str(recipe.name))
-def test_every_shipped_task_is_small_and_says_what_it_is(recipe: Recipe) -> None:
+def test_every_shipped_task_is_small_and_describes_itself(recipe: Recipe) -> None:
     blob = read_shipped(recipe.name)
     spec = decode_artifact(blob).spec
     assert len(blob) < 12_000
@@ -26,7 +26,7 @@ def test_every_shipped_task_is_small_and_says_what_it_is(recipe: Recipe) -> None
     assert (spec.x_shape, spec.classes) == (recipe.x_shape, recipe.classes)
 
 
-def test_names_tell_shape_and_hidden_widths() -> None:
+def test_names_contain_shape_and_hidden_widths() -> None:
     assert [recipe.name for recipe in SHIPPED] == [
         "softmax-60-10",
         "softmax-64-10",
@@ -53,7 +53,7 @@ def test_the_cnn_keeps_the_shape_of_its_images() -> None:
     assert load_task("cnn", (1, 8, 8), 10).spec.x_shape == (1, 8, 8)
 
 
-def test_without_torch_an_unshipped_shape_says_what_is_shipped_and_what_to_do(
+def test_without_torch_the_error_of_another_shape_lists_the_shipped_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -73,7 +73,7 @@ def test_without_torch_an_unshipped_shape_says_what_is_shipped_and_what_to_do(
         ("math:no_such_name", (3,), "must be an importable package.module:factory"),
     ],
 )
-def test_a_model_that_cannot_be_built_says_why(
+def test_a_model_that_cannot_be_built_has_a_reason(
     model: str, x_shape: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(UnknownTask, match=message):
@@ -119,7 +119,7 @@ def test_the_start_depends_on_the_seed_alone() -> None:
     np.testing.assert_allclose(first[:3], [0.0029552, 0.1126159, -0.0889601], atol=1e-6)
 
 
-def test_fills_ones_and_zeros_where_the_layout_says_so() -> None:
+def test_fills_ones_and_zeros_as_the_layout_defines() -> None:
     layout = Layout(
         tensors=(
             Tensor(name="scale", shape=(2,), offset=0, init="ones"),

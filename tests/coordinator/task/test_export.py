@@ -36,7 +36,7 @@ def head(features: int) -> list[nn.Module]:
 
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "few channels, stride that leaves a row over": (
+    "few channels, stride that leaves a row": (
         nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 4, 2, stride=2), *head(36)),
         (3, 14, 14),
     ),
@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         ),
         (2, 8, 8),
     ),
-    "pooling that leaves a row and a column over": (
+    "pooling that leaves a row and a column": (
         nn.Sequential(nn.Conv2d(1, 3, 2), nn.MaxPool2d((2, 3)), nn.ReLU(), *head(12)),
         (1, 6, 9),
     ),
@@ -112,7 +112,7 @@ def test_gradients_of_the_shipped_tasks_equal_float64_torch(model: str) -> None:
         difference = np.linalg.norm(gradient - right.gradient)
         errors.append(float(difference / np.linalg.norm(right.gradient)))
         vector -= np.float32(0.05) * gradient
-    # A near-tie in a pooling window may cost one step 1e-3, so the median is judged.
+    # A near-tie in a pooling window may cost one step 1e-3, so the median is compared.
     assert np.median(errors) < 1e-5
 
 
@@ -153,7 +153,7 @@ def test_two_exports_are_the_same_bytes() -> None:
     assert first == second
 
 
-def test_the_graphs_name_no_place_and_serve_any_batch_size() -> None:
+def test_the_graphs_have_no_metadata_and_run_at_any_batch_size() -> None:
     for graph in (load_task("cnn", (1, 8, 8), 10).train, load_task("mlp", (64,), 10).evaluate):
         model = onnx.load_from_string(graph)
         assert (model.producer_name, model.ir_version) == ("fairbed", 10)

@@ -1,4 +1,4 @@
-"""The shipped artifacts are what the exporter makes."""
+"""The shipped artifacts equal those of the exporter."""
 
 import pytest
 

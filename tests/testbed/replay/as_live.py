@@ -22,7 +22,7 @@ from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.wire.tensors import vector_to_bytes
 from tests.coordinator import lab as live
 from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator
-from tests.coordinator.stragglers import Stroll
+from tests.coordinator.stragglers import SlowTraining
 
 
 class Story:
@@ -69,7 +69,7 @@ async def played_live(folder: Path, config: CoordinatorConfig, train_s: Sequence
         place.device_names = NAMES
         place.shards = names_and_shards()
         for name, seconds in zip(NAMES, train_s, strict=True):
-            place.start_agent(name, host=Stroll(seconds).host())
+            place.start_agent(name, host=SlowTraining(seconds).host())
         assert await place.run(config) == "done"
     return place
 

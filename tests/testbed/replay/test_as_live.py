@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
-from tests.coordinator.lab import EVERYBODY, NAMES, make_config
+from tests.coordinator.lab import NAMES, WHOLE_FLEET, make_config
 from tests.testbed.replay.as_live import QueryStory, Story, played_live, replayed, replayed_asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
@@ -46,7 +46,7 @@ async def test_rounds_that_do_not_end_their_exchanges_are_the_live_ones(
 ) -> None:
     for pace in PACES:
         slower = settings | {"deadline_s": settings["deadline_s"] * pace}
-        config = make_config(4, selection=EVERYBODY, round=joining(**slower), exchange=exchange)
+        config = make_config(4, selection=WHOLE_FLEET, round=joining(**slower), exchange=exchange)
         folder, slower_s = tmp_path / str(pace), [pace * seconds for seconds in train_s]
         place = await played_live(folder / "live", config, slower_s)
         with place.reader() as reader:

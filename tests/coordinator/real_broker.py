@@ -1,4 +1,4 @@
-"""Links through a real broker that can be cut, and on which packets get lost."""
+"""Links through a real broker that can be cut, and that damage chunks at random."""
 
 import random
 import secrets
@@ -14,38 +14,38 @@ from tests.brokers import Proxy, proxy_to
 
 
 @dataclass(slots=True)
-class Mishaps:
-    """What happens to a packet of bulk on either side of the broker, each with a probability."""
+class ChunkFaults:
+    """Probabilities of faults of a chunk, on either side of the broker."""
 
     loss_ratio: float = 0.0
     duplicate_ratio: float = 0.0
     reorder_ratio: float = 0.0
-    """It comes after the next one."""
+    """The chunk arrives after the next one."""
     corruption_ratio: float = 0.0
-    """One bit of it is another."""
+    """One bit of the chunk is flipped."""
 
 
 def is_bulk(topic: str) -> bool:
-    """Tell whether chunks travel on a topic."""
+    """Return whether a topic carries chunks."""
     return "/c/" in topic or "/u/" in topic or topic.endswith("/data")
 
 
 class RealBroker:
-    """Gives out links to one real broker."""
+    """A real broker, with links to it."""
 
-    def __init__(self, broker: Broker, mishaps: Mishaps | None = None, seed: int = 0) -> None:
+    def __init__(self, broker: Broker, faults: ChunkFaults | None = None, seed: int = 0) -> None:
         self.broker = broker
-        self.mishaps = mishaps or Mishaps()
-        self.dice = random.Random(seed)
-        self.struck = 0
-        """Packets that met a mishap."""
+        self.faults = faults or ChunkFaults()
+        self.rng = random.Random(seed)
+        self.n_faults = 0
+        """Number of chunks with a fault."""
         self.on_publish: Callable[[str, str, bytes], None] = lambda client, topic, payload: None
-        """Told of each publish before it goes out; may raise what a publish raises."""
-        self._links: dict[str, Leash] = {}
+        """Called before each publish; may raise the errors of a publish."""
+        self._links: dict[str, CuttableLink] = {}
 
     def transport(self, client_id: str, will: Will | None = None) -> Transport:
         """Return a client's link."""
-        link = Leash(self, client_id, will)
+        link = CuttableLink(self, client_id, will)
         self._links[client_id] = link
         return link
 
@@ -54,11 +54,11 @@ class RealBroker:
         self._links[client_id].cut(for_good=not reconnects)
 
 
-class Leash(Transport):
-    """A link whose connection runs through a proxy of its own."""
+class CuttableLink(Transport):
+    """A link through a proxy, so that it can be cut."""
 
-    def __init__(self, home: RealBroker, client_id: str, will: Will | None) -> None:
-        self._home = home
+    def __init__(self, broker: RealBroker, client_id: str, will: Will | None) -> None:
+        self._broker = broker
         self._client_id = client_id
         self._will = will
         self._stack = AsyncExitStack()
@@ -66,17 +66,17 @@ class Leash(Transport):
         self._link: MqttTransport
         self._late: list[Packet] = []
 
-    async def __aenter__(self) -> "Leash":
-        at = urlsplit(self._home.broker.url)
+    async def __aenter__(self) -> "CuttableLink":
+        at = urlsplit(self._broker.broker.url)
         assert at.hostname is not None
         assert at.port is not None
         self._proxy = await self._stack.enter_async_context(proxy_to(at.hostname, at.port))
-        url = self._home.broker.url.replace(f":{at.port}", f":{self._proxy.port}")
+        url = self._broker.broker.url.replace(f":{at.port}", f":{self._proxy.port}")
         # amqtt may drop a client that comes right after another one of the same id.
         name = f"{self._client_id}-{secrets.token_hex(4)}"
-        dice = self._home.dice
+        rng = self._broker.rng
         self._link = await self._stack.enter_async_context(
-            MqttTransport(url, name, will=self._will, backoff=lambda n: dice.uniform(0.01, 0.03))
+            MqttTransport(url, name, will=self._will, backoff=lambda n: rng.uniform(0.01, 0.03))
         )
         return self
 
@@ -92,7 +92,7 @@ class Leash(Transport):
             if not isinstance(event, Packet) or not is_bulk(event.topic) or not event.payload:
                 yield event
                 continue
-            for packet in self._suffer(event):
+            for packet in self._with_faults(event):
                 yield packet
 
     def publish_nowait(
@@ -104,13 +104,13 @@ class Leash(Transport):
         retain: bool = False,
         on_complete: OnComplete,
     ) -> None:
-        self._home.on_publish(self._client_id, topic, bytes(payload))
+        self._broker.on_publish(self._client_id, topic, bytes(payload))
         self._link.publish_nowait(topic, payload, qos=qos, retain=retain, on_complete=on_complete)
 
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
     ) -> None:
-        self._home.on_publish(self._client_id, topic, bytes(payload))
+        self._broker.on_publish(self._client_id, topic, bytes(payload))
         await self._link.publish(topic, payload, qos=qos, retain=retain)
 
     async def subscribe(self, *filters: str, qos: int = 0) -> None:
@@ -119,20 +119,20 @@ class Leash(Transport):
     async def unsubscribe(self, *filters: str) -> None:
         await self._link.unsubscribe(*filters)
 
-    def _suffer(self, packet: Packet) -> list[Packet]:
-        """Return what becomes of a packet, and of those that were held back."""
-        home, mishaps = self._home, self._home.mishaps
+    def _with_faults(self, packet: Packet) -> list[Packet]:
+        """Return the packets that are delivered instead of a packet: delayed ones come last."""
+        broker, faults = self._broker, self._broker.faults
         late, self._late = self._late, []
         got = [packet]
-        if home.dice.random() < mishaps.loss_ratio:
+        if broker.rng.random() < faults.loss_ratio:
             got = []
-        elif home.dice.random() < mishaps.duplicate_ratio:
+        elif broker.rng.random() < faults.duplicate_ratio:
             got = [packet, packet]
-        elif home.dice.random() < mishaps.corruption_ratio:
+        elif broker.rng.random() < faults.corruption_ratio:
             broken = bytearray(packet.payload)
-            broken[home.dice.randrange(len(broken))] ^= 1 << home.dice.randrange(8)
+            broken[broker.rng.randrange(len(broken))] ^= 1 << broker.rng.randrange(8)
             got = [Packet(packet.topic, bytes(broken), packet.retained)]
-        elif home.dice.random() < mishaps.reorder_ratio:
+        elif broker.rng.random() < faults.reorder_ratio:
             got, self._late = [], [packet]
-        home.struck += got != [packet]
+        broker.n_faults += got != [packet]
         return got + late
