@@ -165,14 +165,14 @@ def test_a_contended_device_that_is_late_gives_no_lower_bound() -> None:
     assert not observation(late.exchanges["pi-1"], 0, 0.0).timed_out
 
 
-def test_an_exchange_that_lost_our_own_link_teaches_nothing() -> None:
-    exchange = table().exchanges["pi-1"]
+def test_an_exchange_during_an_outage_is_invalid() -> None:
+    exchange = measured_round().exchanges["pi-1"]
     exchange.is_disturbed = True
     assert "lost its own link" in invalid_reason(exchange, lag_p99_s=0.0)
 
 
 def test_the_contexts_of_a_very_large_fleet_are_not_stored() -> None:
-    small = choice()
+    small = selection()
     (row,) = fleet_rows(small)
     assert np.frombuffer(row.context).tolist() == small.context[0].tolist()
     available = np.ones(MAX_FLEET_ROW_DEVICES + 1, dtype=np.bool_)
