@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fairbed import profiles
 from fairbed.profiles import Population, Profile, ProfileError
-from fairbed.profiles.quantities import Quantiles, normal_shares
+from fairbed.profiles.population import AvailabilityPopulation, Distributed
+from fairbed.profiles.quantities import Quantiles, Quantity, normal_shares
 from fairbed.profiles.sampling import columns, draw
 from tests.tiers import examples
 
@@ -173,3 +174,14 @@ def test_broken_quantiles_are_refused(points: tuple[tuple[float, float], ...], w
 def test_normal_shares_are_those_of_the_normal_distribution() -> None:
     shares = normal_shares(np.array([-1.959964, 0.0, 1.281552]))
     np.testing.assert_allclose(shares, [0.025, 0.5, 0.9], atol=1e-6)
+
+
+def test_a_drawn_device_keeps_the_session_length_of_its_population() -> None:
+    population = profiles.load_population("phones-2025")
+    session = Quantity(value=900.0, tag="literature", source="made up")
+    stays = AvailabilityPopulation(
+        available=Distributed(value=0.2, tag="measured", source="made up"), session_s=session
+    )
+    (device,) = drawn(msgspec.structs.replace(population, availability=stays), 1)
+    assert device.availability is not None
+    assert device.availability.session == session

@@ -145,3 +145,12 @@ def test_each_device_has_a_share_of_its_own_where_shares_are_distributed() -> No
         means.append(device_tracks(pi, None, TraceReader({}), rng).available.mean)
     assert np.median(means) == pytest.approx(0.07, abs=0.02)
     assert np.quantile(means, 0.95) == pytest.approx(0.42, abs=0.06)
+
+
+def test_a_series_of_availability_is_the_same_for_all_devices() -> None:
+    hours: Steps[float] = Steps(t_s=(0.0, 8.0), values=(0.0, 1.0), period_s=24.0)
+    pi = msgspec.structs.replace(PI, availability=Availability(share=number(0.5, series=hours)))
+    for seed in (1, 2):
+        rng = np.random.Generator(np.random.PCG64(seed))
+        found = device_tracks(pi, None, TraceReader({}), rng, start=0.7)
+        assert found.available == hours.series()

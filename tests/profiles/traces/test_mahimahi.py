@@ -61,6 +61,10 @@ def test_the_order_within_a_bin_follows_the_clock(ms: list[int]) -> None:
             b"1\n99999999999999999\n",
             "must be whole milliseconds that do not decrease, got 1e+17 after 1",
         ),
+        (
+            "0\n²\n".encode(),
+            "must be one whole number per line",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_by_row(content: bytes, words: str) -> None:

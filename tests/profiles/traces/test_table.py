@@ -105,6 +105,7 @@ BAD = {
     b"t_s,up_bps\n0,1\nnan,1\n": "row 3: t_s must be finite, got nan; correct",
     b"t_s,up_bps\n0,1\n1,\n": "row 3: must be numbers, got nothing; correct or delete",
     b"t_s,up_bps\n0,1\n1,fast\n": "row 3: must be numbers, got 'fast'; correct or delete",
+    b"t_s,up_bps\n0,1\n1,1_0\n": "must be rows of 2 plain numbers",
     b"t_s,up_bps\n0,1\n1\n": "row 3: must have 2 values, got 1; add what is missing",
     b"t_s,up_bps\n0,1\n\n2,1\n": "row 3: must have 2 values, got none; add what is missing",
     b"t_s,up_bps\n0,1,2\n": "row 2: must have 2 values, got 3; add what is missing",

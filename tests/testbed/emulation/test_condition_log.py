@@ -55,3 +55,15 @@ def test_a_frozen_device_has_no_speed_meanwhile() -> None:
 
 def test_no_time_is_no_stretch() -> None:
     assert ConditionLog(1.0, has(1e6)).take(1.0) is None
+
+
+def test_a_device_without_a_shaped_link_has_no_rates() -> None:
+    log = ConditionLog(2.0, Conditions(None, None, clock_ratio=0.5))
+    assert log.start == 2.0
+    log.record(3.0, Conditions(None, Shape(down_bps=1e6)))
+    log.record(4.0, Conditions(None, None, outage="unplugged"))
+    stretch = log.take(6.0)
+    assert stretch is not None
+    assert (stretch.speed_ratio, stretch.down_bps, stretch.up_bps) == (None, None, None)
+    assert (stretch.delay_s, stretch.clock_ratio, stretch.outage_s) == (0.0, 0.875, 2.0)
+    assert log.start == 6.0

@@ -106,3 +106,8 @@ def test_a_connection_takes_a_round_trip_to_open() -> None:
 def test_bad_numbers_are_refused(rate: float, delay: float, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be >"):
         LinkDirection(rate, delay)
+
+
+def test_a_line_without_random_numbers_has_no_jitter() -> None:
+    line = LinkDirection(None, 0.1, jitter_s=0.05)
+    assert [line.send(float(t), 1000).due for t in range(3)] == [0.1, 1.1, 2.1]

@@ -159,3 +159,9 @@ def test_bad_numbers_are_refused() -> None:
         match=r"^outage: must begin at 0 s or later and end after that, got 3\.0 to 2\.0 s",
     ):
         OutageWindow(3.0, 2.0, "frozen")
+
+
+def test_a_device_without_a_profile_is_this_machine_with_a_link() -> None:
+    tracks = device_tracks(None, None, lambda trace, column: ONE, np.random.default_rng(7))
+    now = device_schedule(None, tracks).conditions(3.0)
+    assert (now.speed_ratio, now.shape, now.outage, now.is_willing) == (None, None, None, True)

@@ -5,7 +5,7 @@ import pytest
 from fairbed.profiles.series import Series
 from fairbed.testbed.emulation.schedule import LOAD_INTERVAL_S, Schedule, ScheduleFollower, Speed
 from tests.testbed.emulation.test_heat import thermal
-from tests.testbed.emulation.test_schedule import ONE, ZERO
+from tests.testbed.emulation.test_schedule import ONE, ZERO, link
 
 
 def follower(clock: Series = ONE) -> ScheduleFollower:
@@ -74,3 +74,12 @@ def test_a_device_that_never_changes_is_never_looked_at() -> None:
     still = ScheduleFollower(Schedule())
     assert still.is_constant
     assert still.next_update(0.0) == float("inf")
+
+
+def test_a_device_that_does_not_heat_up_ignores_its_processor_time() -> None:
+    schedule = Schedule(link=link(Series((0.0, 2.0), (1e6, 2e6), 4.0)))
+    cool = ScheduleFollower(schedule)
+    assert not cool.needs_cpu_time(1e9)
+    cool.update_heat(5.0, 4.0)
+    assert cool.conditions(5.0) == schedule.conditions(5.0)
+    assert cool.next_update(5.0) == 6.0

@@ -64,3 +64,10 @@ def test_the_last_free_block_of_a_pool_is_found() -> None:
     found = choose_addresses(100, taken, 12345)
     assert found is not None
     assert found.block == free
+
+
+def test_a_pool_without_a_free_block_is_left_for_the_next_one() -> None:
+    taken = [POOLS[0], *POOLS[1].subnets()]
+    found = choose_addresses(MAX_DEVICES, taken, 5)
+    assert found is not None
+    assert found.block.subnet_of(POOLS[2])
