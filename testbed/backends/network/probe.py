@@ -41,7 +41,7 @@ async def probe() -> Support:
             f"{' and '.join(missing)} must be on the PATH; sudo apt-get install -y iproute2"
         )
     if not _reaches_itself():
-        return Support("the loopback of this machine must be up, but it is down; ip link set lo up")
+        return Support("the loopback of this machine must be up, got down; ip link set lo up")
     try:
         trial = msgspec.json.decode(
             await run_module("fairbed.testbed.backends.network.trial"), type=TrialResult

@@ -64,8 +64,8 @@ def test_version_2_without_delegated_controllers_is_refused_with_one_line(tmp_pa
     with pytest.raises(CgroupError) as caught:
         find_places(tmp_path)
     assert str(caught.value) == (
-        f"control groups: must hand cpu and memory on to us, but none does from {top}/box up; "
-        'run as root, or use emulation.backend = "process"'
+        "control groups: must delegate cpu and memory to this process, but none does from "
+        f'{top}/box up; run as root, or use emulation.backend = "process"'
     )
 
 

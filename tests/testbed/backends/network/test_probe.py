@@ -86,6 +86,4 @@ def test_a_machine_whose_loopback_is_down_is_told_what_to_do() -> None:
     )
     if done.returncode != 0:
         pytest.skip(f"no network namespaces here: {done.stderr}")
-    assert done.stdout == (
-        "this machine must reach itself, but its loopback is down; ip link set lo up\n"
-    )
+    assert done.stdout == ("the loopback of this machine must be up, got down; ip link set lo up\n")
