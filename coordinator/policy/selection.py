@@ -129,7 +129,7 @@ class SelectionBuilder:
     def __init__(self, first: Selection) -> None:
         self._first = self._last = first
         self._is_available = first.is_available
-        self._rows, self._known = [first.rows], [_known(first, first.rows)]
+        self._rows, self._columns = [first.rows], [_columns_of(first, first.rows)]
         """The cohort of each selection, and the columns of that cohort."""
 
     def add(self, later: Selection) -> None:
@@ -139,7 +139,7 @@ class SelectionBuilder:
         is_available[: len(self._is_available)] |= self._is_available
         self._is_available = is_available
         self._rows.append(later.rows)
-        self._known.append(_known(later, later.rows))
+        self._columns.append(_columns_of(later, later.rows))
 
     def build(self) -> Selection:
         """Return all selections as one.
@@ -150,9 +150,9 @@ class SelectionBuilder:
         if len(self._rows) == 1:
             return self._first
         rows, last = np.concatenate(self._rows), self._last
-        columns = _known(last, slice(None))
+        columns = _columns_of(last, slice(None))
         for name, column in columns.items():
-            column[rows] = np.concatenate([known[name] for known in self._known])
+            column[rows] = np.concatenate([own[name] for own in self._columns])
         return replace(
             last,
             rows=rows,
@@ -169,7 +169,7 @@ class SelectionBuilder:
         )
 
 
-def _known(selection: Selection, rows: Ints | slice) -> dict[str, Floats]:
+def _columns_of(selection: Selection, rows: Ints | slice) -> dict[str, Floats]:
     """Return copies of a selection's columns for some devices, each of shape (K, ...)."""
     prediction = selection.prediction
     columns = {

@@ -244,10 +244,10 @@ def exchange_row(
 def round_row(
     table: Round,
     ended: Sequence[Exchange],
+    *,
     dispatched_at_s: float,
     ended_at_s: float,
     closed_at_s: float,
-    *,
     is_available: Bools,
     queues: Floats,
     lag_p99_s: float,

@@ -386,9 +386,9 @@ class TrainingLoop:
         row = round_row(
             table,
             closed.ended,
-            log.at_s(closed.started),
-            log.at_s(closed.collected),
-            log.at_s(closed_at),
+            dispatched_at_s=log.at_s(closed.started),
+            ended_at_s=log.at_s(closed.collected),
+            closed_at_s=log.at_s(closed_at),
             is_available=selection.is_available,
             queues=self._decisions.selector.queues(len(selection.is_available)),
             lag_p99_s=closed.lag_p99_s,
@@ -459,7 +459,7 @@ async def evaluate_fleet(
     started = event_log.now()
     try:
         scores = await anyio.to_thread.run_sync(evaluator.evaluate, vector, abandon_on_cancel=True)
-    except Exception as exc:  # whatever failed, it is off the record
+    except Exception as exc:  # any error: evaluation must not end the run
         text = f"{type(exc).__name__}: {exc}"
         event_log.event("not evaluated", text, level="warning", round_id=round_id)
         return None

@@ -372,7 +372,7 @@ def reason_lost(device: Device, link_up_since: float, now: float) -> str | None:
 
     Args:
         device: The device.
-        link_up_since: When the coordinator's link last came up; silence before it does not count.
+        link_up_since: When the coordinator's link was last restored; silence before does not count.
         now: The current instant.
     """
     off_since = device.off_since

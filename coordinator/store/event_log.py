@@ -36,8 +36,6 @@ class EventLog:
         self._on_failure = on_failure
         self._zero = now() - store.resume_offset_s()
         self._warned_at: dict[tuple[str, str | None], float] = {}
-        self.suppressed = 0
-        """Warnings left out because of `REPEAT_S`."""
 
     def at_s(self, instant: float | None = None) -> float:
         """Return seconds since the run was created, for an instant of `now` (default: now)."""
@@ -82,7 +80,6 @@ class EventLog:
         """Write a warning about a peer, at most once per `REPEAT_S` for each kind and device."""
         now, key = self.now(), (kind, device)
         if now - self._warned_at.get(key, float("-inf")) < REPEAT_S:
-            self.suppressed += 1
             return
         if len(self._warned_at) > 10_000:
             self._warned_at.clear()

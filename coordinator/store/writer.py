@@ -112,7 +112,7 @@ class Writer:
             result: T = queued.future.result(timeout_s)
         except FutureTimeoutError as exc:
             raise StoreError(
-                f"{self._path}: must take a write within {timeout_s:g} s, got nothing; "
+                f"{self._path}: must finish a write within {timeout_s:g} s, got no answer; "
                 "check the disk"
             ) from exc
         return result
