@@ -12,13 +12,13 @@ import msgspec
 
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.cli import DONE, FAILED, from_clone
-from fairbed.testbed.compare.cell import Result
+from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison, compare
 from fairbed.testbed.compare.figure_style import FiguresMissingError
 from fairbed.testbed.compare.folder import grid_folder
 from fairbed.testbed.compare.grid import Fleet, Grid, load_grid
 from fairbed.testbed.compare.plots import draw_all
-from fairbed.testbed.compare.pool import work_through
+from fairbed.testbed.compare.pool import run_cells
 from fairbed.testbed.compare.report import write_report
 from fairbed.testbed.compare.table import plain, print_rich
 from fairbed.testbed.errors import RunError, UsageError
@@ -125,10 +125,10 @@ def _cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _run_cells(grid: Grid, out: Path, jobs: int) -> list[Result] | None:
+def _run_cells(grid: Grid, out: Path, jobs: int) -> list[CellResult] | None:
     """Return the results of all cells; None after an interruption."""
     progress = _GridProgress(len(grid.cells()))
-    is_whole = anyio.run(work_through, grid, out, jobs, progress)
+    is_whole = anyio.run(run_cells, grid, out, jobs, progress)
     return progress.results if is_whole else None
 
 
@@ -136,22 +136,22 @@ class _GridProgress:
     """Collects the results; prints all failures on stderr, and other progress at intervals."""
 
     def __init__(self, cells: int) -> None:
-        self.results: list[Result] = []
+        self.results: list[CellResult] = []
         self._cells, self._printed_at = cells, 0.0
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: CellResult) -> None:
         self.results.append(result)
         count, now = len(self.results), time.monotonic()
         where = f"{count}/{self._cells}  {result.arm}, seed {result.seed}"
-        if result.reply.problem:
-            print(f"{where}: failed: {result.reply.problem}", file=sys.stderr)
+        if result.outcome.problem:
+            print(f"{where}: failed: {result.outcome.problem}", file=sys.stderr)
         elif now - self._printed_at >= PROGRESS_INTERVAL_S or count == self._cells:
             self._printed_at = now
-            how = "done before" if result.reply.was_done else "done"
+            how = "done before" if result.outcome.was_done_before else "done"
             print(f"{where}: {how}", file=sys.stderr)
 
 
-def _draw(comparison: Comparison, results: list[Result], out: Path) -> None:
+def _draw(comparison: Comparison, results: list[CellResult], out: Path) -> None:
     try:
         draw_all(comparison, results, out / FIGURES)
     except FiguresMissingError as exc:

@@ -1,10 +1,10 @@
-"""`fairbed compare`: runs a grid of experiments with shared seeds, and compares its arms.
+"""`fairbed compare`: run a grid of experiments with shared seeds, and compare its arms.
 
-grid              the grid file: arms, seeds, baseline, target
-folder            the manifest in the folder of a grid, so that a later call resumes it
+grid                  the grid file: arms, seeds, baseline, target
+folder                the manifest in the folder of a grid, with which a later call resumes it
 pool, worker, cell    run the cells: replays in worker processes, live fleets one after another
-measures          the numbers of a cell, read from its run
-statistics        intervals and restricted times (pure)
-comparison        the arms beside the baseline
+measures              the numbers of a cell, read from its run
+statistics            intervals and restricted times (pure)
+comparison            the arms in comparison with the baseline
 table, plots, report, figure_style    the results as text, figures and files
 """

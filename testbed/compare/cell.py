@@ -1,4 +1,4 @@
-"""A cell of a grid while it is worked on: what its folder holds, and what came of it."""
+"""The state of a cell's folder, and the outcome of a cell."""
 
 import shutil
 from pathlib import Path
@@ -12,34 +12,34 @@ from fairbed.coordinator.store.errors import EmptyStoreError, StoreVersionError
 from fairbed.testbed.compare.measures import RunMeasures, measure
 
 State: TypeAlias = Literal["new", "damaged", "partial", "done"]
-"""A damaged run cannot be gone on with, a partial one can."""
+"""A partial run can be resumed, a damaged one cannot."""
 
 
-class Reply(Struct, frozen=True, kw_only=True):
-    """What became of a cell."""
+class CellOutcome(Struct, frozen=True, kw_only=True):
+    """The outcome of a cell."""
 
     measured: RunMeasures | None = None
-    """None when it failed."""
+    """Its measures; None if it failed."""
     problem: str = ""
-    """One line when it failed."""
-    was_done: bool = False
-    """By an earlier call: nothing was run."""
+    """One line if it failed."""
+    was_done_before: bool = False
+    """Whether an earlier call completed it, so that nothing was run."""
 
 
-class Result(Struct, frozen=True, kw_only=True):
-    """The same with its place in the grid."""
+class CellResult(Struct, frozen=True, kw_only=True):
+    """The outcome of a cell, and its place in the grid."""
 
     arm: str
     seed: int
     folder: str
-    reply: Reply
+    outcome: CellOutcome
 
 
 def state_of(folder: Path) -> State:
-    """Return how far the run of a cell is.
+    """Return the state of a cell's run.
 
     Raises:
-        StoreError: Another process is at it, or another version wrote it.
+        StoreError: Another process uses the run, or another version of Fairbed wrote it.
     """
     if not (folder / DATABASE).exists():
         return "new"
@@ -53,29 +53,29 @@ def state_of(folder: Path) -> State:
     except StoreError:
         return "damaged"
     if info.is_alive:
-        raise StoreError(f"{folder}: another process is at this run; wait for it, or stop it")
+        raise StoreError(f"{folder}: another process uses this run; wait for it, or stop it")
     return "done" if info.status == "done" else "partial"
 
 
-def begin_anew(folder: Path) -> None:
-    """Remove what an earlier call left of a cell, and nothing if it left nothing.
+def remove_leftovers(folder: Path) -> None:
+    """Remove the folder of a cell, if an earlier call left one.
 
     Raises:
-        OSError: It cannot be removed.
+        OSError: The folder cannot be removed.
     """
     if folder.exists():
         shutil.rmtree(folder)
 
 
-def reply_of(folder: Path, *, was_done: bool) -> Reply:
-    """Return what a finished cell comes to.
+def read_outcome(folder: Path, *, was_done_before: bool) -> CellOutcome:
+    """Return the outcome of a finished cell.
 
     Raises:
-        StoreError: It cannot be read.
+        StoreError: Its store cannot be read.
     """
-    return Reply(measured=measure(folder), was_done=was_done)
+    return CellOutcome(measured=measure(folder), was_done_before=was_done_before)
 
 
 def one_line(exc: BaseException) -> str:
-    """Return an error's message, or what else can be said of it, in one line."""
+    """Return the first line of an error's message; its type if the message is empty."""
     return (str(exc).splitlines() or [type(exc).__name__])[0]

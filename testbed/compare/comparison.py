@@ -1,6 +1,6 @@
-"""The arms of a grid beside its baseline: `compare.json`, and what all tables and figures show.
+"""Compare the arms of a grid with its baseline: the content of `compare.json`, tables and figures.
 
-Keys of the JSON only ever get added; a number that is not known is null.
+New versions only add keys to the JSON; an unknown number is null.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.testbed.compare.cell import Result
+from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.grid import Grid, TargetConfig
 from fairbed.testbed.compare.measures import METRICS, Metric, RunCurves
 from fairbed.testbed.compare.statistics import (
@@ -27,22 +27,22 @@ from fairbed.testbed.compare.statistics import (
 )
 
 BOOTSTRAP_SEED = 20210601
-"""Of the resampling: the same cells give the same intervals."""
+"""Seed of the resampling: equal cells give equal intervals."""
 ROUNDING = 1e-9
-"""What sums of equal numbers may differ by, relatively: no difference of arms."""
+"""Relative difference that counts as zero: sums of equal numbers can differ by rounding."""
 LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
-"""Fewer are warned of: without training, where seeds cost nothing, and with."""
+"""Fewer seeds give a warning, without training (where seeds are cheap) and with training."""
 MACHINE_TIME = "wall_s"
-"""For a replay it only shows how busy the machine was."""
+"""Left out for a replay, where it only shows how busy the machine was."""
 FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
 
 Judgement: TypeAlias = Literal["better", "worse", "unclear"]
 Values: TypeAlias = Mapping[int, float]
-"""Of one arm and metric, by seed."""
+"""Values of one arm and metric, by seed."""
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """A mean over seeds and its interval; null ends for fewer than two seeds."""
+    """A mean over seeds and its interval; the ends are null for fewer than two seeds."""
 
     mean: float
     low: float | None
@@ -51,14 +51,14 @@ class Estimate(Struct, frozen=True, kw_only=True):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """An arm minus the baseline, seed by seed."""
+    """Mean difference between an arm and the baseline, paired by seed."""
 
     mean: float
     low: float | None
     high: float | None
     n: int
     judgement: Judgement
-    """Unclear whenever 0 is inside the interval, or the seeds are too few."""
+    """Unclear if 0 is inside the interval, or there are too few seeds."""
 
 
 class ArmSummary(Struct, frozen=True, kw_only=True):
@@ -66,30 +66,31 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
 
     name: str
     curve: str
-    """Arms of one curve differ in selection.V alone."""
+    """Arms of one curve differ only in selection.V."""
     front_value: float | None
-    """selection.V, if an axis gave it."""
+    """selection.V, if it is an axis."""
     beta: float
-    """Promised rate."""
+    """Guaranteed rate."""
     seeds: list[int]
-    """Of its cells that are done."""
+    """Seeds of its finished cells."""
     is_on_front: bool | None
-    """No other arm's means have less total time and a higher least rate; None without them."""
+    """Whether no other arm has a shorter mean total time and a higher mean least rate (Pareto
+    front); None if these are unknown."""
     reached: dict[str, str]
-    """Runs that reached each target by their own end: `7/10`."""
+    """Share of runs that reached each target before their end: `7/10`."""
     values: dict[str, Estimate]
     differences: dict[str, Difference]
-    """From the baseline; empty for the baseline itself."""
+    """Differences from the baseline; empty for the baseline itself."""
 
 
 class Target(Struct, frozen=True, kw_only=True):
     """An accuracy to reach."""
 
     key: str
-    """Of its metric."""
+    """Key of its metric."""
     accuracy: float
     rule: str
-    """Where it comes from."""
+    """Origin of the number."""
 
 
 class CellSummary(Struct, frozen=True, kw_only=True):
@@ -99,12 +100,12 @@ class CellSummary(Struct, frozen=True, kw_only=True):
     seed: int
     folder: str
     problem: str
-    """Empty when it is done."""
+    """One line if the run failed; otherwise empty."""
     values: dict[str, float | None]
 
 
 class MetricSummary(Struct, frozen=True, kw_only=True):
-    """What a key of `values` means."""
+    """Description of a key of `values`."""
 
     key: str
     group: str
@@ -120,7 +121,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     name: str
     grid: str
-    """Hash: what was run, the baseline and the target."""
+    """Hash of the cells, the baseline and the target."""
     version: str
     fleet: str
     baseline: str
@@ -128,7 +129,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     has_training: bool
     targets: list[Target]
     horizon_s: float | None
-    """Up to here times to a target are averaged; None without targets."""
+    """Limit of the times to a target in their mean; None without targets."""
     confidence: float
     resamples: int
     warnings: list[str]
@@ -143,20 +144,20 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """Cells that are done, by arm and seed."""
+class _FinishedCells:
+    """Numbers of the finished cells, by arm and seed."""
 
     values: Mapping[str, Mapping[int, dict[str, float | None]]]
     curves: Mapping[str, Mapping[int, RunCurves]]
 
     def of(self, arm: str, key: str) -> dict[int, float]:
-        """Return what is known of a metric, by seed."""
+        """Return the known values of a metric, by seed."""
         known = {seed: values.get(key) for seed, values in self.values[arm].items()}
         return {seed: value for seed, value in known.items() if value is not None}
 
 
-def compare(grid: Grid, digest: str, version: str, results: Sequence[Result]) -> Comparison:
-    """Return what the results of a grid say; they may be in any order."""
+def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]) -> Comparison:
+    """Return the comparison of a grid from the results of its cells, in any order."""
     done = _collect(grid, results)
     target_of = grid.target.of or grid.baseline
     targets = _targets(grid.target, target_of, done)
@@ -215,7 +216,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[Result]) ->
                 arm=result.arm,
                 seed=result.seed,
                 folder=result.folder,
-                problem=result.reply.problem,
+                problem=result.outcome.problem,
                 values=_shown(done.values[result.arm].get(result.seed, {}), shown),
             )
             for result in sorted(results, key=lambda r: order[r.arm, r.seed])
@@ -223,14 +224,14 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[Result]) ->
     )
 
 
-def _collect(grid: Grid, results: Sequence[Result]) -> _Done:
+def _collect(grid: Grid, results: Sequence[CellResult]) -> _FinishedCells:
     values: dict[str, dict[int, dict[str, float | None]]] = {arm.name: {} for arm in grid.arms}
     curves: dict[str, dict[int, RunCurves]] = {arm.name: {} for arm in grid.arms}
     for result in results:
-        if result.reply.measured is not None:
-            values[result.arm][result.seed] = dict(result.reply.measured.values)
-            curves[result.arm][result.seed] = result.reply.measured.curves
-    return _Done(values, curves)
+        if result.outcome.measured is not None:
+            values[result.arm][result.seed] = dict(result.outcome.measured.values)
+            curves[result.arm][result.seed] = result.outcome.measured.curves
+    return _FinishedCells(values, curves)
 
 
 def _shown(
@@ -239,8 +240,8 @@ def _shown(
     return {m.key: values[m.key] for m in metrics if m.key in values}
 
 
-def _targets(config: TargetConfig, of: str, done: _Done) -> list[Target]:
-    """Return the accuracies to reach; none where nothing was evaluated often enough."""
+def _targets(config: TargetConfig, of: str, done: _FinishedCells) -> list[Target]:
+    """Return the accuracies to reach; none if there are too few evaluations."""
     if config.accuracy:
         if not any(run.accuracy for arm in done.curves.values() for run in arm.values()):
             return []
@@ -260,15 +261,15 @@ def _targets(config: TargetConfig, of: str, done: _Done) -> list[Target]:
     ]
 
 
-def _horizon(config: TargetConfig, done: _Done) -> float | None:
-    """Return how long every run lasted at least, or what was asked for if that is less."""
+def _horizon(config: TargetConfig, done: _FinishedCells) -> float | None:
+    """Return the shortest duration of a run, or the configured horizon if that is shorter."""
     ends = [time for arm in done.values for time in done.of(arm, "virtual_s").values()]
     if not ends:
         return None
     return min(ends) if config.horizon_s is None else min(config.horizon_s, *ends)
 
 
-def _add_times(done: _Done, targets: Sequence[Target], horizon_s: float) -> list[Metric]:
+def _add_times(done: _FinishedCells, targets: Sequence[Target], horizon_s: float) -> list[Metric]:
     """Add the restricted time to each target to every cell that was evaluated."""
     for arm, curves in done.curves.items():
         for seed, run in curves.items():
@@ -287,8 +288,8 @@ def _reached(curves: Mapping[int, RunCurves], target: float) -> str:
     return f"{sum(time is not None for time in times)}/{len(evaluated)}"
 
 
-def _front(grid: Grid, done: _Done) -> dict[str, bool]:
-    """Return which arms no other beats by its means."""
+def _front(grid: Grid, done: _FinishedCells) -> dict[str, bool]:
+    """Return whether each arm with known means is on the Pareto front."""
     pairs = {
         arm.name: (done.of(arm.name, FRONT_TIME), done.of(arm.name, FRONT_RATE))
         for arm in grid.arms
@@ -303,21 +304,21 @@ def _front(grid: Grid, done: _Done) -> dict[str, bool]:
 
 
 def _differences(
-    arm: str, baseline: str, metrics: Sequence[Metric], done: _Done
+    arm: str, baseline: str, metrics: Sequence[Metric], done: _FinishedCells
 ) -> dict[str, Difference]:
     if arm == baseline:
         return {}
     found = {}
     for metric in metrics:
-        ours, theirs = done.of(arm, metric.key), done.of(baseline, metric.key)
-        both = {
+        values, reference = done.of(arm, metric.key), done.of(baseline, metric.key)
+        paired = {
             seed: 0.0
-            if math.isclose(ours[seed], theirs[seed], rel_tol=ROUNDING)
-            else ours[seed] - theirs[seed]
-            for seed in sorted(ours.keys() & theirs.keys())
+            if math.isclose(values[seed], reference[seed], rel_tol=ROUNDING)
+            else values[seed] - reference[seed]
+            for seed in sorted(values.keys() & reference.keys())
         }
-        if both:
-            interval = _interval(both)
+        if paired:
+            interval = _interval(paired)
             found[metric.key] = Difference(
                 mean=interval.mean,
                 low=interval.low,
@@ -341,22 +342,22 @@ def _estimate(values: Values) -> Estimate:
 
 
 def _interval(values: Values) -> ConfidenceInterval:
-    """Return the interval of values in the order of their seeds; equal values, equal bits."""
+    """Return the interval of values in the order of their seeds, so that it is reproducible."""
     ordered = np.array([values[seed] for seed in sorted(values)], dtype=np.float64)
     return mean_interval(ordered, np.random.default_rng(BOOTSTRAP_SEED))
 
 
 def _warnings(grid: Grid, arms: Sequence[ArmSummary], *, has_training: bool) -> list[str]:
     least = LEAST_SEEDS_TRAINED if has_training else LEAST_SEEDS
-    what = "with training" if has_training else "without training"
-    said = []
+    kind = "with training" if has_training else "without training"
+    warnings = []
     if len(grid.seeds) < least:
-        said.append(
-            f"seeds: {what} at least {least} are needed to say much, got {len(grid.seeds)}; "
-            "add seeds, what is done is kept"
+        warnings.append(
+            f"seeds: a comparison {kind} needs at least {least}, got {len(grid.seeds)}; add "
+            "seeds, finished cells are kept"
         )
     missing = [arm for arm in arms if len(arm.seeds) < len(grid.seeds)]
     if missing:
         names = ", ".join(f"{arm.name} {len(arm.seeds)}/{len(grid.seeds)}" for arm in missing)
-        said.append(f"cells failed: {names}; differences are over the seeds that both arms have")
-    return said
+        warnings.append(f"cells failed: {names}; differences use the seeds that both arms have")
+    return warnings

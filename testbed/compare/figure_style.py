@@ -1,6 +1,6 @@
-"""Figures: one style for all of them, and files that have the same bytes for the same data.
+"""One style for all figures, and files with equal bytes for equal data.
 
-A figure is drawn in `drawing`, which saves it as SVG (text as outlines) and PNG. Its colours are
+A figure is drawn in `drawing`, which saves it as SVG (text as outlines) and PNG. The colours are
 those of Okabe and Ito, distinct for colour-blind readers. Every series also has its own marker and
 dash, so that a print in grey is readable.
 """
@@ -18,17 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MISSING = (
-    "figures need matplotlib, which is not installed; "
-    "install it with: pip install 'fairbed[figures]'"
-)
+MISSING = "figures need matplotlib, which is not installed; run: pip install 'fairbed[figures]'"
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Blue, vermilion, green, purple, orange, sky, black; yellow is left out, it fades on white."""
+"""Blue, vermilion, green, purple, orange, sky, black; not yellow, which is pale on white."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ("-", "--", "-.", ":")
 GREY = "#666666"
-"""Of what is not a series: bounds, references."""
+"""Colour of lines that are not a series: bounds and references."""
 BAND = 0.18
 """Opacity of the band around a mean."""
 
@@ -67,7 +64,7 @@ _STYLE: dict[Any, Any] = {
 
 
 class FiguresMissingError(Exception):
-    """The library that draws is not installed; the message is one line."""
+    """matplotlib is not installed; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class SeriesStyle:
 
 
 def series_style(index: int) -> SeriesStyle:
-    """Return the look of a series by its number, from 0; neighbours differ in all three."""
+    """Return the style of a series by its number, from 0; neighbours differ in all three parts."""
     return SeriesStyle(
         COLOURS[index % len(COLOURS)],
         MARKERS[index % len(MARKERS)],
@@ -90,10 +87,10 @@ def series_style(index: int) -> SeriesStyle:
 
 @contextmanager
 def drawing(path: Path, size_in: tuple[float, float] = SIZE_IN) -> "Iterator[Figure]":
-    """Give an empty figure to draw on, then keep it as `path` + `.svg` and `.png`.
+    """Yield an empty figure to draw on, then save it as `path` + `.svg` and `.png`.
 
     Args:
-        path: Where to, without a suffix; its folder is made.
+        path: Path without a suffix; its folder is created.
         size_in: Width and height, inches.
 
     Raises:

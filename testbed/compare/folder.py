@@ -1,4 +1,4 @@
-"""The folder of a grid: it remembers which cells it holds, and belongs to one process at a time."""
+"""The folder of a grid: a manifest of its cells, and a lock for one process at a time."""
 
 import hashlib
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ RUNS, ARMS = "runs", "arms"
 
 
 class GridManifest(Struct, frozen=True, kw_only=True):
-    """What makes the cells of a folder those of one grid."""
+    """Identifies the grid that the cells of a folder belong to."""
 
     grid: str
-    """Hash of all below: equal grids have equal hashes."""
+    """Hash of the other fields: equal grids have equal hashes."""
     fleet: Fleet
     baseline: str
     target: TargetConfig
@@ -30,7 +30,7 @@ class GridManifest(Struct, frozen=True, kw_only=True):
 
 
 def manifest_of(grid: Grid) -> GridManifest:
-    """Return what a folder has to remember of a grid."""
+    """Return the manifest of a grid."""
     cells: dict[str, dict[str, str]] = {}
     for cell in grid.cells():
         cells.setdefault(cell.arm.name, {})[str(cell.seed)] = cell.experiment.hash()
@@ -43,11 +43,11 @@ def manifest_of(grid: Grid) -> GridManifest:
 
 @contextmanager
 def grid_folder(out: Path, grid: Grid) -> Iterator[GridManifest]:
-    """Own the folder of a grid; one that holds cells may get more, but none may change.
+    """Lock the folder of a grid while the context lasts; cells may be added, but none may change.
 
     Raises:
-        ExperimentError: It holds something else, another grid, or another process works on it.
-        OSError: It cannot be written.
+        ExperimentError: The folder has other files or another grid, or another process uses it.
+        OSError: The folder cannot be written.
     """
     new = manifest_of(grid)
     is_new = not (out / MANIFEST).exists()
@@ -55,7 +55,7 @@ def grid_folder(out: Path, grid: Grid) -> Iterator[GridManifest]:
         found = min(path.name for path in out.iterdir())
         raise ExperimentError(
             f"--out {out}: must be a new or empty folder, or that of this grid, got one with "
-            f"{found}; name another"
+            f"{found}; choose another"
         )
     if not is_new:
         _check(out, _read(out / MANIFEST), new)
@@ -64,7 +64,7 @@ def grid_folder(out: Path, grid: Grid) -> Iterator[GridManifest]:
         lock = RunLock(out)
     except RunInUseError as exc:
         raise ExperimentError(
-            f"--out {out}: another process works on this grid; wait for it, or name another folder"
+            f"--out {out}: another process uses this grid; wait for it, or choose another folder"
         ) from exc
     try:
         _write(out / MANIFEST, msgspec.json.format(msgspec.json.encode(new)))
@@ -76,26 +76,26 @@ def grid_folder(out: Path, grid: Grid) -> Iterator[GridManifest]:
 
 
 def _check(out: Path, old: GridManifest, new: GridManifest) -> None:
-    """See that nothing of what a folder holds has changed or gone.
+    """Check that no cell of a folder has changed or is missing in the new grid.
 
     Raises:
-        ExperimentError: The first thing that did.
+        ExperimentError: Names the first difference.
     """
     for key in ("fleet", "baseline", "target"):
         before, after = getattr(old, key), getattr(new, key)
         if before != after:
             raise ExperimentError(
-                f"--out {out}: {key} must be as it was when the grid began, got "
-                f"{_short(after)} after {_short(before)}; undo the change, or name another folder"
+                f"--out {out}: {key} must be unchanged since the grid began, got {_short(after)} "
+                f"after {_short(before)}; undo the change, or choose another folder"
             )
     for arm, seeds in old.cells.items():
         for seed, digest in seeds.items():
             now = new.cells.get(arm, {}).get(seed)
             if now != digest:
-                what = "is not in it" if now is None else "has another experiment"
+                change = "removed" if now is None else "with another experiment"
                 raise ExperimentError(
-                    f"--out {out}: a grid that has begun may only get more cells, got one where "
-                    f"arm {arm!r}, seed {seed} {what}; undo the change, or name another folder"
+                    f"--out {out}: cells must be unchanged since the grid began, got arm {arm!r}, "
+                    f"seed {seed} {change}; undo the change, or choose another folder"
                 )
 
 
@@ -104,12 +104,12 @@ def _read(path: Path) -> GridManifest:
         return msgspec.json.decode(path.read_bytes(), type=GridManifest)
     except msgspec.MsgspecError as exc:
         raise ExperimentError(
-            f"{path}: must be what a grid wrote, got {exc}; name another folder"
+            f"{path}: must be the manifest of a grid, got {exc}; choose another folder"
         ) from exc
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.new")
     draft.write_bytes(content)

@@ -1,7 +1,7 @@
 """The grid file: a base experiment, arms that change it, and the seeds that all arms share.
 
-Arms are listed (`[[arm]]`), spanned by axes (`[axes]`), or both: every listed arm is multiplied by
-its own axes and by those of the grid. Decoded as strictly as an experiment.
+Arms are listed (`[[arm]]`), made from axes (`[axes]`), or both: every listed arm is combined with
+all values of its own axes and of the grid's. The file is decoded as strictly as an experiment.
 """
 
 import copy
@@ -31,15 +31,15 @@ Share: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
 Values: TypeAlias = Annotated[list[Any], Meta(min_length=1)]
 Fleet: TypeAlias = Literal["replay", "run"]
 Document: TypeAlias = dict[str, Any]
-"""A parsed TOML document, or a part of one."""
+"""A parsed TOML document, or a part of it."""
 
 MAX_CELLS = 10_000
 MAX_ARM_NAME = 120
-"""An arm's name is the name of a folder, too."""
+"""Most characters of an arm's name, which is also the name of a folder."""
 FRONT_AXIS = "selection.V"
-"""Arms that differ in this alone are one curve: a selector is judged over it, not at one value."""
+"""Arms that differ only in this key are one curve: a selector is compared at all its values."""
 SHARED = ("seed", "seeds", "name")
-"""What an arm may not set: cells of one seed share their data, fleet and traces."""
+"""Keys that an arm must not set: cells of one seed share their data, fleet and traces."""
 
 
 class ArmConfig(Section, frozen=True, kw_only=True):
@@ -49,20 +49,20 @@ class ArmConfig(Section, frozen=True, kw_only=True):
     set: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keys of the experiment, with dots, and their values."""
     axes: dict[str, Values] = msgspec.field(default_factory=dict)
-    """Of this arm alone."""
+    """Axes of this arm only."""
 
 
 class TargetConfig(Section, frozen=True, kw_only=True):
-    """`[target]`: the accuracies to which the time is taken, fixed before the grid is run."""
+    """`[target]`: accuracies to reach, fixed before the grid is run."""
 
     accuracy: tuple[Share, ...] = ()
-    """Ratios of correct answers, mean over devices."""
+    """Accuracies, mean over devices."""
     share: tuple[Share, ...] = (0.9, 0.95)
-    """The same as shares of the final accuracy of `of`; used when `accuracy` is empty."""
+    """Accuracies as shares of the final accuracy of `of`; used if `accuracy` is empty."""
     of: str | None = None
     """An arm; None is the baseline."""
     horizon_s: PositiveFloat | None = None
-    """Up to here times are averaged, at most the shortest run; None is the shortest run."""
+    """Limit of the times to a target in their mean; at most, and by default, the shortest run."""
 
 
 class GridConfig(Section, frozen=True, kw_only=True):
@@ -71,15 +71,15 @@ class GridConfig(Section, frozen=True, kw_only=True):
     name: Name | None = None
     """None takes the name of the file."""
     experiment: str | dict[str, Any]
-    """A file beside the grid, or the experiment itself."""
+    """Path relative to the grid file, or the experiment itself."""
     fleet: Fleet = "replay"
     """`replay`: on a virtual clock; `run`: emulated devices, one run after another."""
     seeds: Annotated[int, Meta(ge=1, le=1_000)] | Annotated[tuple[Seed, ...], Meta(min_length=1)]
-    """How many, from 0 on; or which."""
+    """Number of seeds, from 0; or a list of them."""
     baseline: str | None = None
     """The arm that all others are compared with; None is the first."""
     set: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What all arms change of the experiment."""
+    """Keys of the experiment that all arms change."""
     axes: dict[str, Values] = msgspec.field(default_factory=dict)
     arm: tuple[ArmConfig, ...] = ()
     target: TargetConfig = TargetConfig()
@@ -87,19 +87,19 @@ class GridConfig(Section, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of doing it."""
+    """One variant of the experiment."""
 
     name: str
     curve: str
-    """Its name without the front's axis: arms of one curve differ in that alone."""
+    """Its name without `FRONT_AXIS`: arms of one curve differ only in that key."""
     axes: tuple[tuple[str, Any], ...]
-    """Keys and values that the axes gave it."""
+    """Keys and values from the axes."""
     experiment: Experiment
-    """With some seed of the grid."""
+    """The experiment, with the first seed of the grid."""
 
     @property
     def front_value(self) -> float | None:
-        """Its value on the front's axis; None if it is not on it."""
+        """The arm's value of `FRONT_AXIS`; None if that is no axis."""
         value = dict(self.axes).get(FRONT_AXIS)
         return float(value) if isinstance(value, int | float) else None
 
@@ -113,17 +113,17 @@ class GridCell:
 
     @property
     def experiment(self) -> Experiment:
-        """What is run."""
+        """The experiment of this run."""
         return msgspec.structs.replace(self.arm.experiment, seed=self.seed)
 
     def folder(self, out: Path) -> Path:
-        """Return the folder of its run."""
+        """Return the folder of this run."""
         return out / "runs" / self.arm.name / str(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A grid file, worked out."""
+    """A grid file with all its arms."""
 
     name: str
     fleet: Fleet
@@ -133,7 +133,7 @@ class Grid:
     target: TargetConfig
 
     def cells(self) -> list[GridCell]:
-        """Return every cell, seed by seed: a grid that is cut off has whole seeds."""
+        """Return all cells, seed by seed, so that an interrupted grid has complete seeds."""
         return [GridCell(arm, seed) for seed in self.seeds for arm in self.arms]
 
 
@@ -142,8 +142,8 @@ def load_grid(path: Path, settings: Sequence[str] = (), seeds: int | None = None
 
     Args:
         path: The file.
-        settings: Overrides of the base experiment such as `rounds=50`, before those of the arms.
-        seeds: How many, from 0 on, instead of those in the file.
+        settings: Overrides of the base experiment such as `rounds=50`; arms override them.
+        seeds: Number of seeds, from 0, instead of those in the file.
 
     Raises:
         ExperimentError: A file cannot be read, or breaks a rule; one line.
@@ -162,7 +162,7 @@ def load_grid(path: Path, settings: Sequence[str] = (), seeds: int | None = None
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name) is None:
         raise ExperimentError(
             f"{path}: name: must be a text of letters, digits, dot, hyphen and plus, "
-            f"got {name!r}, the name of the file; add name"
+            f"got {name!r} from the file; set the key name"
         )
     try:
         return _grid(config, name, _base(config, path, settings), path)
@@ -174,7 +174,7 @@ def _read(path: Path) -> Document:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
-        raise ExperimentError(f"{path}: there is no such file; see examples/") from exc
+        raise ExperimentError(f"{path}: there is no such file; examples/ has some") from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
     except tomllib.TOMLDecodeError as exc:
@@ -182,7 +182,7 @@ def _read(path: Path) -> Document:
 
 
 def _base(config: GridConfig, path: Path, settings: Sequence[str]) -> Document:
-    """Return the document that all arms begin with."""
+    """Return the document that all arms start from."""
     if isinstance(config.experiment, str):
         raw = _read(path.parent / config.experiment)
     else:
@@ -203,7 +203,7 @@ def _base(config: GridConfig, path: Path, settings: Sequence[str]) -> Document:
 def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     seeds = tuple(range(config.seeds)) if isinstance(config.seeds, int) else config.seeds
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds: must differ, got {list(seeds)}; name each once")
+        raise ValueError(f"seeds: must be distinct, got {list(seeds)}; list each once")
     if not config.arm and not config.axes:
         raise ValueError("arm: a grid needs arms, got none; add [[arm]] or [axes]")
     listed: tuple[ArmConfig | None, ...] = config.arm or (None,)
@@ -212,12 +212,12 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     for arm in names:
         if names.count(arm) > 1:
             raise ValueError(
-                f"arm {arm!r}: names must differ, got this one twice; name the arms apart"
+                f"arm {arm!r}: names must be distinct, got this one twice; rename one of them"
             )
     if len(arms) * len(seeds) > MAX_CELLS:
         raise ValueError(
             f"axes: arms x seeds must be at most {MAX_CELLS:,}, got {len(arms) * len(seeds):,}; "
-            "leave some out"
+            "remove some"
         )
     baseline = _known("baseline", config.baseline or names[0], names)
     _known("target.of", config.target.of or baseline, names)
@@ -227,7 +227,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
 def _span(
     listed: ArmConfig | None, shared: Mapping[str, list[Any]], base: Document, seed: int, path: Path
 ) -> Iterator[Arm]:
-    """Yield the arms that axes make of one listed arm; None stands for none listed."""
+    """Yield the arms from the axes and one listed arm; None if no arm is listed."""
     axes = {**shared, **(listed.axes if listed else {})}
     settings = listed.set if listed else {}
     words = _short_keys(axes)
@@ -263,8 +263,8 @@ def _assign(raw: Document, where: str, key: str, value: Any) -> None:
 def _check_shared(where: str, key: str) -> None:
     if key.strip().partition(".")[0] in SHARED:
         raise ValueError(
-            f"{where}: {key}: must be the same in every arm, got a setting of its own; put it into "
-            "the experiment, or use seeds of the grid"
+            f"{where}: {key}: must be equal in all arms, got a setting for some; set it in the "
+            "experiment, or use seeds of the grid"
         )
 
 
@@ -275,7 +275,7 @@ def _known(where: str, arm: str, names: Sequence[str]) -> str:
 
 
 def _short_keys(axes: Mapping[str, object]) -> dict[str, str]:
-    """Return the last word of each key, or all of it where two end alike."""
+    """Return the last part of each key, or the whole key if two have the same last part."""
     last = {key: key.rpartition(".")[2] for key in axes}
     words = list(last.values())
     return {key: word if words.count(word) == 1 else key for key, word in last.items()}

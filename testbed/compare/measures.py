@@ -1,6 +1,6 @@
-"""A cell in numbers, read from its run: what arms are compared by, and how it went over time.
+"""Read the metrics and curves of a cell from its run.
 
-The queues of a policy that keeps none: every arm is held against the same promise.
+Virtual queues are computed for policies without queues, too: all arms have the same guarantee.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from fairbed.coordinator.store.reader import SelectionCounts
 from fairbed.coordinator.store.tables import RoundRow, SelectionRow
 
 MAX_ENTRIES = 50_000_000
-"""Rounds x devices; larger runs are not counted anew."""
+"""Most rounds x devices for which queues are computed from the selection history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class VirtualQueues:
 
 
 def virtual_queues(counted: Bools, first: Ints, beta: float) -> VirtualQueues:
-    """Return the virtual queues that a selection history would have left.
+    """Return the virtual queues of a selection history.
 
         Z_n <- max(Z_n + beta - x_n, 0)   in each round since n joined
 
-    No queue is capped or frozen, as those of rbcs-f may be.
+    Unlike those of rbcs-f, no queue is capped or frozen.
 
     Args:
         counted: x, shape (T, N).
         first: Index of each device's first round, shape (N,).
-        beta: Promised rate.
+        beta: Guaranteed rate.
 
     Source:
         Huang et al., TPDS 2021 (arXiv:2011.01783), equation 8.
@@ -54,48 +54,48 @@ def virtual_queues(counted: Bools, first: Ints, beta: float) -> VirtualQueues:
 
 
 def virtual_queues_of(
-    reader: RunReader, rounds: Sequence[int], tallies: Sequence[SelectionCounts], beta: float
+    reader: RunReader, rounds: Sequence[int], counts: Sequence[SelectionCounts], beta: float
 ) -> VirtualQueues | None:
-    """Return the queues of a run's history; None if it is too large to be counted anew.
+    """Return the queues of a run's selection history; None if it is too large.
 
     Args:
-        reader: Of the run.
+        reader: Reads the run.
         rounds: Its closed rounds, shape (T,).
-        tallies: Of all devices, over all rounds.
-        beta: What would have been promised.
+        counts: Counts of all devices, over all rounds.
+        beta: Guaranteed rate.
     """
-    if not tallies or len(rounds) * len(tallies) > MAX_ENTRIES:
+    if not counts or len(rounds) * len(counts) > MAX_ENTRIES:
         return None
     at_round = {round_id: t for t, round_id in enumerate(rounds)}
-    at_device = {tally.device: n for n, tally in enumerate(tallies)}
-    counted: Bools = np.zeros((len(rounds), len(tallies)), dtype=np.bool_)
-    which = f"is_{reader.plan.selection.queue_counts}"
-    for round_id, device in reader.columns(SelectionRow, ("round", "device"), f"WHERE {which}"):
+    at_device = {count.device: n for n, count in enumerate(counts)}
+    counted: Bools = np.zeros((len(rounds), len(counts)), dtype=np.bool_)
+    column = f"is_{reader.plan.selection.queue_counts}"
+    for round_id, device in reader.columns(SelectionRow, ("round", "device"), f"WHERE {column}"):
         counted[at_round[round_id], at_device[device]] = True
-    first = np.array([len(rounds) - tally.rounds for tally in tallies], dtype=np.int64)
+    first = np.array([len(rounds) - count.rounds for count in counts], dtype=np.int64)
     return virtual_queues(counted, first, beta)
 
 
 Group: TypeAlias = Literal["time", "exchange", "selection", "prediction", "accuracy"]
 
 MAX_POINTS = 1_000
-"""Rounds that a run keeps; of a longer run every k-th."""
+"""Most rounds in the curves of a run; longer runs have every k-th round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number that every cell has, or may have."""
+    """Description of a number of a cell."""
 
     key: str
     group: Group
     heading: str
     short: str
-    """For tables of all metrics."""
+    """Heading in tables of all metrics."""
     unit: str
     """Empty for a ratio or a count."""
     better: Literal["less", "more"]
     digits: int
-    """After the point."""
+    """Digits after the decimal point."""
 
 
 METRICS = (
@@ -115,51 +115,51 @@ METRICS = (
     Metric("accuracy_worst10", "accuracy", "worst 10 %", "worst", "", "more", 3),
     Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4),
 )
-"""What is read of every run; times to a target come later, when the target is known."""
+"""Metrics of every run; times to a target are added when the targets are known."""
 
 
 class RunCurves(Struct, frozen=True, kw_only=True):
-    """How a run went; times are those of the fleet, evaluation off the record."""
+    """A run over time; times are seconds of the fleet, without evaluation."""
 
     rounds: tuple[int, ...]
     closed_s: tuple[float, ...]
-    """When each of these rounds was over."""
+    """End of each of these rounds."""
     queue_total: tuple[float, ...]
-    """Sum of Z after each; empty where it is not known."""
+    """Sum of Z after each of these rounds; empty if unknown."""
     evaluated: tuple[int, ...]
-    """Rounds after which the model was evaluated, all of them."""
+    """All rounds after which the model was evaluated."""
     evaluated_s: tuple[float, ...]
     accuracy: tuple[float, ...]
-    """Mean over devices of each evaluation."""
+    """Mean accuracy over devices of each evaluation."""
 
 
 class RunMeasures(Struct, frozen=True, kw_only=True):
-    """A run that is done."""
+    """Metrics and curves of a finished run."""
 
     values: dict[str, float | None]
-    """By the keys of `METRICS`; None is not known."""
+    """Values by the keys of `METRICS`; None is unknown."""
     curves: RunCurves
 
 
 def measure(folder: Path) -> RunMeasures:
-    """Return what a finished run comes to.
+    """Return the metrics and curves of a finished run.
 
     Raises:
-        StoreError: There is no run, or it cannot be read.
+        StoreError: There is no run, or its store cannot be read.
     """
     with RunReader(folder) as reader:
         summary = summarise_run(reader)
-        rounds, tallies = reader.rounds(), reader.selection_counts()
+        rounds, counts = reader.rounds(), reader.selection_counts()
         evaluations = [(row.round, row.accuracy_mean) for row in reader.metrics()]
-        queues = _queues(reader, rounds, tallies)
+        queues = _queues(reader, rounds, counts)
     values = {
         "virtual_s": summary.virtual_s,
         "round_median_s": summary.round_s.median,
         "wall_s": summary.wall_s,
         "tau_median_s": summary.exchange.median_s,
         "tau_p95_s": summary.exchange.p95_s,
-        "min_rate_selected": _least_rate(tallies, "selected"),
-        "min_rate_aggregated": _least_rate(tallies, "aggregated"),
+        "min_rate_selected": _least_rate(counts, "selected"),
+        "min_rate_aggregated": _least_rate(counts, "aggregated"),
         "jain": summary.fairness.jain,
         "queue_mean_total": float(queues.total.mean()) if queues and rounds else None,
         "queue_max": float(queues.largest.max()) if queues and rounds else None,
@@ -173,23 +173,23 @@ def measure(folder: Path) -> RunMeasures:
 
 
 def _least_rate(
-    tallies: Sequence[SelectionCounts], what: Literal["selected", "aggregated"]
+    counts: Sequence[SelectionCounts], kind: Literal["selected", "aggregated"]
 ) -> float | None:
-    """Return the lowest count / rounds since it joined over all devices."""
-    if not tallies:
+    """Return the lowest count / (rounds since the device joined) over all devices."""
+    if not counts:
         return None
-    counts = np.array([getattr(tally, what) for tally in tallies], dtype=np.int64)
-    rounds = np.array([tally.rounds for tally in tallies], dtype=np.int64)
-    return float(selection_rates(counts, rounds).min())
+    n_times = np.array([getattr(count, kind) for count in counts], dtype=np.int64)
+    rounds = np.array([count.rounds for count in counts], dtype=np.int64)
+    return float(selection_rates(n_times, rounds).min())
 
 
 def _queues(
-    reader: RunReader, rounds: Sequence[RoundRow], tallies: Sequence[SelectionCounts]
+    reader: RunReader, rounds: Sequence[RoundRow], counts: Sequence[SelectionCounts]
 ) -> VirtualQueues | None:
-    """Return the queues as the policy kept them, or as they would have been."""
+    """Return the queues of the policy; those of the selection history if it has no queues."""
     beta = reader.plan.selection.beta
     if reader.plan.beta is None and beta is not None:
-        return virtual_queues_of(reader, [row.round for row in rounds], tallies, beta)
+        return virtual_queues_of(reader, [row.round for row in rounds], counts, beta)
     return VirtualQueues(
         np.array([row.queue_total for row in rounds]), np.array([row.queue_max for row in rounds])
     )

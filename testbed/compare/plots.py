@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.testbed.compare.cell import Result
+from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import FRONT_RATE, FRONT_TIME, ArmSummary, Comparison
 from fairbed.testbed.compare.figure_style import (
     GREY,
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GRID_POINTS = 400
-"""Instants of the time axis at which the seeds of an arm are averaged."""
+"""Times at which the seeds of an arm are averaged."""
 MAX_SERIES = 12
-"""More arms are drawn, but only these are named in a legend."""
+"""Most arms in a legend; more are drawn."""
 QUEUE = "queue_mean_total"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricCurve:
-    """One quantity of one arm over rounds or time, over its seeds; each of shape (T,)."""
+    """A quantity of one arm over rounds or time: range and mean over seeds, shapes (T,)."""
 
     x: Floats
     lowest: Floats
@@ -40,8 +40,8 @@ class MetricCurve:
     highest: Floats
 
 
-def draw_all(comparison: Comparison, results: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw what the comparison has numbers for; return the files.
+def draw_all(comparison: Comparison, results: Sequence[CellResult], folder: Path) -> list[Path]:
+    """Draw every figure for which the comparison has numbers; return the files.
 
     Raises:
         FiguresMissingError: matplotlib is not installed.
@@ -49,8 +49,8 @@ def draw_all(comparison: Comparison, results: Sequence[Result], folder: Path) ->
     """
     curves: dict[str, list[RunCurves]] = {arm.name: [] for arm in comparison.arms}
     for result in results:
-        if result.reply.measured is not None:
-            curves[result.arm].append(result.reply.measured.curves)
+        if result.outcome.measured is not None:
+            curves[result.arm].append(result.outcome.measured.curves)
     styles = _styles(comparison)
     drawn = list[Path]()
 
@@ -76,7 +76,7 @@ def draw_all(comparison: Comparison, results: Sequence[Result], folder: Path) ->
 
 
 def by_round(curves: Sequence[RunCurves], what: str) -> MetricCurve | None:
-    """Return `queue_total` or `accuracy` over the rounds that all seeds have; None without any."""
+    """Return `queue_total` or `accuracy` over the rounds that all seeds have; None if none."""
     at = "rounds" if what == "queue_total" else "evaluated"
     length = min((len(getattr(run, what)) for run in curves), default=0)
     if length == 0:
@@ -86,7 +86,7 @@ def by_round(curves: Sequence[RunCurves], what: str) -> MetricCurve | None:
 
 
 def by_time(curves: Sequence[RunCurves]) -> MetricCurve | None:
-    """Return the accuracy over the time that all seeds have, each the last one evaluated."""
+    """Return the last evaluated accuracy over the time that all seeds cover; None if none."""
     evaluated = [run for run in curves if run.evaluated]
     if not evaluated:
         return None
@@ -113,7 +113,7 @@ def _styles(comparison: Comparison) -> dict[str, SeriesStyle]:
 
 
 def _curves_of(comparison: Comparison) -> dict[str, list[ArmSummary]]:
-    """Return the arms of each curve in the order of V; an arm without V is a curve of its own."""
+    """Return the arms of each curve, ordered by V; an arm without V is its own curve."""
     curves: dict[str, list[ArmSummary]] = {}
     for arm in comparison.arms:
         curves.setdefault(arm.curve if arm.front_value is not None else arm.name, []).append(arm)
@@ -143,7 +143,7 @@ def _front(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyl
             clip_on=False,
             label=name,
         )
-        side = 1 if at % 2 else -1  # names of neighbouring curves keep out of each other's way
+        side = 1 if at % 2 else -1  # so that labels of neighbouring curves do not overlap
         for arm, time, rate in zip(known, times, rates, strict=True):
             if arm.front_value is not None:
                 axes.annotate(
@@ -158,7 +158,7 @@ def _front(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyl
                 )
     betas = {arm.beta for arm in comparison.arms}
     if len(betas) == 1:
-        axes.axhline(betas.pop(), color=GREY, linestyle=":", linewidth=1.0, label="promised")
+        axes.axhline(betas.pop(), color=GREY, linestyle=":", linewidth=1.0, label="guaranteed")
     axes.margins(x=0.08)
     axes.set(xlabel="total time, s", ylabel="least rate of a device", ylim=(0.0, None))
     _legend(axes)
@@ -245,8 +245,8 @@ def _legend(axes: "Axes") -> None:
 
 
 def _spread(arms: Sequence[ArmSummary], key: str) -> Floats:
-    """Return how far intervals reach below and above their means, shape (2, K)."""
-    found = [arm.values[key] for arm in arms]
-    below = [0.0 if one.low is None else one.mean - one.low for one in found]
-    above = [0.0 if one.high is None else one.high - one.mean for one in found]
+    """Return the lengths of intervals below and above their means, shape (2, K)."""
+    estimates = [arm.values[key] for arm in arms]
+    below = [0.0 if value.low is None else value.mean - value.low for value in estimates]
+    above = [0.0 if value.high is None else value.high - value.mean for value in estimates]
     return np.array([below, above])

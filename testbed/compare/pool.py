@@ -1,9 +1,9 @@
-"""Runs the cells of a grid in processes that end with it, whatever ends it.
+"""Run the cells of a grid in processes that end with the grid, however it ends.
 
-Replays go to one worker a core. Live fleets run one after another, each by `fairbed run` in a
-process of its own: two on one machine would wait for each other. A process ends in order, its run
-closed, when its standard input does. Why this is not loky:
-docs/decisions/0011-a-cohort-trains-in-cache.md.
+Replays go to one worker per core. Live fleets run one after another, each by `fairbed run` in its
+own process: two on one machine would wait for each other. A process closes its run and ends when
+its standard input ends. docs/decisions/0011-a-cohort-trains-in-cache.md explains why this is not
+loky.
 """
 
 import os
@@ -21,35 +21,42 @@ from anyio.abc import Process, TaskStatus
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from fairbed.coordinator.store import StoreError
-from fairbed.testbed.compare.cell import Reply, Result, begin_anew, one_line, reply_of, state_of
+from fairbed.testbed.compare.cell import (
+    CellOutcome,
+    CellResult,
+    one_line,
+    read_outcome,
+    remove_leftovers,
+    state_of,
+)
 from fairbed.testbed.compare.folder import ARMS
 from fairbed.testbed.compare.grid import Grid, GridCell
 from fairbed.testbed.compare.worker import CLOSE_S, CellJob
 from fairbed.testbed.host.threads import ONE_THREAD
 
 GRACE_S = CLOSE_S + 5.0
-"""A worker whose standard input has ended is killed after this."""
-MAX_REPLY_BYTES = 1 << 28
+"""Time from the end of a worker's standard input to its kill; seconds."""
+MAX_OUTCOME_BYTES = 1 << 28
 STOP_S = 60.0
-"""Within which a run closes its round and ends its devices, after its standard input ends."""
+"""Longest wait for a live run to end its devices after the end of its standard input; seconds."""
 LOGS = "logs"
 
-ReportResult: TypeAlias = Callable[[Result], None]
+ReportResult: TypeAlias = Callable[[CellResult], None]
 
 
-async def work_through(grid: Grid, out: Path, jobs: int, report: ReportResult) -> bool:
-    """Run every cell that is not done, and read those that are.
+async def run_cells(grid: Grid, out: Path, jobs: int, report: ReportResult) -> bool:
+    """Run every unfinished cell, and read the finished ones.
 
-    SIGINT, SIGTERM and SIGHUP end the work in order: runs are closed, processes are gone.
+    SIGINT, SIGTERM and SIGHUP end the grid gracefully: runs are closed and processes ended.
 
     Args:
-        grid: What to run.
+        grid: The grid.
         out: Its folder.
-        jobs: Workers; live fleets always have one.
-        report: Called with every result, as it comes.
+        jobs: Number of workers; live fleets always have one.
+        report: Called with each result as soon as it is known.
 
     Returns:
-        Whether all cells were worked through; False after a signal.
+        Whether all cells have a result; False after a signal.
     """
     cells = grid.cells()
     rest = iter(cells)
@@ -82,7 +89,7 @@ async def _run(cells: Iterator[GridCell], out: Path, report: ReportResult) -> No
 
 
 async def _replay(cells: Iterator[GridCell], out: Path, report: ReportResult) -> None:
-    """Keep one worker busy; another takes its place when it dies."""
+    """Send cells to one worker; replace it if it dies."""
     cell = next(cells, None)
     while cell is not None:
         async with Worker() as worker:
@@ -91,9 +98,9 @@ async def _replay(cells: Iterator[GridCell], out: Path, report: ReportResult) ->
                 cell = next(cells, None)
 
 
-def _result(cell: GridCell, out: Path, reply: Reply) -> Result:
+def _result(cell: GridCell, out: Path, outcome: CellOutcome) -> CellResult:
     folder = cell.folder(out).relative_to(out)
-    return Result(arm=cell.arm.name, seed=cell.seed, folder=str(folder), reply=reply)
+    return CellResult(arm=cell.arm.name, seed=cell.seed, folder=str(folder), outcome=outcome)
 
 
 class Worker:
@@ -101,7 +108,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: Process | None = None
-        self._decoder = msgspec.json.Decoder(Reply)
+        self._decoder = msgspec.json.Decoder(CellOutcome)
         self.is_alive = True
 
     async def __aenter__(self) -> "Worker":
@@ -111,7 +118,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=None,
             env={**os.environ, **ONE_THREAD},
-            start_new_session=True,  # a Ctrl-C is for the grid, which then ends its workers
+            start_new_session=True,  # Ctrl-C reaches only the grid, which then ends its workers
         )
         assert self._process.stdout is not None
         self._lines = BufferedByteReceiveStream(self._process.stdout)
@@ -126,8 +133,8 @@ class Worker:
         assert self._process is not None
         await _end(self._process, GRACE_S)
 
-    async def replay(self, cell: GridCell, out: Path) -> Reply:
-        """Have a cell replayed and measured; a process that dies is a failed reply."""
+    async def replay(self, cell: GridCell, out: Path) -> CellOutcome:
+        """Replay and measure a cell in the worker; its death is a failed outcome."""
         assert self._process is not None
         assert self._process.stdin is not None
         job = CellJob(
@@ -137,33 +144,37 @@ class Worker:
         )
         try:
             await self._process.stdin.send(msgspec.json.encode(job) + b"\n")
-            line = await self._lines.receive_until(b"\n", MAX_REPLY_BYTES)
+            line = await self._lines.receive_until(b"\n", MAX_OUTCOME_BYTES)
         except (anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
             self.is_alive = False
             status = await self._process.wait()
-            return Reply(
-                problem=f"its process ended with {_how(status)}; the same command tries it again"
+            return CellOutcome(
+                problem=f"the worker process ended with {_how(status)}; run the same command again"
             )
         return self._decoder.decode(line)
 
 
-async def _run_live(cell: GridCell, out: Path) -> Reply:
-    """Run a cell or go on with it, unless it is done, and measure it; failures are replies, too."""
+async def _run_live(cell: GridCell, out: Path) -> CellOutcome:
+    """Run or resume a cell, unless it is done, and measure it; a failure is an outcome, too."""
     folder = cell.folder(out)
     try:
         state = await anyio.to_thread.run_sync(state_of, folder)
         if state in ("new", "damaged"):
-            await anyio.to_thread.run_sync(begin_anew, folder)
+            await anyio.to_thread.run_sync(remove_leftovers, folder)
         if state != "done":
             log = out / LOGS / cell.arm.name / f"{cell.seed}.log"
             status = await _fairbed_run(_arguments(cell, out, is_begun=state == "partial"), log)
             if status != 0:
-                return Reply(problem=_last_line(log, status))
+                return CellOutcome(problem=_last_line(log, status))
             if await anyio.to_thread.run_sync(state_of, folder) != "done":
-                return Reply(problem="was stopped before its last round; the same command goes on")
-        return await anyio.to_thread.run_sync(lambda: reply_of(folder, was_done=state == "done"))
+                return CellOutcome(
+                    problem="stopped before its last round; run the same command again"
+                )
+        return await anyio.to_thread.run_sync(
+            lambda: read_outcome(folder, was_done_before=state == "done")
+        )
     except (OSError, StoreError) as exc:
-        return Reply(problem=one_line(exc))
+        return CellOutcome(problem=one_line(exc))
 
 
 def _arguments(cell: GridCell, out: Path, *, is_begun: bool) -> list[str]:
@@ -175,7 +186,7 @@ def _arguments(cell: GridCell, out: Path, *, is_begun: bool) -> list[str]:
 
 
 async def _fairbed_run(arguments: list[str], log: Path) -> int:
-    """Run `fairbed run` to its end; return the exit status. Cancelling ends it in order."""
+    """Run `fairbed run` to its end; return the exit status. A cancellation ends it gracefully."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", *arguments]
     with log.open("ab") as lines:
@@ -193,14 +204,14 @@ async def _fairbed_run(arguments: list[str], log: Path) -> int:
 
 
 def _last_line(log: Path, status: int) -> str:
-    """Return the last line of a run that failed, without its prefix, and how it ended."""
+    """Return the last line of a failed run, without its prefix, and its exit status."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    last = lines[-1].removeprefix("fairbed: ") if lines else "it said nothing"
-    return f"{last} ({_how(status)}; {log} has the rest)"
+    last = lines[-1].removeprefix("fairbed: ") if lines else "no output"
+    return f"{last} ({_how(status)}; see {log})"
 
 
 async def _end(process: Process, patience_s: float, *, terminate: bool = False) -> None:
-    """End a process whose standard input is held open: by closing that, or else by signals."""
+    """End a process by closing its standard input; if it does not end, by signals."""
     assert process.stdin is not None
     with anyio.CancelScope(shield=True):
         await process.stdin.aclose()

@@ -1,6 +1,6 @@
-r"""A comparison as LaTeX: `\input{compare.tex}`, with `\usepackage{booktabs}` in the preamble.
+r"""Write a comparison as JSON, CSV and LaTeX.
 
-Writes what a comparison says: as JSON, as CSV and as LaTeX.
+In LaTeX: `\input{compare.tex}`, with `\usepackage{booktabs}` in the preamble.
 """
 
 import re
@@ -19,7 +19,7 @@ from fairbed.testbed.compare.comparison import (
 from fairbed.testbed.compare.table import cells_csv, enough_digits, heading_of, metrics_csv, number
 
 COLUMNS = 4
-"""Metrics in one table: what fits the width of a page with intervals."""
+"""Most metrics in one table: with intervals, these fit the width of a page."""
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -38,7 +38,7 @@ _SPECIAL = {
 
 
 def tex(comparison: Comparison) -> str:
-    """Return tables of at most four metrics each: means, then differences to the baseline."""
+    """Return tables of at most four metrics each: means, and differences from the baseline."""
     metrics = comparison.metrics
     parts = [metrics[at : at + COLUMNS] for at in range(0, len(metrics), COLUMNS)]
     head = f"% fairbed compare: {escaped(comparison.name)}, {len(comparison.seeds)} seeds"
@@ -49,7 +49,7 @@ def tex(comparison: Comparison) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that LaTeX prints as it is."""
+    """Return text with the special characters of LaTeX escaped."""
     return re.sub(r"[\\{}&%$#_~^<>]", lambda match: _SPECIAL[match[0]], text)
 
 
@@ -76,7 +76,7 @@ def _caption(comparison: Comparison) -> str:
     text = (
         f"{escaped(comparison.name)}: means over {len(comparison.seeds)} seeds with {percent} "
         f"bootstrap intervals; differences from {escaped(comparison.baseline)}, paired by seed, "
-        "in bold where 0 is outside."
+        "in bold if 0 is outside the interval."
     )
     if comparison.horizon_s is None:
         return text
@@ -111,7 +111,7 @@ def _with_interval(found: Estimate | Difference, digits: int) -> str:
 
 
 def write_report(comparison: Comparison, out: Path) -> None:
-    """Write all files but the figures into the grid's folder.
+    """Write all files except the figures into the grid's folder.
 
     Raises:
         OSError: A file cannot be written.

@@ -1,7 +1,7 @@
-"""Statistics over a few seeds: intervals of means, times to a target, fronts. Pure.
+"""Statistics over a few seeds: intervals of means, times to a target, Pareto fronts. Pure.
 
-Every interval is of a mean over seeds. Arms share their seeds, so arms are compared by the mean of
-the differences seed by seed: what the seed alone decides drops out.
+Every interval is that of a mean over seeds. Arms share their seeds, so arms are compared by the
+mean of paired differences, in which the effect of the seed itself cancels.
 """
 
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 
 CONFIDENCE = 0.95
 RESAMPLES = 20_000
-"""An end of an interval of 10 values then moves by under 2 % of its length with the dice."""
+"""Between two resamplings, an end of an interval of 10 values moves by under 2 % of its length."""
 WINDOW = 5
-"""Evaluations in the running mean that has to reach a target."""
+"""Evaluations in the running mean that must reach a target."""
 LEAST_SEEDS_TO_JUDGE = 5
-"""With fewer, no interval inside the range of the values holds 95 %: at best 1 - 2 / 2^n."""
+"""With fewer, no interval inside the range of the values covers 95 %: at best 1 - 2 / 2^n."""
 
 _BLOCK = 2_000_000
-"""Numbers that are drawn at once, so that many seeds do not cost much memory."""
+"""Numbers that are drawn at once: limits the memory for many seeds."""
 
 Verdict: TypeAlias = Literal["less", "more", "unclear"]
 
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceInterval:
-    """A mean, and where the true one is."""
+    """A mean and its confidence interval."""
 
     mean: float
     low: float | None
@@ -38,7 +38,7 @@ class ConfidenceInterval:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether a difference is below 0 or above it; unclear when 0 is inside or n too small."""
+        """Whether a difference is below or above 0; unclear if 0 is inside or n is too small."""
         if self.low is None or self.high is None or self.n < LEAST_SEEDS_TO_JUDGE:
             return "unclear"
         return "less" if self.high < 0.0 else "more" if self.low > 0.0 else "unclear"
@@ -56,15 +56,15 @@ def mean_interval(
         [G^-1(a), G^-1(1 - a)],   a = Phi(sqrt(n / (n - 1)) t_{(1 - confidence) / 2, n - 1})
 
     G is the distribution of the mean of n values drawn with replacement. The plain percentile
-    interval (a = 2.5 %) is too narrow by sqrt((n - 1) / n) and ignores that the spread is
-    estimated, too: of 5 normal values it holds the mean in 83 %, BCa in no more. Its levels are
-    therefore those at which a normal G would give the interval of Student's t.
+    interval (a = 2.5 %) is too narrow by sqrt((n - 1) / n), and ignores that the variance is
+    estimated, too: for 5 normal values it covers the mean in 83 %, and BCa in no more. So the
+    levels here are those at which a normal G would give the interval of Student's t.
 
     Args:
-        values: One a seed, shape (n,), n at least 1.
-        rng: Of the resampling.
-        confidence: Share of such intervals that hold the true mean.
-        resamples: How often values are drawn anew.
+        values: One value per seed, shape (n,), n at least 1.
+        rng: Draws the resamples.
+        confidence: Share of such intervals that cover the true mean.
+        resamples: Number of resamples.
 
     Raises:
         ValueError: There is no value.
@@ -104,7 +104,7 @@ def expanded_level(n: int, confidence: float = CONFIDENCE) -> float:
 
 
 def running_mean(values: Floats, window: int = WINDOW) -> Floats:
-    """Return the mean of each value and the `window` - 1 before it, NaN where there are fewer.
+    """Return the mean of each value and the `window` - 1 before it; NaN if there are fewer.
 
     Args:
         values: Shape (T,).
@@ -117,16 +117,16 @@ def running_mean(values: Floats, window: int = WINDOW) -> Floats:
 
 
 def final_value(accuracy: Floats, window: int = WINDOW) -> float | None:
-    """Return the last running mean; None before there is one."""
+    """Return the last running mean; None for fewer values than `window`."""
     return float(accuracy[-window:].mean()) if accuracy.size >= window else None
 
 
 def time_to(target: float, at_s: Floats, accuracy: Floats, window: int = WINDOW) -> float | None:
-    """Return when the running mean of an accuracy first reaches a target; None if it never does.
+    """Return the first time at which the running mean of accuracy reaches a target; None if never.
 
     Args:
-        target: Ratio.
-        at_s: When each evaluation was, seconds, shape (T,).
+        target: Accuracy to reach.
+        at_s: Time of each evaluation, seconds, shape (T,).
         accuracy: Device-averaged test accuracy, shape (T,).
         window: Evaluations in the running mean.
     """
@@ -135,10 +135,10 @@ def time_to(target: float, at_s: Floats, accuracy: Floats, window: int = WINDOW)
 
 
 def restricted(time_s: float | None, horizon_s: float) -> float:
-    """Return min(T, horizon): a time that is known also of a run that never reached its target.
+    """Return min(T, horizon), which is also known for a run that never reached its target.
 
-    The mean of it over runs is the restricted mean time. It needs no model of censoring as long as
-    every run lasted at least until the horizon.
+    Its mean over runs is the restricted mean time. It needs no model of censoring if every run
+    lasts at least until the horizon.
 
     Source:
         P. Royston, M. K. B. Parmar, *Restricted mean survival time*, BMC Medical Research
@@ -148,12 +148,12 @@ def restricted(time_s: float | None, horizon_s: float) -> float:
 
 
 def on_front(times_s: Floats, rates: Floats) -> Bools:
-    """Return which points no other beats in both: less time and a higher rate, shape (K,).
+    """Return whether each point is Pareto-optimal in time (less) and rate (more), shape (K,).
 
-    A point that equals another in one and loses in the other is beaten; equal points are not.
+    A point is dominated if another is no worse in both and better in one; equal points are not.
     """
     no_slower = times_s[:, None] >= times_s[None, :]
     no_less = rates[:, None] <= rates[None, :]
     differs = (times_s[:, None] > times_s[None, :]) | (rates[:, None] < rates[None, :])
-    is_beaten: Bools = np.any(no_slower & no_less & differs, axis=1)
-    return ~is_beaten
+    is_dominated: Bools = np.any(no_slower & no_less & differs, axis=1)
+    return ~is_dominated

@@ -1,4 +1,4 @@
-"""A comparison for a terminal, a pipe and a spreadsheet: the same cells, drawn three ways."""
+"""The tables of a comparison, for a terminal, a pipe and a spreadsheet."""
 
 import csv
 import io
@@ -19,16 +19,16 @@ from fairbed.testbed.compare.comparison import (
 )
 
 HEADLINES = (FRONT_TIME, FRONT_RATE, "mape", "accuracy_mean", "accuracy_worst10")
-"""Metrics that are shown with their intervals, and every time to a target."""
+"""Metrics with their own table with intervals, besides the times to a target."""
 MAX_DIGITS = 6
-"""After the point; what is smaller is nothing."""
+"""Most digits after the decimal point."""
 MARKS = {"better": "+", "worse": "-", "unclear": ""}
 COLOURS = {"better": "green", "worse": "red", "unclear": "default"}
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Text in rows; all but the first column are numbers."""
+    """Rows of text; all columns but the first are numbers."""
 
     title: str
     headings: tuple[str, ...]
@@ -36,7 +36,7 @@ class TextTable:
 
 
 def tables(comparison: Comparison) -> Iterator[TextTable]:
-    """Yield one table of all, the front, then what needs its intervals."""
+    """Yield a table of all metrics, the Pareto front, and tables of single metrics."""
     yield _overview(comparison)
     yield _front(comparison)
     for metric in comparison.metrics:
@@ -50,7 +50,7 @@ def plain(comparison: Comparison) -> str:
 
 
 def print_rich(comparison: Comparison) -> None:
-    """Print the tables to a terminal, in its width and colours."""
+    """Print the tables to a terminal, in colour."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -69,11 +69,12 @@ def print_rich(comparison: Comparison) -> None:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return what has to be known to read the tables, and every warning."""
+    """Return an explanation of the tables, and every warning."""
     percent = f"{100 * comparison.confidence:g} %"
     lines = [
-        f"Intervals hold the mean over seeds in {percent} of such grids; + and - say that an arm "
-        f"is better or worse than {comparison.baseline}, seed by seed, and 0 is outside.",
+        f"Brackets are {percent} confidence intervals of means over seeds. + and - mark arms that "
+        f"are better or worse than {comparison.baseline}: the interval of their differences, "
+        "paired by seed, excludes 0.",
     ]
     if comparison.horizon_s is not None:
         lines.append(
@@ -85,7 +86,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def metrics_csv(comparison: Comparison) -> str:
-    """Return a row for each arm and metric."""
+    """Return CSV with a row for each arm and metric."""
     heads = ("arm", "metric", "unit", "n", "mean", "low", "high")
     more = ("difference", "difference_low", "difference_high", "difference_n", "judgement")
     rows: list[Sequence[object]] = [(*heads, *more)]
@@ -94,7 +95,7 @@ def metrics_csv(comparison: Comparison) -> str:
             value, gap = arm.values.get(metric.key), arm.differences.get(metric.key)
             if value is None:
                 continue
-            end = (
+            difference = (
                 (gap.mean, gap.low, gap.high, gap.n, gap.judgement) if gap else (None,) * len(more)
             )
             rows.append(
@@ -106,14 +107,14 @@ def metrics_csv(comparison: Comparison) -> str:
                     value.mean,
                     value.low,
                     value.high,
-                    *end,
+                    *difference,
                 )
             )
     return _csv(rows)
 
 
 def cells_csv(comparison: Comparison) -> str:
-    """Return a row for each cell, with every metric."""
+    """Return CSV with a row for each cell, with every metric."""
     keys = [metric.key for metric in comparison.metrics]
 
     def row(cell: CellSummary) -> Sequence[object]:
@@ -125,14 +126,14 @@ def cells_csv(comparison: Comparison) -> str:
 
 
 def number(value: float | None, digits: int, *, is_signed: bool = False) -> str:
-    """Write a number of a metric."""
+    """Return a number of a metric as text."""
     if value is None:
         return MISSING
     return f"{value:{'+' if is_signed else ''},.{digits}f}"
 
 
 def with_interval(found: Estimate | Difference, digits: int) -> str:
-    """Write a mean and its interval."""
+    """Return a mean and its interval as text."""
     is_signed = isinstance(found, Difference)
     digits = enough_digits(found, digits)
     mean, low, high = (
@@ -142,7 +143,7 @@ def with_interval(found: Estimate | Difference, digits: int) -> str:
 
 
 def enough_digits(found: Estimate | Difference, digits: int) -> int:
-    """Return how many digits after the point show two that count of a small difference."""
+    """Return the decimal places that show two significant digits of a small difference."""
     largest = max(abs(value) for value in (found.mean, found.low, found.high) if value is not None)
     if not isinstance(found, Difference) or largest == 0.0:
         return digits
@@ -193,8 +194,8 @@ def _front(comparison: Comparison) -> TextTable:
         )
         for arm in known
     )
-    headings = ("arm", "total time, s", "min rate", "minus beta", "beaten by none")
-    return TextTable("Front: time against the least rate", headings, rows)
+    headings = ("arm", "total time, s", "min rate", "rate - beta", "on the front")
+    return TextTable("Pareto front: total time against min rate", headings, rows)
 
 
 def _one_metric(comparison: Comparison, metric: MetricSummary) -> TextTable:
@@ -209,10 +210,10 @@ def _one_metric(comparison: Comparison, metric: MetricSummary) -> TextTable:
         for arm in comparison.arms
         if metric.key in arm.values
     )
-    against = f"against {comparison.baseline}"
+    difference = f"against {comparison.baseline}"
     reached = ("reached",) if is_time_to else ()
     title = f"{heading_of(metric)} ({metric.better} is better)"
-    return TextTable(title, ("arm", "mean", *reached, against, ""), rows)
+    return TextTable(title, ("arm", "mean", *reached, difference, ""), rows)
 
 
 def _against(gap: Difference | None, digits: int) -> tuple[str, str]:

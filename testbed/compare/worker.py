@@ -1,8 +1,7 @@
-"""The process that replays cells, one after another, for as long as its standard input is open.
+"""The process that replays cells, one after another, while its standard input is open.
 
-Jobs come as lines of JSON on standard input, replies go as lines of JSON to standard output. When
-the input ends the worker stops at once, with its run closed in order: it never outlives a grid
-that was killed.
+Jobs are lines of JSON on standard input, outcomes lines of JSON on standard output. At the end of
+the input the worker closes its run and ends, so it never outlives a grid that was killed.
 """
 
 import os
@@ -21,13 +20,19 @@ from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
+from fairbed.testbed.compare.cell import (
+    CellOutcome,
+    one_line,
+    read_outcome,
+    remove_leftovers,
+    state_of,
+)
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.replay.run import replay_experiment
 
-EXPECTED = (
+CELL_ERRORS = (
     BackendError,
     DatasetError,
     EngineError,
@@ -37,10 +42,10 @@ EXPECTED = (
     StoreError,
     TaskError,
 )
-"""Errors whose message is one line that says what to do."""
+"""Errors with a message of one line."""
 
 CLOSE_S = 5.0
-"""A run that is stopped closes its store within this, or is left as a crash would leave it."""
+"""Longest wait for a stopped run to close its store, seconds; then it ends as in a crash."""
 
 
 class CellJob(Struct, frozen=True, kw_only=True):
@@ -51,39 +56,39 @@ class CellJob(Struct, frozen=True, kw_only=True):
     experiment: Experiment
 
 
-def carry_out(job: CellJob) -> Reply:
-    """Replay a cell, unless that was done before, and measure it; failures are replies, too."""
+def run_job(job: CellJob) -> CellOutcome:
+    """Replay a cell, unless it is done, and measure it; a failure is an outcome, too."""
     try:
         folder = Path(job.folder)
         state = state_of(folder)
         if state in ("new", "damaged"):
-            begin_anew(folder)
+            remove_leftovers(folder)
         if state != "done":
-            # The pool has as many workers as cores.
+            # One thread, because the pool has a worker per core.
             replay_experiment(job.experiment, folder, job.run_id, lambda played: None, threads=1)
-        return reply_of(folder, was_done=state == "done")
-    except EXPECTED as exc:
-        return Reply(problem=one_line(exc))
+        return read_outcome(folder, was_done_before=state == "done")
+    except CELL_ERRORS as exc:
+        return CellOutcome(problem=one_line(exc))
     except Exception as exc:
-        return Reply(problem=f"a fault in fairbed itself: {type(exc).__name__}: {one_line(exc)}")
+        return CellOutcome(problem=f"internal error: {type(exc).__name__}: {one_line(exc)}")
 
 
 def main() -> None:
-    """Carry out jobs until standard input ends."""
+    """Run jobs until standard input ends."""
     jobs: queue.SimpleQueue[CellJob] = queue.SimpleQueue()
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a plug-in prints is no reply
+    outcomes = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a plug-in prints must not mix with the outcomes
     threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
     try:
         while True:
-            replies.write(msgspec.json.encode(carry_out(jobs.get())) + b"\n")
-            replies.flush()
+            outcomes.write(msgspec.json.encode(run_job(jobs.get())) + b"\n")
+            outcomes.flush()
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(0)  # nobody listens any more, and what could be closed is
+        os._exit(0)  # the grid has ended, and the run is closed
 
 
 def _listen(lines: BinaryIO, jobs: "queue.SimpleQueue[CellJob]") -> None:
-    """Hand jobs over; at the end of the input interrupt whatever the process is at."""
+    """Queue jobs; at the end of the input interrupt the main thread."""
     decoder = msgspec.json.Decoder(CellJob)
     for line in lines:
         jobs.put(decoder.decode(line))

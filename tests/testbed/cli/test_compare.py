@@ -112,7 +112,7 @@ def test_without_a_terminal_the_table_is_plain_text(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "small: means over seeds" in out
-    assert "warning: seeds: without training at least 10" in out
+    assert "warning: seeds: a comparison without training needs" in out
     assert "all files are in comparisons/small" in out
 
 
@@ -152,16 +152,16 @@ def test_a_changed_grid_is_refused(calls: Path, capsys: pytest.CaptureFixture[st
     path = grid_file(calls.parent, rounds=3)
     assert call(path, calls) == 0
     for change, words in (
-        (("--set", "rounds=21"), "arm 'uniform', seed 0 has another experiment"),
+        (("--set", "rounds=21"), "arm 'uniform', seed 0 with another experiment"),
         (("--seeds", "1"), "arm 'uniform', seed 1 is not in it"),
     ):
         assert call(path, calls, *change) == 2
         line = capsys.readouterr().err.splitlines()[-1]
         assert words in line
-        assert "name another folder" in line
+        assert "choose another folder" in line
     other = REPLAY.replace("[[arm]]", 'baseline = "uniform"\n[target]\nshare = [0.5]\n[[arm]]', 1)
     assert call(grid_file(calls.parent, rounds=3, text=other), calls) == 2
-    assert "target must be as it was when the grid began" in capsys.readouterr().err
+    assert "target must be unchanged since the grid began" in capsys.readouterr().err
 
 
 def test_a_cell_that_fails_is_one_line_and_hurts_no_other(
@@ -278,7 +278,7 @@ def test_a_worker_that_dies_costs_its_cell_and_no_other(calls: Path) -> None:
         assert grid.process.stderr is not None
         lines = [line for line in grid.process.stderr if "failed" in line]
         assert len(lines) == 1
-        assert "its process ended with signal 9" in lines[0]
+        assert "worker process ended with signal 9" in lines[0]
     said = compared(calls)
     assert len([cell for cell in said["cells"] if cell["problem"]]) == 1
     assert call(path, calls) == 0
@@ -293,7 +293,7 @@ def test_a_grid_belongs_to_one_process_at_a_time(
         assert call(path, calls) == 2
         grid.process.send_signal(signal.SIGTERM)
         assert grid.process.wait(LIMIT_S) == 130
-    assert "another process works on this grid" in capsys.readouterr().err
+    assert "another process uses this grid" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

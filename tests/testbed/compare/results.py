@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fairbed.testbed.compare.cell import Reply, Result
+from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.grid import Grid
 from fairbed.testbed.compare.measures import METRICS, RunCurves, RunMeasures
 
@@ -17,10 +17,12 @@ def result(
     round_s: float = 10.0,
     problem: str = "",
     **values: float | None,
-) -> Result:
+) -> CellResult:
     """Return a cell: a metric that is not given is not known, `slope` is accuracy a round."""
     if problem:
-        return Result(arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", reply=Reply(problem=problem))
+        return CellResult(
+            arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", outcome=CellOutcome(problem=problem)
+        )
     rounds = range(1, EVALUATIONS + 1)
     evaluated = rounds if slope is not None else range(0)
     run = RunCurves(
@@ -35,9 +37,11 @@ def result(
     known["virtual_s"] = round_s * EVALUATIONS
     known |= values
     measured = RunMeasures(values=known, curves=run)
-    return Result(arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", reply=Reply(measured=measured))
+    return CellResult(
+        arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", outcome=CellOutcome(measured=measured)
+    )
 
 
-def results(grid: Grid, make: Callable[[str, int], Result]) -> list[Result]:
+def results(grid: Grid, make: Callable[[str, int], CellResult]) -> list[CellResult]:
     """Return one result a cell."""
     return [make(cell.arm.name, cell.seed) for cell in grid.cells()]

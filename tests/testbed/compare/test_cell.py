@@ -7,16 +7,16 @@ import pytest
 
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import RunLock
-from fairbed.testbed.compare.cell import Reply, state_of
-from fairbed.testbed.compare.worker import CellJob, carry_out
+from fairbed.testbed.compare.cell import CellOutcome, state_of
+from fairbed.testbed.compare.worker import CellJob, run_job
 from fairbed.testbed.experiment.file import load_experiment
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 
 
-def replayed(folder: Path, rounds: int = 3) -> Reply:
+def replayed(folder: Path, rounds: int = 3) -> CellOutcome:
     experiment = load_experiment(PAPER, [f"rounds={rounds}"])
-    return carry_out(CellJob(run_id="cell", folder=str(folder), experiment=experiment))
+    return run_job(CellJob(run_id="cell", folder=str(folder), experiment=experiment))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_cell_is_replayed_once(folder: Path) -> None:
     first = replayed(folder)
     assert state_of(folder) == "done"
     again = replayed(folder)
-    assert (first.was_done, again.was_done) == (False, True)
+    assert (first.was_done_before, again.was_done_before) == (False, True)
     assert first.measured == again.measured
     assert first.measured is not None
     assert first.measured.curves.rounds == (1, 2, 3)
@@ -71,8 +71,8 @@ def test_a_run_that_another_process_is_at_is_left_alone(folder: Path) -> None:
     replayed(folder)
     lock = RunLock(folder)
     try:
-        with pytest.raises(StoreError, match="another process is at this run"):
+        with pytest.raises(StoreError, match="another process uses this run"):
             state_of(folder)
-        assert "another process is at this run" in replayed(folder).problem
+        assert "another process uses this run" in replayed(folder).problem
     finally:
         lock.release()

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fairbed.testbed.compare.cell import Result
+from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison, Difference, compare
 from fairbed.testbed.compare.grid import Grid, load_grid
 from fairbed.testbed.compare.report import escaped, tex
@@ -44,11 +44,11 @@ def grid_of(tmp_path: Path, seeds: int = 10, target: str = "") -> Grid:
     return load_grid(path)
 
 
-def said(grid: Grid, found: list[Result]) -> Comparison:
+def said(grid: Grid, found: list[CellResult]) -> Comparison:
     return compare(grid, "hash", "1.0", found)
 
 
-def cell(arm: str, seed: int) -> Result:
+def cell(arm: str, seed: int) -> CellResult:
     """Return a cell whose luck is the same in every arm: only the seed makes noise."""
     luck = float(np.random.default_rng(seed).normal())
     base = {"uniform": 300.0, FAST: 200.0, FASTER: 150.0}[arm]
@@ -118,7 +118,7 @@ def test_the_same_in_any_process(comparison: Comparison) -> None:
 def test_few_seeds_are_warned_of_and_judge_nothing(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, seeds=4)
     few = said(grid, results(grid, cell))
-    assert "without training at least 10 are needed to say much, got 4" in few.warnings[0]
+    assert "without training needs at least 10, got 4" in few.warnings[0]
     assert {gap.judgement for arm in few.arms for gap in arm.differences.values()} == {"unclear"}
     text = plain(few)
     assert "better" not in text.replace("is better", "").replace("better or worse", "")
@@ -128,10 +128,10 @@ def test_with_training_five_seeds_are_enough(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, seeds=5)
     assert said(grid, results(grid, trained)).warnings == []
     grid = grid_of(tmp_path, seeds=4)
-    assert "with training at least 5" in said(grid, results(grid, trained)).warnings[0]
+    assert "with training needs at least 5" in said(grid, results(grid, trained)).warnings[0]
 
 
-def trained(arm: str, seed: int) -> Result:
+def trained(arm: str, seed: int) -> CellResult:
     slope, round_s = {"uniform": (0.08, 20.0), FAST: (0.08, 10.0), FASTER: (0.04, 5.0)}[arm]
     return result(arm, seed, slope=slope, round_s=round_s)
 

@@ -40,9 +40,9 @@ def test_it_keeps_the_experiment_of_each_arm_and_may_get_more_arms(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arms", "words"),
     [
-        (OTHER, "baseline must be as it was when the grid began, got other after one"),
-        (f'fleet = "run"\n{ONE}', "fleet must be as it was"),
-        (ONE.replace('"one"', '"one"\nset = { rounds = 3 }'), "'one', seed 0 has another exp"),
+        (OTHER, "baseline must be unchanged since the grid began, got other after one"),
+        (f'fleet = "run"\n{ONE}', "fleet must be unchanged"),
+        (ONE.replace('"one"', '"one"\nset = { rounds = 3 }'), "'one', seed 0 with another exp"),
     ],
 )
 def test_a_changed_grid_is_refused_and_changes_nothing(
@@ -60,7 +60,7 @@ def test_a_damaged_memory_is_one_line(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / MANIFEST).write_text("{", encoding="utf-8")
-    with pytest.raises(ExperimentError, match=r"grid\.json: must be what a grid wrote") as caught:
+    with pytest.raises(ExperimentError, match=r"grid\.json: must be the manifest") as caught:
         enter(out, grid_of(tmp_path, ONE))
     assert "\n" not in str(caught.value)
 
@@ -69,6 +69,6 @@ def test_two_at_once_are_one_too_many(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, ONE)
     with (
         grid_folder(tmp_path / "out", grid),
-        pytest.raises(ExperimentError, match="another process works on this grid"),
+        pytest.raises(ExperimentError, match="another process uses this grid"),
     ):
         enter(tmp_path / "out", grid)

@@ -93,7 +93,7 @@ def test_an_experiment_may_stand_in_the_grid(folder: Path) -> None:
     [
         (f'experiment = "base.toml"\n{ARMS}', "seeds: must be given"),
         (f'experiment = "base.toml"\nseeds = 0\n{ARMS}', "seeds: must be"),
-        (f'experiment = "base.toml"\nseeds = [1, 1]\n{ARMS}', "seeds: must differ"),
+        (f'experiment = "base.toml"\nseeds = [1, 1]\n{ARMS}', "seeds: must be distinct"),
         (f'experiment = "base.toml"\nseeds = []\n{ARMS}', "seeds: must be"),
         ('experiment = "base.toml"\nseeds = 1', "arm: a grid needs arms"),
         (f'experiment = "nope.toml"\nseeds = 1\n{ARMS}', r"nope\.toml: there is no such file"),
@@ -108,7 +108,10 @@ def test_an_experiment_may_stand_in_the_grid(folder: Path) -> None:
             "target.of: must be an arm",
         ),
         (f'experiment = "base.toml"\nseeds = 1\n{ARMS}\n[target]\nshare = [1.5]', "share"),
-        (f'experiment = "base.toml"\nseeds = 1\n{ARMS}{ARMS}', "arm 'uniform': names must differ"),
+        (
+            f'experiment = "base.toml"\nseeds = 1\n{ARMS}{ARMS}',
+            "arm 'uniform': names must be",
+        ),
         (
             'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname = "a b"',
             r"arm\[0\]\.name: must be a text that matches",
@@ -123,7 +126,7 @@ def test_an_experiment_may_stand_in_the_grid(folder: Path) -> None:
         ),
         (
             'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname="a"\nset={"seeds.data"=1}',
-            "arm 'a': seeds.data: must be the same in every arm",
+            "arm 'a': seeds.data: must be equal in all arms",
         ),
         (
             'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname="a"\nset={"rounds.x"=1}',
@@ -148,5 +151,5 @@ def test_a_mistake_is_one_line_that_names_the_file(folder: Path, text: str, word
 
 
 def test_a_seed_cannot_be_set_behind_the_grids_back(folder: Path) -> None:
-    with pytest.raises(ExperimentError, match="--set: seed: must be the same in every arm"):
+    with pytest.raises(ExperimentError, match="--set: seed: must be equal in all arms"):
         grid_of(folder, f'experiment = "base.toml"\nseeds = 1\n{ARMS}', "seed=3")
