@@ -341,6 +341,25 @@ class Experiment(Section, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
+def read_document(path: Path) -> dict[str, Any]:
+    """Return a parsed experiment file that is not yet checked.
+
+    Raises:
+        ExperimentError: The file cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ExperimentError(
+            f"{path}: there is no such file; `fairbed init` writes one and `fairbed examples` has "
+            "some"
+        ) from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
+
+
 def load_experiment(
     path: Path, settings: Sequence[str] = (), seed: int | None = None
 ) -> Experiment:
@@ -354,14 +373,7 @@ def load_experiment(
     Raises:
         ExperimentError: The file cannot be read, or breaks a rule.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise ExperimentError(f"{path}: there is no such file; examples/ has some") from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
-    except tomllib.TOMLDecodeError as exc:
-        raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
+    raw = read_document(path)
     try:
         for setting in settings:
             override(raw, setting)

@@ -1,0 +1,158 @@
+"""`fairbed init`, `examples`, `config`, `schema`: write, copy and explain experiment files."""
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import fairbed
+from fairbed.coordinator.task.recipes import MODELS
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.cli import DONE
+from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.experiment.data import NAMES
+from fairbed.testbed.experiment.file import ExperimentError, load_experiment, read_document
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.experiment.reference import reference_page, schema_text
+from fairbed.testbed.experiment.resolved import resolved_lines
+from fairbed.testbed.experiment.template import SCHEMA_FILE, Answers, experiment_text
+
+EXAMPLES = Path(fairbed.__file__).with_name("examples")
+"""Folder of the examples; part of the wheel."""
+
+DEFAULT_FLEET = "raspberry-pi-zero-2w,raspberry-pi-4b,phone-mid"
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run one of the commands; return the exit code."""
+    try:
+        return _COMMANDS[options.command](options)
+    except ExperimentError as exc:
+        raise UsageError(str(exc)) from exc
+    except OSError as exc:
+        raise RunError(f"{exc.filename}: {exc.strerror}") from exc
+
+
+def _config(options: argparse.Namespace) -> int:
+    document = read_document(options.experiment)
+    try:
+        lines = list(
+            resolved_lines(document, str(options.experiment), options.set, options.seed)
+        )
+    except ValueError as exc:
+        raise UsageError(f"--set: {exc}") from exc
+    print("\n".join(lines))
+    return DONE
+
+
+def _schema(options: argparse.Namespace) -> int:
+    print(reference_page() if options.markdown else schema_text(), end="")
+    return DONE
+
+
+def _examples(options: argparse.Namespace) -> int:
+    files = {
+        path.relative_to(EXAMPLES).as_posix(): path
+        for path in sorted(EXAMPLES.rglob("*"))
+        if path.suffix in (".toml", ".py")
+    }
+    if options.name is None:
+        width = max(map(len, files))
+        for name, path in files.items():
+            print(f"{name:<{width}}  {_first_comment(path)}")
+        print("\ncopy one into this folder: fairbed examples NAME")
+        return DONE
+    found = next((n for n in (options.name, f"{options.name}.toml") if n in files), None)
+    if found is None:
+        raise UsageError(f"examples: no example {options.name!r}; there are: {', '.join(files)}")
+    target = Path(Path(found).name)
+    if target.exists():
+        raise UsageError(f"{target}: exists already; remove it, or copy the example elsewhere")
+    shutil.copyfile(files[found], target)
+    print(f"wrote {target}")
+    if target.suffix == ".toml":
+        _write_schema(target.parent)
+    return DONE
+
+
+def _first_comment(path: Path) -> str:
+    """Return the first sentence of a file."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.lstrip("# ").strip('"')
+        if text and not line.startswith("#:"):
+            return re.split(r"(?<=[.:]) ", text)[0]
+    return ""
+
+
+def _init(options: argparse.Namespace) -> int:
+    target: Path = options.file
+    if target.exists():
+        raise UsageError(f"{target}: exists already; choose another name: fairbed init FILE")
+    answers = _answers(options)
+    name = re.sub(r"[^a-zA-Z0-9._-]+", "-", target.stem).strip("-._") or "experiment"
+    target.write_text(experiment_text(name[:64], target.name, answers), encoding="utf-8")
+    try:
+        plan_fleet(load_experiment(target), os.environ)
+    except (ExperimentError, ProfileError) as exc:
+        target.unlink()
+        raise UsageError(f"init: {exc}") from exc
+    _write_schema(target.parent)
+    print(f"wrote {target} and {SCHEMA_FILE}\nnext: fairbed replay {target}, fairbed run {target}")
+    return DONE
+
+
+def _write_schema(folder: Path) -> None:
+    (folder / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
+
+
+def _answers(options: argparse.Namespace) -> Answers:
+    """Return the flags, and the answers to questions about the others if this is a terminal."""
+    dataset = options.dataset or _ask(
+        f"Data set ({', '.join(NAMES)}, or the path of an .npz file)", "digits"
+    )
+    if dataset not in NAMES and not dataset.endswith(".npz"):
+        raise UsageError(
+            f"init: the data set must be {', '.join(NAMES)} or end in .npz, got {dataset!r}"
+        )
+    model = options.model or _ask(
+        f"Model ({', '.join(MODELS)}, or package.module:factory)", _suitable_model(dataset)
+    )
+    profiles = options.devices or _ask(
+        "Device profiles or populations, with commas (fairbed profiles list)", DEFAULT_FLEET
+    )
+    count = options.count or _ask("Number of devices", "12")
+    if not (str(count).isdigit() and int(count) > 0):
+        raise UsageError(f"init: the number of devices must be a whole number above 0, got {count}")
+    from fairbed.profiles.load import POPULATIONS
+
+    names = [name.strip() for name in profiles.split(",") if name.strip()]
+    is_population = [(POPULATIONS / f"{name}.toml").exists() for name in names]
+    fleet = [("population" if is_so else "profile", n) for n, is_so in zip(names, is_population, strict=True)]
+    return Answers(dataset=dataset, model=model, fleet=fleet, devices=int(count))
+
+
+def _suitable_model(dataset: str) -> str:
+    """Return a model that accepts the examples: a cnn for pictures, else an mlp."""
+    if dataset == "synthetic":
+        return "softmax"
+    if not dataset.endswith(".npz"):
+        return "cnn"
+    try:
+        with np.load(dataset) as arrays:
+            return "cnn" if arrays["x"].ndim > 2 else "mlp"
+    except (OSError, KeyError, ValueError) as exc:
+        raise UsageError(f"init: {dataset}: must be an .npz file with arrays x and y: {exc}") from exc
+
+
+def _ask(question: str, default: str) -> str:
+    """Return the answer; the default where nobody can be asked."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return default
+    return input(f"{question} [{default}]: ").strip() or default
+
+
+_COMMANDS = {"config": _config, "schema": _schema, "examples": _examples, "init": _init}

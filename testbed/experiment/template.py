@@ -1,0 +1,101 @@
+"""The commented experiment file that `fairbed init` writes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SCHEMA_FILE = "fairbed.schema.json"
+"""File beside the experiment; editors that know TOML schemas complete and check keys with it."""
+
+_TEMPLATE = """\
+#:schema ./{schema}
+# An experiment of Fairbed. Every key: `fairbed config {file}`, and docs/configuration.md.
+#   fairbed run {file}       broker, coordinator and {devices} emulated devices
+#   fairbed replay {file}    the same on a virtual clock, in seconds
+name = {name}
+seed = 0                           # two runs with one seed draw the same
+rounds = 30
+
+[data]
+dataset = {dataset}
+# How the examples are divided over the devices: iid, dirichlet, class-mix, by-class or natural.
+{partition}
+
+[model]
+name = {model:<27}# softmax, mlp, cnn, or package.module:factory for your own torch module
+
+[training]                         # on each device, in each round
+epochs = 5
+batch_size = 20
+learning_rate = 0.05
+
+[selection]
+policy = "rbcs-f"                  # or uniform, fedcs, oort, power-of-choice, or your own
+per_round = {per_round:<23}# devices selected per round
+beta = {beta:<28}# rbcs-f: every device takes part in at least this share of the rounds
+V = 2.0                            # rbcs-f: weight of time against fairness, 1/s
+
+[aggregation]
+rule = "fedavg"                    # or q-fedavg, aaggff-s, aaggff-d, corefed
+
+[round]
+deadline_s = 60.0                  # an update that comes later is dropped
+
+[emulation]
+host_core_speed = "auto"           # measured once per machine
+"""
+
+_FLEET = """
+[[fleet]]                          # `fairbed profiles list` has all profiles and populations
+{kind} = "{name}"
+count = {count}
+"""
+
+_PARTITIONS = {
+    "synthetic": 'partition = { kind = "natural" }',
+    "npz": 'partition = { kind = "iid" }',
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What `fairbed init` asks for."""
+
+    dataset: str
+    """Name of a data set, or the path of an `.npz` file."""
+    model: str
+    fleet: Sequence[tuple[str, str]]
+    """Key and name of each group: `profile` or `population`."""
+    devices: int
+    """Number of devices; divided over the groups."""
+
+
+def experiment_text(name: str, file: str, answers: Answers) -> str:
+    """Return a commented experiment file.
+
+    A third of the devices, at least one, is selected per round; `beta` is half of what is possible.
+    """
+    per_round = max(1, min(answers.devices, round(answers.devices / 3)))
+    kind = "npz" if answers.dataset.endswith(".npz") else answers.dataset
+    head = _TEMPLATE.format(
+        schema=SCHEMA_FILE,
+        file=file,
+        name=_quoted(name),
+        devices=answers.devices,
+        dataset=_quoted(answers.dataset),
+        partition=_PARTITIONS.get(kind, 'partition = { kind = "dirichlet", alpha = 0.5 }'),
+        model=_quoted(answers.model),
+        per_round=per_round,
+        beta=round(per_round / answers.devices / 2, 3),
+    )
+    groups = len(answers.fleet)
+    counts = [answers.devices // groups + (at < answers.devices % groups) for at in range(groups)]
+    return head + "".join(
+        _FLEET.format(kind=key, name=name, count=count)
+        for (key, name), count in zip(answers.fleet, counts, strict=True)
+        if count
+    )
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
