@@ -82,10 +82,12 @@ test-py310 *args:
     done
     echo "test-py310: skipped, no Python 3.10 runs on this machine"
 
-# Write golden bytes and screens anew; then read the diff.
+# Write golden bytes, screens and the reference of the experiment file anew; then read the diff.
 [no-exit-message]
 @snap: setup
     pytest --snap -p no:randomly tests/wire/test_golden.py tests/coordinator/tui
+    fairbed schema > docs/experiment.schema.json
+    fairbed schema --markdown > docs/configuration.md
 
 # Measure: every number of the README has its command in benchmarks/.
 bench *args: setup

@@ -68,7 +68,11 @@ def test_a_wheel_holds_one_package_and_no_links(wheel: Path) -> None:
     assert not any(info.external_attr >> 16 & 0o170000 == 0o120000 for info in files)
     names = {info.filename for info in files}
     assert all(f"fairbed/{folder}/__init__.py" in names for folder in FOLDERS)
-    assert {"fairbed/py.typed", "fairbed/coordinator/tui/app.tcss"} <= names
+    assert {
+        "fairbed/py.typed",
+        "fairbed/coordinator/tui/app.tcss",
+        "fairbed/examples/quickstart.toml",
+    } <= names
 
 
 def test_packages_with_the_names_of_our_folders_stay_what_they_are(

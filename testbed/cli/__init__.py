@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
 
+import fairbed
 from fairbed.testbed.errors import UsageError
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -13,6 +14,10 @@ DONE, FAILED, BAD_USAGE = 0, 1, 2
 
 RUNS = Path("runs")
 """Folder of runs without `--out`."""
+
+
+EXAMPLES = Path(fairbed.__file__).with_name("examples")
+"""Folder of the examples; part of the wheel."""
 
 
 class CommandModule(Protocol):
@@ -24,6 +29,7 @@ class CommandModule(Protocol):
 
 
 _MODULES = {
+    "demo": "run",
     "run": "run",
     "replay": "replay",
     "compare": "compare",
@@ -41,6 +47,11 @@ _MODULES = {
     "shape": "shape",
     "doctor": "doctor",
     "bench": "bench",
+    "init": "experiment",
+    "examples": "experiment",
+    "config": "experiment",
+    "schema": "experiment",
+    "completion": "completion",
 }
 
 

@@ -3,26 +3,32 @@
 import argparse
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
+import msgspec
 
-import fairbed
-from fairbed.coordinator.task.recipes import MODELS
+from fairbed.coordinator.task.recipes import MODELS, default_recipe
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.cli import DONE
+from fairbed.profiles.load import population_names
+from fairbed.testbed.cli import DONE, EXAMPLES
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.data import NAMES
-from fairbed.testbed.experiment.file import ExperimentError, load_experiment, read_document
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
+from fairbed.testbed.experiment.datasets.npz import load_npz
+from fairbed.testbed.experiment.file import ExperimentError, parse_experiment, read_document
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.experiment.reference import reference_page, schema_text
 from fairbed.testbed.experiment.resolved import resolved_lines
 from fairbed.testbed.experiment.template import SCHEMA_FILE, Answers, experiment_text
 
-EXAMPLES = Path(fairbed.__file__).with_name("examples")
-"""Folder of the examples; part of the wheel."""
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_SCHEMA = "#:schema "
+"""Begins the line with which an editor finds the schema."""
 
 DEFAULT_FLEET = "raspberry-pi-zero-2w,raspberry-pi-4b,phone-mid"
 
@@ -40,9 +46,7 @@ def main(options: argparse.Namespace) -> int:
 def _config(options: argparse.Namespace) -> int:
     document = read_document(options.experiment)
     try:
-        lines = list(
-            resolved_lines(document, str(options.experiment), options.set, options.seed)
-        )
+        lines = list(resolved_lines(document, str(options.experiment), options.set, options.seed))
     except ValueError as exc:
         raise UsageError(f"--set: {exc}") from exc
     print("\n".join(lines))
@@ -72,10 +76,12 @@ def _examples(options: argparse.Namespace) -> int:
     target = Path(Path(found).name)
     if target.exists():
         raise UsageError(f"{target}: exists already; remove it, or copy the example elsewhere")
-    shutil.copyfile(files[found], target)
-    print(f"wrote {target}")
-    if target.suffix == ".toml":
+    text = files[found].read_text(encoding="utf-8")
+    if text.startswith(_SCHEMA):
+        text = f"{_SCHEMA}./{SCHEMA_FILE}\n{text.partition(chr(10))[2]}"
         _write_schema(target.parent)
+    target.write_text(text, encoding="utf-8")
+    print(f"wrote {target}")
     return DONE
 
 
@@ -94,12 +100,15 @@ def _init(options: argparse.Namespace) -> int:
         raise UsageError(f"{target}: exists already; choose another name: fairbed init FILE")
     answers = _answers(options)
     name = re.sub(r"[^a-zA-Z0-9._-]+", "-", target.stem).strip("-._") or "experiment"
-    target.write_text(experiment_text(name[:64], target.name, answers), encoding="utf-8")
+    text = experiment_text(name[:64], target.name, answers)
     try:
-        plan_fleet(load_experiment(target), os.environ)
-    except (ExperimentError, ProfileError) as exc:
-        target.unlink()
+        experiment = parse_experiment(tomllib.loads(text), "init")
+        # Finds an unknown profile; the speed of this machine has no part in that.
+        unmeasured = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
+        plan_fleet(msgspec.structs.replace(experiment, emulation=unmeasured), os.environ)
+    except ProfileError as exc:
         raise UsageError(f"init: {exc}") from exc
+    target.write_text(text, encoding="utf-8")
     _write_schema(target.parent)
     print(f"wrote {target} and {SCHEMA_FILE}\nnext: fairbed replay {target}, fairbed run {target}")
     return DONE
@@ -124,14 +133,12 @@ def _answers(options: argparse.Namespace) -> Answers:
     profiles = options.devices or _ask(
         "Device profiles or populations, with commas (fairbed profiles list)", DEFAULT_FLEET
     )
-    count = options.count or _ask("Number of devices", "12")
-    if not (str(count).isdigit() and int(count) > 0):
+    count = _ask("Number of devices", "12") if options.count is None else str(options.count)
+    if not (count.isdigit() and int(count) > 0):
         raise UsageError(f"init: the number of devices must be a whole number above 0, got {count}")
-    from fairbed.profiles.load import POPULATIONS
-
     names = [name.strip() for name in profiles.split(",") if name.strip()]
-    is_population = [(POPULATIONS / f"{name}.toml").exists() for name in names]
-    fleet = [("population" if is_so else "profile", n) for n, is_so in zip(names, is_population, strict=True)]
+    populations = population_names()
+    fleet = [("population" if name in populations else "profile", name) for name in names]
     return Answers(dataset=dataset, model=model, fleet=fleet, devices=int(count))
 
 
@@ -142,10 +149,13 @@ def _suitable_model(dataset: str) -> str:
     if not dataset.endswith(".npz"):
         return "cnn"
     try:
-        with np.load(dataset) as arrays:
-            return "cnn" if arrays["x"].ndim > 2 else "mlp"
-    except (OSError, KeyError, ValueError) as exc:
-        raise UsageError(f"init: {dataset}: must be an .npz file with arrays x and y: {exc}") from exc
+        data = load_npz(Path(dataset))
+        default_recipe("cnn", data.x.shape[1:], int(data.y.max()) + 1)
+    except DatasetError as exc:
+        raise UsageError(f"init: {exc}") from exc
+    except ValueError:
+        return "mlp"
+    return "cnn"
 
 
 def _ask(question: str, default: str) -> str:

@@ -1,13 +1,15 @@
 """`fairbed`: parse the command line and run a command, which imports its own heavy modules."""
 
 import argparse
+import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairbed.testbed.cli import BAD_USAGE, FAILED, RUNS, dispatch
+from fairbed.testbed.cli import BAD_USAGE, EXAMPLES, FAILED, RUNS, dispatch
+from fairbed.testbed.cli.completion import complete
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
@@ -23,6 +25,8 @@ def console() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0 done, 1 failed, 2 bad usage or configuration."""
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:
+        complete(parser)
     own, argv = split_command(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(own)
     options.argv = argv
@@ -74,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common])
+
+    demo = command("demo", "the quickstart: twelve emulated devices, half a minute of rounds")
+    demo.set_defaults(experiment=EXAMPLES / "quickstart.toml")
+    _run_options(demo)
+    demo.add_argument("--headless", action="store_true", help="progress lines instead of the TUI")
+    demo.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
+
+    _authoring(command)
 
     run = command("run", "run an experiment: broker, coordinator and emulated devices")
     _experiment(run)
@@ -305,10 +317,39 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    init = command("init", "write a commented experiment file")
+    init.add_argument("file", type=Path, nargs="?", default=Path("experiment.toml"))
+    init.add_argument("--dataset", help="name of a data set, or the path of an .npz file")
+    init.add_argument("--model", help="softmax, mlp, cnn, or package.module:factory")
+    init.add_argument("--devices", metavar="NAMES", help="profiles or populations, with commas")
+    init.add_argument("--count", type=int, metavar="N", help="number of devices")
+
+    examples = command("examples", "list the examples, or copy one into this folder")
+    examples.add_argument("name", nargs="?", help="which one; without a name they are listed")
+
+    config = command("config", "every key of an experiment, its value and where that comes from")
+    config.add_argument("experiment", type=Path, help="experiment file")
+    config.add_argument("--seed", type=int, help="overrides the experiment's seed")
+    config.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="selection.V=50, repeatable"
+    )
+
+    schema = command("schema", "JSON Schema of experiment files, for editors")
+    schema.add_argument("--markdown", action="store_true", help="docs/configuration.md instead")
+
+    completion = command("completion", "print what makes a shell complete fairbed's arguments")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
 def _experiment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "experiment", type=Path, help="experiment file, or the folder of a run to resume"
     )
+    _run_options(parser)
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder of the run (default runs/<id>)")
     parser.add_argument("--seed", type=int, help="override the experiment's seed")
     parser.add_argument(

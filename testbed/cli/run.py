@@ -109,7 +109,7 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
         run_id = folder.resolve().name
         check_new(folder)
     host, port = _listen(getattr(options, "listen", "127.0.0.1"))
-    has_fleet = options.command == "run"
+    has_fleet = options.command != "coordinator"
     _check_policy(experiment)
     return RunPlan(
         experiment=experiment,

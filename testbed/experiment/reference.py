@@ -154,6 +154,8 @@ def _structs(info: Type) -> Iterator[type]:
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in schema.items() if (key, value) != ("default", None)}
+    if isinstance(kept.get("default"), dict):
+        kept["default"] = {k: v for k, v in kept["default"].items() if v is not None}
     choices = [each for each in kept.pop("anyOf", []) if each != {"type": "null"}]
     if len(choices) == 1:
         return {**choices[0], **kept}

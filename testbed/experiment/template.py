@@ -21,7 +21,7 @@ dataset = {dataset}
 {partition}
 
 [model]
-name = {model:<27}# softmax, mlp, cnn, or package.module:factory for your own torch module
+name = {model:<26} # softmax, mlp, cnn, or package.module:factory for your own torch module
 
 [training]                         # on each device, in each round
 epochs = 5
@@ -42,10 +42,18 @@ deadline_s = 60.0                  # an update that comes later is dropped
 
 [emulation]
 host_core_speed = "auto"           # measured once per machine
+
+{replay}# The devices: `fairbed profiles list` has all profiles and populations.
+"""
+
+_REPLAY = """\
+[replay]
+costs_from = "measured"            # the cost of training this model, measured on this machine
+
 """
 
 _FLEET = """
-[[fleet]]                          # `fairbed profiles list` has all profiles and populations
+[[fleet]]
 {kind} = "{name}"
 count = {count}
 """
@@ -85,11 +93,12 @@ def experiment_text(name: str, file: str, answers: Answers) -> str:
         partition=_PARTITIONS.get(kind, 'partition = { kind = "dirichlet", alpha = 0.5 }'),
         model=_quoted(answers.model),
         per_round=per_round,
+        replay=_REPLAY if kind == "npz" or ":" in answers.model else "",
         beta=round(per_round / answers.devices / 2, 3),
     )
     groups = len(answers.fleet)
     counts = [answers.devices // groups + (at < answers.devices % groups) for at in range(groups)]
-    return head + "".join(
+    return head.rstrip("\n") + "".join(
         _FLEET.format(kind=key, name=name, count=count)
         for (key, name), count in zip(answers.fleet, counts, strict=True)
         if count

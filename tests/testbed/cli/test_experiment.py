@@ -1,0 +1,162 @@
+"""`fairbed init`, `examples`, `config`, `schema` and completion, as a person types them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairbed.testbed.cli import EXAMPLES
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import load_experiment, parse_experiment
+from tests.coordinator.store.fake_run import fake_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    text = capsys.readouterr().err
+    assert text.startswith("fairbed: ")
+    assert text.count("\n") == 1
+    return text
+
+
+def npz(path: Path, *shape: int) -> None:
+    y = np.arange(shape[0]) % 3
+    np.savez(path, x=np.zeros(shape, dtype=np.float32), y=y)
+
+
+def test_init_writes_an_experiment_that_says_all_its_defaults(folder: Path) -> None:
+    assert main(["init"]) == 0
+    experiment = load_experiment(folder / "experiment.toml")
+    assert (experiment.name, experiment.devices) == ("experiment", 12)
+    assert [group.count for group in experiment.fleet] == [4, 4, 4]
+    first = (folder / "experiment.toml").read_text().splitlines()[0]
+    assert (folder / first.removeprefix("#:schema ")).is_file()
+    assert json.loads((folder / "fairbed.schema.json").read_text())["$defs"]
+
+
+@pytest.mark.parametrize(("shape", "model"), [((40, 12), "mlp"), ((40, 1, 8, 8), "cnn")])
+def test_init_takes_own_data_and_a_model_that_fits(
+    folder: Path, shape: tuple[int, ...], model: str
+) -> None:
+    npz(folder / "my.npz", *shape)
+    options = ["--dataset", "my.npz", "--devices", "phones-2025,raspberry-pi-4b", "--count", "5"]
+    assert main(["init", "my experiment.toml", *options]) == 0
+    experiment = load_experiment(folder / "my experiment.toml")
+    assert (experiment.name, experiment.model.name) == ("my-experiment", model)
+    assert [(g.population, g.profile, g.count) for g in experiment.fleet] == [
+        ("phones-2025", None, 3),
+        (None, "raspberry-pi-4b", 2),
+    ]
+    assert experiment.replay.costs_from == "measured"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--dataset", "photos"], "must be digits, synthetic, fashion-mnist, mnist, cifar10 or"),
+        (["--dataset", "none.npz"], "none.npz"),
+        (["--model", "rnn"], "model.name: must be softmax, mlp, cnn"),
+        (["--devices", "raspberry-pi-44"], "no such profile; near are raspberry-pi-4b"),
+        (["--count", "0"], "must be a whole number above 0, got 0"),
+    ],
+)
+def test_init_refuses_what_cannot_run_and_writes_nothing(
+    folder: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", *arguments]) == 2
+    assert problem in error_of(capsys)
+    assert list(folder.iterdir()) == []
+
+
+def test_init_keeps_a_file_that_exists(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "experiment.toml").write_text("mine")
+    assert main(["init"]) == 2
+    assert "exists already" in error_of(capsys)
+    assert (folder / "experiment.toml").read_text() == "mine"
+
+
+def test_examples_are_listed_and_copied(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["examples"]) == 0
+    listed = capsys.readouterr().out
+    files = [path for path in EXAMPLES.rglob("*") if path.suffix in (".toml", ".py")]
+    assert all(path.relative_to(EXAMPLES).as_posix() in listed for path in files)
+    assert main(["examples", "quickstart"]) == 0
+    copy, original = folder / "quickstart.toml", EXAMPLES / "quickstart.toml"
+    assert load_experiment(copy) == load_experiment(original)
+    first = copy.read_text().splitlines()[0]
+    assert (folder / first.removeprefix("#:schema ")).is_file()
+    capsys.readouterr()
+    assert main(["examples", "quickstart"]) == 2
+    assert "exists already" in error_of(capsys)
+    assert main(["examples", "quickstop"]) == 2
+    assert "no example 'quickstop'; there are: " in error_of(capsys)
+
+
+def test_config_prints_an_experiment_that_can_be_run_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import msgspec
+
+    path = EXAMPLES / "quickstart.toml"
+    assert main(["config", str(path), "--set", "selection.V=9", "--seed", "3"]) == 0
+    text = capsys.readouterr().out
+    experiment = parse_experiment(msgspec.toml.decode(text), "printed")
+    assert experiment == load_experiment(path, ["selection.V=9"], 3)
+    assert main(["config", str(path), "--set", "selection.W=9"]) == 2
+    assert "selection.W: unknown key" in error_of(capsys)
+    assert main(["config", str(path), "--set", "selection"]) == 2
+    assert "must be KEY=VALUE" in error_of(capsys)
+
+
+def completions(line: str, cwd: Path) -> list[str]:
+    """Return what a shell is offered at the end of a line, by its protocol with argcomplete."""
+    answer = cwd / "answer"
+    program = Path(sys.executable).with_name("fairbed")
+    done = subprocess.run(
+        ["sh", "-c", f'exec "{program}" 8>"{answer}" 9>/dev/null >/dev/null 2>&1'],
+        cwd=cwd,
+        env={
+            **os.environ,
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+        },
+        timeout=30,
+    )
+    assert done.returncode == 0
+    return [word.strip() for word in answer.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("fairbed re", ["replay", "record"]),
+        ("fairbed replay e.toml --set selection.be", ["selection.beta="]),
+        ("fairbed show demo", ["demo-1"]),
+        ("fairbed profiles show raspberry-pi-4", ["raspberry-pi-4b"]),
+        ("fairbed examples quick", ["quickstart.toml"]),
+        ("fairbed init --devices phones-f", ["phones-fedscale"]),
+    ],
+)
+def test_a_shell_completes(line: str, offered: list[str], tmp_path: Path) -> None:
+    fake_run(tmp_path / "runs" / "demo-1", rounds=1, devices=1)
+    assert completions(line, tmp_path) == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_its_code(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    code = capsys.readouterr().out
+    assert "fairbed" in code
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=code, text=True, check=True, timeout=30)

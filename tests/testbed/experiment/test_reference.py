@@ -1,0 +1,95 @@
+"""The reference of the experiment file: complete, and the same as what is committed."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fairbed.testbed.experiment.file import load_experiment, parse_experiment, read_document
+from fairbed.testbed.experiment.reference import (
+    json_schema,
+    meanings,
+    reference_page,
+    schema_text,
+    tables,
+)
+from fairbed.testbed.experiment.resolved import resolved_lines
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+
+
+def test_every_table_and_key_has_a_meaning() -> None:
+    found = list(tables())
+    assert len(found) > 20
+    assert not [table.heading for table in found if not table.meaning]
+    assert not [
+        (table.heading, key.name) for table in found for key in table.keys if not key.meaning
+    ]
+
+
+def test_the_committed_reference_is_the_generated_one() -> None:
+    assert (ROOT / "docs/configuration.md").read_text() == reference_page(), "run ./just snap"
+    assert (ROOT / "docs/experiment.schema.json").read_text() == schema_text(), "run ./just snap"
+
+
+def test_a_meaning_is_the_docstring_below_its_field() -> None:
+    class Section(msgspec.Struct):
+        """A section."""
+
+        rate_bps: float = 1.0
+        """Rate
+        of the link."""
+        silent: int = 0
+
+    assert meanings(Section) == {"rate_bps": "Rate of the link."}
+
+
+def test_the_schema_has_limits_defaults_and_no_null() -> None:
+    definitions = json_schema()["$defs"]
+    beta = definitions["SelectionConfig"]["properties"]["beta"]
+    assert (beta["minimum"], beta["maximum"], beta["default"]) == (0.0, 1.0, 0.15)
+    assert "selection rate" in beta["description"]
+    assert "null" not in schema_text()
+    assert definitions["Experiment"]["required"] == ["name"]
+    assert definitions["FleetConfig"]["additionalProperties"] is False
+
+
+def test_a_row_of_the_page_has_values_unit_and_default() -> None:
+    assert (
+        "| `deadline_s` | number > 0 and ≤ 1e+07, s | `60.0` | "
+        "Time from the dispatch, without the time in the upload queue. |"
+    ) in reference_page()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_names_the_schema(path: Path) -> None:
+    assert path.read_text().startswith("#:schema ../docs/experiment.schema.json\n")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_resolved_lines_are_the_same_experiment(path: Path) -> None:
+    document = read_document(path)
+    settings = ["selection.V=9", "fleet.0.name=first"]
+    lines = list(resolved_lines(document, "e.toml", settings, 5))
+    again = parse_experiment(msgspec.toml.decode("\n".join(lines)), "resolved")
+    assert again == load_experiment(path, settings, 5)
+
+
+def test_each_resolved_value_has_its_origin() -> None:
+    document = {"name": "a", "fleet": [{"count": 4}], "model": {"name": "mlp"}}
+    text = "\n".join(resolved_lines(document, "e.toml", ["fleet.0.name=b", "selection.V=9"], 5))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    fleet = lines.index("[[fleet]]")
+    for line in (
+        'name = "a" # e.toml',
+        "seed = 5 # --seed",
+        "rounds = 30 # default",
+        "V = 9.0 # --set",
+        "# max_steps: not set # default",
+        "training = true # derived",
+    ):
+        assert line in lines
+    assert {'name = "b" # --set', "count = 4 # e.toml", "noise = 0.1 # default"} <= set(
+        lines[fleet:]
+    )
