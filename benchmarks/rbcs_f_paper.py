@@ -1,4 +1,4 @@
-"""The experiment of the RBCS-F paper: our numbers beside the reference, and its figures.
+"""The experiment of the RBCS-F paper: our numbers compared with the reference, and its figures.
 
     fairbed bench rbcs-f-paper [--figures 2,3,4] [--seeds 20] [--rounds 500]
                                [--out rbcs-f-paper] [--json]
@@ -6,14 +6,13 @@
                                [--datasets fashion-mnist,cifar10] [--mixtures 1,10,inf]
                                [--train-rounds 100] [--examples 6000] [--out ...] [--json]
 
-Forty devices in four groups of speed, eight a round, on a virtual clock, as in
+Forty devices in four speed groups, eight per round, on a virtual clock, as in
 examples/rbcs-f-paper.toml. With figures 2 to 4, or none, the table has the total time, queues and
-rates of every policy with standard errors, beside the recorded reference, which holds for 500
-rounds; what has to hold for any number (orderings, the guarantee after every round) is checked.
-Figures 5 and 6 train, with the data of FAIRBED_DATA, and come with a table of intervals over seeds
-and of what the paper reads in them. What was trained before into the same folder is not trained
-again, and a run that was cut off is gone on with. Status 1: a number is too far off, or a check
-does not hold.
+rates of every policy with standard errors, and the recorded reference for 500 rounds. Orderings
+and the guarantee after every round are checked. Figures 5 and 6 train models with the data of
+FAIRBED_DATA and print intervals over seeds and the paper's statements about the figures. Completed
+training runs in the same folder are not repeated, interrupted ones resume. Status 1: a number
+differs too much, or a check fails.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from experiments.rbcs_f_paper.accuracy_report import (
 )
 from experiments.rbcs_f_paper.arms import all_arms
 from experiments.rbcs_f_paper.report import markdown
-from experiments.rbcs_f_paper.rounds import play_all
+from experiments.rbcs_f_paper.rounds import replay_all
 from experiments.rbcs_f_paper.settings import (
     DATASETS,
     MIXTURES,
@@ -64,20 +63,20 @@ DRAWN = {
     3: (figures.draw_times, figures.draw_regret),
     4: (figures.draw_pulls,),
 }
-"""Figures that need no training, each with what goes beside it."""
+"""Functions that draw the figures without training, and related figures."""
 TRAINED: tuple[Figure, ...] = (5, 6)
 GAMMAS = tuple(f"{mixture:g}" for mixture in MIXTURES)
 DEFAULT_MODEL = "softmax"
 LEAST_EVALUATIONS = 2
-"""Of a run: a swing is the change from one to the next."""
+"""Evaluations of a run: a swing is the change between two of them."""
 LEAST_EXAMPLES = 1_000
-"""Of a data set: 25 a device."""
-SAID_S = 30.0
-"""Between two lines that say how far the training is."""
+"""Examples of a data set: 25 per device."""
+PROGRESS_S = 30.0
+"""Time between two progress lines of the training, seconds."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code.
+    """Run the benchmark and print its results; return the exit code.
 
     Raises:
         UsageError: An argument is wrong, or data or a library for the figures are missing.
@@ -88,27 +87,27 @@ def main(arguments: list[str]) -> int:
     _check(wanted, size)
     trained = [number for number in TRAINED if number in wanted]
     plays = not trained or len(trained) < len(wanted)
-    said: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     tables, drawn = list[str](), list[Path]()
     status = DONE
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         if plays:
             summary, paths = _play(wanted, options)
-            said |= msgspec.to_builtins(summary)
+            results |= msgspec.to_builtins(summary)
             tables.append(markdown(summary))
             drawn += paths
             status = DONE if summary.is_reproduced else FAILED
         if trained:
             learned, paths = _train(trained, size, options.out)
-            said["accuracy"] = msgspec.to_builtins(learned)
+            results["accuracy"] = msgspec.to_builtins(learned)
             tables.append(accuracy_markdown(learned))
             drawn += paths
     except (ExperimentError, DatasetError, TaskError) as exc:
         raise UsageError(str(exc)) from exc
     except (OSError, DamagedFile) as exc:
         raise RunError(str(exc)) from exc
-    print(msgspec.json.encode(said).decode() if options.json else "\n".join(tables))
+    print(msgspec.json.encode(results).decode() if options.json else "\n".join(tables))
     for path in drawn:
         for file in files_of(path):
             print(f"wrote {file}", file=sys.stderr)
@@ -123,7 +122,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--figures", default="2,3,4,5,6", help="some of 2,3,4,5,6, or none (default all)")
-    add("--seeds", type=int, default=20, help="worlds, each played by every policy (default 20)")
+    add("--seeds", type=int, default=20, help="worlds, each replayed by every policy (default 20)")
     add("--rounds", type=int, default=500, help="of each replay without training (default 500)")
     add("--model", choices=MODELS, help=f"of figures 5 and 6 (default {DEFAULT_MODEL})")
     add("--datasets", default=",".join(DATASETS), help="of figures 5 and 6 (default both)")
@@ -145,34 +144,31 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def _figures(text: str) -> list[int]:
     if text == "none":
         return []
-    words = text.split(",")
-    known = list(map(str, FIGURES))
-    _refuse_strangers("--figures", words, known, "none")
-    return sorted({int(word) for word in words})
+    numbers = text.split(",")
+    _check_known("--figures", numbers, list(map(str, FIGURES)), "none")
+    return sorted({int(number) for number in numbers})
 
 
-def _refuse_strangers(
-    option: str, words: Sequence[str], known: Sequence[str], also: str = ""
-) -> None:
-    if strange := [word for word in words if word not in known]:
+def _check_known(option: str, values: Sequence[str], known: Sequence[str], other: str = "") -> None:
+    if unknown := [value for value in values if value not in known]:
         raise UsageError(
-            f"bench: {option} must be some of {','.join(known)}{also and f' or {also}'}, "
-            f"got {strange[0]!r}"
+            f"bench: {option} must be some of {','.join(known)}{other and f' or {other}'}, "
+            f"got {unknown[0]!r}"
         )
 
 
 def _size(options: argparse.Namespace) -> Size:
-    """Return how much is trained: what suits the model, and what was asked for."""
+    """Return the extent of the training: the default of the model, with the options."""
     if options.quick:
         return QUICK if options.model is None else replace(QUICK, model=options.model)
     datasets, mixtures = options.datasets.split(","), options.mixtures.split(",")
-    _refuse_strangers("--datasets", datasets, DATASETS)
-    _refuse_strangers("--mixtures", mixtures, GAMMAS)
+    _check_known("--datasets", datasets, DATASETS)
+    _check_known("--mixtures", mixtures, GAMMAS)
     size = SIZES[options.model or DEFAULT_MODEL]
     size = replace(
         size,
         datasets=tuple(dict.fromkeys(datasets)),
-        mixtures=tuple(sorted({float(word) for word in mixtures})),
+        mixtures=tuple(sorted({float(mixture) for mixture in mixtures})),
         seeds=options.train_seeds or size.seeds,
         rounds=options.train_rounds or size.rounds,
         max_examples=_examples(options.examples, size.max_examples),
@@ -183,9 +179,9 @@ def _size(options: argparse.Namespace) -> Size:
     return size
 
 
-def _examples(text: str | None, usual: int | None) -> int | None:
+def _examples(text: str | None, default: int | None) -> int | None:
     if text is None or text == "all":
-        return usual if text is None else None
+        return default if text is None else None
     if not text.isdecimal() or int(text) < LEAST_EXAMPLES:
         raise UsageError(
             f"bench: --examples must be all or a number of at least {LEAST_EXAMPLES}, got {text!r}"
@@ -194,45 +190,45 @@ def _examples(text: str | None, usual: int | None) -> int | None:
 
 
 def _check(wanted: Sequence[int], size: Size) -> None:
-    """Refuse before anything is computed what could not be drawn in the end."""
+    """Check before the computation that the figures can be drawn."""
     if wanted and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"bench: {MISSING}, or draw nothing: --figures none")
+        raise UsageError(f"bench: {MISSING}, or draw no figure: --figures none")
     if not set(wanted) - set(DRAWN):
         return
     for status in describe_all(os.environ):
         if status.name in size.datasets and not status.is_available:
             raise UsageError(
                 f"bench: figures 5 and 6 need data: {status.problem}; {status.what_to_do}, or "
-                "train nothing: --figures 2,3,4"
+                "skip the training: --figures 2,3,4"
             )
 
 
 def _play(wanted: Sequence[int], options: argparse.Namespace) -> tuple[Summary, list[Path]]:
-    """Play all that needs no training."""
+    """Run all replays without training."""
     started, folder = time.perf_counter(), options.out
-    played = play_all(all_arms(), options.rounds, options.seeds)
+    played = replay_all(all_arms(), options.rounds, options.seeds)
     summary = summarise(played, options.seeds, options.rounds)
     (folder / "table.md").write_text(markdown(summary), encoding="utf-8")
     (folder / "numbers.json").write_bytes(msgspec.json.encode(summary))
-    _say(f"{len(played)} arms of {options.seeds} seeds", started)
+    _log(f"{len(played)} arms of {options.seeds} seeds", started)
     return summary, [draw(played, folder) for number in wanted for draw in DRAWN.get(number, ())]
 
 
 def _train(
     wanted: Sequence[Figure], size: Size, folder: Path
 ) -> tuple[AccuracySummary, list[Path]]:
-    """Train what is not trained already."""
-    started = said = time.perf_counter()
+    """Run the training runs that are not completed."""
+    started = last_line = time.perf_counter()
     settings = settings_of(wanted, size)
 
-    def told(done: int) -> None:
-        nonlocal said
+    def on_progress(done: int) -> None:
+        nonlocal last_line
         now = time.perf_counter()
-        if now - said >= SAID_S or done == len(settings):
-            said = now
-            _say(f"{done} of {len(settings)} runs of training", started)
+        if now - last_line >= PROGRESS_S or done == len(settings):
+            last_line = now
+            _log(f"{done} of {len(settings)} training runs", started)
 
-    trained = train_all(settings, size, folder / "curves", told)
+    trained = train_all(settings, size, folder / "curves", on_progress)
     summary = summarise_accuracy(wanted, trained, size)
     name = f"accuracy-{size.model}"
     (folder / f"{name}.md").write_text(accuracy_markdown(summary), encoding="utf-8")
@@ -241,5 +237,5 @@ def _train(
     return summary, [path for paths in drawn for path in paths]
 
 
-def _say(what: str, started: float) -> None:
-    print(f"{what}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr)
+def _log(progress: str, started: float) -> None:
+    print(f"{progress}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr)

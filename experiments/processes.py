@@ -1,4 +1,4 @@
-"""Child processes of studies and benchmarks; they end with their parent, however it ends."""
+"""Child processes of studies and benchmarks; they end with their parent in every case."""
 
 import multiprocessing
 import os
@@ -10,11 +10,11 @@ from fairbed.testbed.host.guard import die_with_parent
 def fresh_processes(workers: int) -> ProcessPoolExecutor:
     """Return a pool of new interpreters; submit its jobs from the main thread.
 
-    Each holds both ends of the pipe that its jobs come through: left alone, a `kill -9` of the one
-    that hands them out would leave it waiting for ever.
+    Each worker holds both ends of its job pipe: without `die_with_parent`, it would wait forever
+    after a `kill -9` of the parent.
 
     Args:
-        workers: How many at most.
+        workers: Greatest number of workers.
     """
     return ProcessPoolExecutor(
         workers,

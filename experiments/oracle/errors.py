@@ -1,8 +1,8 @@
 """Errors of all estimators on a finished run, beside those of predictors with the ground truth.
 
-A replay stores the expected exchange time of each device at a selection (`expected_tau_s`).
-The predictor `known` replaces the rates of that instant by the mean rates of the last `RECENT_S`:
-8 M / mean B, and the waiting of TCP slow start.
+A replay stores the expected exchange time of each device at the instant of a selection
+(`expected_tau_s`). The predictor `known` replaces the rates of that instant by the mean rates of
+the last `RECENT_S`: 8 M / mean B, and the waiting time of TCP slow start.
 
 A device does not know these rates: it knows its link from its last transfers. The predictor `known
 then` uses the `RECENT_S` before the ends of those transfers. Its error is a lower bound for
@@ -42,8 +42,8 @@ class RecentRate:
     """The rate of one direction of a link, at an instant and in the last seconds before it.
 
     Args:
-        series: Bit/s over the time of the run.
-        round_trip_s: Of the link, for the waiting of TCP.
+        series: Rate over the time of the run, bit/s.
+        round_trip_s: Round trip time of the link, for the waiting time of TCP.
     """
 
     def __init__(self, series: Series, round_trip_s: float) -> None:
@@ -54,38 +54,38 @@ class RecentRate:
         self._bits: Floats = np.concatenate([[0.0], np.cumsum(steps)])
 
     @property
-    def moves(self) -> bool:
-        """It changes."""
+    def is_variable(self) -> bool:
+        """Whether the rate changes over time."""
         return not self._series.is_constant
 
-    def longer_s(self, n_bytes: int, now: float, until: float) -> float:
-        """Return how much longer a transfer takes by some seconds than by this instant.
+    def extra_s(self, n_bytes: int, now: float, until: float) -> float:
+        """Return the transfer time at the recent mean rate minus that at the rate of an instant.
 
-        In a hole the instant counts as the mean of the whole, as in a replay (`ProfileWorld`).
+        In a coverage hole the rate of the instant is the mean of the series, as in a replay
+        (`ProfileWorld`).
 
         Args:
             n_bytes: Payload.
             now: The instant, seconds of the run.
-            until: End of those seconds, `RECENT_S` or all since the run began.
+            until: End of the recent time, which lasts `RECENT_S`, less at the start of a run.
         """
         since = max(until - RECENT_S, 0.0)
-        if not self.moves or until <= since:
+        if not self.is_variable or until <= since:
             return 0.0
-        at_once_bps = self._series.at(now + ROUNDING_S) or self._series.mean
-        recent_bps = (self._carried(until) - self._carried(since)) / (until - since)
-        return self._takes_s(n_bytes, max(recent_bps, LEAST_BPS)) - self._takes_s(
-            n_bytes, at_once_bps
-        )
+        instant_bps = self._series.at(now + ROUNDING_S) or self._series.mean
+        recent_bps = (self._bits_until(until) - self._bits_until(since)) / (until - since)
+        recent_s = self._transfer_s(n_bytes, max(recent_bps, LEAST_BPS))
+        return recent_s - self._transfer_s(n_bytes, instant_bps)
 
-    def _takes_s(self, n_bytes: int, bps: float) -> float:
-        """Return what a transfer takes at one rate."""
+    def _transfer_s(self, n_bytes: int, bps: float) -> float:
+        """Return the duration of a transfer at a constant rate."""
         line_s = np.array([8.0 * n_bytes / bps])
         return float(line_s[0] + waiting_s(8.0 * n_bytes, line_s, self._round_trip_s)[0])
 
-    def _carried(self, t: float) -> float:
-        """Return the bits from the beginning of the run to `t`."""
-        laps, into = divmod(t, self._series.period_s)
-        return float(laps * self._bits[-1] + np.interp(into, self._t_s, self._bits))
+    def _bits_until(self, t: float) -> float:
+        """Return the bits from the start of the run to `t`."""
+        periods, rest_s = divmod(t, self._series.period_s)
+        return float(periods * self._bits[-1] + np.interp(rest_s, self._t_s, self._bits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,38 +95,38 @@ class RecentLink:
     down: RecentRate
     up: RecentRate
 
-    def longer_s(self, x: ExchangeRow, last: ExchangeRow | None = None) -> float:
-        """Return how much longer an exchange is expected to take than by the instant it began at.
+    def extra_s(self, x: ExchangeRow, last: ExchangeRow | None = None) -> float:
+        """Return the expected time of an exchange minus that with the rates at its dispatch.
 
         Args:
             x: The exchange.
-            last: One before, at the ends of whose transfers the rates are told; None tells them
-                at the beginning of `x`.
+            last: The device's exchange before, at the ends of whose transfers the recent rates are
+                taken; None takes them at the dispatch of `x`.
         """
         now = down_at = up_at = x.dispatched_at_s
         if last is not None:
             down_at = last.dispatched_at_s + (last.signal_s or 0.0) / 2.0 + (last.download_s or 0.0)
             up_at = last.dispatched_at_s + (last.tau_wall_s or 0.0)
-        down_s = self.down.longer_s(x.bytes_down, now, down_at)
-        return down_s + self.up.longer_s(x.bytes_up, now, up_at)
+        down_s = self.down.extra_s(x.bytes_down, now, down_at)
+        return down_s + self.up.extra_s(x.bytes_up, now, up_at)
 
 
 def recent_links(folder: Path) -> dict[str, RecentLink]:
-    """Return the links of a replayed fleet that move, by device.
+    """Return the variable links of a replayed fleet, by device.
 
     A linear fleet has none; those of a very large fleet are not computed.
 
     Args:
-        folder: Of the replay.
+        folder: Folder of the replay.
 
     Raises:
-        ExperimentError: Its experiment, or a profile or trace of it, cannot be read any more.
+        ExperimentError: Its experiment, or a profile or trace of it, can no longer be read.
     """
     experiment = load_experiment(folder / CONFIG)
     is_linear = any(group.model is not None for group in experiment.fleet)
     if is_linear or experiment.devices > MAX_EMULATED:
         return {}
-    # Only links are asked for: how fast the emulating machine is does not matter.
+    # The speed of the emulating machine has no effect on links.
     emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
     try:
         devices = plan_fleet(msgspec.structs.replace(experiment, emulation=emulation), os.environ)
@@ -140,27 +140,29 @@ def recent_links(folder: Path) -> dict[str, RecentLink]:
         for device in devices
         if (link := device.tracks.link) is not None
     }
-    return {name: link for name, link in links.items() if link.down.moves or link.up.moves}
+    return {
+        name: link for name, link in links.items() if link.down.is_variable or link.up.is_variable
+    }
 
 
 KNOWN = "known"
-"""Stands beside the names of the estimators."""
+"""Name of the predictor beside the names of the estimators."""
 
 KNOWN_THEN = "known then"
-"""The same, but with rates that are as old as those that devices tell; of replays only."""
+"""The same with rates as old as those that devices report; of replays only."""
 
 
 def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]:
-    """Return the prequential errors of all estimators, and of `known` where the truth is kept.
+    """Return the prequential errors of all estimators, and of `known` if the truth is stored.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         counted_after: Only the errors of later rounds are returned.
 
     Raises:
         StoreError: The store cannot be read.
         BackendError: The costs of steps cannot be read.
-        DatasetError: The data set of the run cannot be loaded any more.
+        DatasetError: The data set of the run can no longer be loaded.
         ExperimentError: The run's experiment cannot be read.
     """
     with RunReader(folder) as reader:
@@ -179,7 +181,7 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
     """
     links = recent_links(folder)
     rows = {device.name: device.row for device in reader.devices()}
-    known_s = {
+    expected_s = {
         fleet.round: np.frombuffer(fleet.expected_tau_s, "<f8")
         for fleet in reader.fleet_contexts()
         if fleet.expected_tau_s is not None
@@ -187,25 +189,25 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
     trials: dict[str, list[EstimatorTrial]] = {KNOWN: [], **({KNOWN_THEN: []} if links else {})}
     last = dict[str, ExchangeRow]()
     for one_round in rounds_that_teach(reader.exchanges()):
-        if (known := known_s.get(one_round[0].round)) is None:
+        if (expected := expected_s.get(one_round[0].round)) is None:
             continue
-        chosen = np.array([rows[x.device] for x in one_round], dtype=np.int64)
+        cohort = np.array([rows[x.device] for x in one_round], dtype=np.int64)
         measured = Measured.whole(np.array([x.tau_s or 0.0 for x in one_round]))
-        for name, played in trials.items():
-            context = np.zeros((len(chosen), CONTEXT))
-            context[:, INVERSE_MU] = known[chosen]
+        for name, of_predictor in trials.items():
+            context = np.zeros((len(cohort), CONTEXT))
+            context[:, INVERSE_MU] = expected[cohort]
             reports = last if name == KNOWN_THEN else {}
             context[:, DOWN] = [
-                links[x.device].longer_s(x, reports.get(x.device)) if x.device in links else 0.0
+                links[x.device].extra_s(x, reports.get(x.device)) if x.device in links else 0.0
                 for x in one_round
             ]
             is_counted = one_round[0].round > counted_after
-            played.append(EstimatorTrial(chosen, context, measured, is_counted))
+            of_predictor.append(EstimatorTrial(cohort, context, measured, is_counted))
         last.update({x.device: x for x in one_round})
-    nothing_more, alpha = OraclePredictor(np.zeros(len(rows))), alpha_of(reader.plan.selection)
+    predictor, alpha = OraclePredictor(np.zeros(len(rows))), alpha_of(reader.plan.selection)
     return {
-        name: prequential({name: nothing_more}, played, alpha)[name]
-        for name, played in trials.items()
+        name: prequential({name: predictor}, of_predictor, alpha)[name]
+        for name, of_predictor in trials.items()
     }
 
 

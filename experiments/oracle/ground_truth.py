@@ -1,4 +1,4 @@
-"""What one device was meant to have, looked up over any stretch of a run. Pure."""
+"""The configured speed and link of one device, averaged over any interval of a run. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.coordinator.store.tables import ConditionRow, TruthRow
 
 Number: TypeAlias = Literal["speed_ratio", "down_bps", "up_bps"]
-"""Of a condition. The speed is in cores of the emulating machine."""
+"""A quantity of a condition. The speed is in cores of the emulating machine."""
 
 NOT_SLOWED = 1.0
 """Speed of a device that is as fast as a core of this machine, or faster."""
@@ -19,32 +19,33 @@ NOT_SLOWED = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """Stretches of time and their means; where none is known, what never changed."""
+    """Mean values of a device by interval of time, and the constant values outside of them."""
 
     start_s: Floats
-    """On the run's clock, shape (R,)."""
+    """Starts of the intervals on the run's clock, shape (R,)."""
     end_s: Floats
     means: dict[Number, Floats]
     """Each of shape (R,); a rate without limit is inf."""
     constant: dict[Number, float]
+    """Values where no interval is stored."""
 
     def mean(self, number: Number, start_s: float, end_s: float) -> float:
-        """Return the mean of a number over a stretch of time, of what is known of it."""
+        """Return the mean of a quantity over a time span, from the intervals that overlap it."""
         overlap_s = np.minimum(self.end_s, end_s) - np.maximum(self.start_s, start_s)
-        met: Bools = overlap_s > 0.0
-        if not met.any():
+        overlaps: Bools = overlap_s > 0.0
+        if not overlaps.any():
             return self.constant[number]
-        return float(np.average(self.means[number][met], weights=overlap_s[met]))
+        return float(np.average(self.means[number][overlaps], weights=overlap_s[overlaps]))
 
 
 def ground_truth_of(
     truth: TruthRow, conditions: Sequence[ConditionRow], host_core_speed: float
 ) -> GroundTruth:
-    """Return the past of a device.
+    """Return the ground truth of a device.
 
     Args:
-        truth: What was configured for it.
-        conditions: What it was meant to have over time; none for a device that never changes.
+        truth: Its configuration.
+        conditions: Its configured values over time; empty for a device that never changes.
         host_core_speed: Speed of one core of the emulating machine, in cores of the reference
             machine.
     """

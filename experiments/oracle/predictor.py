@@ -1,11 +1,11 @@
-"""Predicts exchange times from the true speed and recent link rates of a device. Pure.
+"""A predictor with the true speed and recent link rates of a device. Pure.
 
     tau = work / speed + load s + 8 M_down / B_down + 8 M_up / B_up + fixed
 
-with the speed of the device and the rates of its link as they truly were, on average, in the
-`RECENT_S` before the selection. Opening a session, control
-messages and the broker are not modelled: `load` and `fixed` are medians over the whole run. So the
-predictor has more information than any estimator, except about the future of the link.
+with the true means of the speed and the link rates in the `RECENT_S` before the selection. Opening
+a session, control messages and the broker are not modelled: `load` and `fixed` are medians over
+the whole run. So the predictor has more information than any estimator, except about the future of
+the link.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,24 +27,24 @@ from fairbed.coordinator.algorithms.estimation.prequential import EstimatorTrial
 from fairbed.coordinator.store.tables import ExchangeRow
 
 RECENT_S = 5.0
-"""So much of the link's truth is known: the yardstick of issue 5."""
+"""Length of the link history that the predictor uses (issue 5)."""
 
 LEAST_BPS = 1e3
-"""What a link is thought to carry after a hole that long: the least that the registry knows."""
+"""Rate of a link after a hole of that length: the least rate that the registry accepts."""
 
 
 class OraclePredictor:
-    """Predicts from parts that are known: each column of a context is seconds of an exchange.
+    """Sums the known parts of an exchange: each column of a context is seconds of it.
 
     Args:
-        fixed_s: What every exchange of a device takes beside these, seconds, shape (N,).
+        fixed_s: Time of every exchange beside these parts, by device, seconds, shape (N,).
     """
 
     def __init__(self, fixed_s: Floats) -> None:
         self._fixed_s = fixed_s
 
     def predict(self, context: Floats) -> Prediction:
-        """Predict for the parts of one exchange a device, seconds, shape (N, 4)."""
+        """Predict from the parts of one exchange per device, seconds, shape (N, 4)."""
         n = len(context)
         return Prediction(
             tau_hat_s=context.sum(axis=1) + self._fixed_s[:n],
@@ -53,33 +53,33 @@ class OraclePredictor:
         )
 
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
-        """There is nothing to learn."""
+        """Do nothing: this predictor does not learn."""
 
 
 def oracle_trials(
     rounds: Sequence[Sequence[ExchangeRow]],
     rows: Mapping[str, int],
-    pasts: Mapping[str, GroundTruth],
+    truths: Mapping[str, GroundTruth],
     work_s: Callable[[ExchangeRow], float],
     counted_after: float = 0.0,
 ) -> tuple[OraclePredictor, list[EstimatorTrial]]:
-    """Return who knows, and the parts of each exchange as known before its selection.
+    """Return the predictor, and the parts of each exchange that it knows before the selection.
 
     Args:
-        rounds: The exchanges that may teach, round by round.
+        rounds: The exchanges from which estimators may learn, round by round.
         rows: Row of each device.
-        pasts: Of each device.
-        work_s: Tells what the training of an exchange costs, seconds of one core of the emulating
+        truths: Ground truth of each device.
+        work_s: Returns the training cost of an exchange, seconds of one core of the emulating
             machine.
-        counted_after: Only the errors of later rounds than this are told.
+        counted_after: Only the errors of rounds after this one count.
     """
-    load_s = _loads(rounds)
+    load_s = _median_load_s(rounds)
     trials, rest = [], dict[str, list[float]]()
     for one_round in rounds:
         context = np.zeros((len(one_round), CONTEXT))
         for at, x in enumerate(one_round):
-            truth = pasts[x.device]
-            context[at] = _parts(x, truth, work_s(x), load_s.get((x.device, x.s_not_previous), 0.0))
+            truth, load = truths[x.device], load_s.get((x.device, x.s_not_previous), 0.0)
+            context[at] = _parts_s(x, truth, work_s(x), load)
             rest.setdefault(x.device, []).append(_rest_s(x, truth, context[at]))
         trials.append(
             EstimatorTrial(
@@ -95,8 +95,8 @@ def oracle_trials(
     return OraclePredictor(fixed_s), trials
 
 
-def _parts(x: ExchangeRow, truth: GroundTruth, work_s: float, load_s: float) -> Floats:
-    """Return the parts of an exchange that were known before it began, seconds, shape (4,)."""
+def _parts_s(x: ExchangeRow, truth: GroundTruth, work_s: float, load_s: float) -> Floats:
+    """Return the parts of an exchange that are known before its dispatch, seconds, shape (4,)."""
     start_s, end_s = x.dispatched_at_s - RECENT_S, x.dispatched_at_s
     parts = np.zeros(CONTEXT)
     parts[INVERSE_MU] = work_s / truth.mean("speed_ratio", start_s, end_s)
@@ -107,29 +107,29 @@ def _parts(x: ExchangeRow, truth: GroundTruth, work_s: float, load_s: float) -> 
 
 
 def _rest_s(x: ExchangeRow, truth: GroundTruth, parts: Floats) -> float:
-    """Return what an exchange took beside its parts, had the link been known as it came to be."""
+    """Return the time of an exchange beside its parts, with the true link during its transfers."""
     download_s, upload_s, tau_s = x.download_s or 0.0, x.upload_s or 0.0, x.tau_s or 0.0
     down_at_s = x.dispatched_at_s + (x.signal_s or 0.0) / 2.0
     arrived_s = x.dispatched_at_s + (x.tau_wall_s or tau_s)
-    lines_s = _line_s(truth, "down_bps", x.bytes_down, down_at_s, down_at_s + download_s)
-    lines_s += _line_s(truth, "up_bps", x.bytes_up, arrived_s - upload_s, arrived_s)
-    return float(tau_s - parts[INVERSE_MU] - parts[COLD] - lines_s)
+    busy_s = _link_busy_s(truth, "down_bps", x.bytes_down, down_at_s, down_at_s + download_s)
+    busy_s += _link_busy_s(truth, "up_bps", x.bytes_up, arrived_s - upload_s, arrived_s)
+    return float(tau_s - parts[INVERSE_MU] - parts[COLD] - busy_s)
 
 
-def _line_s(
+def _link_busy_s(
     truth: GroundTruth, number: Number, n_bytes: int, start_s: float, end_s: float
 ) -> float:
-    """Return how long a line was busy with a transfer that took from `start_s` to `end_s`."""
+    """Return the busy time of a link in a transfer that lasted from `start_s` to `end_s`."""
     if end_s <= start_s:
         return 0.0
     busy_s = 8.0 * n_bytes / max(truth.mean(number, start_s, end_s), LEAST_BPS)
     return min(busy_s, end_s - start_s)
 
 
-def _loads(rounds: Sequence[Sequence[ExchangeRow]]) -> dict[tuple[str, int], float]:
-    """Return the median time of loading of each device, cold and warm."""
-    seen: dict[tuple[str, int], list[float]] = {}
+def _median_load_s(rounds: Sequence[Sequence[ExchangeRow]]) -> dict[tuple[str, int], float]:
+    """Return the median loading time of each device, cold and warm, seconds."""
+    by_device: dict[tuple[str, int], list[float]] = {}
     for x in (x for one_round in rounds for x in one_round):
         if x.load_s is not None:
-            seen.setdefault((x.device, x.s_not_previous), []).append(x.load_s)
-    return {key: float(np.median(found)) for key, found in seen.items()}
+            by_device.setdefault((x.device, x.s_not_previous), []).append(x.load_s)
+    return {key: float(np.median(found)) for key, found in by_device.items()}

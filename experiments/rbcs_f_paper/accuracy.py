@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PANEL_IN = (2.5, 2.3)
-"""Of one panel: width and height, inches."""
+"""Width and height of one panel, inches."""
 LEAST_WIDTH_IN = 4.4
-"""Three names of curves beside each other, inches."""
+"""Width of three legend entries in a row, inches."""
 POINTS = 60
-"""Instants at which curves over time are compared."""
+"""Number of instants at which curves over time are compared."""
 
 
 def draw_accuracy(number: Figure, trained: Trained, size: Size, folder: Path) -> list[Path]:
@@ -61,9 +61,9 @@ def _draw(path: Path, number: Figure, trained: Trained, size: Size, *, by_time: 
 
 
 def mixture_title(mixture: float) -> str:
-    """Return what a gamma_1 means."""
+    """Return the title of a panel for a gamma_1."""
     if math.isinf(mixture):
-        return "$\\gamma_1 = \\infty$ (all alike)"
+        return "$\\gamma_1 = \\infty$ (even)"
     return f"$\\gamma_1$ = {mixture:g}"
 
 
@@ -79,9 +79,9 @@ def _curve(
 
 
 def ends(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the lower end, mean and upper end over seeds at each place, each of shape (T,).
+    """Return lower end, mean and upper end over seeds at each position, each of shape (T,).
 
-    One seed has no interval: its ends are its values.
+    One seed has no interval: both ends are its value.
     """
     found = [interval(column) for column in values.T]
     mean = np.array([one.mean for one in found])
@@ -93,7 +93,7 @@ def ends(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def over_time(curves: Sequence[Curve]) -> tuple[Floats, Floats]:
-    """Return instants (P,) that all curves have reached, and each one's accuracy there (K, P)."""
+    """Return instants (P,) that all curves cover, and the accuracy of each curve there (K, P)."""
     first = max(curve.time_s[0] for curve in curves)
     last = min(curve.time_s[-1] for curve in curves)
     instants = np.linspace(first, last, POINTS)

@@ -23,13 +23,13 @@ class AccuracySummary:
     """Rounds between two evaluations."""
     seeds: int
     max_examples: int | None
-    """Of a data set; None is all."""
+    """Examples of a data set; None is all."""
     outcomes: list[Outcome]
     readings: list[Reading]
 
 
 def summarise_accuracy(figures: Sequence[Figure], trained: Trained, size: Size) -> AccuracySummary:
-    """Return the summary of the figures that were trained."""
+    """Return the summary of the trained figures."""
     return AccuracySummary(
         model=size.model,
         rounds=size.rounds,
@@ -42,19 +42,19 @@ def summarise_accuracy(figures: Sequence[Figure], trained: Trained, size: Size) 
 
 
 def accuracy_markdown(summary: AccuracySummary) -> str:
-    """Return all tables, in Markdown that is also fit for a terminal."""
-    many = "all" if summary.max_examples is None else f"{summary.max_examples:,}"
+    """Return all tables, in Markdown that is readable on a terminal."""
+    examples = "all" if summary.max_examples is None else f"{summary.max_examples:,}"
     parts = [
-        f"{summary.model}, {many} examples, {summary.rounds} rounds, {summary.seeds} seeds. Means "
-        "with 95 % intervals; in bold the differences, seed by seed, whose interval has no 0. "
-        "Accuracy is the mean of the last five evaluations, one every "
-        f"{summary.every} rounds; a swing is the mean change from one to the next."
+        f"{summary.model}, {examples} examples, {summary.rounds} rounds, {summary.seeds} seeds. "
+        "Means with 95 % intervals; bold: paired differences whose interval excludes 0. Accuracy "
+        f"is the mean of the last five evaluations, one every {summary.every} rounds; a swing is "
+        "the mean change between two evaluations."
     ]
     keys = dict.fromkeys((one.figure, one.dataset) for one in summary.outcomes)
     for figure, dataset in keys:
         found = [one for one in summary.outcomes if (one.figure, one.dataset) == (figure, dataset)]
         parts += [f"Figure {figure}, {TITLES[dataset]}:", _outcomes(found)]
-    parts += ["Statements, each a difference that is above 0 where it is true:"]
+    parts += ["Statements, each with a difference that is positive if it is true:"]
     parts += [_readings(summary.readings)]
     return "\n\n".join(parts) + "\n"
 
@@ -62,10 +62,10 @@ def accuracy_markdown(summary: AccuracySummary) -> str:
 def _outcomes(found: Sequence[Outcome]) -> str:
     has_times = found[0].figure == 6
     base = next(one.label for one in found if one.final_against is None)
-    heads = ["gamma_1", "curve", "accuracy at the end", f"minus {base}", "swing"]
+    heads = ["gamma_1", "curve", "final accuracy", f"minus {base}", "swing"]
     heads += [f"rounds to {found[0].target:.3f}"]
     if has_times:
-        heads += ["time of all rounds, s", "accuracy when the quickest is over", f"minus {base}"]
+        heads += ["time of all rounds, s", "accuracy at the end of the fastest", f"minus {base}"]
     return table(heads, [list(_cells(one, has_times)) for one in found])
 
 
@@ -93,23 +93,23 @@ def _readings(found: Sequence[Reading]) -> str:
         ]
         for one in found
     ]
-    return table(["figure", "data", "statement", "difference", "here"], rows)
+    return table(["figure", "data", "statement", "difference", "result"], rows)
 
 
 def with_ends(found: ConfidenceInterval, digits: int = ACCURACY_DIGITS) -> str:
-    """Write a mean and its interval."""
-    return _written(found, f".{digits}f")
+    """Format a mean and its interval."""
+    return _formatted(found, f".{digits}f")
 
 
 def difference(found: ConfidenceInterval | None) -> str:
-    """Write a difference and its interval, in bold when 0 is outside; nothing for None."""
+    """Format a difference and its interval, in bold if it excludes 0; nothing for None."""
     if found is None:
         return ""
-    text = _written(found, "+.1f" if abs(found.mean) > 1.0 else f"+.{ACCURACY_DIGITS}f")
+    text = _formatted(found, "+.1f" if abs(found.mean) > 1.0 else f"+.{ACCURACY_DIGITS}f")
     return text if found.verdict == "unclear" else f"**{text}**"
 
 
-def _written(found: ConfidenceInterval, form: str) -> str:
+def _formatted(found: ConfidenceInterval, form: str) -> str:
     mean = format(found.mean, form)
     if found.low is None or found.high is None:
         return mean

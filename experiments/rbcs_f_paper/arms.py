@@ -8,8 +8,8 @@ import msgspec
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 
 EXPERIMENT = Path(__file__).parents[2] / "examples" / "rbcs-f-paper.toml"
-MILD, WILD = 0.1, 1.0
-"""By how much of itself a time may deviate: gently, and as the paper's re-implementation has it."""
+LOW_NOISE, HIGH_NOISE = 0.1, 1.0
+"""Relative noise of exchange times; the second is that of the paper's re-implementation."""
 WEIGHTS = (5.0, 10.0, 20.0, 50.0)
 """V of the paper's curves, 1/s."""
 KNOWN_WEIGHTS = (5.0, 20.0, 50.0)
@@ -20,13 +20,14 @@ FEDCS_DEADLINE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One way to select, as the figures call it."""
+    """A selection policy of the figures."""
 
     label: str
+    """Name in figures and tables."""
     settings: tuple[str, ...]
     """Overrides of the experiment file."""
     weight: float | None = None
-    """V of RBCS-F, 1/s; None for the others."""
+    """V of RBCS-F, 1/s; None for other policies."""
 
 
 RANDOM = Policy("random", ("selection.policy=uniform",))
@@ -44,7 +45,7 @@ def rbcs_f(weight: float) -> Policy:
 
 
 def rbcs_f_known(weight: float) -> Policy:
-    """Return RBCS-F that is told the expected times: problem P3 of the paper."""
+    """Return RBCS-F with the true expected times: problem P3 of the paper."""
     settings = ("selection.policy=rbcs-f-known", f"selection.V={weight}")
     return Policy(f"known times({weight:g})", settings, weight)
 
@@ -63,9 +64,9 @@ class Arm:
     """A policy in a world."""
 
     policy: Policy
-    noise: float = MILD
+    noise: float = LOW_NOISE
     coding: str = "not_previous"
-    """When a device counts as cold: it was not in the round before, or the literal opposite."""
+    """When a device counts as cold: not selected in the previous round, or the opposite."""
 
     def experiment(self, rounds: int, seed: int) -> Experiment:
         """Return the arm's experiment.
@@ -81,7 +82,7 @@ class Arm:
 
 def all_arms() -> tuple[Arm, ...]:
     """Return every arm of the table: all policies in both worlds, the learners in both codings."""
-    worlds = (MILD, WILD)
+    worlds = (LOW_NOISE, HIGH_NOISE)
     usual = [Arm(policy=policy, noise=noise) for noise in worlds for policy in POLICIES]
     literal = [
         Arm(policy=rbcs_f(weight), noise=noise, coding="literal_seed")

@@ -1,4 +1,4 @@
-"""Figures 2 to 4 of the RBCS-F paper from our replays, and two that it does not have."""
+"""Figures 2 to 4 of the RBCS-F paper from our replays, and two more."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,18 +9,18 @@ import numpy as np
 from experiments.rbcs_f_paper.arms import (
     FASTEST,
     FEDCS,
+    HIGH_NOISE,
     KNOWN_WEIGHTS,
-    MILD,
+    LOW_NOISE,
     RANDOM,
     WEIGHTS,
-    WILD,
     Arm,
     Policy,
     rbcs_f,
     rbcs_f_known,
 )
 from experiments.rbcs_f_paper.rounds import Trajectory
-from experiments.rbcs_f_paper.table import Played
+from experiments.rbcs_f_paper.table import Replays
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.testbed.compare.figure_style import GREY, band, drawing, series_style
 
@@ -32,19 +32,19 @@ STRATEGIES = (RANDOM, rbcs_f(5.0), rbcs_f(20.0), rbcs_f(50.0), FEDCS)
 NAMES = ("fast", "medium", "slow", "slowest")
 """The groups of examples/rbcs-f-paper.toml, in the order of rows."""
 BIN = 25
-"""Rounds in one column of the pull record."""
-MOST = 0.5
-"""Brightest share of the pull record; above it all look alike."""
+"""Rounds in one column of the selection record."""
+MAX_SHARE = 0.5
+"""Upper end of the colour scale of the selection record."""
 ZOOM_S, ZOOM_RATE = (1250.0, 1800.0), (0.085, 0.155)
-"""Where RBCS-F with a V above 0 is."""
+"""Axis limits around RBCS-F with V > 0."""
 POINTS = 150
-"""Of a curve: more are not seen, and make files large."""
+"""Points of a curve: more are invisible and make files large."""
 BETA = 0.15
-"""Promised rate of examples/rbcs-f-paper.toml."""
+"""Guaranteed rate of examples/rbcs-f-paper.toml."""
 WIDE_IN, TALL_IN = (7.2, 3.2), (7.2, 3.8)
 
 
-def draw_queues(played: Played, folder: Path) -> Path:
+def draw_queues(played: Replays, folder: Path) -> Path:
     """Draw Fig. 2: the sum of the queues against rounds, by V."""
     path = folder / "fig2-queues"
     with drawing(path) as figure:
@@ -53,7 +53,7 @@ def draw_queues(played: Played, folder: Path) -> Path:
             runs = played[Arm(policy=rbcs_f(weight))]
             _band(axes, runs, lambda x: x.backlog, f"V = {weight:g}", number)
         axes.set_xlabel("round")
-        axes.set_ylabel("sum of the fairness queues, rounds owed")
+        axes.set_ylabel("sum of the virtual queues, rounds")
         axes.set_title("Queues level off for every V: later and higher with a larger one")
         axes.margins(x=0.0)
         axes.set_ylim(bottom=0.0)
@@ -61,12 +61,12 @@ def draw_queues(played: Played, folder: Path) -> Path:
     return path
 
 
-def draw_times(played: Played, folder: Path) -> Path:
-    """Draw Fig. 3: the time of all rounds so far, by strategy, in both worlds."""
+def draw_times(played: Replays, folder: Path) -> Path:
+    """Draw Fig. 3: the time of all rounds so far, by strategy, for both noise levels."""
     path = folder / "fig3-time"
     with drawing(path, WIDE_IN) as figure:
         panels = figure.subplots(1, 2, sharey=True)
-        for axes, noise in zip(panels, (MILD, WILD), strict=True):
+        for axes, noise in zip(panels, (LOW_NOISE, HIGH_NOISE), strict=True):
             for number, policy in enumerate((*STRATEGIES, FASTEST)):
                 runs = played[Arm(policy=policy, noise=noise)]
                 _band(axes, runs, lambda x: x.duration_s.cumsum(), policy.label, number)
@@ -79,8 +79,8 @@ def draw_times(played: Played, folder: Path) -> Path:
     return path
 
 
-def draw_pulls(played: Played, folder: Path) -> Path:
-    """Draw Fig. 4: who was selected when, one panel a strategy; the first seed."""
+def draw_pulls(played: Replays, folder: Path) -> Path:
+    """Draw Fig. 4: selections over rounds, one panel per strategy; the first seed."""
     path = folder / "fig4-pulls"
     with drawing(path, TALL_IN) as figure:
         panels = figure.subplots(1, len(STRATEGIES), sharey=True)
@@ -91,9 +91,9 @@ def draw_pulls(played: Played, folder: Path) -> Path:
                 aspect="auto",
                 origin="lower",
                 interpolation="nearest",
-                cmap="cividis",  # even in lightness, made for colour-blind eyes
+                cmap="cividis",  # uniform in lightness, for colour-blind readers
                 vmin=0.0,
-                vmax=MOST,
+                vmax=MAX_SHARE,
                 extent=(0.0, len(first), 0.5, first.shape[1] + 0.5),
             )
             axes.grid(visible=False)
@@ -120,28 +120,28 @@ def binned(is_selected: Bools) -> Floats:
     return rates
 
 
-def draw_front(played: Played, folder: Path) -> Path:
-    """Draw the choice of V: time against what the worst-off device gets."""
+def draw_front(played: Replays, folder: Path) -> Path:
+    """Draw the choice of V: total time against the rate of the least selected device."""
     path = folder / "front"
     learned = [rbcs_f(weight) for weight in (0.0, *WEIGHTS)]
-    told = [rbcs_f_known(weight) for weight in KNOWN_WEIGHTS]
+    known = [rbcs_f_known(weight) for weight in KNOWN_WEIGHTS]
     with drawing(path, WIDE_IN) as figure:
         left, right = figure.subplots(1, 2)
         for axes in (left, right):
             axes.axhline(BETA, color=GREY, linewidth=0.8, linestyle=":")
             _front(axes, played, "RBCS-F, learning", learned, 0)
-            _front(axes, played, "RBCS-F, times known", told, 1)
+            _front(axes, played, "RBCS-F, times known", known, 1)
             axes.set_xlabel("time of all rounds, s")
         for number, policy in enumerate((RANDOM, FEDCS, FASTEST), start=2):
             _front(left, played, policy.label, [policy], number)
         left.set_ylabel("rate of the least selected device")
         left.set_title("all policies")
         left.legend(loc="lower right")
-        left.annotate("promised", (2300.0, BETA), va="bottom", fontsize=7.5, color=GREY)
+        left.annotate("guaranteed", (2300.0, BETA), va="bottom", fontsize=7.5, color=GREY)
         right.set_title("RBCS-F by its V")
         right.set_xlim(*ZOOM_S)
         right.set_ylim(*ZOOM_RATE)
-        for policies, offset, side in ((learned[1:], (7, -3), "left"), (told, (-7, 3), "right")):
+        for policies, offset, side in ((learned[1:], (7, -3), "left"), (known, (-7, 3), "right")):
             for policy in policies:
                 time_s, rate = _place(played, policy)
                 right.annotate(
@@ -156,14 +156,14 @@ def draw_front(played: Played, folder: Path) -> Path:
     return path
 
 
-def _place(played: Played, policy: Policy) -> tuple[Floats, Floats]:
+def _place(played: Replays, policy: Policy) -> tuple[Floats, Floats]:
     """Return the total time and the least rate of each seed."""
     runs = played[Arm(policy=policy)]
     return np.array([run.total_s for run in runs]), np.array([run.min_rate for run in runs])
 
 
 def _front(
-    axes: "Axes", played: Played, label: str, policies: Sequence[Policy], number: int
+    axes: "Axes", played: Replays, label: str, policies: Sequence[Policy], number: int
 ) -> None:
     places = np.array([_place(played, policy) for policy in policies])
     style, (x, y), (wide, high) = series_style(number), places.mean(axis=2).T, places.std(axis=2).T
@@ -173,19 +173,18 @@ def _front(
     )  # fmt: skip
 
 
-def draw_regret(played: Played, folder: Path) -> Path:
-    """Draw what not knowing the times costs, in time and round by round."""
+def draw_regret(played: Replays, folder: Path) -> Path:
+    """Draw the cost of learning the times: extra time and regret over rounds."""
     path = folder / "regret"
     with drawing(path, WIDE_IN) as figure:
         left, right = figure.subplots(1, 2)
         for number, weight in enumerate(KNOWN_WEIGHTS):
-            learned, told = played[Arm(policy=rbcs_f(weight))], played[_told(weight)]
-            extra_s = np.array(
-                [(a.duration_s - b.duration_s).cumsum() for a, b in zip(learned, told, strict=True)]
-            )
+            learned = played[Arm(policy=rbcs_f(weight))]
+            pairs = zip(learned, played[Arm(policy=rbcs_f_known(weight))], strict=True)
+            extra_s = np.array([(a.duration_s - b.duration_s).cumsum() for a, b in pairs])
             _spread(left, extra_s, f"V = {weight:g}", number)
             _band(right, learned, lambda x: x.regret_s.cumsum(), f"V = {weight:g}", number)
-        left.set_title("against who knows the times", fontsize=9.0)
+        left.set_title("against known times", fontsize=9.0)
         left.set_ylabel("extra time so far, s")
         right.set_title("against the best cohort, same queues", fontsize=9.0)
         right.set_ylabel("regret so far, (J - min J) / V, s")
@@ -195,10 +194,6 @@ def draw_regret(played: Played, folder: Path) -> Path:
             axes.set_ylim(bottom=0.0)
         left.legend(loc="upper left")
     return path
-
-
-def _told(weight: float) -> Arm:
-    return Arm(policy=rbcs_f_known(weight))
 
 
 def _band(

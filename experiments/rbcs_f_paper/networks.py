@@ -1,4 +1,4 @@
-"""A network for pictures that a processor trains in about a millisecond a step."""
+"""A small network for images; one training step takes a processor about a millisecond."""
 
 from collections import OrderedDict
 
@@ -12,9 +12,9 @@ KERNEL = 3
 def small_cnn(x_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return two 3x3 convolutions of stride 2 with ReLU, and a linear layer.
 
-    A stride instead of pooling, and few channels: a step takes a fortieth of the multiplications
-    of the `cnn` that is shipped. 9,098 parameters for 28x28 pixels in grey, 11,642 for 32x32 in
-    colour, whose heights and widths are multiples of four.
+    With strides instead of pooling and few channels, a step needs a fortieth of the
+    multiplications of the shipped `cnn`. 9,098 parameters for 28x28 grey pixels, 11,642 for 32x32
+    in colour; height and width must be multiples of four.
     """
     channels, height, width = x_shape
     features = SECOND * (height // 4) * (width // 4)

@@ -1,7 +1,7 @@
 """The numbers of the curves of Figs. 5 and 6, and checks of the paper's statements about them.
 
-Every number is a mean over seeds with a 95 % interval, every comparison one of differences seed by
-seed: runs of one seed share data, first model, fleet and random streams.
+Every number is a mean over seeds with a 95 % interval. Comparisons are paired by seed: runs of one
+seed share data, first model, fleet and random streams.
 """
 
 import math
@@ -27,55 +27,55 @@ from fairbed.testbed.compare.statistics import (
 )
 
 TARGET_SHARE = 0.9
-"""Of what the baseline ends with when classes are alike everywhere: the accuracy to reach."""
+"""Target accuracy, relative to the final accuracy of the baseline with evenly divided classes."""
 
 Trained: TypeAlias = Mapping[Setting, Curve]
 Word: TypeAlias = Literal["shown", "the opposite is shown", "not shown"]
 
 BASELINES: Mapping[Figure, Line] = {5: Line(fixed(EVENNESS[-1]), EVENNESS[-1]), 6: Line(RANDOM)}
-"""What the other curves of a panel are compared with."""
+"""The curve with which the others of a panel are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one curve of one panel comes to."""
+    """The numbers of one curve of one panel."""
 
     figure: Figure
     dataset: str
     mixture: float | None
-    """gamma_1; None is infinite, which JSON does not have."""
+    """gamma_1; None is infinite, which JSON cannot express."""
     label: str
     final: ConfidenceInterval
-    """Accuracy at the end, the mean of the last five evaluations."""
+    """Final accuracy, the mean of the last five evaluations."""
     final_against: ConfidenceInterval | None
     """The same minus that of the baseline; None for the baseline itself."""
     swing: ConfidenceInterval
-    """Mean change of the accuracy from one evaluation to the next, up or down, second half."""
+    """Mean absolute change of the accuracy between two evaluations, second half."""
     rounds_to: ConfidenceInterval
-    """Rounds until the running mean of five reaches `target`, or all of them."""
+    """Rounds until the running mean of five reaches `target`; all rounds if it never does."""
     target: float
     reached: int
-    """Seeds that did."""
+    """Number of seeds that reach the target."""
     time_s: ConfidenceInterval
-    """Of all rounds, on the virtual clock."""
+    """Total time of all rounds on the virtual clock."""
     early: ConfidenceInterval
-    """Accuracy when the quickest run of the panel is over, mean of the last five evaluations."""
+    """Accuracy when the fastest run of the panel ends, mean of the last five evaluations."""
     early_against: ConfidenceInterval | None
     early_s: float
-    """When that is."""
+    """The end of the fastest run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A statement about a figure, as a difference that is above 0 where it is true."""
+    """A statement about a figure, as a difference that is positive if the statement is true."""
 
     figure: Figure
     dataset: str
-    """Empty if it is about all."""
+    """Empty for a statement about all data sets."""
     text: str
     difference: ConfidenceInterval
     word: Word
-    """Nothing is shown when 0 is inside the interval, or the seeds are too few."""
+    """Nothing is shown if the interval contains 0 or the seeds are too few."""
 
 
 WORDS: Mapping[Verdict, Word] = {
@@ -91,7 +91,7 @@ def interval(values: Floats) -> ConfidenceInterval:
 
 
 class Finals:
-    """The curves of one data set, looked up by panel and line, and what each seed ended with."""
+    """The curves of one data set by panel and line, and the final accuracy of each seed."""
 
     def __init__(self, trained: Trained, size: Size, dataset: str) -> None:
         self._trained, self._size, self._dataset = trained, size, dataset
@@ -102,7 +102,7 @@ class Finals:
         return [self._trained[line.setting(self._dataset, mixture, seed)] for seed in seeds]
 
     def of(self, line: Line, mixture: float) -> Floats:
-        """Return the accuracy at the end of each seed, shape (seeds,)."""
+        """Return the final accuracy of each seed, shape (seeds,)."""
         return np.array([_final(curve) for curve in self.curves(line, mixture)])
 
     def mean(self, line: Line) -> Floats:
@@ -110,22 +110,22 @@ class Finals:
         return _mean([self.of(line, each) for each in self._size.mixtures])
 
     def gain(self) -> Floats:
-        """Return how far the most even draws end above the least even ones, shape (seeds,)."""
+        """Return the final accuracy of the most even minus that of the least, shape (seeds,)."""
         return self.mean(BASELINES[5]) - self.mean(lines_of(5)[0])
 
     def end_s(self, figure: Figure, mixture: float) -> float:
-        """Return when the quickest run of a panel is over, seconds on the virtual clock."""
+        """Return the end of the fastest run of a panel, seconds on the virtual clock."""
         return min(c.time_s[-1] for line in lines_of(figure) for c in self.curves(line, mixture))
 
     def lead(self, line: Line, mixture: float) -> Floats:
-        """Return how far a line is above chance when the quickest run is over, shape (seeds,)."""
+        """Return the accuracy minus that of random when the fastest run ends, shape (seeds,)."""
         end_s = self.end_s(6, mixture)
-        ours, chance = (_early(self.curves(one, mixture), end_s) for one in (line, BASELINES[6]))
-        return ours - chance
+        own, random = (_early(self.curves(one, mixture), end_s) for one in (line, BASELINES[6]))
+        return own - random
 
 
 def outcomes(figure: Figure, trained: Trained, size: Size) -> list[Outcome]:
-    """Return what every curve of a figure comes to, panel by panel."""
+    """Return the numbers of every curve of a figure, panel by panel."""
     return [
         outcome
         for dataset in size.datasets
@@ -170,7 +170,7 @@ def _final(curve: Curve) -> float:
 
 
 def swings(curves: Sequence[Curve]) -> Floats:
-    """Return how much each seed's accuracy changes from one evaluation to the next.
+    """Return the mean change of each seed's accuracy between two evaluations.
 
     mean_t |a_t - a_{t-1}|   over the second half, shape (seeds,)
     """
@@ -181,28 +181,28 @@ def swings(curves: Sequence[Curve]) -> Floats:
 
 
 def _rounds_to(curve: Curve, target: float) -> float | None:
-    """Return after how many rounds the running mean of five reaches a target; None if never."""
+    """Return the rounds until the running mean of five reaches a target; None if never."""
     return time_to(target, np.array(curve.rounds, dtype=np.float64), np.array(curve.accuracy))
 
 
 def _needed(curves: Sequence[Curve], target: float, size: Size) -> Floats:
-    """Return the same of each seed, all rounds where it never does, shape (seeds,)."""
+    """Return the same for each seed, all rounds if it never does, shape (seeds,)."""
     return np.array([restricted(_rounds_to(c, target), float(size.rounds)) for c in curves])
 
 
 def _early(curves: Sequence[Curve], at_s: float) -> Floats:
-    """Return the running mean of five of each seed at an instant, the last one by then."""
+    """Return the latest running mean of five of each seed at an instant."""
     return np.array([_known_by(curve, at_s) for curve in curves])
 
 
 def _known_by(curve: Curve, at_s: float) -> float:
-    """Return the mean of the last five evaluations by an instant, of fewer if there were fewer."""
+    """Return the mean of the last five evaluations before an instant, or of fewer."""
     count = max(1, int(np.searchsorted(curve.time_s, at_s, side="right")))
     return float(np.mean(curve.accuracy[max(0, count - WINDOW) : count]))
 
 
 def readings(figure: Figure, trained: Trained, size: Size) -> list[Reading]:
-    """Return what the paper reads in a figure, and what it might, held against our curves."""
+    """Return the paper's statements about a figure, and related ones, tested on our curves."""
     by_dataset = {name: Finals(trained, size, name) for name in size.datasets}
     find = _of_evenness if figure == 5 else _of_strategies
     found = [
@@ -229,15 +229,15 @@ def _reading(figure: Figure, dataset: str, text: str, values: Floats) -> Reading
 
 
 def _of_evenness(finals: Finals, size: Size) -> Iterator[tuple[str, Floats]]:
-    """Yield what Fig. 5 is said to show, and what each seed says of it, shape (seeds,)."""
+    """Yield statements about Fig. 5 with the difference of each seed, shape (seeds,)."""
     uneven, even = lines_of(5)[0], BASELINES[5]
-    words = f"gamma_2 = {EVENNESS[-1]:g} ends above {EVENNESS[0]:g}"
+    statement = f"gamma_2 = {EVENNESS[-1]:g} ends above {EVENNESS[0]:g}"
     for mixture in size.mixtures:
         yield (
-            f"{words}, gamma_1 = {mixture:g}",
+            f"{statement}, gamma_1 = {mixture:g}",
             finals.of(even, mixture) - finals.of(uneven, mixture),
         )
-    yield f"{words}, mean of the panels", finals.gain()
+    yield f"{statement}, mean of the panels", finals.gain()
     low, high = min(size.mixtures), max(size.mixtures)
     if low == high:
         return
@@ -252,16 +252,16 @@ def _of_evenness(finals: Finals, size: Size) -> Iterator[tuple[str, Floats]]:
 
 
 def _of_strategies(finals: Finals, size: Size) -> Iterator[tuple[str, Floats]]:
-    """Yield what Fig. 6 is said to show, and what each seed says of it, shape (seeds,)."""
+    """Yield statements about Fig. 6 with the difference of each seed, shape (seeds,)."""
     fair, unfair = rbcs_f(WEIGHTS[0]), rbcs_f(WEIGHTS[-1])
     pairs = [(RANDOM, FEDCS), (fair, FEDCS), (unfair, FEDCS), (fair, unfair), (RANDOM, fair)]
     for better, worse in pairs:
         gain = finals.mean(Line(better)) - finals.mean(Line(worse))
         yield f"{better.label} ends above {worse.label}, mean of the panels", gain
-    for quicker in (fair, unfair, FEDCS):
-        leads = [finals.lead(Line(quicker), mixture) for mixture in size.mixtures]
-        words = f"{quicker.label} is above {RANDOM.label} when the quickest run is over"
-        yield f"{words}, mean of the panels", _mean(leads)
+    for fast in (fair, unfair, FEDCS):
+        leads = [finals.lead(Line(fast), mixture) for mixture in size.mixtures]
+        statement = f"{fast.label} is above {RANDOM.label} at the end of the fastest run"
+        yield f"{statement}, mean of the panels", _mean(leads)
 
 
 def _mean(values: Sequence[Floats]) -> Floats:

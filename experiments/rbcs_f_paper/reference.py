@@ -1,22 +1,22 @@
 """The reference simulation of the RBCS-F paper's experiment, as printed in docs/selection.md.
 
-It is a simulation of ours, written apart from the code that it is held against, with T = 500 and
-five seeds: the paper's own figures give no numbers. Group rates are fast to slow; None is a cell
-without a number, such as queues that grow for ever.
+It is our own simulation, written independently of the tested code, with T = 500 and five seeds:
+the paper's figures give no numbers. Group rates are fast to slow; None is a cell without a number,
+such as queues that grow without bound.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 ROUNDS = 500
-"""The reference holds for this length only."""
+"""Rounds of the reference; it is comparable with runs of this length only."""
 SEEDS = 5
-"""Of the reference; its own standard errors were not kept."""
+"""Seeds of the reference; its own standard errors were not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A number as it was printed."""
+    """A number as printed."""
 
     text: str
 
@@ -27,12 +27,12 @@ class Printed:
 
     @property
     def half_unit(self) -> float:
-        """How far the printed number may be from the one that was printed."""
+        """Greatest rounding error of the printed number."""
         return 0.5 * 10.0 ** -len(self.text.partition(".")[2])
 
 
 def printed(*texts: str) -> tuple[Printed | None, ...]:
-    """Return numbers as they were printed; an empty text is no number."""
+    """Return numbers as printed; an empty text is no number."""
     return tuple(Printed(text) if text else None for text in texts)
 
 

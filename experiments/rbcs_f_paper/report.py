@@ -1,4 +1,4 @@
-"""The summary as text: for the terminal, and as Markdown beside the figures."""
+"""The summary as Markdown, for the terminal and as a file beside the figures."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ MISSING = "–"
 
 
 def markdown(summary: Summary) -> str:
-    """Return all tables, in Markdown that is also fit for a terminal."""
+    """Return all tables, in Markdown that is readable on a terminal."""
     parts = [
-        f"{summary.seeds} seeds, {summary.rounds} rounds. Each cell: our mean ± its standard error "
-        "(reference); * is too far from it.",
+        f"{summary.seeds} seeds, {summary.rounds} rounds. Each cell: mean ± standard error "
+        "(reference); * marks a difference beyond the limits.",
         _numbers(summary),
         _verdict(summary),
-        "What has to hold:",
+        "Checks:",
         _checks(summary),
-        "What not knowing the expected times costs (mean over seeds; ± standard error):",
+        "Cost of learning the expected times (mean over seeds; ± standard error):",
         _regrets(summary),
         "Both codings of s: cold if not in the last round / the literal opposite:",
         _codings(summary),
@@ -48,19 +48,22 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _verdict(summary: Summary) -> str:
-    judged = [cell for cell in summary.cells if cell.is_within is not None]
-    if not judged:
-        return "No verdict: the reference holds for 500 rounds and at least two seeds."
-    lines = [f"{len(judged) - len(summary.missed)} of {len(judged)} numbers are near enough."]
+    compared = [cell for cell in summary.cells if cell.is_within is not None]
+    if not compared:
+        return "No verdict: it needs 500 rounds and at least two seeds."
+    within = len(compared) - len(summary.missed)
+    lines = [f"{within} of {len(compared)} numbers are within the limits."]
     for cell in summary.missed:
         ratio = f", {cell.apart_ratio:+.1%}" if cell.apart_ratio is not None else ""
         lines.append(
             f"- {cell.policy}, {cell.metric}: {cell.mean:.4g} for {cell.reference:g}{ratio}, "
             f"{cell.apart_errors:.1f} standard errors"
         )
-    worst = max((cell.apart_errors or 0.0) for cell in judged)
-    times = [abs(cell.apart_ratio or 0.0) for cell in judged if cell.metric in TIMES]
-    lines.append(f"Farthest: {worst:.1f} standard errors; {max(times):.1%} among the total times.")
+    worst = max((cell.apart_errors or 0.0) for cell in compared)
+    times = [abs(cell.apart_ratio or 0.0) for cell in compared if cell.metric in TIMES]
+    lines.append(
+        f"Largest difference: {worst:.1f} standard errors; {max(times):.1%} of a total time."
+    )
     return "\n".join(lines)
 
 
@@ -88,7 +91,7 @@ def _regrets(summary: Summary) -> str:
         "noise",
         "extra time, s",
         "of the time",
-        "(J - min J) / V a round, first 100, s",
+        "(J - min J) / V per round, first 100, s",
         "last 100, s",
     ]
     return table(heads, rows)
@@ -106,12 +109,12 @@ def _codings(summary: Summary) -> str:
         ]
         for one in summary.codings
     ]
-    heads = ["V", "noise", "error, selected", "error, all", "total time, s", "costs"]
+    heads = ["V", "noise", "error, selected", "error, all", "total time, s", "extra time"]
     return table(heads, rows)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose columns line up."""
+    """Return a Markdown table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

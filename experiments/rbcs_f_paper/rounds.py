@@ -1,4 +1,4 @@
-"""Replays without training: the choices of a policy in every round, and a check of its queues."""
+"""Replays without training: the selections of a policy, and a check of its virtual queues."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,16 @@ from fairbed.testbed.replay.setup import linear_fleet_of
 from fairbed.testbed.replay.world.linear import LinearWorld
 
 GROUPS = 4
-"""Fast, medium, slow, slowest: as many devices each, in this order of rows."""
+"""Fast, medium, slow, slowest: groups of equal size, in this order of rows."""
 TAIL = 100
-"""Rounds at the end over which the queues are averaged."""
+"""Number of last rounds over which the queues are averaged."""
 ROUNDING = 1e-9
-"""How far queues in floating point may be from the exact ones."""
+"""Greatest difference of queues in floating point from the exact ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """What one policy did with one seed, round by round."""
+    """The rounds of one policy with one seed."""
 
     duration_s: Floats
     """Shape (T,)."""
@@ -38,25 +38,25 @@ class Trajectory:
     backlog: Floats
     """Sum of the exact queues after each round, shape (T,)."""
     regret_s: Floats
-    """What the choice gives away of P3 by not knowing the expected times, with the same queues,
-    in seconds (divided by V), shape (T,); NaN for a policy without V."""
+    """Loss of the selection against the optimum of P3 with the same queues and the true expected
+    times, in seconds (divided by V), shape (T,); NaN for a policy without V."""
     error_selected: Floats
     """Mean |tau_hat / E tau - 1| of the cohort, shape (T,)."""
     error_all: Floats
     """The same of all devices, shape (T,)."""
     broken_rounds: int
-    """Rounds after which the guarantee did not hold exactly for some device."""
+    """Rounds after which the guarantee is violated for a device."""
     queue_error: float
-    """Largest distance of the selector's own queues from the exact ones; 0 if it has none."""
+    """Largest difference of the selector's queues from the exact ones; 0 if it has none."""
 
     @property
     def total_s(self) -> float:
-        """Time of all rounds, seconds."""
+        """Total time of all rounds, seconds."""
         return float(self.duration_s.sum())
 
     @property
     def mean_backlog(self) -> float:
-        """Mean of the last hundred rounds."""
+        """Mean over the last hundred rounds."""
         return float(self.backlog[-TAIL:].mean())
 
     @property
@@ -67,18 +67,18 @@ class Trajectory:
 
     @property
     def min_rate(self) -> float:
-        """Of the device that was selected least."""
+        """Selection rate of the least selected device."""
         return float(self.rates.min())
 
     @property
     def group_rates(self) -> Floats:
-        """Fast to slow, shape (4,)."""
+        """Mean selection rates of the groups, fast to slow, shape (4,)."""
         means: Floats = self.rates.reshape(GROUPS, -1).mean(axis=1)
         return means
 
     @property
     def jain(self) -> float:
-        """Evenness of the selections, at most 1."""
+        """Jain's index of the selections, at most 1."""
         return jain(self.is_selected.sum(axis=0))
 
     def second_half(self, error: Floats) -> float:
@@ -86,37 +86,37 @@ class Trajectory:
         return float(error[len(error) // 2 :].mean())
 
 
-class Witness:
-    """A selector that lets another one choose, and remembers what it was shown."""
+class RecordingSelector:
+    """Delegates to another selector and keeps the last candidates that it received."""
 
     def __init__(self, selector: Selector) -> None:
         self._selector = selector
-        self.shown: Candidates | None = None
+        self.candidates: Candidates | None = None
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        """Return what the other chooses."""
-        self.shown = candidates
+        """Return the selection of the other selector."""
+        self.candidates = candidates
         return self._selector.select(candidates, k, rng)
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Tell the other."""
+        """Pass the outcomes to the other selector."""
         self._selector.observe(outcomes)
 
     def queues(self, n: int) -> Floats:
-        """Return the other's queues, shape (n,)."""
+        """Return the queues of the other selector, shape (n,)."""
         return self._selector.queues(n)
 
     def to_state(self) -> dict[str, Any]:
-        """Return the other's state."""
+        """Return the state of the other selector."""
         return self._selector.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Give the other a state."""
+        """Restore a state of the other selector."""
         self._selector.load_state(state)
 
 
 class ExactQueues:
-    """Queues in whole numbers: Z <- max(Z + beta - x, 0), with beta a fraction."""
+    """Virtual queues in integers: Z <- max(Z + beta - x, 0), with beta a fraction."""
 
     def __init__(self, beta: float, n: int) -> None:
         self._beta = Fraction(str(beta))
@@ -125,7 +125,11 @@ class ExactQueues:
         self._rounds = 0
 
     def advance(self, is_selected: Bools) -> None:
-        """Close a round; who was in it, shape (N,)."""
+        """Add a round.
+
+        Args:
+            is_selected: Whether each device was selected, shape (N,).
+        """
         gain, unit = self._beta.numerator, self._beta.denominator
         self._z = np.maximum(self._z + gain - unit * is_selected, 0)
         self._counts += is_selected
@@ -133,7 +137,7 @@ class ExactQueues:
 
     @property
     def values(self) -> Floats:
-        """Z, shape (N,)."""
+        """Virtual queues Z, shape (N,)."""
         values: Floats = self._z / self._beta.denominator
         return values
 
@@ -145,13 +149,13 @@ class ExactQueues:
 
 
 def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
-    """Play an arm and return what came of it."""
+    """Replay an arm with a seed."""
     experiment = arm.experiment(rounds, seed)
-    cast, config = linear_fleet_of(experiment), experiment.coordinator()
-    world = LinearWorld(cast.laws, experiment.replay.update_bits, experiment.seed_for("traces"))
+    fleet, config = linear_fleet_of(experiment), experiment.coordinator()
+    world = LinearWorld(fleet.laws, experiment.replay.update_bits, experiment.seed_for("traces"))
     made = make_decisions(config)
-    witness = Witness(made.selector)
-    decisions = Decisions(config, witness, made.estimator, made.aggregator)
+    selector = RecordingSelector(made.selector)
+    decisions = Decisions(config, selector, made.estimator, made.aggregator)
     n, settings = len(world), config.selection
     has_queues = settings.policy in ("rbcs-f", "rbcs-f-known")
     queues = ExactQueues(settings.beta, n)
@@ -159,14 +163,15 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
     columns = np.full((5, rounds), np.nan)
     broken, queue_error = 0, 0.0
     for t, played in enumerate(ReplayEngine(decisions, world).play(rounds)):
-        shown, rows = witness.shown, played.choice.rows
-        assert shown is not None
-        assert shown.true_tau_s is not None, "the linear world knows its own laws"
+        candidates, rows = selector.candidates, played.choice.rows
+        assert candidates is not None
+        assert candidates.true_tau_s is not None, "the linear world knows its own laws"
         is_selected[t, rows] = True
-        errors = np.abs(shown.tau_hat_s / shown.true_tau_s - 1.0)
+        errors = np.abs(candidates.tau_hat_s / candidates.true_tau_s - 1.0)
         gap_s = np.nan
         if has_queues and settings.V > 0.0:
-            gap_s = regret_s(shown.true_tau_s, shown.is_available, queues.values, rows, settings.V)
+            is_available = candidates.is_available
+            gap_s = regret_s(candidates.true_tau_s, is_available, queues.values, rows, settings.V)
         queues.advance(is_selected[t])
         columns[:, t] = (
             played.duration_s,
@@ -177,8 +182,8 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
         )
         broken += not queues.guarantee_holds
         if has_queues:
-            apart = np.abs(witness.queues(n) - queues.values).max()
-            queue_error = max(queue_error, float(apart))
+            difference = np.abs(selector.queues(n) - queues.values).max()
+            queue_error = max(queue_error, float(difference))
     duration_s, backlog, gaps_s, error_selected, error_all = columns
     return Trajectory(
         duration_s=duration_s,
@@ -193,38 +198,38 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
 
 
 def regret_s(
-    true_tau_s: Floats, is_available: Bools, queues: Floats, chosen: Ints, weight: float
+    true_tau_s: Floats, is_available: Bools, queues: Floats, cohort: Ints, weight: float
 ) -> float:
-    """Return by how much a cohort misses the optimum of P3, in seconds.
+    """Return the distance of a cohort from the optimum of P3, in seconds.
 
         (J(S) - min J) / V,   J(S) = V max_{n in S} E tau_n - sum_{n in S} Z_n
 
     Args:
-        true_tau_s: Expected exchange times, seconds, shape (N,).
-        is_available: Shape (N,).
+        true_tau_s: True expected exchange times, seconds, shape (N,).
+        is_available: Availability, shape (N,).
         queues: Z before the round, shape (N,).
-        chosen: The cohort, shape (k,).
+        cohort: Rows of the cohort, shape (k,).
         weight: V, 1/seconds, > 0.
     """
     rows = np.flatnonzero(is_available)
-    best = rows[solve_p4(true_tau_s[rows], queues[rows], len(chosen), weight)]
+    best = rows[solve_p4(true_tau_s[rows], queues[rows], len(cohort), weight)]
 
-    def objective(cohort: Ints) -> float:
-        return weight * float(true_tau_s[cohort].max()) - float(queues[cohort].sum())
+    def objective(members: Ints) -> float:
+        return weight * float(true_tau_s[members].max()) - float(queues[members].sum())
 
-    return (objective(chosen) - objective(best)) / weight if chosen.size else 0.0
+    return (objective(cohort) - objective(best)) / weight if cohort.size else 0.0
 
 
-def play_all(
+def replay_all(
     arms: Sequence[Arm], rounds: int, seeds: int, workers: int | None = None
 ) -> dict[Arm, list[Trajectory]]:
     """Return the trajectories of every arm, one for each of the seeds 0, 1, ...
 
     Args:
-        arms: All different.
-        rounds: Of each replay.
-        seeds: How many.
-        workers: Processes; None takes one a core.
+        arms: Different arms.
+        rounds: Rounds of each replay.
+        seeds: Number of seeds.
+        workers: Number of processes; None takes one per core.
     """
     jobs = [(arm, rounds, seed) for arm in arms for seed in range(seeds)]
     played = list(_in_parallel(jobs, workers or os.cpu_count() or 1))

@@ -8,23 +8,23 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from experiments.rbcs_f_paper.arms import EXPERIMENT, FEDCS, MILD, RANDOM, Policy, rbcs_f
+from experiments.rbcs_f_paper.arms import EXPERIMENT, FEDCS, LOW_NOISE, RANDOM, Policy, rbcs_f
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 
 Figure: TypeAlias = Literal[5, 6]
 
 DATASETS = ("fashion-mnist", "cifar10")
 MIXTURES = (1.0, 10.0, math.inf)
-"""gamma_1: concentration of the classes at a device; infinite is the same for all."""
+"""gamma_1: concentration of the classes at a device; infinite gives all devices the same mix."""
 EVENNESS = (0.1, 0.5, 1.0, 10.0)
-"""gamma_2: concentration of the probabilities by which devices are drawn."""
+"""gamma_2: concentration of the selection probabilities."""
 STRATEGIES = (RANDOM, rbcs_f(5.0), rbcs_f(20.0), rbcs_f(50.0), FEDCS)
 MODELS = {
     "softmax": "softmax",
     "small-cnn": "experiments.rbcs_f_paper.networks:small_cnn",
     "cnn": "cnn",
 }
-"""Names of `--model`, and what an experiment calls them."""
+"""Values of `--model`, and their names in an experiment file."""
 LEARNING_RATES = {
     ("softmax", "fashion-mnist"): 0.05,
     ("softmax", "cifar10"): 0.01,
@@ -35,19 +35,19 @@ LEARNING_RATES = {
     ("cnn", "fashion-mnist"): 0.05,
     ("cnn", "cifar10"): 0.05,
 }
-"""Softmax regression at 0.05 does not settle on CIFAR-10, whose examples are longer."""
+"""Softmax regression at 0.05 does not converge on CIFAR-10, whose examples have more features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is trained."""
+    """The extent of the training runs."""
 
     rounds: int
     every: int
     """Rounds between two evaluations."""
     seeds: int
     max_examples: int | None
-    """Of the data set, before they are divided over forty devices; None takes all."""
+    """Examples of the data set, before their division over forty devices; None takes all."""
     model: str
     """A key of MODELS."""
     datasets: tuple[str, ...] = DATASETS
@@ -59,8 +59,8 @@ SIZES = {
     "small-cnn": Size(rounds=100, every=5, seeds=5, max_examples=6_000, model="small-cnn"),
     "cnn": Size(rounds=500, every=10, seeds=5, max_examples=None, model="cnn"),
 }
-"""By `--model`. The first two take minutes on two cores, the third days: the paper's rounds on all
-examples, with a network of the usual size."""
+"""By `--model`. The first two take minutes on two cores; the third takes days: the paper's rounds
+on all examples, with a network of the usual size."""
 QUICK = Size(
     rounds=4,
     every=2,
@@ -70,22 +70,22 @@ QUICK = Size(
     datasets=("digits",),
     mixtures=(1.0,),
 )
-"""Seconds, with data that are always there: for tests."""
+"""A run of some seconds, with data that are always available: for tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One run of training: a data set, a way to divide it, a way to select, a seed."""
+    """One training run: a data set, its division, a policy, a seed."""
 
     dataset: str
     mixture: float
     policy: Policy
     evenness: float | None = None
-    """gamma_2 of a policy that draws by fixed probabilities; None for the others."""
+    """gamma_2 of a policy with fixed probabilities; None for other policies."""
     seed: int
 
     def experiment(self, size: Size) -> Experiment:
-        """Return its experiment.
+        """Return the experiment of the run.
 
         Raises:
             ExperimentError: The experiment file is missing or broken.
@@ -112,7 +112,7 @@ class Setting:
         if self.evenness is not None:
             settings.append(f"selection.weights={self._weights(self.evenness)}")
         experiment = load_experiment(EXPERIMENT, settings, self.seed)
-        fleet = tuple(msgspec.structs.replace(g, noise=MILD) for g in experiment.fleet)
+        fleet = tuple(msgspec.structs.replace(g, noise=LOW_NOISE) for g in experiment.fleet)
         return msgspec.structs.replace(experiment, fleet=fleet)
 
     def _weights(self, evenness: float) -> list[float]:
@@ -124,7 +124,7 @@ class Setting:
 
 
 def fixed(evenness: float) -> Policy:
-    """Return the policy that draws by fixed probabilities of this evenness."""
+    """Return the policy with fixed selection probabilities of this evenness."""
     return Policy(f"gamma_2 = {evenness:g}", ("selection.policy=weighted",))
 
 
@@ -136,7 +136,7 @@ class Line:
     evenness: float | None = None
 
     def setting(self, dataset: str, mixture: float, seed: int) -> Setting:
-        """Return its run with a seed."""
+        """Return the run of this curve with a seed."""
         return Setting(
             dataset=dataset, mixture=mixture, policy=self.policy, evenness=self.evenness, seed=seed
         )
@@ -150,7 +150,7 @@ def lines_of(figure: Figure) -> list[Line]:
 
 
 def settings_of(figures: Sequence[Figure], size: Size) -> list[Setting]:
-    """Return all runs of Figs. 5 or 6, seed by seed: work that is cut off has whole seeds."""
+    """Return all runs of Figs. 5 or 6, seed by seed: interrupted work has complete seeds."""
     return [
         line.setting(dataset, mixture, seed)
         for dataset in size.datasets

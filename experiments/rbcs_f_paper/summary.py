@@ -6,29 +6,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.rbcs_f_paper.arms import (
+    HIGH_NOISE,
     KNOWN_WEIGHTS,
-    MILD,
+    LOW_NOISE,
     WEIGHTS,
-    WILD,
     Arm,
     rbcs_f,
     rbcs_f_known,
 )
 from experiments.rbcs_f_paper.reference import ROUNDS
 from experiments.rbcs_f_paper.rounds import TAIL, Trajectory
-from experiments.rbcs_f_paper.table import Cell, Check, Played, cells, checks
+from experiments.rbcs_f_paper.table import Cell, Check, Replays, cells, checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """The two codings of s beside each other, for one V and one world."""
+    """Results of the two codings of s, for one V and one noise level."""
 
     weight: float
     noise: float
     error_selected: float
-    """Mean |tau_hat / E tau - 1| of the selected in the second half, s = not in the last round."""
+    """Mean |tau_hat / E tau - 1| of the cohorts in the second half, s = not in the last round."""
     error_selected_literal: float
-    """The same with the opposite coding, and so on."""
+    """The same with the opposite coding, as all `_literal` fields."""
     error_all: float
     error_all_literal: float
     total_s: float
@@ -36,31 +36,31 @@ class Coding:
 
     @property
     def extra_time_ratio(self) -> float:
-        """What the literal coding costs, of the total time."""
+        """Extra time of the literal coding, relative to the total time."""
         return self.total_s_literal / self.total_s - 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regret:
-    """What not knowing the expected times costs, for one V and one world; means over seeds."""
+    """The cost of learning the times, for one V and one noise level; means over seeds."""
 
     weight: float
     noise: float
     extra_s: float
     """Total time beyond that of `rbcs-f-known`."""
     extra_ratio: float
-    """The same, of the total time of `rbcs-f-known`."""
+    """The same, relative to the total time of `rbcs-f-known`."""
     extra_error_s: float
-    """Standard error of extra_s; the worlds are shared, so the differences are paired."""
+    """Standard error of extra_s; both run in the same worlds, so the differences are paired."""
     first_s: float
-    """(J - min J) / V a round over the first hundred rounds, seconds."""
+    """(J - min J) / V per round over the first hundred rounds, seconds."""
     last_s: float
     """The same over the last hundred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Everything but the figures."""
+    """All results except the figures."""
 
     seeds: int
     rounds: int
@@ -71,18 +71,18 @@ class Summary:
 
     @property
     def missed(self) -> list[Cell]:
-        """Numbers that are not near enough to the reference."""
+        """Numbers that differ too much from the reference."""
         return [cell for cell in self.cells if cell.is_within is False]
 
     @property
     def is_reproduced(self) -> bool:
-        """All numbers are near enough, and all checks hold."""
+        """Whether no number differs too much and all checks hold."""
         return not self.missed and all(check.holds for check in self.checks)
 
 
-def summarise(played: Played, seeds: int, rounds: int) -> Summary:
-    """Return the summary of all arms that were played."""
-    worlds = [(noise, weight) for noise in (MILD, WILD) for weight in WEIGHTS]
+def summarise(played: Replays, seeds: int, rounds: int) -> Summary:
+    """Return the summary of all replayed arms."""
+    worlds = [(noise, weight) for noise in (LOW_NOISE, HIGH_NOISE) for weight in WEIGHTS]
     return Summary(
         seeds=seeds,
         rounds=rounds,
@@ -95,14 +95,14 @@ def summarise(played: Played, seeds: int, rounds: int) -> Summary:
     )
 
 
-def _coding(played: Played, weight: float, noise: float) -> Coding:
-    ours = played[Arm(policy=rbcs_f(weight), noise=noise)]
+def _coding(played: Replays, weight: float, noise: float) -> Coding:
+    usual = played[Arm(policy=rbcs_f(weight), noise=noise)]
     literal = played[Arm(policy=rbcs_f(weight), noise=noise, coding="literal_seed")]
 
     def selected(runs: Sequence[Trajectory]) -> float:
         return float(np.mean([run.second_half(run.error_selected) for run in runs]))
 
-    def everybody(runs: Sequence[Trajectory]) -> float:
+    def all_devices(runs: Sequence[Trajectory]) -> float:
         return float(np.mean([run.second_half(run.error_all) for run in runs]))
 
     def total_s(runs: Sequence[Trajectory]) -> float:
@@ -111,20 +111,20 @@ def _coding(played: Played, weight: float, noise: float) -> Coding:
     return Coding(
         weight=weight,
         noise=noise,
-        error_selected=selected(ours),
+        error_selected=selected(usual),
         error_selected_literal=selected(literal),
-        error_all=everybody(ours),
-        error_all_literal=everybody(literal),
-        total_s=total_s(ours),
+        error_all=all_devices(usual),
+        error_all_literal=all_devices(literal),
+        total_s=total_s(usual),
         total_s_literal=total_s(literal),
     )
 
 
-def _regret(played: Played, weight: float, noise: float) -> Regret:
+def _regret(played: Replays, weight: float, noise: float) -> Regret:
     learned = played[Arm(policy=rbcs_f(weight), noise=noise)]
-    told = played[Arm(policy=rbcs_f_known(weight), noise=noise)]
-    extra_s = np.array([a.total_s - b.total_s for a, b in zip(learned, told, strict=True)])
-    known_s = float(np.mean([run.total_s for run in told]))
+    known = played[Arm(policy=rbcs_f_known(weight), noise=noise)]
+    extra_s = np.array([a.total_s - b.total_s for a, b in zip(learned, known, strict=True)])
+    known_s = float(np.mean([run.total_s for run in known]))
     n = len(extra_s)
     gaps_s = np.array([run.regret_s for run in learned])
     return Regret(

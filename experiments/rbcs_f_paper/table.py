@@ -1,4 +1,4 @@
-"""Our numbers beside the reference, with standard errors and a verdict on each."""
+"""Our numbers compared with the reference, with standard errors and verdicts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,12 @@ import numpy as np
 
 from experiments.rbcs_f_paper.arms import (
     FASTEST,
+    HIGH_NOISE,
     KNOWN_WEIGHTS,
-    MILD,
+    LOW_NOISE,
     POLICIES,
     RANDOM,
     WEIGHTS,
-    WILD,
     Arm,
     Policy,
     rbcs_f,
@@ -24,16 +24,16 @@ from experiments.rbcs_f_paper.rounds import ROUNDING, Trajectory
 from fairbed.coordinator.algorithms.arrays import Floats
 
 TIME_BAND = 0.02
-"""Total times have to be as near as this to the reference, in parts of it."""
+"""Greatest difference of a total time from the reference, relative to it."""
 ERRORS_BAND = 3.0
-"""Standard errors of both means that every number may be off."""
+"""Greatest difference of any number, in standard errors of both means."""
 
-Played = Mapping[Arm, Sequence[Trajectory]]
+Replays = Mapping[Arm, Sequence[Trajectory]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One number: ours, and the reference where there is one."""
+    """One number, and its reference if there is one."""
 
     policy: str
     metric: str
@@ -42,17 +42,17 @@ class Cell:
     """Standard error of our mean; NaN with one seed."""
     reference: float | None = None
     apart_errors: float | None = None
-    """Distance beyond the rounding of the print, in standard errors of both means. Those of the
-    reference are taken to be ours, for its number of seeds."""
+    """Difference beyond the rounding of the print, in standard errors of both means. The reference
+    is assumed to have our standard deviation, with its number of seeds."""
     apart_ratio: float | None = None
-    """ours / reference - 1."""
+    """mean / reference - 1."""
     is_within: bool | None = None
-    """Near enough; None without a reference."""
+    """Whether the difference is within both bands; None without a reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that has to hold."""
+    """A property that must hold."""
 
     text: str
     holds: bool
@@ -64,20 +64,22 @@ def metrics(trajectories: Sequence[Trajectory]) -> Floats:
     return np.array([[x.mean_backlog, x.min_rate, *x.group_rates, x.jain] for x in trajectories])
 
 
-def columns_of(policy: Policy, played: Played) -> Floats:
-    """Return all METRICS of a policy, NaN where it was not played, shape (seeds, 9)."""
-    mild, wild = (played.get(Arm(policy=policy, noise=noise), ()) for noise in (MILD, WILD))
-    seeds = max(len(mild), len(wild))
+def columns_of(policy: Policy, played: Replays) -> Floats:
+    """Return all METRICS of a policy, NaN if not replayed, shape (seeds, 9)."""
+    low, high = (
+        played.get(Arm(policy=policy, noise=noise), ()) for noise in (LOW_NOISE, HIGH_NOISE)
+    )
+    seeds = max(len(low), len(high))
     values = np.full((seeds, len(METRICS)), np.nan)
-    for column, trajectories in enumerate((mild, wild)):
+    for column, trajectories in enumerate((low, high)):
         values[: len(trajectories), column] = [x.total_s for x in trajectories]
-    if mild:
-        values[:, 2:] = metrics(mild)
+    if low:
+        values[:, 2:] = metrics(low)
     return values
 
 
-def cells(played: Played, has_reference: bool) -> list[Cell]:
-    """Return every number that was measured, policy by policy in the order of METRICS."""
+def cells(played: Replays, has_reference: bool) -> list[Cell]:
+    """Return every measured number, policy by policy in the order of METRICS."""
     found = []
     for policy in POLICIES:
         values = columns_of(policy, played)
@@ -111,10 +113,10 @@ def _cell(policy: str, metric: str, column: Floats, printed: Printed | None) -> 
     )
 
 
-def checks(played: Played) -> list[Check]:
-    """Return what has to hold whatever the numbers are: orderings and the guarantee."""
+def checks(played: Replays) -> list[Check]:
+    """Return the properties that must hold for any numbers: orderings and the guarantee."""
     found = []
-    for noise in (MILD, WILD):
+    for noise in (LOW_NOISE, HIGH_NOISE):
         found += _orderings(played, noise)
     broken = sum(x.broken_rounds for runs in played.values() for x in runs)
     rounds = sum(len(x.duration_s) for runs in played.values() for x in runs)
@@ -132,13 +134,13 @@ def checks(played: Played) -> list[Check]:
     return found
 
 
-def _orderings(played: Played, noise: float) -> list[Check]:
+def _orderings(played: Replays, noise: float) -> list[Check]:
     learned = [rbcs_f(weight) for weight in WEIGHTS]
-    told = [rbcs_f_known(weight) for weight in KNOWN_WEIGHTS]
+    known = [rbcs_f_known(weight) for weight in KNOWN_WEIGHTS]
     by_time = [RANDOM, *learned, FASTEST]
     found = [
         _falls(played, noise, "time", by_time, lambda x: x.total_s),
-        _falls(played, noise, "time", [*told, FASTEST], lambda x: x.total_s),
+        _falls(played, noise, "time", [*known, FASTEST], lambda x: x.total_s),
         _falls(played, noise, "queues", learned[::-1], lambda x: x.mean_backlog),
         _falls(played, noise, "evenness (Jain)", learned, lambda x: x.jain),
     ]
@@ -148,7 +150,7 @@ def _orderings(played: Played, noise: float) -> list[Check]:
 
 
 def _falls(
-    played: Played,
+    played: Replays,
     noise: float,
     what: str,
     policies: Sequence[Policy],

@@ -36,44 +36,44 @@ from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.wire.artifact import Artifact
 
 CHECKPOINT_S = 10.0
-"""A run that is killed loses at most so many seconds of work."""
+"""Greatest loss of work when a run is killed, seconds."""
 NO_SEED = 0
-"""The data sets are files: all of one does not depend on a seed."""
+"""A complete data set is read from files and does not depend on a seed."""
 
-Kept = TypeVar("Kept")
-Told = Callable[[int], None]
+Stored = TypeVar("Stored")
+OnProgress = Callable[[int], None]
 
 
 class DamagedFile(Exception):
-    """What an earlier call left cannot be read; the message is one line."""
+    """A file of an earlier call cannot be read; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What one run of training came to."""
+    """The result of one training run."""
 
     rounds: list[int]
-    """Evaluated after these."""
+    """Rounds with an evaluation."""
     time_s: list[float]
-    """On the virtual clock, when each of them was over."""
+    """End of each of these rounds on the virtual clock."""
     accuracy: list[float]
     """Mean over the devices' held-out examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A run that is not done: where it stands, and all that remembers something."""
+class Checkpoint:
+    """The state of an unfinished run."""
 
     round: int
     state: dict[str, Any]
-    """Of the engine after that round."""
+    """State of the engine after that round."""
     vector: bytes
     """The model, float32."""
     curve: Curve
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TrainingData:
     """All examples of a data set and a task for them, read once for many runs."""
 
     dataset: Dataset
@@ -81,45 +81,45 @@ class Source:
 
 
 @lru_cache(maxsize=1)
-def source_of(dataset: str, model: str) -> Source:
-    """Return the source of a data set and a key of MODELS.
+def training_data(dataset: str, model: str) -> TrainingData:
+    """Return a data set and the task of a key of MODELS.
 
     Raises:
-        DatasetError: The data cannot be had.
-        TaskError: The model cannot.
+        DatasetError: The data set cannot be loaded.
+        TaskError: The model cannot be loaded.
     """
     whole = load(DataConfig(dataset=dataset), NO_SEED, os.environ)
-    return Source(whole, load_task(MODELS[model], whole.x_shape, whole.classes))
+    return TrainingData(whole, load_task(MODELS[model], whole.x_shape, whole.classes))
 
 
 def train_all(
     settings: Sequence[Setting],
     size: Size,
     folder: Path,
-    told: Told = lambda done: None,
+    on_progress: OnProgress = lambda done: None,
     workers: int | None = None,
 ) -> dict[Setting, Curve]:
-    """Return the curve of every run; those that `folder` holds already are not run again.
+    """Return the curve of every run; runs whose curve is in `folder` are not repeated.
 
     Args:
-        settings: All different.
-        size: How much is trained.
-        folder: Keeps one file a curve.
-        told: Is called with the number of runs that are done, as it grows.
-        workers: Processes; None takes one a core.
+        settings: Different runs.
+        size: Extent of the training.
+        folder: Has one file per curve.
+        on_progress: Called with the number of completed runs.
+        workers: Number of processes; None takes one per core.
 
     Raises:
         ExperimentError: A run cannot be replayed.
-        DatasetError: Its data cannot be had.
-        TaskError: Its model cannot be had.
-        DamagedFile: The folder holds something that cannot be read.
+        DatasetError: Its data set cannot be loaded.
+        TaskError: Its model cannot be loaded.
+        DamagedFile: A file in the folder cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(setting, size, folder) for setting in settings]
     curves = []
     for curve in _in_parallel(jobs, workers or os.cpu_count() or 1):
         curves.append(curve)
-        told(len(curves))
+        on_progress(len(curves))
     return dict(zip(settings, curves, strict=True))
 
 
@@ -128,38 +128,41 @@ def train(setting: Setting, size: Size, folder: Path) -> Curve:
     experiment = setting.experiment(size)
     path = folder / f"{experiment.hash()[:16]}.json"
     if path.exists():
-        return _kept(path, Curve, msgspec.json.decode)
-    source = source_of(setting.dataset, size.model)
-    draft = path.with_suffix(".draft")
-    *_, curve = curves_of(experiment, source, draft)
-    _keep(path, msgspec.json.encode(curve))
-    draft.unlink(missing_ok=True)
+        return _read(path, Curve, msgspec.json.decode)
+    data = training_data(setting.dataset, size.model)
+    checkpoint = path.with_suffix(".draft")
+    *_, curve = curves_of(experiment, data, checkpoint)
+    _write(path, msgspec.json.encode(curve))
+    checkpoint.unlink(missing_ok=True)
     return curve
 
 
 def curves_of(
-    experiment: Experiment, source: Source, draft: Path, checkpoint_s: float = CHECKPOINT_S
+    experiment: Experiment,
+    data: TrainingData,
+    checkpoint: Path,
+    checkpoint_s: float = CHECKPOINT_S,
 ) -> Generator[Curve, None, None]:
-    """Train round by round and yield the curve so far, at the start and after each.
+    """Train round by round; yield the curve so far at the start and after each round.
 
-    Goes on from `draft` if it is there: what comes of it is what would have come without the
-    interruption, bit for bit.
+    Resumes from an existing checkpoint; the result equals that of an uninterrupted run, bit for
+    bit.
 
     Args:
-        experiment: What is replayed.
-        source: Its data set and task.
-        draft: Where the state is kept.
-        checkpoint_s: Between two writings of it, seconds of this machine.
+        experiment: Experiment to replay.
+        data: Its data set and task.
+        checkpoint: File of the checkpoint.
+        checkpoint_s: Time between two checkpoints, seconds of this machine.
     """
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as scratch:
-        engine, learning = _engine(experiment, source, Path(scratch))
+        engine, learning = _engine(experiment, data, Path(scratch))
         try:
             curve = Curve([], [], [])
-            if draft.exists():
-                kept = _kept(draft, Draft, msgspec.msgpack.decode)
-                vector = np.frombuffer(kept.vector, dtype=np.float32).copy()
-                engine.load_state(kept.round, vector, kept.state)
-                curve = kept.curve
+            if checkpoint.exists():
+                stored = _read(checkpoint, Checkpoint, msgspec.msgpack.decode)
+                vector = np.frombuffer(stored.vector, dtype=np.float32).copy()
+                engine.load_state(stored.round, vector, stored.state)
+                curve = stored.curve
             yield curve
             saved = time.perf_counter()
             for played in engine.play(experiment.rounds):
@@ -169,59 +172,60 @@ def curves_of(
                     curve.accuracy.append(_accuracy(played.scores))
                 if time.perf_counter() - saved >= checkpoint_s:
                     vector = learning.vector.tobytes()
-                    stands = Draft(
+                    state = Checkpoint(
                         round=engine.at.round, state=engine.to_state(), vector=vector, curve=curve
                     )
-                    _keep(draft, msgspec.msgpack.encode(stands))
+                    _write(checkpoint, msgspec.msgpack.encode(state))
                     saved = time.perf_counter()
                 yield curve
         finally:
             learning.close()
 
 
-def _engine(experiment: Experiment, source: Source, scratch: Path) -> tuple[ReplayEngine, Learning]:
-    """Return the world of `testbed.replay.setup`, with data and task that are read already."""
-    cast, config, seed = linear_fleet_of(experiment), experiment.data, experiment.seed_for("data")
-    data = FleetData(
-        subsample(source.dataset, config.max_examples, seed),
+def _engine(
+    experiment: Experiment, data: TrainingData, scratch: Path
+) -> tuple[ReplayEngine, Learning]:
+    """Return the engine and trainer of a linear world, with data and task already loaded."""
+    fleet, config, seed = linear_fleet_of(experiment), experiment.data, experiment.seed_for("data")
+    shards = FleetData(
+        subsample(data.dataset, config.max_examples, seed),
         config,
-        devices=len(cast.names),
+        devices=len(fleet.names),
         seed=seed,
-        names=cast.names,
+        names=fleet.names,
     )
-    n_k = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
-    bits, luck = experiment.replay.update_bits, experiment.seed_for("traces")
+    n_k = np.array([len(rows) for rows in shards.train_rows], dtype=np.int64)
     decisions = make_decisions(experiment.coordinator())
     learning = Learning(
         decisions,
-        make_trainer(source.artifact, data, experiment.replay.engine),
-        FleetEvaluator(data, source.artifact),
-        initial_vector(source.artifact.spec, experiment.seed_for("init")),
+        make_trainer(data.artifact, shards, experiment.replay.engine),
+        FleetEvaluator(shards, data.artifact),
+        initial_vector(data.artifact.spec, experiment.seed_for("init")),
         scratch,
     )
-    world = LinearWorld(cast.laws, bits, luck, n_k)
+    bits, noise_seed = experiment.replay.update_bits, experiment.seed_for("traces")
+    world = LinearWorld(fleet.laws, bits, noise_seed, n_k)
     return ReplayEngine(decisions, world, cohort=learning), learning
 
 
-def _keep(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+def _write(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(content)
     part.replace(path)
 
 
-def _kept(path: Path, kind: type[Kept], decode: Callable[..., Kept]) -> Kept:
+def _read(path: Path, kind: type[Stored], decode: Callable[..., Stored]) -> Stored:
     try:
         return decode(path.read_bytes(), type=kind)
     except msgspec.DecodeError as exc:
         raise DamagedFile(
-            f"{path}: must be what an earlier call wrote, got: {exc}; remove it, and it is made "
-            "again"
+            f"{path}: must be a file of an earlier call, got: {exc}; remove it to repeat its run"
         ) from exc
 
 
 def _accuracy(scores: Mapping[str, Score]) -> float:
-    """Return the mean over devices of their shares of correct answers."""
+    """Return the mean accuracy over devices."""
     return float(np.mean([score.correct / score.n for score in scores.values() if score.n]))
 
 

@@ -49,15 +49,15 @@ def main(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _repeats(asked: int | None) -> int:
-    if asked is None:
+def _repeats(requested: int | None) -> int:
+    if requested is None:
         return LEAST_REPEATS
-    if not LEAST_REPEATS <= asked <= MOST_REPEATS:
+    if not LEAST_REPEATS <= requested <= MOST_REPEATS:
         raise UsageError(
-            f"--repeats: must be from {LEAST_REPEATS} to {MOST_REPEATS}, got {asked}: the distance "
-            "of live runs from each other takes two of them"
+            f"--repeats: must be from {LEAST_REPEATS} to {MOST_REPEATS}, got {requested}: the "
+            "distance between live runs needs two of them"
         )
-    return asked
+    return requested
 
 
 def _print_line(line: str) -> None:

@@ -26,15 +26,15 @@ class RunTimes:
     """Times of one run."""
 
     tau_s: Mapping[tuple[int, str], float]
-    """Exchange times of those that count, by round and device, seconds."""
+    """Times of valid exchanges, by round and device, seconds."""
     round_s: Mapping[int, float]
-    """How long each round lasted that is not void, seconds; its number first."""
-    is_whole: frozenset[int]
-    """Rounds all of whose exchanges count: nobody else has made them longer."""
+    """Durations of rounds that are not void, by round, seconds."""
+    valid_rounds: frozenset[int]
+    """Rounds whose exchanges are all valid."""
     rates: Mapping[str, float]
-    """In which share of the rounds each device was selected."""
+    """Selection rate of each device."""
     queue_mean: float
-    """Sum of all queues, mean over the rounds."""
+    """Sum of all virtual queues, mean over the rounds."""
 
     @property
     def taus(self) -> Floats:
@@ -43,13 +43,13 @@ class RunTimes:
 
     @property
     def rounds(self) -> Floats:
-        """How long the rounds lasted that are whole, seconds, shape (T,)."""
-        whole = [round_s for round_id, round_s in self.round_s.items() if round_id in self.is_whole]
-        return np.array(whole, dtype=np.float64)
+        """Durations of the valid rounds, seconds, shape (T,)."""
+        valid = [s for round_id, s in self.round_s.items() if round_id in self.valid_rounds]
+        return np.array(valid, dtype=np.float64)
 
     @property
     def total_s(self) -> float:
-        """How long all rounds lasted together, seconds."""
+        """Total duration of all rounds, seconds."""
         return sum(self.round_s.values())
 
 
@@ -57,11 +57,11 @@ def read_times(folder: Path, close_s: float = 0.0) -> RunTimes:
     """Return the times of the run in a folder.
 
     Args:
-        folder: Of the run.
-        close_s: What a replay leaves out: from the last arrival of a round to its end, seconds.
+        folder: Folder of the run.
+        close_s: Time from the last arrival of a round to its end, seconds, which a replay omits.
 
     Raises:
-        StoreError: It cannot be read.
+        StoreError: The run cannot be read.
     """
     with RunReader(folder) as reader, reader.snapshot():
         return times_of(reader.exchanges(), reader.rounds(), reader.selection_counts(), close_s)
@@ -70,54 +70,54 @@ def read_times(folder: Path, close_s: float = 0.0) -> RunTimes:
 def times_of(
     exchanges: Sequence[ExchangeRow],
     rounds: Sequence[RoundRow],
-    tallies: Sequence[SelectionCounts],
+    counts: Sequence[SelectionCounts],
     close_s: float = 0.0,
 ) -> RunTimes:
-    """Return the times in the rows of a run; an exchange counts if it is done and valid."""
-    invalid = {x.round for x in exchanges if not _counts(x)}
+    """Return the times in the rows of a run."""
+    invalid = {x.round for x in exchanges if not _is_valid(x)}
     closed = [row for row in rounds if row.status != "void"]
     return RunTimes(
-        tau_s={(x.round, x.device): x.tau_s for x in exchanges if _counts(x) and x.tau_s},
+        tau_s={(x.round, x.device): x.tau_s for x in exchanges if _is_valid(x) and x.tau_s},
         round_s={row.round: row.duration_s + close_s for row in closed},
-        is_whole=frozenset(row.round for row in closed) - invalid,
-        rates={tally.device: tally.selected / tally.rounds for tally in tallies if tally.rounds},
+        valid_rounds=frozenset(row.round for row in closed) - invalid,
+        rates={count.device: count.selected / count.rounds for count in counts if count.rounds},
         queue_mean=float(np.mean([row.queue_total for row in rounds])) if rounds else 0.0,
     )
 
 
-def _counts(x: ExchangeRow) -> bool:
+def _is_valid(x: ExchangeRow) -> bool:
     return x.outcome == "done" and x.is_valid and not x.is_contended and bool(x.tau_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Off:
-    """By how much predictions missed, relative to what they were of."""
+class RelativeErrors:
+    """Relative errors of predictions."""
 
     count: int
     median: float | None
     """Of the absolute errors; None without any."""
     p95: float | None
     bias: float | None
-    """Median of the signed ones; positive predicts too long a time."""
+    """Median of the signed errors; positive if predictions are too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairErrors:
-    """Errors of one run as a prediction of another that made the same exchanges."""
+    """Errors of one run as a prediction of another, over the exchanges of both."""
 
-    tau: Off
-    round: Off
-    """Of the lengths of rounds with the same cohort, all of whose exchanges count."""
+    tau: RelativeErrors
+    round: RelativeErrors
+    """Of the durations of valid rounds with the same cohort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far apart two runs are as wholes."""
+    """Distance between the distributions of two runs."""
 
     tau_ratio: float
     """Wasserstein distance of the exchange times, relative to their mean in the first run."""
     round_ratio: float
-    """The same of the lengths of rounds."""
+    """The same of the durations of rounds."""
     total_ratio: float
     """Difference of the total times, relative to the first run's."""
     rate: float
@@ -131,27 +131,31 @@ class Gap:
 
 
 def errors(truth: RunTimes, predicted: RunTimes) -> PairErrors:
-    """Return how far a prediction was off where it made the same exchange or round."""
-    both = [key for key in truth.tau_s if key in predicted.tau_s]
-    cohorts, theirs = _cohorts(truth), _cohorts(predicted)
+    """Return the errors of a prediction over the exchanges and rounds of both runs."""
+    common = [key for key in truth.tau_s if key in predicted.tau_s]
+    true_cohorts, predicted_cohorts = _cohorts(truth), _cohorts(predicted)
     same = [
         round_id
-        for round_id in sorted(truth.is_whole & predicted.is_whole)
-        if cohorts.get(round_id) == theirs.get(round_id)
+        for round_id in sorted(truth.valid_rounds & predicted.valid_rounds)
+        if true_cohorts.get(round_id) == predicted_cohorts.get(round_id)
     ]
     return PairErrors(
-        tau=off([truth.tau_s[key] for key in both], [predicted.tau_s[key] for key in both]),
-        round=off([truth.round_s[r] for r in same], [predicted.round_s[r] for r in same]),
+        tau=relative_errors(
+            [truth.tau_s[key] for key in common], [predicted.tau_s[key] for key in common]
+        ),
+        round=relative_errors(
+            [truth.round_s[r] for r in same], [predicted.round_s[r] for r in same]
+        ),
     )
 
 
-def off(truth: Sequence[float], predicted: Sequence[float]) -> Off:
-    """Return by how much numbers were missed, relative to each of them."""
+def relative_errors(truth: Sequence[float], predicted: Sequence[float]) -> RelativeErrors:
+    """Return the errors of predictions, each relative to its true value."""
     if not truth:
-        return Off(0, None, None, None)
-    meant: Floats = np.asarray(truth, dtype=np.float64)
-    relative: Floats = np.asarray(predicted, dtype=np.float64) / meant - 1.0
-    return Off(
+        return RelativeErrors(0, None, None, None)
+    true_values: Floats = np.asarray(truth, dtype=np.float64)
+    relative: Floats = np.asarray(predicted, dtype=np.float64) / true_values - 1.0
+    return RelativeErrors(
         count=len(truth),
         median=float(np.median(np.abs(relative))),
         p95=float(np.percentile(np.abs(relative), 95)),
@@ -160,15 +164,15 @@ def off(truth: Sequence[float], predicted: Sequence[float]) -> Off:
 
 
 def gap(one: RunTimes, other: RunTimes) -> Gap:
-    """Return how far apart two runs are as wholes.
+    """Return the distance between the distributions of two runs.
 
     Raises:
-        ValueError: One of them has no exchange or no round that counts.
+        ValueError: One of them has no valid exchange or no valid round.
     """
     if not (one.taus.size and other.taus.size and one.rounds.size and other.rounds.size):
         raise ValueError(
-            "runs: must have rounds in which every exchange counts, got none; play more rounds, "
-            "or make this machine less busy"
+            "runs: must have rounds in which every exchange is valid, got none; run more rounds, "
+            "or reduce the load of this machine"
         )
     devices = sorted({*one.rates, *other.rates})
     rates = [abs(one.rates.get(name, 0.0) - other.rates.get(name, 0.0)) for name in devices]
@@ -182,13 +186,13 @@ def gap(one: RunTimes, other: RunTimes) -> Gap:
 
 
 def mean_gap(pairs: Iterable[tuple[RunTimes, RunTimes]]) -> Gap:
-    """Return how far the second run is from the first, on average over pairs, at least one."""
+    """Return the mean distance over at least one pair of runs."""
     found = [gap(one, other).as_dict() for one, other in pairs]
     return Gap(**{f.name: float(np.mean([each[f.name] for each in found])) for f in fields(Gap)})
 
 
 def _cohorts(run: RunTimes) -> dict[int, frozenset[str]]:
-    """Return who exchanged in each round, of those that count."""
+    """Return the devices with a valid exchange, by round."""
     members: dict[int, set[str]] = {}
     for round_id, device in run.tau_s:
         members.setdefault(round_id, set()).add(device)

@@ -1,9 +1,9 @@
-"""What a live run did, imposed on a replay: who was asked, when, and what was known of them.
+"""The cohorts, instants and contexts of a live run, imposed on a replay.
 
-What is left to the replay is how long each exchange takes, which is what it is asked for.
+Only the duration of each exchange is left to the replay: the study measures its error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,38 +16,38 @@ from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExc
 
 
 @dataclass(frozen=True, slots=True)
-class ImposedRounds:
+class LiveRound:
     """One round of a live run; columns of the cohort have shape (K,)."""
 
     rows: Ints
     at_s: float
     """Instant of the dispatch, on the run's clock."""
     is_cold: Sequence[bool]
-    """It had not completed training in the round before."""
+    """Whether the device had not completed training in the previous round."""
     was_selected: Sequence[bool]
-    """In the round before."""
+    """Whether the device was selected in the previous round."""
     mu_cores: Floats
     down_bps: Floats
-    """As the device had measured it; NaN is not known, like the next two."""
+    """Measured by the device; NaN if unknown, like the next two."""
     up_bps: Floats
     link_age_s: Floats
 
 
-def imposed_rounds(
+def live_rounds(
     rounds: Sequence[RoundRow], exchanges: Sequence[ExchangeRow], rows: Mapping[str, int]
-) -> dict[int, ImposedRounds]:
-    """Return what a live run did, by round.
+) -> dict[int, LiveRound]:
+    """Return the rounds of a live run by number.
 
     Args:
-        rounds: All closed ones.
-        exchanges: Of these.
+        rounds: All closed rounds.
+        exchanges: All exchanges of these rounds.
         rows: Row of each device.
     """
     by_round: dict[int, list[ExchangeRow]] = {row.round: [] for row in rounds}
     for x in exchanges:
         by_round[x.round].append(x)
     return {
-        row.round: ImposedRounds(
+        row.round: LiveRound(
             rows=np.array([rows[x.device] for x in by_round[row.round]], dtype=np.int64),
             at_s=row.dispatched_at_s,
             is_cold=[x.s_not_previous == 1 for x in by_round[row.round]],
@@ -62,22 +62,22 @@ def imposed_rounds(
 
 
 class ImposedCohorts:
-    """Selects whom a live run selected; queues and all else are those of the policy."""
+    """Selects the cohorts of a live run; queues and learning are those of the policy."""
 
-    def __init__(self, policy: Selector, rounds: Mapping[int, ImposedRounds]) -> None:
+    def __init__(self, policy: Selector, rounds: Mapping[int, LiveRound]) -> None:
         self._policy, self._rounds = policy, rounds
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        """Return the rows of the round's live cohort, whoever is thought to be there."""
-        chosen: Ints = self._rounds[candidates.round].rows.copy()
-        return chosen
+        """Return the rows of the round's live cohort, whether available or not."""
+        cohort: Ints = self._rounds[candidates.round].rows.copy()
+        return cohort
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Have the policy learn, as it did live."""
+        """Pass the outcomes to the policy, as in the live run."""
         self._policy.observe(outcomes)
 
     def queues(self, n: int) -> Floats:
-        """Return the fairness debt of the policy, shape (n,)."""
+        """Return the virtual queues of the policy, shape (n,)."""
         return self._policy.queues(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -85,15 +85,27 @@ class ImposedCohorts:
         return self._policy.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state of the policy."""
+        """Restore a state of the policy."""
         self._policy.load_state(state)
 
 
-class ImposedMoments:
-    """A world whose rounds begin when those of a live run began, with the contexts of then."""
+class LiveTimedWorld:
+    """A world whose rounds take place at instants of a live run's clock.
 
-    def __init__(self, world: World, rounds: Mapping[int, ImposedRounds]) -> None:
-        self._world, self._rounds = world, rounds
+    Args:
+        world: The devices.
+        instant_s: Returns the instant on the live run's clock, from the round and the replay's
+            clock, seconds.
+        imposed: Contexts to impose, by round; rounds without an entry have those of the world.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        instant_s: Callable[[int, float], float],
+        imposed: Mapping[int, LiveRound] | None = None,
+    ) -> None:
+        self._world, self._instant_s, self._imposed = world, instant_s, imposed or {}
         self.slots = world.slots
 
     def __len__(self) -> int:
@@ -101,39 +113,41 @@ class ImposedMoments:
 
     @property
     def transfer_bits(self) -> tuple[float | Floats, float | Floats]:
-        """What an exchange takes down and up, bits."""
+        """Sizes of an exchange down and up, bits."""
         return self._world.transfer_bits
 
     def look(self, round_id: int, now: float, last: LastRound) -> Scene:
-        """Return the fleet at the live instant of a selection, with what was known then."""
-        given = self._rounds[round_id]
-        scene = self._world.look(round_id, given.at_s, _last(given, last))
-        rows = given.rows
+        """Return the fleet at the live instant of a selection, with the imposed contexts."""
+        at_s = self._instant_s(round_id, now)
+        live = self._imposed.get(round_id)
+        if live is None:
+            return self._world.look(round_id, at_s, last)
+        scene = self._world.look(round_id, at_s, _with_live_cohort(last, live))
         return replace(
             scene,
-            inverse_mu=_set(scene.inverse_mu, rows, 1.0 / given.mu_cores),
-            down_bps=_set(scene.down_bps, rows, given.down_bps),
-            up_bps=_set(scene.up_bps, rows, given.up_bps),
+            inverse_mu=_with_known(scene.inverse_mu, live.rows, 1.0 / live.mu_cores),
+            down_bps=_with_known(scene.down_bps, live.rows, live.down_bps),
+            up_bps=_with_known(scene.up_bps, live.rows, live.up_bps),
         )
 
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
-        """Return what the cohort does that was asked at the live instant."""
-        return self._world.exchange(round_id, self._rounds[round_id].at_s, rows)
+        """Return the exchanges of a cohort that is dispatched at the live instant."""
+        return self._world.exchange(round_id, self._instant_s(round_id, now), rows)
 
     def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
-        """Return the duration of an upload that is granted so long after the dispatch."""
+        """Return the duration of an upload that is granted `granted_s` after the dispatch."""
         return self._world.upload_s(exchange, granted_s)
 
     def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Take note of devices that have the model."""
+        """Note the devices that have the model."""
         self._world.on_pulled(exchanges)
 
     def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Take note of exchanges that are over."""
+        """Note the exchanges that have ended."""
         self._world.on_over(exchanges)
 
     def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
-        """Take note of the model version that the next round trains."""
+        """Note the model version that the next round trains."""
         self._world.on_version(rows, versions, version)
 
     def to_state(self) -> dict[str, Any]:
@@ -141,79 +155,38 @@ class ImposedMoments:
         return self._world.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state of the world."""
+        """Restore a state of the world."""
         self._world.load_state(state)
 
 
-class Later:
-    """A world that begins at an instant of a live run, and pauses between rounds as that did.
+def imposed_world(world: World, rounds: Mapping[int, LiveRound]) -> LiveTimedWorld:
+    """Return a world whose rounds have the instants and contexts of a live run."""
+    return LiveTimedWorld(world, lambda round_id, _: rounds[round_id].at_s, rounds)
 
-    The coordinator merges and publishes between two rounds: no device's time, but the traces go on.
+
+def paused_world(world: World, start_s: float, pause_s: float) -> LiveTimedWorld:
+    """Return a world that starts at an instant of a live run and pauses between rounds.
+
+    In the pause the coordinator merges and publishes. No exchange includes it, but traces continue.
 
     Args:
         world: The devices.
         start_s: Instant of the first dispatch, on the live run's clock.
-        close_s: Between two rounds, seconds.
+        pause_s: Pause between two rounds, seconds.
     """
-
-    def __init__(self, world: World, start_s: float, close_s: float) -> None:
-        self._world, self._start_s, self._close_s = world, start_s, close_s
-        self.slots = world.slots
-
-    def __len__(self) -> int:
-        return len(self._world)
-
-    @property
-    def transfer_bits(self) -> tuple[float | Floats, float | Floats]:
-        """What an exchange takes down and up, bits."""
-        return self._world.transfer_bits
-
-    def look(self, round_id: int, now: float, last: LastRound) -> Scene:
-        """Return the fleet at the selection of a round."""
-        return self._world.look(round_id, self._at(round_id, now), last)
-
-    def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
-        """Return what the cohort does that is asked now."""
-        return self._world.exchange(round_id, self._at(round_id, now), rows)
-
-    def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
-        """Return the duration of an upload that is granted so long after the dispatch."""
-        return self._world.upload_s(exchange, granted_s)
-
-    def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Take note of devices that have the model."""
-        self._world.on_pulled(exchanges)
-
-    def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Take note of exchanges that are over."""
-        self._world.on_over(exchanges)
-
-    def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
-        """Take note of the model version that the next round trains."""
-        self._world.on_version(rows, versions, version)
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the state of the world."""
-        return self._world.to_state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state of the world."""
-        self._world.load_state(state)
-
-    def _at(self, round_id: int, now: float) -> float:
-        return self._start_s + now + self._close_s * (round_id - 1)
+    return LiveTimedWorld(world, lambda round_id, now: start_s + now + pause_s * (round_id - 1))
 
 
-def _last(given: ImposedRounds, last: LastRound) -> LastRound:
-    """Return who took part in the round before, as the live run had it of its cohort."""
+def _with_live_cohort(last: LastRound, live: LiveRound) -> LastRound:
+    """Return the participation in the previous round, for the cohort as in the live run."""
     is_selected, has_trained = last.is_selected.copy(), last.has_trained.copy()
-    is_selected[given.rows] = given.was_selected
-    has_trained[given.rows] = [not cold for cold in given.is_cold]
+    is_selected[live.rows] = live.was_selected
+    has_trained[live.rows] = [not cold for cold in live.is_cold]
     return LastRound(is_selected, has_trained)
 
 
-def _set(column: Floats, rows: Ints, values: Floats) -> Floats:
-    """Return a column with what is known of some rows in its place."""
+def _with_known(column: Floats, rows: Ints, values: Floats) -> Floats:
+    """Return a column in which the known values replace those of their rows."""
     known = ~np.isnan(values)
     changed: Floats = column.copy()
     changed[rows[known]] = values[known]

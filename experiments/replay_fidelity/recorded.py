@@ -1,6 +1,6 @@
-"""The fleet of a live run as it was recorded: a profile a device, and an experiment of them.
+"""The experiments of a comparison: the recorded run, the predicted runs and the replays.
 
-The experiments of a comparison: who is recorded, and what is predicted. Pure.
+The profiles of the replays are recorded from a live run, one per device.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,16 @@ from fairbed.testbed.recording.analysis.from_run import (
 from fairbed.testbed.recording.run_store import read_device, read_training
 
 RECORDED_POLICY, RECORDED_SEED = "uniform", 1
-"""Of run A, which every device takes part in alike."""
+"""Of run A; all devices take part in it equally."""
 
 PREDICTED_POLICY, PREDICTED_SEED = "rbcs-f", 2
-"""Of run B and of its repeat."""
+"""Of run B and its repeats."""
 
 
 def check_rounds(experiment: Experiment) -> None:
-    """See that every exchange ends with its round: only then cohorts and instants say it all.
+    """Check that every exchange ends with its round.
+
+    Otherwise cohorts and instants do not determine a run.
 
     Raises:
         ExperimentError: Exchanges may outlive their rounds.
@@ -38,26 +40,26 @@ def check_rounds(experiment: Experiment) -> None:
         key = "mode" if experiment.round.is_buffered else "late"
         raise ExperimentError(
             f"round.{key}: must be left out of a comparison, got "
-            f"{getattr(experiment.round, key)!r}: what a live run did can be imposed on a replay "
-            "only where each exchange ends with its round"
+            f"{getattr(experiment.round, key)!r}: the cohorts of a live run can be imposed on a "
+            "replay only if each exchange ends with its round"
         )
 
 
 def recorded(experiment: Experiment) -> Experiment:
-    """Return run A: its devices are recorded."""
-    return _settled(experiment, "a", RECORDED_POLICY, RECORDED_SEED)
+    """Return run A, whose devices are recorded."""
+    return _variant(experiment, "a", RECORDED_POLICY, RECORDED_SEED)
 
 
 def predicted(experiment: Experiment) -> Experiment:
-    """Return run B: a replay of what was recorded in A predicts it."""
-    return _settled(experiment, "b", PREDICTED_POLICY, PREDICTED_SEED)
+    """Return run B, which a replay of the devices recorded in A predicts."""
+    return _variant(experiment, "b", PREDICTED_POLICY, PREDICTED_SEED)
 
 
-def _settled(experiment: Experiment, name: str, policy: str, seed: int) -> Experiment:
-    """Return an experiment with the same devices, data and traces, but chance of its own.
+def _variant(experiment: Experiment, name: str, policy: str, seed: int) -> Experiment:
+    """Return an experiment with the same devices, data and traces, but other random draws.
 
-    It is not evaluated before its end: how long an evaluation lasts is this machine's affair, and
-    would move the devices along their traces.
+    It is evaluated at its end only: the duration of an evaluation depends on this machine and
+    would shift the devices along their traces.
     """
     shared = ("data", "init", "fleet", "traces")
     return structs.replace(
@@ -70,23 +72,23 @@ def _settled(experiment: Experiment, name: str, policy: str, seed: int) -> Exper
     )
 
 
-LINK = ("link.down_bps", "link.up_bps")
+LINK_RATES = ("link.down_bps", "link.up_bps")
 
 
 def record_fleet(run: Path, planned: Sequence[PlannedDevice], folder: Path) -> list[Path]:
     """Write the profile of each device of a run; return the files in the order of the devices.
 
-    What no run can tell (storage, memory, heat) is that of the profile it was emulated by. So are
-    the rates of a link that moves: a recording has seen it during transfers only, and a replay
-    takes the traces themselves, from the instants that the live run had.
+    Values that no run contains (storage, memory, heat) are those of the emulated profile. So are
+    the rates of a variable link: a recording observes it during transfers only, and the replay
+    uses the traces themselves, from the same instants as the live run.
 
     Args:
         run: Folder of the run.
-        planned: Its devices, each with a profile.
+        planned: Devices of the run, each with a profile.
         folder: Receives the files.
 
     Raises:
-        NotEnough: A number that a profile must have could not be told.
+        NotEnough: The run lacks a number that a profile needs.
         StoreError: The run cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,31 +108,31 @@ def replayed(
             population=None,
             count=1,
             name=device.spec.name.rpartition("-")[0],
-            link=group.link if moves(device) else None,
-            trace=group.trace if moves(device) else None,
+            link=group.link if has_variable_link(device) else None,
+            trace=group.trace if has_variable_link(device) else None,
         )
         for group, device, file in zip(groups, planned, files, strict=True)
     ]
     return structs.replace(experiment, fleet=tuple[FleetConfig, ...](fleet))
 
 
-def moves(device: PlannedDevice) -> bool:
-    """Return whether the rates of a device's link have a course."""
+def has_variable_link(device: PlannedDevice) -> bool:
+    """Return whether the rates of a device's link change over time."""
     link = device.tracks.link
     return link is not None and not (link.down_bps.is_constant and link.up_bps.is_constant)
 
 
 def _record(
-    seen: DeviceOfRun, device: PlannedDevice, training: TrainingSettings, folder: Path
+    measured: DeviceOfRun, device: PlannedDevice, training: TrainingSettings, folder: Path
 ) -> Path:
     name = device.spec.name
     profile = device.profile
     if profile is None:
         raise ValueError(f"{name}: must have a profile to be recorded and replayed, got none")
-    findings = findings_of_run(seen, training)
-    if moves(device):
-        _leave_link(findings)
-    origin = f"device {name} of a live run, {seen.run_created}"
+    findings = findings_of_run(measured, training)
+    if has_variable_link(device):
+        _omit_link_rates(findings)
+    origin = f"device {name} of a live run, {measured.run_created}"
     identity = Identity(name, f"{profile.title[:200]}, recorded", profile.kind, origin)
     recorded = compose(identity, findings, _with_link(profile, device))
     path, trace = folder / f"{name}.toml", folder / trace_name(name)
@@ -146,8 +148,8 @@ def _with_link(profile: Profile, device: PlannedDevice) -> Profile:
     return profile if device.link is None else structs.replace(profile, link=device.link)
 
 
-def _leave_link(findings: Findings) -> None:
-    """Have the rates of a link that moves be those of its profile."""
-    for key in LINK:
+def _omit_link_rates(findings: Findings) -> None:
+    """Remove the measured rates, so that those of the profile are used."""
+    for key in LINK_RATES:
         findings.found.pop(key, None)
-        findings.missing[key] = "it moves: a replay follows its trace"
+        findings.missing[key] = "it varies: a replay follows its trace"

@@ -1,4 +1,4 @@
-"""Replays of the recorded fleet: one does what a live run did, the others choose themselves."""
+"""Replays of the recorded fleet: one with the cohorts of a live run, the others with their own."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +9,9 @@ import numpy as np
 
 from experiments.replay_fidelity.imposed import (
     ImposedCohorts,
-    ImposedMoments,
-    Later,
-    imposed_rounds,
+    imposed_world,
+    live_rounds,
+    paused_world,
 )
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
@@ -21,50 +21,50 @@ from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 
 
 def replay_forced(
-    experiment: Experiment, recorded: Path, live: Path, folder: Path, tell: Callable[[str], None]
+    experiment: Experiment, recorded: Path, live: Path, folder: Path, log: Callable[[str], None]
 ) -> Path:
-    """Replay what a live run did: its cohorts, at its instants, with its contexts.
+    """Replay a live run with its cohorts, instants and contexts.
 
     Args:
-        experiment: Of the recorded devices.
-        recorded: Folder of the run that they were recorded in.
+        experiment: Experiment with the recorded devices.
+        recorded: Folder of the run in which the devices were recorded.
         live: Folder of the run to imitate.
-        folder: Of the replay; one that is there is kept.
-        tell: Given a line for people.
+        folder: Folder of the replay; a completed replay is kept.
+        log: Receives progress lines.
     """
-    stage = _stage(experiment, recorded)
-    rows = {name: row for row, name in enumerate(stage.names)}
+    setup = _setup(experiment, recorded)
+    rows = {name: row for row, name in enumerate(setup.names)}
     with RunReader(live) as reader:
-        rounds = imposed_rounds(reader.rounds(), reader.exchanges(), rows)
-    stage.decisions.selector = ImposedCohorts(stage.decisions.selector, rounds)
-    stage = _of_rounds(stage, max(rounds, default=0))
-    return _play(replace(stage, world=ImposedMoments(stage.world, rounds)), folder, tell)
+        rounds = live_rounds(reader.rounds(), reader.exchanges(), rows)
+    setup.decisions.selector = ImposedCohorts(setup.decisions.selector, rounds)
+    setup = _with_rounds(setup, max(rounds, default=0))
+    return _replay_once(replace(setup, world=imposed_world(setup.world, rounds)), folder, log)
 
 
 def replay_free(
-    experiment: Experiment, recorded: Path, live: Path, folder: Path, tell: Callable[[str], None]
+    experiment: Experiment, recorded: Path, live: Path, folder: Path, log: Callable[[str], None]
 ) -> Path:
-    """Replay the same experiment; of the live run only its first instant is known.
+    """Replay the same experiment from the first instant of a live run, with its own selections.
 
-    What the coordinator needs between two rounds is that of the recorded run. The arguments are
-    those of `replay_forced`.
+    The pause between two rounds is that of the recorded run. The arguments are those of
+    `replay_forced`.
     """
     with RunReader(live) as reader:
         start_s = min((row.dispatched_at_s for row in reader.rounds()), default=0.0)
-    stage = _stage(experiment, recorded)
-    world = Later(stage.world, start_s, pause_s(recorded))
-    return _play(replace(stage, world=world), folder, tell)
+    setup = _setup(experiment, recorded)
+    world = paused_world(setup.world, start_s, pause_s(recorded))
+    return _replay_once(replace(setup, world=world), folder, log)
 
 
 def close_s(folder: Path) -> float:
-    """Return from the last arrival of a round to its end, the median of a live run, seconds."""
+    """Return the median time from the last arrival of a round to its end, seconds."""
     with RunReader(folder) as reader:
         found = [row.close_s for row in reader.rounds() if row.status != "void"]
     return float(np.median(found)) if found else 0.0
 
 
 def pause_s(folder: Path) -> float:
-    """Return from the last arrival of a round to the next dispatch, the median, seconds."""
+    """Return the median time from the last arrival of a round to the next dispatch, seconds."""
     with RunReader(folder) as reader:
         rounds = [row for row in reader.rounds() if row.status != "void"]
     starts = np.array([row.dispatched_at_s for row in rounds], dtype=np.float64)
@@ -73,24 +73,24 @@ def pause_s(folder: Path) -> float:
     return float(np.median(gaps)) if gaps.size else 0.0
 
 
-def _stage(experiment: Experiment, recorded: Path) -> ReplaySetup:
-    """Return the world of the recorded devices, charged for training as they were live.
+def _setup(experiment: Experiment, recorded: Path) -> ReplaySetup:
+    """Return a replay of the recorded devices with the training costs of the live run.
 
-    Only times are compared, so nothing is trained.
+    It trains nothing, because only times are compared.
     """
     costs = str(recorded.resolve())
     settings = msgspec.structs.replace(experiment.replay, costs_from=costs, training=False)
     return setup_of(msgspec.structs.replace(experiment, replay=settings))
 
 
-def _of_rounds(stage: ReplaySetup, rounds: int) -> ReplaySetup:
-    return replace(stage, experiment=msgspec.structs.replace(stage.experiment, rounds=rounds))
+def _with_rounds(setup: ReplaySetup, rounds: int) -> ReplaySetup:
+    return replace(setup, experiment=msgspec.structs.replace(setup.experiment, rounds=rounds))
 
 
-def _play(stage: ReplaySetup, folder: Path, tell: Callable[[str], None]) -> Path:
+def _replay_once(setup: ReplaySetup, folder: Path, log: Callable[[str], None]) -> Path:
     if (folder / DATABASE).exists():
-        tell(f"{folder.name}: is done already")
+        log(f"{folder.name}: is done already")
         return folder
-    tell(f"{folder.name}: {stage.experiment.rounds} rounds replayed")
-    replay_setup(stage, folder, folder.name, lambda played: None)
+    log(f"{folder.name}: {setup.experiment.rounds} rounds replayed")
+    replay_setup(setup, folder, folder.name, lambda played: None)
     return folder

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.rbcs_f_paper.arms import FASTEST, MILD, RANDOM, Arm, Policy, all_arms, rbcs_f
+from experiments.rbcs_f_paper.arms import FASTEST, LOW_NOISE, RANDOM, Arm, Policy, all_arms, rbcs_f
 from experiments.rbcs_f_paper.figures import BIN, binned
 from experiments.rbcs_f_paper.reference import METRICS, REFERENCE, SEEDS, Printed
 from experiments.rbcs_f_paper.report import table
@@ -116,7 +116,7 @@ def test_every_arm_is_played_once() -> None:
     assert (experiment.rounds, experiment.seed, experiment.selection.V) == (7, 3, 50.0)
     assert {group.noise for group in experiment.fleet} == {1.0}
     assert experiment.selection.cold_start_coding == "literal_seed"
-    assert Arm(policy=RANDOM).noise == MILD
+    assert Arm(policy=RANDOM).noise == LOW_NOISE
 
 
 def test_bins_of_the_pull_record_are_rates() -> None:

@@ -60,7 +60,7 @@ def test_figures_that_train_come_without_the_table_that_does_not(
     assert main(["--figures", "6", "--quick", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert "Figure 6, digits:" in said.out
-    assert "5 of 5 runs of training" in said.err
+    assert "5 of 5 training runs" in said.err
     assert "FedCS(3) ends above" not in said.out
     assert "RBCS-F(5) ends above FedCS(3)" in said.out
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -134,7 +134,7 @@ def test_rounds_to_a_target_are_those_of_the_running_mean_and_never_more_than_al
     assert found(accuracy, 5)[reading].difference.mean == pytest.approx(55.0)
 
 
-def test_who_is_quick_is_ahead_when_the_quickest_run_is_over() -> None:
+def test_a_fast_strategy_is_ahead_at_the_end_of_the_fastest_run() -> None:
     """All learn alike in rounds; at 200 s chance has had 33 of them, FedCS a hundred."""
 
     def accuracy(setting: Setting, round_id: int) -> float:
@@ -149,7 +149,7 @@ def test_who_is_quick_is_ahead_when_the_quickest_run_is_over() -> None:
     assert panel["FedCS(3)"].final_against is not None
     assert panel["FedCS(3)"].final_against.verdict == "unclear"
     said = found(accuracy, 6)
-    words = "RBCS-F(50) is above random when the quickest run is over, mean of the panels"
+    words = "RBCS-F(50) is above random at the end of the fastest run, mean of the panels"
     assert said[words].word == "shown"
     assert said["RBCS-F(5) ends above FedCS(3), mean of the panels"].word == "not shown"
 

@@ -8,9 +8,9 @@ import pytest
 from experiments.rbcs_f_paper.arms import (
     FASTEST,
     FEDCS,
-    MILD,
+    HIGH_NOISE,
+    LOW_NOISE,
     RANDOM,
-    WILD,
     Arm,
     Policy,
     rbcs_f,
@@ -22,12 +22,14 @@ from experiments.rbcs_f_paper.table import Cell, cells, checks
 
 SEEDS = {rbcs_f(5.0): 20}
 """Ten, but twice as many where ten happen to differ little among themselves and lie 1 % aside."""
-MILD_POLICIES = (RANDOM, rbcs_f(5.0), rbcs_f(20.0), rbcs_f(50.0), FASTEST)
+LOW_NOISE_POLICIES = (RANDOM, rbcs_f(5.0), rbcs_f(20.0), rbcs_f(50.0), FASTEST)
 TOLD = rbcs_f_known(20.0)
 
 
 @cache
-def played(policy: Policy, noise: float = MILD, seeds: int | None = None) -> tuple[Trajectory, ...]:
+def played(
+    policy: Policy, noise: float = LOW_NOISE, seeds: int | None = None
+) -> tuple[Trajectory, ...]:
     arm = Arm(policy=policy, noise=noise)
     return tuple(trajectory(arm, ROUNDS, seed) for seed in range(seeds or SEEDS.get(policy, 10)))
 
@@ -38,7 +40,7 @@ def judged(policy: Policy) -> list[Cell]:
     return [cell for cell in found if cell.reference is not None]
 
 
-@pytest.mark.parametrize("policy", MILD_POLICIES, ids=lambda policy: policy.label)
+@pytest.mark.parametrize("policy", LOW_NOISE_POLICIES, ids=lambda policy: policy.label)
 def test_every_number_is_the_one_of_the_reference(policy: Policy) -> None:
     found = judged(policy)
     grow_for_ever = {"queues"} if policy == FASTEST else set[str]()
@@ -53,22 +55,22 @@ def test_who_knows_the_times_takes_as_long_as_recorded() -> None:
 
 def test_times_that_vary_wildly_cost_what_was_recorded() -> None:
     policy = rbcs_f(20.0)
-    runs = {Arm(policy=policy, noise=WILD): played(policy, WILD)}
+    runs = {Arm(policy=policy, noise=HIGH_NOISE): played(policy, HIGH_NOISE)}
     (cell,) = cells(runs, has_reference=True)
     assert cell.metric == METRICS[1]
     assert cell.is_within, cell
 
 
 def test_orderings_and_the_guarantee_hold() -> None:
-    runs = {Arm(policy=policy): played(policy)[:3] for policy in (*MILD_POLICIES, TOLD)}
-    runs[Arm(policy=rbcs_f(10.0))] = played(rbcs_f(10.0), MILD, 3)
+    runs = {Arm(policy=policy): played(policy)[:3] for policy in (*LOW_NOISE_POLICIES, TOLD)}
+    runs[Arm(policy=rbcs_f(10.0))] = played(rbcs_f(10.0), LOW_NOISE, 3)
     found = checks(runs)
     assert len(found) == 6
     assert all(check.holds for check in found), found
 
 
 def test_the_guarantee_is_exact_in_every_round_of_every_policy() -> None:
-    for policy in MILD_POLICIES:
+    for policy in LOW_NOISE_POLICIES:
         for run in played(policy):
             assert run.broken_rounds == 0
             assert run.queue_error <= ROUNDING
@@ -97,6 +99,6 @@ def test_the_literal_coding_predicts_worse_and_takes_longer() -> None:
 
 def test_a_deadline_of_three_seconds_is_nearly_as_quick_as_knowing_everything() -> None:
     """The reference has 1022 s for both when the times are known; learning them costs a little."""
-    fedcs = np.mean([run.total_s for run in played(FEDCS, MILD, 3)])
+    fedcs = np.mean([run.total_s for run in played(FEDCS, LOW_NOISE, 3)])
     fastest = np.mean([run.total_s for run in played(FASTEST)[:3]])
     assert 1.0 < fedcs / fastest < 1.1

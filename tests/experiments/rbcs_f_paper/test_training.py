@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.rbcs_f_paper.settings import DATASETS, QUICK, SIZES, Setting, settings_of
-from experiments.rbcs_f_paper.training import Curve, DamagedFile, curves_of, source_of, train
+from experiments.rbcs_f_paper.training import Curve, DamagedFile, curves_of, train, training_data
 from fairbed.coordinator.algorithms.fairness import jain
 from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.learning import make_learning
@@ -47,7 +47,7 @@ def test_a_run_is_the_replay_of_its_experiment(tmp_path: Path) -> None:
 
 def test_a_run_that_was_cut_off_goes_on_bit_for_bit(tmp_path: Path) -> None:
     experiment = fair_run().experiment(LONGER)
-    source, draft = source_of("digits", "softmax"), tmp_path / "run.draft"
+    source, draft = training_data("digits", "softmax"), tmp_path / "run.draft"
     *_, whole = curves_of(experiment, source, tmp_path / "none.draft")
     cut = curves_of(experiment, source, draft, checkpoint_s=0.0)
     for _ in range(1 + 7):
@@ -65,7 +65,7 @@ def test_nothing_is_left_of_a_draft_when_the_run_is_done(tmp_path: Path) -> None
     setting = fair_run()
     experiment = setting.experiment(LONGER)
     draft = tmp_path / f"{experiment.hash()[:16]}.draft"
-    cut = curves_of(experiment, source_of("digits", "softmax"), draft, checkpoint_s=0.0)
+    cut = curves_of(experiment, training_data("digits", "softmax"), draft, checkpoint_s=0.0)
     for _ in range(1 + LONGER.rounds):  # to the end, but not as far as the curve's file
         next(cut)
     cut.close()
@@ -79,7 +79,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, suffix: str) -> None:
     setting = settings_of([5], QUICK)[0]
     path = tmp_path / f"{setting.experiment(QUICK).hash()[:16]}.{suffix}"
     path.write_bytes(b"{")
-    with pytest.raises(DamagedFile, match=rf"^{path}: must be what an earlier call wrote, got: "):
+    with pytest.raises(DamagedFile, match=rf"^{path}: must be a file of an earlier call, got: "):
         train(setting, QUICK, tmp_path)
 
 

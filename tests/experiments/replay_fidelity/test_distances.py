@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.replay_fidelity.distances import RunTimes, errors, gap, mean_gap, off
+from experiments.replay_fidelity.distances import RunTimes, errors, gap, mean_gap, relative_errors
 
 
 def run(
@@ -24,7 +24,7 @@ def run(
         round_s={
             r: max(tau for (of, _), tau in tau_s.items() if of == r) + close_s for r in rounds
         },
-        is_whole=frozenset(rounds) - spoilt,
+        valid_rounds=frozenset(rounds) - spoilt,
         rates=rates or {},
         queue_mean=queue,
     )
@@ -81,9 +81,9 @@ def test_the_gap_of_pairs_is_their_mean() -> None:
 
 
 def test_runs_without_exchanges_cannot_be_compared() -> None:
-    with pytest.raises(ValueError, match="every exchange counts, got none"):
+    with pytest.raises(ValueError, match="every exchange is valid, got none"):
         gap(LIVE, run({}))
-    assert off([], []).median is None
+    assert relative_errors([], []).median is None
 
 
 @given(

@@ -55,7 +55,7 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
     out = file.parent / "out"
     code = main(["compare", "--live-replay", str(file), "--out", str(out), "--json"])
     said = capsys.readouterr()
-    if code and "make this machine less busy" in said.err:
+    if code and "reduce the load of this machine" in said.err:
         pytest.skip(said.err.strip().splitlines()[-1])
     assert code == 0, said.err
     found = msgspec.json.decode(said.out, type=FidelityComparison)
