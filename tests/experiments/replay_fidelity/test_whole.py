@@ -122,7 +122,7 @@ def test_gaps_are_means_over_all_pairs(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_moving", "what"), [(False, "median error"), (True, "of the live gap")]
+    ("is_moving", "what"), [(False, "median error"), (True, "over the live gap")]
 )
 def test_verdicts_are_those_of_the_kind_of_links(runs: Path, is_moving: bool, what: str) -> None:
     times = read_times(runs / "b-1")
