@@ -307,7 +307,7 @@ class RoundExecutor:
         """A device has trained and requests an upload grant."""
         train, exchange = self._find_open(device, offer.round)
         if train is None or exchange is None or offer.attempt != train.attempt:
-            self._verdicts.repeat(device, offer.round, "this round is not open for you")
+            self._verdicts.repeat(device, offer.round, "this round is not open for this device")
             return
         fault = fault_in_offer(self._uploads, offer, train)
         if fault is not None:

@@ -292,7 +292,9 @@ class Coordinator:
                         router.on_link_up()
                         self._lease.on_link_up()
                         if count > 1:
-                            self._event_log.event("reconnected", "the broker is back")
+                            self._event_log.event(
+                                "reconnected", "the link to the broker is restored"
+                            )
                         if self._lease.is_ours:
                             group.start_soon(self._on_link_up)
                     case LinkDown(reason=reason):

@@ -217,7 +217,9 @@ async def test_a_device_without_examples_of_its_own_is_refused(tmp_path: Path) -
     assert refusals == ["its own data must hold at least 1 example, got 0"]
 
 
-async def test_a_device_whose_failure_message_was_lost_gets_its_train_again(tmp_path: Path) -> None:
+async def test_a_lost_failure_message_is_repeated_after_a_second_train(
+    tmp_path: Path,
+) -> None:
     is_train, is_failed = message_of(Train, 1), message_of(Failed, 1)
 
     def spoil_the_task(topic: str, payload: bytes) -> bool:

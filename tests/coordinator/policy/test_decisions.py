@@ -79,7 +79,7 @@ def test_a_restored_checkpoint_continues_the_same_run() -> None:
     assert futures[0] == futures[1]
 
 
-def test_only_valid_exchanges_teach_the_estimator() -> None:
+def test_the_estimator_learns_from_valid_exchanges_only() -> None:
     registry, made = fleet(2), decisions()
     selection = made.select(1, registry, BOTH_WAYS, now=1.0)
     seen = [Observation(0, 4.0, None, True, False), Observation(1, None, None, True, False)]
@@ -141,7 +141,7 @@ def test_mini_batch_orders_differ_between_rounds_and_devices() -> None:
     assert [made.training_seeds(r, np.arange(5)).tolist() for r in range(5)] == seeds
 
 
-def test_phases_teach_their_estimator_and_a_bound_does_not() -> None:
+def test_the_phase_estimator_learns_from_phases_and_not_from_bounds() -> None:
     registry, made = fleet(3), decisions(estimator="phases", on_timeout="lower_bound")
     selection = made.select(1, registry, BOTH_WAYS, now=1.0)
     measured = Observation(0, 4.0, (1.0, 0.5, 1.5, 0.75, 0.25), True, False)

@@ -172,7 +172,10 @@ class FakeRun:
         self.cohort = [int(row) for row in cohort]
         self.queues = np.maximum(self.queues + BETA - np.isin(range(self.devices), cohort), 0.0)
         names = ", ".join(self.names[row] for row in self.cohort)
-        self.event("dispatched", f"round {self.round}: asked {names}" if names else "nobody there")
+        self.event(
+            "dispatched",
+            f"round {self.round}: asked {names}" if names else "no device was available",
+        )
         for row in self.cohort:
             self.telemetry(row, "training")
         return self.cohort
