@@ -78,7 +78,7 @@ class LinkSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class _RunParts:
     """The parts of a run that its tasks use."""
 
     task: bytes
@@ -161,7 +161,7 @@ class Coordinator:
         self._failure = self._failure or failure
         self._scope.cancel()
 
-    def _build(self, group: TaskGroup) -> _Parts:
+    def _build(self, group: TaskGroup) -> _RunParts:
         """Build the parts of the run; nothing is sent yet."""
         log, side_traffic = self._event_log, SideTraffic()
         registry, task = Registry(), encode_artifact(self._setup.artifact)
@@ -182,7 +182,7 @@ class Coordinator:
             private=private,
             on_command=commands.on_command,
         )
-        return _Parts(
+        return _RunParts(
             task=task,
             task_manifest=task_manifest,
             registry=registry,
@@ -255,7 +255,7 @@ class Coordinator:
         self._event_log.event("resumed", f"continues with round {first_round}")
         return first_round
 
-    def _start_tasks(self, group: TaskGroup, parts: _Parts) -> None:
+    def _start_tasks(self, group: TaskGroup, parts: _RunParts) -> None:
         executors = parts.executor, parts.query_executor
         group.start_soon(self._receive, group, parts.router, name="coordinator.receive")
         group.start_soon(self._renew_status, name="coordinator.lease")
@@ -265,7 +265,7 @@ class Coordinator:
             self._watch_presence, executors, parts.registry, name="coordinator.presence"
         )
 
-    async def _run_rounds(self, parts: _Parts, first_round: int) -> None:
+    async def _run_rounds(self, parts: _RunParts, first_round: int) -> None:
         """Acquire the lease, publish the task, and run the rounds; a failure ends the run."""
         try:
             # Before the lease is acquired nothing is written to the tree, and devices get no reply.
