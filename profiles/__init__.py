@@ -1,4 +1,4 @@
-"""Device profiles: what a device can do, with the source of every number."""
+"""Device profiles: devices and links as numbers, each with its source."""
 
 from fairbed.profiles.errors import ProfileError, TraceError, UnknownProfile
 from fairbed.profiles.load import (
@@ -11,7 +11,7 @@ from fairbed.profiles.load import (
     names,
     population_names,
 )
-from fairbed.profiles.numbers import course_of, numbers
+from fairbed.profiles.numbers import numbers, schedule_text
 from fairbed.profiles.population import Population
 from fairbed.profiles.quantities import Quantity, Varying
 from fairbed.profiles.sampling import sample
@@ -32,7 +32,6 @@ __all__ = [
     "UnknownProfile",
     "Varying",
     "check",
-    "course_of",
     "device_tracks",
     "find",
     "link_names",
@@ -43,5 +42,6 @@ __all__ = [
     "numbers",
     "population_names",
     "sample",
+    "schedule_text",
     "to_toml",
 ]

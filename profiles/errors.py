@@ -2,17 +2,17 @@
 
 ProfileError
 ├── UnknownProfile   no profile, link or population has this name
-└── TraceError       a trace cannot be found or read, or breaks a rule
+└── TraceError       a trace cannot be found or read, or violates a rule
 """
 
 
 class ProfileError(Exception):
-    """A profile breaks a rule; the message is one line: file, rule, value, what to do."""
+    """A profile violates a rule; the message is one line: file, rule, value, what to do."""
 
 
 class UnknownProfile(ProfileError):
-    """Nothing has this name; the message says which names are near, and which exist."""
+    """No profile has this name; the message lists similar or existing names."""
 
 
 class TraceError(ProfileError):
-    """A trace breaks a rule; the message is one line: file, row if any, rule, value, advice."""
+    """A trace violates a rule; the message is one line: file, row if any, rule, value, advice."""

@@ -1,4 +1,4 @@
-"""Make a link of traces: its file, and the traces that lie beside it."""
+"""Import traces as a link: its profile file, and the trace files beside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,24 +12,26 @@ from fairbed.profiles.write import to_toml
 GIVEN = "given when the trace was imported"
 NOT_RECORDED = "not recorded: taken as 0, so no delay is added"
 
-MAX_WORDS = 600
+MAX_TEXT = 600
+"""Characters of a title or source (`profiles.quantities.Text`)."""
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Quantiles printed for each column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A link that was made of traces."""
+    """The files of a link that follows traces."""
 
     files: Mapping[str, str]
     """Contents by file name: the link's `.toml`, and one `.csv` per trace."""
     found: tuple[str, ...]
-    """One line per column of the traces: what it holds."""
+    """One line per column of the traces, with its statistics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """What nobody can find in a trace."""
+class Description:
+    """Text of a link profile that a trace does not contain."""
 
     title: str
     source: str
@@ -40,23 +42,23 @@ def import_link(
     name: str,
     down: Trace,
     up: Trace | None,
-    words: Words,
+    description: Description,
     up_bps: float | None = None,
     delay_s: float | None = None,
 ) -> Imported:
     """Return a link whose rates follow traces.
 
     Args:
-        name: Of the link.
-        down: The downlink, and all else it has columns for.
-        up: The uplink, where it is a trace of its own; else it is a column of `down`, or the
-            only rate that `down` has, which then serves both ways.
-        words: For people.
-        up_bps: A constant uplink instead.
-        delay_s: One way, seconds, where the trace does not tell; None takes 0.
+        name: Name of the link.
+        down: Trace of the downlink, and of all other numbers that it has columns for.
+        up: Separate trace of the uplink; None takes the column of `down`, or its only rate for
+            both directions.
+        description: Title, source and licence.
+        up_bps: A constant uplink rate instead, bit/s.
+        delay_s: One-way delay, seconds, if the traces have none; None takes 0.
 
     Raises:
-        ValueError: A rate is missing, or is 0 throughout.
+        ValueError: A rate is missing, or always 0.
     """
     beside = {f"{name}.csv": down}
     if up is not None:
@@ -64,7 +66,7 @@ def import_link(
     down_file, up_file = next(iter(beside)), list(beside)[-1]
 
     def followed(key: str, trace: Trace, file: str) -> Varying[float, float]:
-        return _followed(key, trace, file, words.source)
+        return _followed(key, trace, file, description.source)
 
     link = Link(
         down=followed("down_bps", down, down_file),
@@ -78,9 +80,9 @@ def import_link(
         loss=followed("loss_ratio", down, down_file) if down.has("loss_ratio") else None,
     )
     profile = LinkProfile(
-        name=name, title=_line(words.title), licence=_line(words.licence), link=link
+        name=name, title=_line(description.title), licence=_line(description.licence), link=link
     )
-    notes = {"source": words.source, "licence": words.licence}
+    notes = {"source": description.source, "licence": description.licence}
     files = {f"{name}.toml": to_toml(profile)}
     files |= {file: format_table(trace, notes) for file, trace in beside.items()}
     return Imported(
@@ -94,12 +96,12 @@ def import_link(
 
 
 def _followed(key: str, trace: Trace, file: str, source: str) -> Varying[float, float]:
-    """Return a number that follows a trace; its typical value is the mean."""
+    """Return a number that follows a trace; its `value` is the mean."""
     if not trace.has(key):
         raise ValueError(f"must have a column for {key}, got {', '.join(trace.columns)}")
     mean = trace.mean(key if key in trace.columns else ONE_WAY)
     if key.endswith("_bps") and mean <= 0.0:
-        raise ValueError(f"{key} must be above 0 at some time, got 0 throughout")
+        raise ValueError(f"{key} must be above 0 at some time, got only zeros")
     return Varying(
         value=float(f"{mean:.6g}"),
         tag="measured",
@@ -113,7 +115,7 @@ def _given(value: float, source: str) -> Varying[float, float]:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:MAX_WORDS]
+    return " ".join(text.split())[:MAX_TEXT]
 
 
 def _described(trace: Trace, column: str) -> str:

@@ -1,6 +1,6 @@
-"""Find profiles and links by name or file.
+"""Find profiles, links and populations by name or file, and decode them strictly.
 
-Decode the files of profiles strictly; every problem is one line.
+Every problem of a file is one line.
 """
 
 import difflib
@@ -29,7 +29,7 @@ K = TypeVar("K", bound=msgspec.Struct)
 ADVICE = "see docs/profiles.md"
 
 MAX_BYTES = 10_000_000
-"""Of a profile: one with long series is still smaller."""
+"""Largest profile file; one with long series is still smaller."""
 
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
@@ -52,7 +52,7 @@ def decode_file(path: Path, kind: type[K]) -> tuple[K | None, list[str]]:
 
 
 def read_toml(path: Path) -> dict[str, Any] | str:
-    """Return a parsed file, or else one line that says what is wrong with it."""
+    """Return a parsed file, or one line that describes its problem."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
@@ -66,11 +66,11 @@ def read_toml(path: Path) -> dict[str, Any] | str:
     except tomllib.TOMLDecodeError as error:
         return f"{path}: must be TOML, got {error}; correct that line"
     except RecursionError:
-        return f"{path}: must be TOML, got one nested too deeply; {ADVICE}"
+        return f"{path}: must be TOML, got too many nested levels; {ADVICE}"
 
 
 def _anchor_traces(value: Any, folder: Path) -> None:
-    """Make the traces that lie beside a profile absolute: the decoded one knows no folder."""
+    """Make paths of traces beside a profile absolute, because a decoded profile has no folder."""
     if isinstance(value, list):
         for item in value:
             _anchor_traces(item, folder)
@@ -127,7 +127,7 @@ def _explain(error: msgspec.ValidationError, key: str, raw: Any) -> str:
 
 
 def _rule(error: msgspec.ValidationError) -> str:
-    """Return the rule that was broken, in our words."""
+    """Return the violated rule, in the form of our messages."""
     rule = _AT.sub("", str(error)).replace("`", "")
     rule = _TYPES.sub("", rule.replace("Expected", "must be"))
     rule = rule.replace("Object missing required field", "must have the key")
@@ -148,7 +148,7 @@ _FOLDERS = {
 }
 
 NEAR = 5
-"""As many near names are suggested."""
+"""Maximum number of similar names suggested."""
 
 
 def names() -> list[str]:
@@ -171,7 +171,7 @@ def load(name_or_path: str | Path) -> Profile:
 
     Raises:
         UnknownProfile: There is no profile of this name, and no such file.
-        ProfileError: The file breaks a rule.
+        ProfileError: The file violates a rule.
     """
     return _load(name_or_path, "profile", Profile)
 
@@ -181,7 +181,7 @@ def load_link(name_or_path: str | Path) -> LinkProfile:
 
     Raises:
         UnknownProfile: There is no link of this name, and no such file.
-        ProfileError: The file breaks a rule.
+        ProfileError: The file violates a rule.
     """
     return _load(name_or_path, "link", LinkProfile)
 
@@ -191,7 +191,7 @@ def load_population(name_or_path: str | Path) -> Population:
 
     Raises:
         UnknownProfile: There is no population of this name, and no such file.
-        ProfileError: The file breaks a rule.
+        ProfileError: The file violates a rule.
     """
     return _load(name_or_path, "population", Population)
 
@@ -200,7 +200,7 @@ def find(name_or_path: str | Path) -> Path:
     """Return the file of a device profile, a link or a population.
 
     Raises:
-        UnknownProfile: There is none.
+        UnknownProfile: There is no such file.
     """
     text = str(name_or_path)
     for what in _FOLDERS:
@@ -211,7 +211,7 @@ def find(name_or_path: str | Path) -> Path:
 
 
 def kind_of(path: Path) -> type[Profile] | type[LinkProfile] | type[Population]:
-    """Return what a file is meant to be: by its folder, or else by what it holds."""
+    """Return the kind of a file, by its folder or, elsewhere, by its keys."""
     folder = path.absolute().parent.name
     if folder == "links":
         return LinkProfile
@@ -233,7 +233,7 @@ def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
 
     Args:
         path: The file.
-        environ: Read for `FAIRBED_DATA`, where traces of others are; None leaves these unread.
+        environ: Environment with `FAIRBED_DATA`, the folder of published traces; None skips them.
     """
     item: msgspec.Struct | None
     item, problems = decode_file(path, kind_of(path))
@@ -278,17 +278,18 @@ def _load(name_or_path: str | Path, what: str, kind: type[K]) -> K:
 def _unknown(text: str, what: str, known: Sequence[str]) -> UnknownProfile:
     near = near_names(text, known)
     if near:
-        hint = f"near are {', '.join(near)}; fairbed profiles list shows all"
+        hint = f"similar names: {', '.join(near)}; fairbed profiles list shows all"
     else:
         hint = f"use one of {', '.join(known)}, or a .toml file"
     return UnknownProfile(f"{text}: no such {what}; {hint}")
 
 
 def near_names(text: str, known: Sequence[str]) -> list[str]:
-    """Return the names that a person may have meant, best first.
+    """Return the names similar to `text`, best first.
 
-    Near is what is spelled alike, or has all letters of `text` in their order; of the latter
-    those come first that begin words with them (`pi4` is near `raspberry-pi-4b`).
+    A name is similar if its spelling is close, or if it contains all letters of `text` in order;
+    of the latter, those with most letters at the start of words come first (`pi4` is similar to
+    `raspberry-pi-4b`).
     """
     wanted = text.lower().removesuffix(".toml")
     letters = "".join(letter for letter in wanted if letter.isalnum())
@@ -304,6 +305,6 @@ def _has_in_order(name: str, letters: str) -> bool:
 
 
 def _words_begun(name: str, letters: str) -> int:
-    """Return how many words of a name begin where it agrees with `letters`."""
+    """Return the number of matching blocks with `letters` that begin a word of the name."""
     blocks = difflib.SequenceMatcher(None, name, letters, autojunk=False).get_matching_blocks()
     return sum(block.size > 0 and f"-{name}"[block.a] == "-" for block in blocks)

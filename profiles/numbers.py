@@ -1,4 +1,4 @@
-"""All numbers of a profile, a link or a population, with the keys that lead to them."""
+"""All numbers of a profile, a link or a population, with their keys."""
 
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ Number: TypeAlias = Quantity[Any] | Distributed[Any]
 
 
 def numbers(item: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Number]]:
-    """Yield every number that has a source, with its key path, in the order of the file."""
+    """Yield every number with a source, and its key path, in the order of the file."""
     for field in msgspec.structs.fields(item):
         value, key = getattr(item, field.name), f"{prefix}{field.encode_name}"
         if isinstance(value, Quantity | Distributed):
@@ -25,8 +25,8 @@ def numbers(item: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Numbe
                     yield from numbers(part, f"{key}[{index}].")
 
 
-def course_of(number: Number) -> str:
-    """Return how a number moves or is distributed, in words; empty for a constant."""
+def schedule_text(number: Number) -> str:
+    """Return the text of a number's schedule or distribution; empty for a constant."""
     if isinstance(number, Distributed):
         if number.quantiles is None:
             return ""

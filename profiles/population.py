@@ -1,4 +1,4 @@
-"""What a population of devices is like: how each number is distributed over its devices."""
+"""Populations of devices: each number as a distribution over the devices."""
 
 from typing import Annotated, Generic, TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from fairbed.profiles.quantities import (
     Share,
     Strict,
     Tag,
-    Words,
+    Text,
 )
 from fairbed.profiles.schema import (
     BitsPerSecond,
@@ -35,15 +35,15 @@ RankCorrelation: TypeAlias = Annotated[float, Meta(gt=-1.0, lt=1.0)]
 
 
 class Distributed(Strict, Generic[T], frozen=True, kw_only=True):
-    """A number of every device: the same for all, or distributed over them."""
+    """A number of every device: one value for all, or a distribution over the devices."""
 
     value: T | None = None
-    """The same for all devices."""
+    """Value of all devices."""
     quantiles: tuple[tuple[Share, T], ...] | None = None
-    """`[share, value]`: this share of the devices has at most `value`; linear in between, and
-    nothing is drawn beyond the first and the last."""
+    """`[share, value]`: this share of the devices has at most `value`; linear in between, without
+    values below the first or above the last."""
     tag: Tag
-    source: Words
+    source: Text
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.quantiles is None):
@@ -52,10 +52,10 @@ class Distributed(Strict, Generic[T], frozen=True, kw_only=True):
         self.distribution()
 
     def distribution(self) -> Quantiles:
-        """Return how the number is distributed.
+        """Return the distribution of the number.
 
         Raises:
-            ValueError: The quantiles break a rule.
+            ValueError: The quantiles violate a rule.
         """
         if self.quantiles is not None:
             return Quantiles(self.quantiles)  # type: ignore[arg-type]  # T is always a number
@@ -63,7 +63,7 @@ class Distributed(Strict, Generic[T], frozen=True, kw_only=True):
 
 
 class LinkPopulation(Strict, frozen=True, kw_only=True):
-    """How access links are distributed."""
+    """Distribution of access links."""
 
     down_bps: Distributed[BitsPerSecond]
     up_bps: Distributed[BitsPerSecond]
@@ -75,31 +75,32 @@ class LinkPopulation(Strict, frozen=True, kw_only=True):
 
 
 class AvailabilityPopulation(Strict, frozen=True, kw_only=True):
-    """How much of the time devices can be had."""
+    """Distribution of the availability of devices."""
 
     available: Distributed[Share]
+    """Share of the time in which a device is available."""
     session_s: Quantity[Seconds] | None = None
-    """Mean length of one stay, seconds; absent is one stay a day."""
+    """Mean length of a session, seconds; absent is one session per day."""
 
 
 class Correlation(Strict, frozen=True, kw_only=True):
-    """Two numbers that go together."""
+    """Correlation of two numbers."""
 
     of: tuple[str, str]
     """Keys such as `link.down_bps`."""
     rank: Quantity[RankCorrelation]
-    """Spearman's."""
+    """Spearman's rank correlation."""
 
 
 class Population(Strict, frozen=True, kw_only=True):
-    """`profiles/populations/NAME.toml`: devices to draw, by `[[fleet]] population = "NAME"`."""
+    """`profiles/populations/NAME.toml`: devices for `[[fleet]] population = "NAME"`."""
 
     name: Name
-    """Not in the file: the file's name without `.toml`."""
-    title: Words
+    """Name of the file without `.toml`; not a key in it."""
+    title: Text
     kind: Kind = field(name="class")
-    licence: Words
-    """Of the sources, and why these numbers may be redistributed."""
+    licence: Text
+    """Licence of the sources, and the reason why the numbers may be redistributed."""
     cores: Distributed[Cores]
     core_speed: Distributed[Speed]
     memory_bytes: Distributed[Bytes]
@@ -108,9 +109,9 @@ class Population(Strict, frozen=True, kw_only=True):
     engine_threads: Distributed[Cores]
     link: LinkPopulation
     availability: AvailabilityPopulation | None = None
-    """Absent: always there."""
+    """Absent: always available."""
     correlations: tuple[Correlation, ...] = ()
-    """Numbers that are not named together are independent."""
+    """Correlated pairs; all other pairs of numbers are independent."""
 
     def __post_init__(self) -> None:
         known = self.numbers()
@@ -123,7 +124,7 @@ class Population(Strict, frozen=True, kw_only=True):
         self.score_correlations()
 
     def numbers(self) -> dict[str, "Distributed[float]"]:
-        """Return every number that devices have, by its key, in a fixed order."""
+        """Return every number of the devices by its key, in a fixed order."""
         found = {field.encode_name: getattr(self, field.name) for field in fields(self)}
         for table in ("link", "availability"):
             nested = found.pop(table)
@@ -132,12 +133,12 @@ class Population(Strict, frozen=True, kw_only=True):
         return {key: item for key, item in found.items() if isinstance(item, Distributed)}
 
     def score_correlations(self) -> Floats:
-        """Return the correlations of normal scores, shape (N, N), N numbers in their order.
+        """Return the correlation matrix of normal scores, shape (N, N), for N numbers in order.
 
-            r = 2 sin(pi r_s / 6)    of a rank correlation r_s
+            r = 2 sin(pi r_s / 6)    for a rank correlation r_s
 
         Raises:
-            ValueError: No numbers can be correlated like that.
+            ValueError: The matrix is not positive definite.
         """
         keys = list(self.numbers())
         matrix = np.eye(len(keys))
@@ -147,5 +148,7 @@ class Population(Strict, frozen=True, kw_only=True):
                 raise ValueError(f"correlations.of must be two numbers, got {keys[i]} twice")
             matrix[i, j] = matrix[j, i] = 2.0 * np.sin(np.pi * correlation.rank.value / 6.0)
         if np.linalg.eigvalsh(matrix).min() <= 0.0:
-            raise ValueError("correlations must be possible together, got ones that are not")
+            raise ValueError(
+                "correlations must be possible together, got a matrix that is not positive definite"
+            )
         return matrix

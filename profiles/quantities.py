@@ -1,6 +1,6 @@
-"""A number of a profile: its value, where it comes from, and how it moves in time if it does.
+"""A number of a profile: its value, its source, and its schedule if it changes over time.
 
-A distribution known by some of its quantiles: linear in between, nothing beyond the ends.
+`Quantiles` is a distribution given by some of its quantiles.
 """
 
 import math
@@ -21,16 +21,17 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """`points[i] = (p, x)`: a share `p` of the values is at most `x`.
+    """A distribution by its quantiles: a share `p` of the values is at most `x`.
 
-    Below the first and above the last point the value is that of the point.
+    It is linear between points, and constant below the first and above the last.
 
     Raises:
-        ValueError: There is no point, or shares do not increase from within [0, 1], or values
-            decrease or are not finite; the message names the place.
+        ValueError: There is no point, shares are outside [0, 1] or do not increase, or values
+            decrease or are not finite; the message names the point.
     """
 
     points: tuple[tuple[float, float], ...]
+    """Pairs (p, x)."""
 
     def __post_init__(self) -> None:
         if not self.points:
@@ -63,14 +64,14 @@ class Quantiles:
         return self.points[-1][1]
 
     def at(self, shares: Floats | float) -> Floats:
-        """Return the values below which these shares of all lie, same shape."""
+        """Return the quantiles at these shares, same shape."""
         p, x = np.array(self.points, dtype=np.float64).T
         values: Floats = np.interp(shares, p, x)
         return values
 
 
 def normal_shares(scores: Floats) -> Floats:
-    """Return the shares of a standard normal distribution below these scores, same shape.
+    """Return the standard normal distribution function at these scores, same shape.
 
     Phi(z) = (1 + erf(z / sqrt 2)) / 2
     """
@@ -81,39 +82,39 @@ T = TypeVar("T")
 E = TypeVar("E")
 
 Tag: TypeAlias = Literal["measured", "datasheet", "literature"]
-"""How well a number is known: measured by somebody whose data we read, promised by the vendor,
-or recalled from publications (a range rather than a target)."""
+"""Quality of a number: measured (the data were read), stated by the vendor, or from publications (a
+range rather than a target)."""
 
-Words: TypeAlias = Annotated[str, Meta(min_length=3, max_length=600)]
+Text: TypeAlias = Annotated[str, Meta(min_length=3, max_length=600)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e9)]
 Moment: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Correlation: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
 DATA = "data:"
-"""Begins the name of a trace that lies under `FAIRBED_DATA`."""
+"""Prefix of the name of a trace in `FAIRBED_DATA`."""
 
 TraceName: TypeAlias = Annotated[
     str, Meta(pattern=r"^(data:[^/\s]+/\S+|(?!data:)[^\n]+)$", max_length=4096)
 ]
-"""A file beside the profile, or `data:SET/TRACE` for one under `FAIRBED_DATA`."""
+"""A file beside the profile, or `data:SET/TRACE` for a trace in `FAIRBED_DATA`."""
 
 
 class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything in a profile: immutable, no unknown keys."""
+    """Base of all structs of a profile: immutable, without unknown keys."""
 
 
 class Quantity(Strict, Generic[T], frozen=True, kw_only=True):
-    """A number and where it comes from."""
+    """A number and its source."""
 
     value: T
     tag: Tag
-    source: Words
-    """The public project, run or data sheet, and how the number follows from it."""
+    source: Text
+    """The public project, run or data sheet, and the derivation of the number from it."""
 
 
 class Steps(Strict, Generic[E], frozen=True, kw_only=True):
-    """`values[i]` holds from `t_s[i]`; after `period_s` all begins again."""
+    """Values over time: `values[i]` holds from `t_s[i]`; repeats after `period_s`."""
 
     t_s: tuple[Moment, ...]
     values: tuple[E, ...]
@@ -123,27 +124,27 @@ class Steps(Strict, Generic[E], frozen=True, kw_only=True):
         self.series()
 
     def series(self) -> Series:
-        """Return the same as a series.
+        """Return the steps as a `Series`.
 
         Raises:
-            ValueError: It breaks a rule of series.
+            ValueError: They violate a rule of series.
         """
         return Series(self.t_s, self.values, self.period_s)  # type: ignore[arg-type]  # E is float
 
 
 class Spread(Strict, Generic[E], frozen=True, kw_only=True):
-    """How a number is distributed over time, where its course itself may not be published.
+    """Distribution of a number over time, for a trace that may not be published.
 
-    Every device gets a course of its own from this, drawn with the seed of the experiment: a
-    synthetic one, true to the quantiles and to how long values last.
+    Each device gets its own synthetic schedule, drawn with the seed of the experiment, with these
+    quantiles and this correlation of successive values.
     """
 
     quantiles: tuple[tuple[Share, E], ...]
-    """`[share, value]`: this share of the time the number is at most `value`."""
+    """`[share, value]`: for this share of the time the number is at most `value`."""
     step_s: Seconds
-    """A value holds for so long."""
+    """Duration of each value, seconds."""
     correlation: Correlation
-    """Between the normal scores of one value and the next."""
+    """Correlation of the normal scores of successive values."""
 
     def __post_init__(self) -> None:
         self.distribution()
@@ -152,51 +153,51 @@ class Spread(Strict, Generic[E], frozen=True, kw_only=True):
         """Return the distribution of the values.
 
         Raises:
-            ValueError: It breaks a rule of quantiles.
+            ValueError: It violates a rule of quantiles.
         """
         return Quantiles(self.quantiles)  # type: ignore[arg-type]  # E is always a float
 
 
 class Varying(Quantity[T], Generic[T, E], frozen=True, kw_only=True):
-    """A number that may move in time, by at most one of `series`, `trace` and `spread`.
+    """A number that may have a schedule: at most one of `series`, `trace` and `spread`.
 
-    `value` is then its typical one: what a table shows, and what holds where time is not followed.
+    `value` is then its typical value, for tables and wherever the schedule is not used.
     """
 
     series: Steps[E] | None = None
-    """Its course, repeated."""
+    """The schedule, repeated."""
     trace: TraceName | None = None
-    """Its course is the column of this trace that is named as the number is."""
+    """The schedule is the column of this trace with the name of the number."""
     spread: Spread[E] | None = None
-    """Its course is drawn."""
+    """The schedule is drawn from this distribution."""
 
     def __post_init__(self) -> None:
-        courses = [
+        schedules = [
             name for name in ("series", "trace", "spread") if getattr(self, name) is not None
         ]
-        if len(courses) > 1:
-            raise ValueError(f"must have one course at most, got {' and '.join(courses)}")
-        course = self._course()
-        if course is None:
+        if len(schedules) > 1:
+            raise ValueError(f"must have at most one schedule, got {' and '.join(schedules)}")
+        values = self._values()
+        if values is None:
             return
-        if not course.lowest <= self.value <= course.highest:  # type: ignore[operator]  # a number
+        if not values.lowest <= self.value <= values.highest:  # type: ignore[operator]  # a number
             raise ValueError(
-                f"value must be within its {courses[0]}, {course.lowest:g} to "
-                f"{course.highest:g}, got {self.value}"
+                f"value must be within its {schedules[0]}, {values.lowest:g} to "
+                f"{values.highest:g}, got {self.value}"
             )
 
     @property
     def is_constant(self) -> bool:
-        """It does not move."""
+        """It has no schedule."""
         return self.series is None and self.trace is None and self.spread is None
 
     @property
     def highest(self) -> float:
-        """The largest value it takes, as far as the profile itself tells; a trace is not read."""
-        course = self._course()
-        return float(self.value) if course is None else course.highest  # type: ignore[arg-type]
+        """The largest value of its series or spread, otherwise `value`; a trace is not read."""
+        values = self._values()
+        return float(self.value) if values is None else values.highest  # type: ignore[arg-type]
 
-    def _course(self) -> Series | Quantiles | None:
+    def _values(self) -> Series | Quantiles | None:
         if self.series is not None:
             return self.series.series()
         return None if self.spread is None else self.spread.distribution()

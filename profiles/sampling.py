@@ -2,8 +2,8 @@
 
     z ~ N(0, R),   x_k = F_k^-1(Phi(z_k))
 
-with the correlations R of normal scores and the quantile functions F_k^-1 of each number: a
-Gaussian copula, so that numbers go together as published and each is distributed as published.
+with the correlations R of normal scores and the quantile function F_k^-1 of each number: a
+Gaussian copula, which keeps the published distributions and rank correlations.
 """
 
 from typing import Any
@@ -16,19 +16,20 @@ from fairbed.profiles.quantities import Floats, normal_shares
 from fairbed.profiles.schema import Profile
 
 WHOLE = {"cores": 1, "engine_threads": 1, "memory_bytes": 1 << 20}
-"""What is counted in whole units."""
+"""Unit of the numbers that are rounded to whole units."""
 
 FREE_CORES = 0.01
-"""What the background leaves of a device at least."""
+"""Lower bound of the cores that the background load leaves free."""
 
-MAX_WORDS = 600
+MAX_TEXT = 600
+"""Characters of a title or source (`profiles.quantities.Text`)."""
 
 
 def sample(population: Population, count: int, rng: np.random.Generator) -> list[Profile]:
-    """Return `count` devices, in the order they are drawn: fewer are the first of more.
+    """Return `count` devices in the order of the draw: a smaller count returns the first ones.
 
-    Each is a profile under the population's name, whose sources say at which share of the
-    population every number was drawn.
+    Each is a profile with the population's name; the source of each number states the share of the
+    population at which it was drawn.
 
     Raises:
         ValueError: `count` is negative.
@@ -38,9 +39,9 @@ def sample(population: Population, count: int, rng: np.random.Generator) -> list
 
 
 def draw(population: Population, count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Return the numbers of `count` devices, and at which share of the population each was drawn.
+    """Return the numbers of `count` devices, and the share of the population of each number.
 
-    Both are of shape (count, N), for the N numbers of the population in their order.
+    Both have shape (count, N), for the N numbers of the population in their order.
 
     Raises:
         ValueError: `count` is negative.
@@ -55,8 +56,8 @@ def draw(population: Population, count: int, rng: np.random.Generator) -> tuple[
 def columns(population: Population, count: int, rng: np.random.Generator) -> dict[str, Floats]:
     """Return the numbers of `count` devices as columns of shape (count,), by their keys.
 
-    They are those of the devices that `sample` draws with the same `rng`, without an object for
-    each: a million take a second or two, and 8 bytes a number.
+    They equal those of the devices that `sample` draws with the same `rng`, without an object per
+    device: a million devices take 1 to 2 s, and 8 bytes per number.
 
     Raises:
         ValueError: `count` is negative.
@@ -80,14 +81,14 @@ def _scores(population: Population, count: int, rng: np.random.Generator) -> Flo
 
 
 def _column(number: "Distributed[float]", scores: Floats) -> Floats:
-    """Return a number of each device; one that is the same for all needs no shares."""
+    """Return one number of each device, shape (count,), given its normal scores."""
     if number.value is not None:
         return np.full(len(scores), float(number.value))
     return number.distribution().at(normal_shares(scores))
 
 
 def _whole(drawn: dict[str, Floats]) -> dict[str, Floats]:
-    """Return columns with what is counted as whole numbers, and what a device can hold."""
+    """Return the columns rounded to whole units, with threads and load bounded by the cores."""
     rounded = {
         key: np.maximum(unit, np.round(drawn[key] / unit) * unit) for key, unit in WHOLE.items()
     }
@@ -103,7 +104,7 @@ def _whole(drawn: dict[str, Floats]) -> dict[str, Floats]:
 def _profile(population: Population, values: Floats, shares: Floats) -> Profile:
     raw: dict[str, Any] = {
         "name": population.name,
-        "title": f"drawn from {population.name}: {population.title}"[:MAX_WORDS],
+        "title": f"drawn from {population.name}: {population.title}"[:MAX_TEXT],
         "class": population.kind,
         "licence": population.licence,
     }
@@ -112,13 +113,13 @@ def _profile(population: Population, values: Floats, shares: Floats) -> Profile:
     for (key, number), share in zip(population.numbers().items(), shares.tolist(), strict=True):
         table, _, name = key.rpartition(".")
         where = f"drawn at {share:.1%} of {population.name}: " if number.quantiles else ""
-        source = f"{where}{number.source}"[:MAX_WORDS]
+        source = f"{where}{number.source}"[:MAX_TEXT]
         (raw.setdefault(table, {}) if table else raw)[name] = {
             "value": round(drawn[key]) if key in WHOLE else drawn[key],
             "tag": number.tag,
             "source": source,
         }
-    stays = population.availability
-    if stays is not None and stays.session_s is not None:
-        raw["availability"]["session_s"] = msgspec.to_builtins(stays.session_s)
+    availability = population.availability
+    if availability is not None and availability.session_s is not None:
+        raw["availability"]["session_s"] = msgspec.to_builtins(availability.session_s)
     return msgspec.convert(raw, Profile)

@@ -1,4 +1,4 @@
-"""A number that changes in steps over time: a rate, a clock, whether a device is there."""
+"""A number that changes in steps over time: a rate, a clock ratio, availability."""
 
 import math
 from bisect import bisect_right
@@ -9,15 +9,15 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """`values[i]` holds from `t_s[i]` until `t_s[i + 1]`; after `period_s` it begins again.
+    """A periodic step function: `values[i]` holds from `t_s[i]` until `t_s[i + 1]`.
 
     Args:
         t_s: Start of each value, seconds, the first 0, strictly increasing.
-        values: As many numbers, finite and not negative.
-        period_s: Length of the whole, seconds, more than the last start.
+        values: One number per start, finite and not negative.
+        period_s: Length of a period, seconds, greater than the last start.
 
     Raises:
-        ValueError: One of these rules is broken; the message names the place.
+        ValueError: One of these rules is violated; the message names the row.
     """
 
     t_s: tuple[float, ...]
@@ -81,22 +81,22 @@ class Series:
         return self.values[bisect_right(self.t_s, t % self.period_s) - 1]
 
     def next_change(self, t: float) -> float | None:
-        """Return the first moment after `t` with another value; None if it is constant."""
+        """Return the first time after `t` with another value; None if the series is constant."""
         until = self.held(t)[1]
         return None if until == math.inf else until
 
     def held(self, t: float) -> tuple[float, float]:
-        """Return the value at `t` seconds, and until when it holds; `inf` if it is constant."""
+        """Return the value at `t` seconds and the time until which it holds; `inf` if constant."""
         value, until, _ = self.followed(t, 0)
         return value, until
 
     def followed(self, t: float, step: int) -> tuple[float, float, int]:
-        """Return the value at `t` seconds, until when it holds, and its step.
+        """Return the value at `t` seconds, the time until which it holds, and its step.
 
         Args:
-            t: Seconds.
-            step: Where the last look was, as it was returned; any number is right, and near ones
-                save the search, which touches many places of a long series.
+            t: Time, seconds.
+            step: Step returned by the last call. Any number gives the same result; a close one
+                saves the search in a long series.
         """
         t_s, values = self.t_s, self.values
         laps, into = divmod(t, self.period_s)
@@ -112,7 +112,7 @@ class Series:
         return value, math.inf, step
 
     def _step_at(self, into: float, near: int) -> int:
-        """Return the step at a moment of a period: often the one near, or the next."""
+        """Return the step at a time within a period; `near` and the next one are tried first."""
         t_s = self.t_s
         last = len(t_s) - 1
         for step in (near, near + 1):
@@ -121,7 +121,7 @@ class Series:
         return bisect_right(t_s, into) - 1
 
     def starting_at(self, t: float) -> "Series":
-        """Return the same with its beginning at `t` seconds."""
+        """Return the series shifted so that it starts at `t` seconds."""
         into = t % self.period_s
         if into == 0.0:
             return self
@@ -136,7 +136,7 @@ class Series:
         return Series(tuple(times), tuple(values), self.period_s)
 
     def integral(self, start: float, end: float) -> float:
-        """Return the area under the series between two moments, in value times seconds."""
+        """Return the integral between two times, in value times seconds."""
         return self._until(end) - self._until(start)
 
     def _until(self, t: float) -> float:

@@ -1,8 +1,7 @@
-"""What the numbers of a device are at every moment: each as a series.
+"""Schedules of a device: each of its varying numbers as a series over time.
 
-Pure: whoever calls brings a reader of traces and the randomness.
-
-Courses in time that are drawn from what is known of them: synthetic, true to their source.
+Pure: the caller provides the reader of traces and the random generator. Schedules that are known
+by their distribution only are drawn: `draw_spread` and `draw_sessions`.
 """
 
 import math
@@ -17,24 +16,25 @@ from fairbed.profiles.schema import Availability, Link, Profile, Thermal
 from fairbed.profiles.series import Series
 
 DRAWN_S = 3600.0
-"""Length of a drawn course, at least `MIN_STEPS` of it; then it repeats."""
+"""Length of a drawn schedule, which then repeats."""
 
 MIN_STEPS, MAX_STEPS = 600, 7200
+"""Bounds on the steps of a drawn schedule."""
 
 DAY_S = 86_400.0
 
-MIN_STAYS, MAX_STAYS = 30, 2000
-"""Of a drawn course of stays: at least a day, and at least or at most so many."""
+MIN_SESSIONS, MAX_SESSIONS = 30, 2000
+"""Bounds on the sessions of a drawn availability schedule, which lasts a day otherwise."""
 
 
 def draw_spread(spread: Spread[Any], rng: np.random.Generator) -> Series:
-    """Return a course with the quantiles and the correlation that are known.
+    """Return a synthetic schedule with given quantiles and correlation.
 
         z_0 = e_0,   z_{i+1} = rho z_i + sqrt(1 - rho^2) e_{i+1},   e_i ~ N(0, 1)
         x_i = F^-1(Phi(z_i))
 
     Args:
-        spread: Quantiles `F^-1`, length of a step, and `rho` of normal scores one step apart.
+        spread: Quantiles `F^-1`, length of a step, and correlation `rho` of successive scores.
         rng: Draws the `e_i`.
     """
     steps = int(min(max(math.ceil(DRAWN_S / spread.step_s), MIN_STEPS), MAX_STEPS))
@@ -50,47 +50,48 @@ def draw_spread(spread: Spread[Any], rng: np.random.Generator) -> Series:
 
 
 def draw_sessions(share: float, session_s: float | None, rng: np.random.Generator) -> Series:
-    """Return when a device is there, 1 or 0, for a share of the time that is met exactly.
+    """Return an availability schedule of 1 and 0 whose mean is exactly `share`.
 
-    With `session_s`, stays and absences by turns, each exponentially distributed, the mean of
-    stays as given and that of absences as the share asks. Without, one stay a day.
+    With `session_s`, sessions and absences alternate, each with exponentially distributed lengths;
+    the mean absence follows from `share`. Without, there is one session per day.
 
     Args:
-        share: Of the time that the device is there.
-        session_s: Mean length of a stay, seconds; None is one stay a day.
-        rng: Draws lengths, and where in all this the device begins.
+        share: Share of the time in which the device is available.
+        session_s: Mean length of a session, seconds; None is one session per day.
+        rng: Draws lengths, and the start of the device within the schedule.
     """
     if share >= 1.0 or share <= 0.0:
         return Series.constant(min(max(share, 0.0), 1.0))
     if session_s is None:
-        stays, period_s = np.ones(1), DAY_S
+        sessions, period_s = np.ones(1), DAY_S
     else:
         cycle_s = session_s / share
-        count = int(min(max(math.ceil(DAY_S / cycle_s), MIN_STAYS), MAX_STAYS))
-        stays, period_s = rng.exponential(size=count), count * cycle_s
-    gaps = rng.exponential(size=stays.size)
+        count = int(min(max(math.ceil(DAY_S / cycle_s), MIN_SESSIONS), MAX_SESSIONS))
+        sessions, period_s = rng.exponential(size=count), count * cycle_s
+    gaps = rng.exponential(size=sessions.size)
     lengths = np.column_stack(
         [
-            stays / stays.sum() * share * period_s,
+            sessions / sessions.sum() * share * period_s,
             gaps / gaps.sum() * (1.0 - share) * period_s,
         ]
     ).ravel()
     lengths = np.maximum(lengths, 1e-3)
     starts = np.concatenate([[0.0], np.cumsum(lengths)])
-    values = np.tile([1.0, 0.0], stays.size)
+    values = np.tile([1.0, 0.0], sessions.size)
     series = Series(tuple(starts[:-1].tolist()), tuple(values.tolist()), float(starts[-1]))
     return series.starting_at(float(rng.random()) * series.period_s)
 
 
 ReadTrace: TypeAlias = Callable[[str, str], Series]
-"""Given the name of a trace and a column, returns the series; raises TraceError."""
+"""Returns the series of a column, given the name of a trace and of the column; raises
+TraceError."""
 
 AnyVarying: TypeAlias = Varying[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTracks:
-    """A link over time."""
+    """Schedules of a link."""
 
     down_bps: Series
     up_bps: Series
@@ -101,18 +102,18 @@ class LinkTracks:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTracks:
-    """A device over time, from the moment it is first started."""
+    """Schedules of a device, from its first start."""
 
     link: LinkTracks | None
-    """None is this machine's own."""
+    """None is the link of this machine."""
     clock_ratio: Series
-    """Relative to the clock that its speed holds for."""
+    """Clock relative to that of `core_speed`."""
     background_load: Series
-    """Cores."""
+    """Cores busy with other work."""
     available: Series
-    """1 while it is there, 0 while it is away."""
+    """1 while the device is available, otherwise 0."""
     thermal: Thermal | None
-    """None: no load makes it slower."""
+    """None is no throttling."""
 
 
 def device_tracks(
@@ -122,29 +123,29 @@ def device_tracks(
     rng: np.random.Generator,
     start: float = 0.0,
 ) -> DeviceTracks:
-    """Return how one device goes over time.
+    """Return the schedules of one device.
 
     Args:
-        profile: None is this machine: always there, at its own clock.
-        link: None is this machine's own.
+        profile: None is this machine: always available, at its own clock.
+        link: None is the link of this machine.
         read_trace: Called for numbers that follow a trace.
-        rng: Draws the courses that are known by their distribution only. Each number has a
-            stream of its own: whether one is drawn changes no other.
-        start: Where in its traces this device begins, as a share of their length.
+        rng: Draws the schedules that are known by their distribution only. Each number has its
+            own stream, so drawing one does not change another.
+        start: Start of this device within its traces, as a share of their length.
 
     Raises:
-        TraceError: A trace cannot be had.
+        TraceError: A trace cannot be found or read.
         ValueError: `start` is not from 0 to 1.
     """
     if not 0.0 <= start <= 1.0:
         raise ValueError(f"start must be from 0 to 1, got {start}")
     streams = rng.spawn(8)
 
-    def follow(number: AnyVarying | None, column: str, otherwise: float) -> Series:
+    def follow(number: AnyVarying | None, column: str, default: float) -> Series:
         stream = streams.pop()
         if number is None:
-            return Series.constant(otherwise)
-        return _course(number, column, read_trace, stream, start)
+            return Series.constant(default)
+        return _schedule(number, column, read_trace, stream, start)
 
     return DeviceTracks(
         clock_ratio=follow(profile.clock if profile else None, "clock_ratio", 1.0),
@@ -165,7 +166,7 @@ def device_tracks(
     )
 
 
-def _course(
+def _schedule(
     number: AnyVarying, column: str, read_trace: ReadTrace, rng: np.random.Generator, start: float
 ) -> Series:
     if number.series is not None:
@@ -182,12 +183,12 @@ def _course(
 def _availability(
     availability: Availability | None, read_trace: ReadTrace, rng: np.random.Generator
 ) -> Series:
-    """Return when a device is there; its own hours are never moved: nights are alike for all."""
+    """Return the availability of a device; a series or trace is not shifted, as nights coincide."""
     if availability is None:
         return Series.constant(1.0)
     share = availability.share
     if share.series is not None or share.trace is not None:
-        return _course(share, "available", read_trace, rng, 0.0)
+        return _schedule(share, "available", read_trace, rng, 0.0)
     mean = share.value
     if share.spread is not None:
         mean = float(share.spread.distribution().at(rng.random()))

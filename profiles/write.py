@@ -1,4 +1,4 @@
-"""Write profiles, links and populations as their files: what is read back is the same."""
+"""Write profiles, links and populations as TOML; reading the file gives an equal object."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 
 INLINE_VALUES = 8
-"""A longer list gets a line per value, so that a change of one shows as one."""
+"""A longer list has one line per value, so that a diff shows single changes."""
 
 
 def to_toml(item: msgspec.Struct, folder: str = "") -> str:
-    """Return the file of a profile, a link or a population, without its name.
+    """Return the TOML file of a profile, a link or a population, without its name.
 
     Args:
-        item: What to write; what is absent in it stays absent.
-        folder: Where the file will lie: traces beside it are then named without it.
+        item: The object to write; absent fields stay absent.
+        folder: Folder of the file; it is removed from the paths of traces beside the file.
     """
     raw = {key: value for key, value in msgspec.to_builtins(item).items() if key != "name"}
     prefix = f"{folder.rstrip('/')}/" if folder else ""
@@ -23,7 +23,7 @@ def to_toml(item: msgspec.Struct, folder: str = "") -> str:
 
 
 def _present(value: Any, prefix: str) -> Any:
-    """Return plain data without what is None or empty, and traces by their names in the folder."""
+    """Return plain data without None and empty lists, and with trace paths without `prefix`."""
     if isinstance(value, Mapping):
         kept = {key: _present(item, prefix) for key, item in value.items()}
         kept = {key: item for key, item in kept.items() if item is not None and item != []}
@@ -36,7 +36,7 @@ def _present(value: Any, prefix: str) -> Any:
 
 
 def _table(table: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the lines of a table: its own values first, then the tables in it."""
+    """Yield the lines of a table: first its values, then its nested tables."""
     nested = {key: value for key, value in table.items() if not _is_inline(value)}
     for key, value in table.items():
         if key not in nested:
@@ -53,7 +53,7 @@ def _table(table: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _is_inline(value: Any) -> bool:
-    """Tell whether a value stands behind its key: all but tables that hold more than plain ones."""
+    """Return whether a value is written on the line of its key: not for tables with nested ones."""
     if isinstance(value, Mapping):
         return "tag" in value and not any(isinstance(v, Mapping | list) for v in value.values())
     return not (isinstance(value, list) and value and isinstance(value[0], Mapping))

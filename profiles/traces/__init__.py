@@ -1,4 +1,4 @@
-"""Traces: how a link, a clock or availability went, row by row, and where to find them."""
+"""Traces: recorded values of a link, a clock or availability over time, and their files."""
 
 from fairbed.profiles.traces.files import TraceReader, read_trace
 from fairbed.profiles.traces.trace import Trace

@@ -1,11 +1,9 @@
-"""Find traces by name: beside a profile, or under `FAIRBED_DATA`, where data lie that others own.
+"""Find and read traces, in any supported format, beside a profile or in `FAIRBED_DATA`.
 
-data:SET/TRACE    FAIRBED_DATA/traces/SET/TRACE, with or without .csv or .xz, or else TRACE in
-                  the packed file of a set that is known
+data:SET/TRACE    FAIRBED_DATA/traces/SET/TRACE, with or without .csv or .xz, otherwise TRACE in
+                  the archive of a known set (`SETS`)
 
-Read a trace of any format that we know.
-
-Read files of a size that is known to be harmless, packed ones too.
+Files are read up to a maximum size, also when unpacked.
 """
 
 import lzma
@@ -23,16 +21,16 @@ from fairbed.profiles.traces.table import parse_table
 from fairbed.profiles.traces.trace import ONE_WAY, Trace
 
 MAX_BYTES = 100_000_000
-"""A larger trace is refused before it is read: a day at 1 Hz takes 3 MB."""
+"""Maximum size of a trace; a day at 1 Hz takes 3 MB."""
 
-_ADVICE = "cut it, or bin it coarser with: fairbed profiles import --step"
+_ADVICE = "shorten it, or use longer bins: fairbed profiles import --step"
 
 
 def read_file(path: Path) -> bytes:
-    """Return what a file holds, unpacked if its name ends in `.xz`.
+    """Return the content of a file, unpacked if its name ends in `.xz`.
 
     Raises:
-        TraceError: It cannot be read, or holds more than `MAX_BYTES`.
+        TraceError: It cannot be read, or has more than `MAX_BYTES`.
     """
     try:
         if path.suffix == ".xz":
@@ -48,10 +46,10 @@ def read_file(path: Path) -> bytes:
 
 
 def read_member(archive: Path, member: str) -> bytes | None:
-    """Return what one file of a `.tar.xz` holds; None if there is no such file in it.
+    """Return the content of one file of a `.tar.xz`; None if there is no such file in it.
 
     Raises:
-        TraceError: The archive cannot be read, or the file holds more than `MAX_BYTES`.
+        TraceError: The archive cannot be read, or the file has more than `MAX_BYTES`.
     """
     where = f"{archive}/{member}"
     try:
@@ -90,20 +88,20 @@ def read_trace(path: Path, step_s: float = 1.0) -> Trace:
     """Return the trace in a file.
 
     Args:
-        path: Of our own format or mahimahi's, packed or not.
-        step_s: Bins for mahimahi's, seconds; ours is taken as it is.
+        path: A file in our format or mahimahi's, packed or not.
+        step_s: Length of a bin for a mahimahi trace, seconds; our format is not binned.
 
     Raises:
-        TraceError: It cannot be read, or breaks a rule.
+        TraceError: It cannot be read, or violates a rule.
     """
     return parse_trace(read_file(path), str(path), step_s)
 
 
 def parse_trace(content: bytes, where: str, step_s: float = 1.0) -> Trace:
-    """Return the trace that a file holds; `where` names it in errors.
+    """Return the trace in the content of a file; `where` is its name in errors.
 
     Raises:
-        TraceError: It breaks a rule.
+        TraceError: It violates a rule.
     """
     if is_mahimahi(content):
         return parse_mahimahi(content, where, step_s)
@@ -117,14 +115,14 @@ ENDINGS = ("", ".csv", ".xz", ".csv.xz")
 
 @dataclass(frozen=True, slots=True)
 class TraceSet:
-    """Published traces that come packed in one file."""
+    """A set of published traces in one packed file."""
 
     file: str
-    """In `FAIRBED_DATA/traces`."""
+    """Name of the file in `FAIRBED_DATA/traces`."""
     kind: Literal["archive", "table"]
-    """archive: a tar of files; table: rows of many traces, the trace's name in the first column."""
+    """archive: a tar of files; table: rows of many traces, with the trace's name in column 1."""
     folder: str = ""
-    """Of an archive: where in it the files are."""
+    """Folder of the traces within an archive."""
 
 
 SETS: Mapping[str, TraceSet] = {
@@ -134,16 +132,16 @@ SETS: Mapping[str, TraceSet] = {
     "norway-3g": TraceSet("norway_hsdpa_3g.csv.xz", "table"),
     "fcc-fixed": TraceSet("fcc_fixed_broadband.csv.xz", "table"),
 }
-"""By the name that profiles use."""
+"""Known sets by their name in profiles."""
 
 
 @dataclass(slots=True)
 class TraceReader:
-    """Reads every trace once; call it for a column of one.
+    """Reads each trace once; call it with the name of a trace and a column.
 
     Args:
-        environ: Read for `FAIRBED_DATA` only.
-        step_s: Bins of traces of mahimahi, seconds.
+        environ: Environment; only `FAIRBED_DATA` is used.
+        step_s: Length of a bin for mahimahi traces, seconds.
     """
 
     environ: Mapping[str, str]
@@ -155,7 +153,7 @@ class TraceReader:
         """Return one column of the trace with this name.
 
         Raises:
-            TraceError: There is no such trace or column, or it breaks a rule.
+            TraceError: There is no such trace or column, or it violates a rule.
         """
         key = (name, column)
         if key not in self._series:
@@ -163,10 +161,10 @@ class TraceReader:
         return self._series[key]
 
     def with_column(self, name: str, column: str) -> Trace:
-        """Return the trace with this name, which has this column.
+        """Return the trace with this name, after checking that it has this column.
 
         Raises:
-            TraceError: There is no such trace or column, or it breaks a rule.
+            TraceError: There is no such trace or column, or it violates a rule.
         """
         trace = self.trace(name)
         if not trace.has(column):
@@ -180,7 +178,7 @@ class TraceReader:
         """Return the trace with this name.
 
         Raises:
-            TraceError: There is no such trace, or it breaks a rule.
+            TraceError: There is no such trace, or it violates a rule.
         """
         if name not in self._traces:
             content = self._published(name) if name.startswith(DATA) else read_file(Path(name))
@@ -199,20 +197,20 @@ class TraceReader:
         packed = SETS.get(set_name)
         if packed is None:
             raise TraceError(
-                f"{name}: no such trace in {folder}; put it there as {set_name}/{trace_name}.csv, "
-                f"or take one of {', '.join(sorted(SETS))}"
+                f"{name}: no such trace in {folder}; add it as {set_name}/{trace_name}.csv, "
+                f"or use a set of {', '.join(sorted(SETS))}"
             )
         file = folder / packed.file
         if not file.is_file():
             raise TraceError(
-                f"{name}: needs {file}, which is not there; fetch it, or set {VARIABLE}"
+                f"{name}: needs {file}, which does not exist; download it, or set {VARIABLE}"
             )
         if packed.kind == "archive":
             content = read_member(file, f"{packed.folder}/{trace_name}")
         else:
             content = _rows_of(read_file(file), trace_name)
         if content is None:
-            raise TraceError(f"{name}: no such trace in {file}; see which ones it holds")
+            raise TraceError(f"{name}: no such trace in {file}; list its contents")
         return content
 
     def _folder(self, name: str) -> Path:
@@ -222,13 +220,13 @@ class TraceReader:
             got = f"no folder {folder}" if root else "nothing"
             raise TraceError(
                 f"{name}: {VARIABLE} must name the folder of the data, with traces/ in it, "
-                f"got {got}; set it, or take a link that needs no trace"
+                f"got {got}; set it, or use a link without a trace"
             )
         return folder
 
 
 def _rows_of(content: bytes, trace_name: str) -> bytes | None:
-    """Return the rows of one trace of a long table as a table of its own; None if it has none."""
+    """Return the rows of one trace of a table of many as a separate table; None without rows."""
     beginning = f"{trace_name},".encode()
     rows = [line[len(beginning) :] for line in content.splitlines() if line.startswith(beginning)]
     return b"\n".join([f"t_s,{ONE_WAY}".replace("bps", "mbps").encode(), *rows]) if rows else None

@@ -1,8 +1,8 @@
-"""Traces of mahimahi: a line is the millisecond of one chance to deliver 1500 bytes.
+"""Traces of mahimahi: each line is the millisecond of one opportunity to deliver 1500 bytes.
 
     rate in a bin = n * 8 * 1448 / duration     bit/s of TCP payload
 
-Times do not decrease; the last one is the length of the whole, after which it begins again.
+Times do not decrease; the last one is the length of the trace, after which it repeats.
 
 Source: mm-link(1) of mahimahi (Netravali et al., USENIX ATC 2015). The packets are IP; of 1500
 bytes 1448 are payload of TCP with time stamps (20 IP, 20 TCP, 12 options).
@@ -17,29 +17,29 @@ from fairbed.profiles.traces.table import check_text, load_numbers
 from fairbed.profiles.traces.trace import ONE_WAY, Trace, bin_edges
 
 MTU_BYTES = 1500
-"""Of IP, delivered at each moment of the file."""
+"""Size of the IP packet that each line delivers."""
 
 PAYLOAD_BYTES = 1448
-"""Of TCP, in a packet of `MTU_BYTES`."""
+"""TCP payload of a packet of `MTU_BYTES`."""
 
 MAX_MS = 1e12
 
 
 def is_mahimahi(content: bytes) -> bool:
-    """Tell whether a file looks like one of mahimahi: its first line is a lone whole number."""
+    """Return whether a file looks like a mahimahi trace: its first line is one whole number."""
     return content.lstrip().split(b"\n", 1)[0].strip().isdigit()
 
 
 def parse_mahimahi(content: bytes, where: str, step_s: float = 1.0) -> Trace:
-    """Return the rate of a file of mahimahi, binned; it serves either direction.
+    """Return the binned rate of a mahimahi trace, without a direction.
 
     Args:
-        content: The file.
-        where: Names it in errors.
+        content: Content of the file.
+        where: Name of the file in errors.
         step_s: Length of a bin, seconds.
 
     Raises:
-        TraceError: It breaks a rule; the message names the row, a line of the file from 1.
+        TraceError: The file violates a rule; the message names the row, counted from 1.
     """
     check_text(content, where)
     rows = content.rstrip()

@@ -1,4 +1,4 @@
-r"""The format of our traces: comma-separated numbers under a header, checked row by row.
+r"""Our trace format: comma-separated numbers under a header, checked row by row.
 
     # period_s = 4.0
     t_s,down_bps,up_bps
@@ -6,10 +6,10 @@ r"""The format of our traces: comma-separated numbers under a header, checked ro
     1,5100000,900000
     3,0,0
 
-A row holds from its `t_s` to the next one's. The last holds until `period_s`, or as long as the
-one before it where no comment gives that; then all begins again. Times count from the first row.
+A row holds from its `t_s` to that of the next. The last row holds until `period_s` or, without that
+comment, as long as the row before it; then the trace repeats. Times count from the first row.
 Columns are those of `COLUMNS`; a rate may also be given as `down_mbps`, `up_mbps` or `mbps`, and
-`bps` or `mbps` alone is a rate that serves either direction. All rates are payload of TCP.
+`bps` or `mbps` is a rate for both directions. All rates are TCP payload.
 """
 
 import io
@@ -20,36 +20,36 @@ from collections.abc import Mapping
 import numpy as np
 
 from fairbed.profiles.errors import TraceError
-from fairbed.profiles.traces.trace import COLUMNS, MOST_BPS, ONE_WAY, RANGES, Floats, Trace
+from fairbed.profiles.traces.trace import COLUMNS, MAX_BPS, ONE_WAY, RANGES, Floats, Trace
 
 TIME = "t_s"
 
 MEGA = {"down_mbps": "down_bps", "up_mbps": "up_bps", "mbps": ONE_WAY}
-"""Columns in Mbit/s, and what they become."""
+"""Columns in Mbit/s, and the columns in bit/s that they are converted to."""
 
 KNOWN = (*COLUMNS, ONE_WAY, *MEGA)
 
 SINGLE_ROW_S = 1.0
-"""How long the only row of a trace holds, if nothing says so."""
+"""Duration of the only row of a trace without `period_s`, seconds."""
 
 BOM = b"\xef\xbb\xbf"
-"""What some programs write before UTF-8."""
+"""Byte order mark that some programs write before UTF-8."""
 
 ROWS_AT_ONCE = 10_000
-"""Made into text at once, to save memory."""
+"""Rows formatted at once, to limit memory."""
 
 _COMMENT = re.compile(r"#\s*(\w+)\s*=\s*(.*)")
 
 
 def parse_table(content: bytes, where: str) -> Trace:
-    """Return the trace that a file in this format holds.
+    """Return the trace of a file in this format.
 
     Args:
-        content: The file.
-        where: Names it in errors.
+        content: Content of the file.
+        where: Name of the file in errors.
 
     Raises:
-        TraceError: It breaks a rule; the message names the row, a line of the file from 1.
+        TraceError: The file violates a rule; the message names the row, counted from 1.
     """
     check_text(content, where)
     header, n_before, offset, notes = _header(content, where)
@@ -67,7 +67,7 @@ def parse_table(content: bytes, where: str) -> Trace:
 
 
 def format_table(trace: Trace, notes: Mapping[str, str]) -> str:
-    """Return a trace in this format, with comments above it; `period_s` is one of them."""
+    """Return a trace in this format, with `notes` and `period_s` as comments above it."""
     lines = [f"# {key} = {' '.join(text.split())}" for key, text in notes.items()]
     lines.append(f"# period_s = {trace.period_s:.9g}")
     lines.append(",".join([TIME, *trace.columns]))
@@ -80,7 +80,7 @@ def format_table(trace: Trace, notes: Mapping[str, str]) -> str:
 
 
 def check_text(content: bytes, where: str) -> None:
-    """See that a trace is text, and not empty.
+    """Check that a trace is text, and not empty.
 
     Raises:
         TraceError: It is not.
@@ -102,7 +102,7 @@ def check_text(content: bytes, where: str) -> None:
 
 
 def _header(content: bytes, where: str) -> tuple[str, int, int, dict[str, str]]:
-    """Return the header, its row, where the row after it begins, and what comments say."""
+    """Return the header, its row, the offset of the row after it, and the comments by key."""
     notes, start, row = {}, len(BOM) if content.startswith(BOM) else 0, 0
     while start < len(content):
         row += 1
@@ -148,7 +148,7 @@ def _numbers(rows: bytes, width: int, where: str, n_before: int) -> Floats:
 
 
 def load_numbers(rows: bytes, delimiter: str | None) -> Floats:
-    """Return rows of numbers, shape (R, C); of shape (0, 0) if some row is none."""
+    """Return rows of numbers, shape (R, C), or shape (0, 0) if a row is not numeric."""
     try:
         return np.loadtxt(
             io.BytesIO(rows), delimiter=delimiter, comments=None, ndmin=2, encoding="utf-8"
@@ -158,14 +158,14 @@ def load_numbers(rows: bytes, delimiter: str | None) -> Floats:
 
 
 def _first_fault(rows: bytes, width: int, where: str, n_before: int) -> TraceError:
-    """Return what is wrong with the first row that cannot be read."""
+    """Return the error of the first row that cannot be read."""
     for row, line in enumerate(io.BytesIO(rows), n_before + 1):
         text = line.decode("utf-8").strip()
         fields = text.split(",")
         if len(fields) != width:
             got = f"{len(fields)}" if text else "none"
             return TraceError(
-                f"{where}: row {row}: must have {width} values, got {got}; add what is missing"
+                f"{where}: row {row}: must have {width} values, got {got}; correct the row"
             )
         for field in fields:
             try:
@@ -179,10 +179,10 @@ def _first_fault(rows: bytes, width: int, where: str, n_before: int) -> TraceErr
 
 
 def _check(where: str, n_before: int, names: list[str], times: Floats, columns: Floats) -> None:
-    """See that times increase and values are possible.
+    """Check that times increase and values are in their ranges.
 
     Raises:
-        TraceError: Of the first row that breaks a rule.
+        TraceError: The message names the first row that violates a rule.
     """
     faults = [
         (int(row), f"{TIME} must be finite, got {times[row]}")
@@ -193,7 +193,7 @@ def _check(where: str, n_before: int, names: list[str], times: Floats, columns: 
         for row in np.flatnonzero(np.diff(times) <= 0.0)[:1]
     ]
     for name, values in zip(names[1:], columns, strict=True):
-        lowest, highest = RANGES.get(name, (0.0, MOST_BPS))
+        lowest, highest = RANGES.get(name, (0.0, MAX_BPS))
         is_wrong = ~((values >= lowest) & (values <= highest))  # true for NaN too
         faults += [
             (int(row), f"{name} must be from {lowest:g} to {highest:g}, got {values[row]:.15g}")

@@ -1,4 +1,4 @@
-"""One trace: numbers in columns over common times."""
+"""One trace: columns of numbers with common times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,49 +21,49 @@ COLUMNS = (
     "background_load",
     "available",
 )
-"""What a trace may hold, named as the numbers of a profile are."""
+"""Columns of a trace, with the names of the numbers of a profile."""
 
 ONE_WAY = "bps"
-"""The column of a trace that holds a rate and does not say which way it goes."""
+"""Column of a rate without a direction."""
 
 MAX_BINS = 10_000_000
-"""Rows after binning: what still fits in memory a few times."""
+"""Maximum number of rows after binning, which fit into memory several times."""
 
-MOST_BPS, MOST_DELAY_S, MOST_CORES = 1e12, 60.0, 4096.0
+MAX_BPS, MAX_DELAY_S, MAX_CORES = 1e12, 60.0, 4096.0
 
 RANGES = {
-    "delay_s": (0.0, MOST_DELAY_S),
-    "jitter_s": (0.0, MOST_DELAY_S),
+    "delay_s": (0.0, MAX_DELAY_S),
+    "jitter_s": (0.0, MAX_DELAY_S),
     "loss_ratio": (0.0, 1.0),
     "clock_ratio": (1e-3, 4.0),
-    "background_load": (0.0, MOST_CORES),
+    "background_load": (0.0, MAX_CORES),
     "available": (0.0, 1.0),
 }
-"""Smallest and largest value of columns; rates are from 0 to `MOST_BPS`."""
+"""Smallest and largest value of columns; rates are from 0 to `MAX_BPS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Row `i` holds from `t_s[i]` to the next; after `period_s` all begins again.
+    """Recorded values: row `i` holds from `t_s[i]` to the next; repeats after `period_s`.
 
-    Values are finite and not negative, times begin at 0 and increase.
+    Values are finite and not negative; times start at 0 and increase.
     """
 
     t_s: Floats
-    """Seconds, shape (R,)."""
+    """Start of each row, seconds, shape (R,)."""
     columns: Mapping[str, Floats]
-    """Of the names in `COLUMNS` or `ONE_WAY`; each of shape (R,). Rates are payload of TCP."""
+    """Values by a name of `COLUMNS` or `ONE_WAY`, each of shape (R,). Rates are TCP payload."""
     period_s: float
 
     def has(self, column: str) -> bool:
-        """Tell whether it tells of this number."""
+        """Return whether the trace has this column, or a rate without direction for it."""
         return column in self.columns or (column.endswith("_bps") and ONE_WAY in self.columns)
 
     def series(self, column: str) -> Series:
-        """Return one column; a rate that does not say which way it goes serves both ways.
+        """Return one column; a rate without a direction is used for both directions.
 
         Raises:
-            KeyError: It has no such column.
+            KeyError: The trace has no such column.
         """
         values = self.columns[column if column in self.columns or not self.has(column) else ONE_WAY]
         return Series(tuple(self.t_s.tolist()), tuple(values.tolist()), float(self.period_s))
@@ -73,7 +73,7 @@ class Trace:
         return float(np.dot(self.columns[column], self.durations_s) / self.period_s)
 
     def quantile(self, column: str, share: float) -> float:
-        """Return the value that a column is at most for this share of the time."""
+        """Return the quantile of a column over time."""
         order = np.argsort(self.columns[column], kind="stable")
         until = np.cumsum(self.durations_s[order])
         row = int(np.searchsorted(until, share * until[-1]))
@@ -81,16 +81,16 @@ class Trace:
 
     @property
     def durations_s(self) -> Floats:
-        """How long each row holds, shape (R,)."""
+        """Duration of each row, seconds, shape (R,)."""
         return np.diff(self.t_s, append=self.period_s)
 
     def binned(self, step_s: float) -> "Trace":
         """Return the means over steps of `step_s`; the last step may be shorter.
 
-        What a column adds up to over time stays as it is.
+        The integral of each column over time does not change.
 
         Raises:
-            ValueError: `step_s` is not positive, or leads to more than `MAX_BINS`.
+            ValueError: `step_s` is not positive, or gives more than `MAX_BINS` steps.
         """
         edges = bin_edges(self.period_s, step_s)
         ends = np.append(self.t_s, self.period_s)
@@ -105,7 +105,7 @@ def bin_edges(period_s: float, step_s: float) -> Floats:
     """Return the edges of steps that cover a period; the last step may be shorter.
 
     Raises:
-        ValueError: `step_s` is not positive, or leads to more than `MAX_BINS`.
+        ValueError: `step_s` is not positive, or gives more than `MAX_BINS` steps.
     """
     if not step_s > 0.0:
         raise ValueError(f"steps must be longer than 0 s, got {step_s:g} s; 1 s is usual")

@@ -19,10 +19,10 @@ from fairbed.profiles import (
     Profile,
     ProfileError,
     Varying,
-    course_of,
     numbers,
+    schedule_text,
 )
-from fairbed.profiles.importing import Imported, Words, import_link
+from fairbed.profiles.importing import Description, Imported, import_link
 from fairbed.profiles.load import kind_of
 from fairbed.profiles.traces import Trace, read_trace
 from fairbed.testbed.cli import DONE, FAILED
@@ -59,14 +59,14 @@ def import_trace(options: argparse.Namespace) -> int:
 def _imported(options: argparse.Namespace, name: str, down: Trace, up: Trace | None) -> Imported:
     up_rate = None if options.up_rate is None else _number("--up-rate", options.up_rate)
     files = " and ".join(path.name for path in (options.down, options.up) if path is not None)
-    words = Words(
+    description = Description(
         title=options.title or f"Link imported from {files}",
         source=options.source or f"imported from {files}",
         licence=options.licence or "not stated at import: ask the owner before publishing",
     )
     delay_s = None if options.delay is None else _number("--delay", options.delay)
     try:
-        return import_link(name, down, up, words, up_rate, delay_s)
+        return import_link(name, down, up, description, up_rate, delay_s)
     except ValueError as exc:
         hint = "give the uplink as a second file or with --up-rate"
         raise UsageError(f"{options.down}: {exc}; {hint}") from exc
@@ -147,8 +147,8 @@ class LinkRow(Struct, frozen=True, kw_only=True):
     delay_s: float
     jitter_s: float
     loss_ratio: float
-    course: str
-    """Downlink rate over time: constant, series, trace or spread."""
+    schedule: str
+    """Schedule of the downlink rate: constant, series, trace or spread."""
     is_measured: bool
 
 
@@ -192,7 +192,7 @@ def device_row(profile: Profile) -> ProfileListRow:
 def link_row(profile: LinkProfile) -> LinkRow:
     """Return the row of a link."""
     link = profile.link
-    courses = [
+    schedules = [
         name for name in ("series", "trace", "spread") if getattr(link.down, name) is not None
     ]
     return LinkRow(
@@ -202,7 +202,7 @@ def link_row(profile: LinkProfile) -> LinkRow:
         delay_s=link.delay_s,
         jitter_s=link.jitter_s,
         loss_ratio=link.loss_ratio,
-        course=courses[0] if courses else "constant",
+        schedule=schedules[0] if schedules else "constant",
         is_measured=_is_measured(link),
     )
 
@@ -285,10 +285,10 @@ def _device_lines(rows: list[ProfileListRow]) -> list[str]:
 
 def _link_lines(rows: list[LinkRow]) -> list[str]:
     head = f"{'link':<{NAME_WIDTH}}{'down':>8}{'up':>8}{'delay':>9}{'jitter':>9}{'loss':>7}"
-    return [f"{head}  {'over time':<11}rates"] * bool(rows) + [
+    return [f"{head}  {'schedule':<11}rates"] * bool(rows) + [
         f"{row.name:<{NAME_WIDTH}}{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}"
         f"{_ms(row.delay_s):>9}{_ms(row.jitter_s) if row.jitter_s else '-':>9}"
-        f"{f'{row.loss_ratio:.1%}' if row.loss_ratio else '-':>7}  {row.course:<11}"
+        f"{f'{row.loss_ratio:.1%}' if row.loss_ratio else '-':>7}  {row.schedule:<11}"
         f"{'measured' if row.is_measured else ''}".rstrip()
         for row in rows
     ]
@@ -313,10 +313,10 @@ def _show(options: argparse.Namespace) -> int:
         print(f"{item.name}: {item.title} ({kind}); {item.licence}")
         for key, number in numbers(item):
             value = getattr(number, "value", None)
-            course = course_of(number)
+            schedule = schedule_text(number)
             print(f"  {key:<32}{_value(value):<14}{number.tag:<12}{number.source}")
-            if course:
-                print(f"  {'':<32}{course}")
+            if schedule:
+                print(f"  {'':<32}{schedule}")
     return DONE
 
 

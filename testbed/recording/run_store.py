@@ -37,7 +37,7 @@ def read_device(folder: Path, name: str) -> DeviceOfRun:
         row = rows.get(name)
         if row is None:
             near = near_names(name, sorted(rows))
-            hint = f"near are {', '.join(near)}; " if near else ""
+            hint = f"similar names: {', '.join(near)}; " if near else ""
             known = ", ".join(sorted(rows)[:20]) or "none that ever joined"
             raise NoSuchDevice(f"{name}: no such device in {folder}; {hint}there are {known}")
         info, telemetry = reader.run(), reader.telemetry_of(name)

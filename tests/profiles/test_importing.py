@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fairbed import profiles
-from fairbed.profiles.importing import Imported, Words, import_link
+from fairbed.profiles.importing import Description, Imported, import_link
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import Trace, TraceReader
 from fairbed.profiles.tracks import device_tracks
 
-WORDS = Words(title='A "walk"\nhome', source="a phone\\of mine", licence="mine")
+DESCRIPTION = Description(title='A "walk"\nhome', source="a phone\\of mine", licence="mine")
 
 
 def trace(**columns: list[float]) -> Trace:
@@ -38,7 +38,7 @@ def test_a_trace_of_both_ways_becomes_a_link_that_follows_it(tmp_path: Path) -> 
     both = trace(
         down_bps=[1e6, 3e6], up_bps=[0.0, 5e5], delay_s=[0.01, 0.03], loss_ratio=[0.0, 0.1]
     )
-    link = loaded(import_link("walk", both, None, WORDS), tmp_path)
+    link = loaded(import_link("walk", both, None, DESCRIPTION), tmp_path)
     assert (link.title, link.licence) == ('A "walk" home', "mine")
     assert (link.link.down_bps, link.link.up_bps) == (2e6, 2.5e5)
     assert (link.link.delay_s, link.link.loss_ratio) == (0.02, 0.05)
@@ -50,7 +50,9 @@ def test_a_trace_of_both_ways_becomes_a_link_that_follows_it(tmp_path: Path) -> 
 
 
 def test_two_traces_lie_beside_each_other(tmp_path: Path) -> None:
-    imported = import_link("walk", trace(bps=[1e6, 3e6]), trace(bps=[7e5]), WORDS, delay_s=0.03)
+    imported = import_link(
+        "walk", trace(bps=[1e6, 3e6]), trace(bps=[7e5]), DESCRIPTION, delay_s=0.03
+    )
     assert list(imported.files) == ["walk.toml", "walk.down.csv", "walk.up.csv"]
     link = loaded(imported, tmp_path)
     assert rates(link) == (Series((0.0, 1.0), (1e6, 3e6), 2.0), Series.constant(7e5))
@@ -59,19 +61,19 @@ def test_two_traces_lie_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_a_rate_without_direction_serves_both(tmp_path: Path) -> None:
-    link = loaded(import_link("walk", trace(bps=[1e6, 3e6]), None, WORDS), tmp_path)
+    link = loaded(import_link("walk", trace(bps=[1e6, 3e6]), None, DESCRIPTION), tmp_path)
     assert rates(link)[0] == rates(link)[1]
     assert link.link.delay_s == 0.0
     assert "not recorded" in link.link.delay.source
 
 
 def test_an_uplink_may_be_given_as_a_number(tmp_path: Path) -> None:
-    imported = import_link("walk", trace(down_bps=[1e6]), None, WORDS, up_bps=2e5)
+    imported = import_link("walk", trace(down_bps=[1e6]), None, DESCRIPTION, up_bps=2e5)
     assert rates(loaded(imported, tmp_path))[1] == Series.constant(2e5)
 
 
 def test_a_rate_that_is_missing_or_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^must have a column for up_bps, got down_bps"):
-        import_link("walk", trace(down_bps=[1e6]), None, WORDS)
-    with pytest.raises(ValueError, match=r"^down_bps must be above 0 at some time, got 0 through"):
-        import_link("walk", trace(bps=[0.0, 0.0]), None, WORDS)
+        import_link("walk", trace(down_bps=[1e6]), None, DESCRIPTION)
+    with pytest.raises(ValueError, match=r"^down_bps must be above 0 at some time, got only zeros"):
+        import_link("walk", trace(bps=[0.0, 0.0]), None, DESCRIPTION)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairbed.profiles import course_of
+from fairbed.profiles import schedule_text
 from fairbed.profiles.numbers import Number
 from fairbed.profiles.population import Distributed
 from fairbed.profiles.quantities import Quantity, Spread, Steps, Varying
@@ -31,4 +31,4 @@ def varying(value: float = 2.0, **changes: object) -> Varying[float, float]:
     ],
 )
 def test_a_number_in_words(number: Number, words: str) -> None:
-    assert course_of(number) == words
+    assert schedule_text(number) == words

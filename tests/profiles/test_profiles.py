@@ -155,7 +155,7 @@ def test_a_profile_may_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_valid_ones() -> None:
-    near = r"^pi4: no such profile; near are .*raspberry-pi-4b.*; fairbed profiles list shows all$"
+    near = r"^pi4: no such profile; similar names: .*raspberry-pi-4b.*; fairbed profiles list"
     with pytest.raises(UnknownProfile, match=near):
         profiles.load("pi4")
     with pytest.raises(
@@ -232,7 +232,7 @@ BAD: dict[str, tuple[Edit, str]] = {
     ),
     "two courses": (
         course('series = { t_s = [0], values = [1e6], period_s = 2 }, trace = "a.csv"'),
-        "link.down_bps: must have one course at most, got series and trace; correct it",
+        "link.down_bps: must have at most one schedule, got series and trace; correct it",
     ),
     "a series that goes back": (
         course("series = { t_s = [0, 2, 1], values = [1e6, 1e9, 0], period_s = 3 }"),

@@ -58,7 +58,7 @@ DIGITS = 6
 """Significant ones: more than anything here is known to."""
 
 MAX_WORDS = 600
-"""Of a source (`profiles.quantities.Words`)."""
+"""Of a source (`profiles.quantities.Text`)."""
 
 
 class NotEnough(Exception):

@@ -55,11 +55,11 @@ def test_a_known_set_may_be_an_archive_or_a_long_table(tmp_path: Path) -> None:
     assert read.trace("data:mahimahi/A.down").period_s == 0.5
     assert read("data:norway-3g/bus_1", "down_bps").values == (1e6, 3e6)
     for name in ("data:mahimahi/B.down", "data:norway-3g/bus"):
-        with pytest.raises(TraceError, match=f"^{name}: no such trace in .*; see which"):
+        with pytest.raises(TraceError, match=f"^{name}: no such trace in .*; list its"):
             read.trace(name)
-    with pytest.raises(TraceError, match=r"^data:fcc-fixed/a: needs .*, which is not there; fetch"):
+    with pytest.raises(TraceError, match=r"^data:fcc-fixed/a: needs .*, which does not exist"):
         read.trace("data:fcc-fixed/a")
-    with pytest.raises(TraceError, match=r"^data:mine/a: no such trace .* mine/a\.csv, or take"):
+    with pytest.raises(TraceError, match=r"^data:mine/a: no such trace .* mine/a\.csv, or use"):
         read.trace("data:mine/a")
     with pytest.raises(TraceError, match=r"must not leave its folder"):
         read.trace("data:mine/../../a")
@@ -93,7 +93,7 @@ def test_a_huge_file_is_refused_unread(ending: str, tmp_path: Path) -> None:
     else:
         with path.open("wb") as file:
             file.truncate(MAX_BYTES + 1)  # a hole: takes no space, and would read as zeros
-    with pytest.raises(TraceError, match=r"must be at most 100 MB, got 100 MB or more; cut it"):
+    with pytest.raises(TraceError, match=r"must be at most 100 MB, got 100 MB or more; shorten it"):
         TraceReader({}).trace(str(path))
 
 

@@ -70,7 +70,7 @@ def test_show_gives_every_number_its_tag_and_source(capsys: pytest.CaptureFixtur
 
 def test_an_unknown_name_says_what_is_near(capsys: pytest.CaptureFixture[str]) -> None:
     line = complaint(capsys, "show", "rasberry-pi-5")
-    assert "rasberry-pi-5: no such profile; near are raspberry-pi-5" in line
+    assert "rasberry-pi-5: no such profile; similar names: raspberry-pi-5" in line
 
 
 def test_check_reports_every_problem_and_fails(

@@ -123,9 +123,13 @@ def test_a_profile_is_replaced_only_when_told_to(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["pi-2"], 2, "near are pi-1; there are pi-1"),
+        (["pi-2"], 2, "similar names: pi-1; there are pi-1"),
         (["pi-1"], 1, "storage_read_bytes_per_s must be measured or taken .* add --like PROFILE"),
-        (["pi-1", "--like", "raspberrypi4"], 2, "--like raspberrypi4: no such profile; near are"),
+        (
+            ["pi-1", "--like", "raspberrypi4"],
+            2,
+            "--like raspberrypi4: no such profile; similar names:",
+        ),
         (["pi-1", "--as", "Pi 1"], 2, "must be 1 to 32 of a-z"),
         ([], 2, "must have a name for the profile"),
     ],

@@ -203,7 +203,9 @@ def test_a_profile_and_a_population_exclude_each_other() -> None:
 
 def test_an_unknown_population_says_which_are_near() -> None:
     fleet = (FleetConfig(population="phone-2025", count=4),)
-    with pytest.raises(UnknownProfile, match=r"^phone-2025: no such population; near are phones-"):
+    with pytest.raises(
+        UnknownProfile, match=r"^phone-2025: no such population; similar names: phones-"
+    ):
         plan_fleet(Experiment(name="fleet", fleet=fleet), {})
 
 

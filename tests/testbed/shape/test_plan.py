@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused_in_one_line(options: DeviceRequest, words: st
 
 
 def test_an_unknown_profile_is_told_which_are_near() -> None:
-    with pytest.raises(ProfileError, match="near are raspberry-pi-4b"):
+    with pytest.raises(ProfileError, match="similar names: raspberry-pi-4b"):
         plan(DeviceRequest(profile="raspbery-pi-4"))
 
 
