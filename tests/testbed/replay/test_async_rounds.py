@@ -15,6 +15,7 @@ from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART, experiment, played, seconds
+from tests.testbed.replay.test_profile_replay import DEVICE
 
 SLOW = 3
 """Row of the device that takes 5.5 s where the three others take 1 s."""
@@ -258,3 +259,23 @@ def test_a_crowd_counts_whose_late_update_entered_the_model(tmp_path: Path) -> N
     assert sum(row.aggregated for row in rounds) == done
     assert sum(tally.aggregated for tally in tallies) == done
     assert sum(tally.selected for tally in tallies) == 6 * 40
+
+
+def test_a_round_without_devices_ends_when_one_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "device.toml"
+    path.write_text(DEVICE)
+    hole = {"kind": "unplugged", "start_s": 0.0, "duration_s": 17.5}
+    slow = tmp_path / "slow.toml"
+    slow.write_text(DEVICE.replace("core_speed = { value = 0.4", "core_speed = { value = 0.01"))
+    of = experiment(
+        {"profile": str(slow)},
+        {"profile": str(path), "outage": [hole]},
+        rounds=5,
+        selection={"per_round": 1},
+        round={"late": "merge", "deadline_s": 5.0, "max_staleness": 20},
+    )
+    _, rounds = played(of)
+    assert [one.choice.rows.tolist() for one in rounds] == [[0], [], [], [], [1]]
+    starts = [one.started_s for one in rounds]
+    assert starts[:4] == [0.0, 5.0, 10.0, 15.0]
+    assert 17.5 <= starts[4] < 20.0

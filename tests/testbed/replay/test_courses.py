@@ -1,10 +1,27 @@
 """Looking up all devices at once gives what each one's own series says."""
 
+from dataclasses import fields
+
 import numpy as np
+import pytest
 
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Schedule
-from fairbed.testbed.replay.world.columns import Outages, VaryingColumn
+from fairbed.testbed.emulation.schedule import (
+    ROUNDING_S,
+    OutageWindow,
+    Schedule,
+    UnavailableAs,
+)
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.replay.world.columns import (
+    FleetConditions,
+    MeanConditions,
+    Outages,
+    VaryingColumn,
+    VaryingConditions,
+    columns_of,
+)
+from tests.testbed.replay.fleets import experiment
 
 
 def test_columns_agree_with_the_series() -> None:
@@ -53,3 +70,30 @@ def test_outages_agree_with_the_timeline() -> None:
         assert outages.at(np.full(3, t)).tolist() == [kind is not None for kind in now]
         unplugged = outages.at(np.full(3, t), unplugged_only=True).tolist()
         assert unplugged == [kind == "unplugged" for kind in now]
+
+
+@pytest.mark.parametrize("unavailable_as", ["unwilling", "unplugged"])
+def test_a_device_that_is_not_available_is_unwilling_or_unplugged(
+    unavailable_as: UnavailableAs,
+) -> None:
+    numbers = np.ones(2)
+    means = MeanConditions(
+        **{field.name: numbers for field in fields(MeanConditions)}  # no number matters here
+    )
+    hours = Series((0.0, 8.0), (0.0, 1.0), 24.0)
+    now = FleetConditions(
+        means, VaryingConditions(available={1: hours}, unavailable_as=unavailable_as)
+    )
+    is_unplugged = unavailable_as == "unplugged"
+    assert now.has_link_outages == is_unplugged
+    for t, is_available in ((4.0, False), (9.0, True)):
+        at = np.full(2, t)
+        is_away = [False, is_unplugged and not is_available]
+        assert now.is_willing(at).tolist() == [True, is_unplugged or is_available]
+        assert now.is_unplugged(at).tolist() == now.is_link_down(at).tolist() == is_away
+
+
+def test_a_fleet_to_replay_needs_profiles() -> None:
+    planned = plan_fleet(experiment({"count": 2}), {})
+    with pytest.raises(ValueError, match="must have a profile to be replayed"):
+        columns_of(planned)

@@ -235,6 +235,13 @@ def test_with_nobody_there_rounds_are_void_and_queues_go_on(device: str, tmp_pat
     assert summary.queues.max == pytest.approx(5.0)
 
 
+def test_the_largest_number_of_steps_limits_the_work(device: str) -> None:
+    of = experiment({"profile": device, "count": 2}, training={"max_steps": 5})
+    _, (first,) = played(of, 1)
+    assert [x.steps for x in first.exchanges] == [5, 5]
+    np.testing.assert_allclose(column(first.exchanges, "train_s"), 5 * 22e-3 / SPEED, rtol=0.1)
+
+
 def test_a_hot_device_is_slower_and_says_so(tmp_path: Path) -> None:
     hot = """
 [thermal]
@@ -244,12 +251,17 @@ time_constant_s = { value = 40.0, tag = "literature", source = "made up" }
 """
     path = tmp_path / "hot.toml"
     path.write_text(DEVICE.replace("cores = { value = 4", "cores = { value = 1") + hot)
-    _, rounds = played(experiment({"profile": str(path), "count": 2}), 30)
+    of = experiment({"profile": str(path), "count": 2})
+    stage, rounds = played(of, 30)
     mu = np.array([1.0 / one.scene.inverse_mu for one in rounds])
     trained = np.array([column(one.exchanges, "train_s") for one in rounds])
     assert mu[0].tolist() == pytest.approx([0.5, 0.5]), "half of its core is another's"
     assert mu[-1].tolist() == pytest.approx([0.25, 0.25])
     assert trained[-1].tolist() == pytest.approx([4.0 * TRAIN_S] * 2, rel=0.05)
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(stage.world.to_state()))
+    resumed = setup_of(of).world
+    resumed.load_state(state)
+    assert resumed.to_state() == stage.world.to_state()
 
 
 @pytest.mark.parametrize("link", ["lte-driving", "lte-city"])

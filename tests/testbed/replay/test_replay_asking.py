@@ -176,3 +176,34 @@ def test_without_training_there_is_no_loss_to_ask_for(group: dict[str, Any]) -> 
     raw = {"name": "x", "selection": POW_D, "fleet": [group], "replay": {"training": False}}
     with pytest.raises(ExperimentError, match="got 'power-of-choice' in a replay without training"):
         setup_of(parse_experiment(raw, "x.toml"))
+
+
+def hot(folder: Path) -> str:
+    """Return the path of a profile that is throttled after 2 s of work."""
+    path = folder / "hot.toml"
+    thermal = """
+[thermal]
+sustained_clock_ratio = { value = 0.5, tag = "literature", source = "made up" }
+onset_s = { value = 2.0, tag = "literature", source = "made up" }
+time_constant_s = { value = 400.0, tag = "literature", source = "made up" }
+"""
+    path.write_text(DEVICE.replace("cores = { value = 4", "cores = { value = 1") + thermal)
+    return str(path)
+
+
+@pytest.mark.parametrize(("timeout_s", "inverse_mu"), [(30.0, 4.0), (0.05, 2.0)])
+def test_a_device_heats_up_by_a_query_that_brought_it_the_model(
+    tmp_path: Path, timeout_s: float, inverse_mu: float
+) -> None:
+    of = asking(
+        {"profile": hot(tmp_path), "count": 4},
+        selection={"loss_query_timeout_s": timeout_s},
+        replay=NO_EXAMPLES | {"task_costs": {**COSTS, "evaluation_example_s": 2e-3}},
+    )
+    stage = setup_of(of)
+    decisions, world, nobody = stage.decisions, stage.world, LastRound.nobody(4)
+    cold = world.look(1, 0.0, nobody)
+    queried = query_losses(decisions, world, cold, 1, 0.0, Diverged())
+    assert queried is not None
+    assert cold.inverse_mu.tolist() == [2.0] * 4
+    assert world.look(2, queried.lasted_s, nobody).inverse_mu.tolist() == [inverse_mu] * 4

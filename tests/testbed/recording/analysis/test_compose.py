@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairbed import profiles
 from fairbed.profiles import Profile
+from fairbed.profiles.quantities import Steps, Varying
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.recording.analysis.compose import (
@@ -141,3 +143,13 @@ def test_an_impossible_number_is_one_line() -> None:
     found.add("core_speed", 5000.0, "a clock that stood still")
     with pytest.raises(NotEnough, match=r"pi-7: what was measured is no profile: .*core_speed"):
         compose(WHO, found, None)
+
+
+def test_the_series_of_a_base_is_taken_over(tmp_path: Path) -> None:
+    steps: Steps[float] = Steps(t_s=(0.0, 60.0), values=(0.0, 0.5), period_s=120.0)
+    base = profiles.load("raspberry-pi-4b")
+    busy = Varying(value=0.2, tag="measured", source="made up", series=steps)
+    base = msgspec.structs.replace(base, busy=busy)
+    found = _findings()
+    del found.found["background_load"]
+    assert _written(tmp_path, compose(WHO, found, base)).busy.series == steps

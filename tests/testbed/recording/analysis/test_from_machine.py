@@ -123,3 +123,32 @@ def test_throttling_and_temperature_are_remarked() -> None:
     remarks = findings_of_machine(_seen(idle=idle)).remarks
     assert any("throttled in 50 % of 30 readings" in remark for remark in remarks)
     assert any("40.0 to 69.0 C" in remark for remark in remarks)
+
+
+def test_a_short_load_says_why_heat_is_missing() -> None:
+    seen = _seen(**_load(90.0, has_clock=True, has_heat=True))
+    seen.load, seen.loaded = seen.load[:5], seen.loaded[:5]
+    assert "needs 10 samples under load" in findings_of_machine(seen).missing["thermal"]
+
+
+def test_a_temperature_that_is_missing_at_first_leaves_the_idle_one_out() -> None:
+    seen = _seen(**_load(90.0, has_clock=True, has_heat=True))
+    seen.load = [replace(seen.load[0], celsius=None), *seen.load[1:]]
+    found = findings_of_machine(seen).found
+    assert "thermal.idle_celsius" not in found
+    assert found["thermal.limit_celsius"].value > 70.0
+
+
+@pytest.mark.parametrize(
+    "idle", [[_reading(0.0)], [_reading(float(t), is_linked=None) for t in range(30)]]
+)
+def test_without_a_link_state_over_time_availability_is_unknown(idle: list[Reading]) -> None:
+    found = findings_of_machine(_seen(idle=idle))
+    assert "availability.available" not in found.found
+    assert not any("had its link" in remark for remark in found.remarks)
+
+
+def test_without_a_reading_of_free_memory_there_is_no_remark_on_it() -> None:
+    idle = [_reading(float(t), free_bytes=None) for t in range(30)]
+    assert not any("Memory" in remark for remark in findings_of_machine(_seen(idle=idle)).remarks)
+    assert any("Memory" in remark for remark in findings_of_machine(_seen()).remarks)

@@ -134,3 +134,10 @@ def test_what_held_the_processor_back_is_remarked() -> None:
 
 def test_the_temperature_is_remarked() -> None:
     assert "Temperature: 50.0 to 50.0 C." in findings_of_run(World().device(), COURSE).remarks
+
+
+def test_an_exchange_without_a_training_time_does_not_count() -> None:
+    good = World().device()
+    untimed = replace(World(core_speed=0.01).device().exchanges[0], train_s=None)
+    spoiled = with_exchanges(good, *[untimed] * 30)
+    assert findings_of_run(spoiled, COURSE).found["core_speed"].value == pytest.approx(0.4)

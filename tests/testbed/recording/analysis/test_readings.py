@@ -1,5 +1,7 @@
 """What two looks at a machine tell together."""
 
+from dataclasses import replace
+
 import pytest
 
 from fairbed.testbed.recording.analysis.rates import link_rate
@@ -66,3 +68,11 @@ def test_counters_that_began_anew_or_do_not_exist_tell_nothing() -> None:
     readings = [_reading(0.0, 10**9), _reading(1.0, 0), _reading(2.0, 1000)]
     assert pieces(readings, "down") == []
     assert pieces(_moving([8e6] * 40), "up") == []
+
+
+def test_readings_without_processor_time_tell_no_load() -> None:
+    known = [_reading(t, busy_s=1.5 * t, own_s=0.5 * t) for t in (0.0, 1.0, 2.0, 3.0)]
+    unknown = replace(known[2], busy_s=None)
+    again = replace(known[1], t_s=1.0)
+    others = others_load([known[0], known[1], again, unknown, known[3]])
+    assert (list(others.t_s), list(others.values)) == ([1.0], [1.0])

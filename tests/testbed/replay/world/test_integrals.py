@@ -162,3 +162,9 @@ def test_a_device_that_is_hot_is_slow_and_gets_quick_again() -> None:
     assert heat.is_throttled
     rested = ComputeIntegral(processor(), heat, 1.0, 1e5).work(took + 300.0, 1.0)
     assert rested - (took + 300.0) == pytest.approx(2.0)
+
+
+def test_a_link_without_a_limit_takes_no_time() -> None:
+    free = LinkIntegral(Schedule(outages=(OutageWindow(2.0, 3.0, "coverage"),)), 1e3)
+    assert free.carry(1.0, 8e9, "down") == 1.0
+    assert free.transfer(2.5, 8e9, "up") == 3.0
