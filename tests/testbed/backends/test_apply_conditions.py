@@ -1,4 +1,4 @@
-"""Devices whose conditions change while they run, and what they had of this machine."""
+"""Changes of the conditions of running devices, and their usage."""
 
 import dataclasses
 import sys
@@ -46,17 +46,17 @@ def conditions(outage: Outage | None = None, **others: object) -> Conditions:
 
 
 async def until_status(pid: int, status: str) -> None:
-    while psutil.Process(pid).status() != status:  # noqa: ASYNC110 - the kernel tells nobody
+    while psutil.Process(pid).status() != status:  # noqa: ASYNC110 - the kernel has no event for it
         await anyio.sleep(0.01)
 
 
 async def until_running(pid: int) -> None:
-    while psutil.Process(pid).status() == psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel tells nobody
+    while psutil.Process(pid).status() == psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel has no event for it
         await anyio.sleep(0.01)
 
 
 @needs_signals
-def test_a_frozen_device_stands_still_until_it_is_let_go(tmp_path: Path) -> None:
+def test_a_frozen_device_is_stopped_until_it_is_thawed(tmp_path: Path) -> None:
     async def test() -> None:
         async with fleet(tmp_path) as backend:
             pid = backend.pids["pi"]
@@ -94,7 +94,7 @@ def test_a_frozen_device_can_be_ended(how: str, tmp_path: Path) -> None:
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_the_coordinator_hears_what_the_device_measures_of_its_conditions(tmp_path: Path) -> None:
+def test_the_device_reports_the_conditions_that_it_measures(tmp_path: Path) -> None:
     topics = Topics("main")
 
     async def test() -> None:
@@ -112,29 +112,29 @@ def test_the_coordinator_hears_what_the_device_measures_of_its_conditions(tmp_pa
                         await observer.subscribe(topics.telemetry("+"), qos=0)
                         await backend.start()
                     elif isinstance(event, Packet):
-                        told = decode(event.payload)
-                        assert isinstance(told, Context)
-                        if is_so(told):
-                            return told
+                        message = decode(event.payload)
+                        assert isinstance(message, Context)
+                        if is_so(message):
+                            return message
 
-            first = await context(lambda told: True)
+            first = await context(lambda message: True)
             assert (first.mu_cores, first.is_willing) == (1.0, True)
             speed = PI.device.speed_ratio if PI.device else 0.0
             hot = conditions(speed_ratio=speed * 0.6, clock_ratio=0.6, temperature_celsius=82.0)
             await backend.apply({"pi": hot})
-            told = await context(lambda told: told.temperature_celsius == 82.0)
-            assert told.mu_cores == pytest.approx(0.6)
+            message = await context(lambda message: message.temperature_celsius == 82.0)
+            assert message.mu_cores == pytest.approx(0.6)
             busy = conditions(speed_ratio=speed * 0.3, clock_ratio=0.6, is_willing=False)
             await backend.apply({"pi": busy})
-            told = await context(lambda told: not told.is_willing)
-            assert told.mu_cores == pytest.approx(0.3)  # half by heat, half by other work
+            message = await context(lambda message: not message.is_willing)
+            assert message.mu_cores == pytest.approx(0.3)  # half by heat, half by other work
 
     run(test)
 
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_an_unplugged_device_is_gone_and_comes_back(tmp_path: Path) -> None:
+def test_an_unplugged_device_disconnects_and_reconnects(tmp_path: Path) -> None:
     topics = Topics("main")
 
     async def test() -> None:
@@ -153,9 +153,9 @@ def test_an_unplugged_device_is_gone_and_comes_back(tmp_path: Path) -> None:
                         await observer.subscribe(topics.status("+"), qos=1)
                         await backend.start()
                     elif isinstance(event, Packet):
-                        told = decode(event.payload)
-                        assert isinstance(told, Status)
-                        states.append(told.state)
+                        message = decode(event.payload)
+                        assert isinstance(message, Status)
+                        states.append(message.state)
 
             await until("on")
             await backend.apply({"pi": conditions("unplugged")})
@@ -166,7 +166,7 @@ def test_an_unplugged_device_is_gone_and_comes_back(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_sample_counts_the_processor_time_of_one_life(tmp_path: Path) -> None:
+def test_a_sample_counts_the_processor_time_since_the_last_start(tmp_path: Path) -> None:
     async def test() -> None:
         async with fleet(tmp_path, PI, PLAIN) as backend:
             while (usage := (await backend.sample())["pi"]).cpu_s == 0.0:  # noqa: ASYNC110
@@ -209,7 +209,7 @@ def test_a_sample_counts_the_processor_time_of_one_life(tmp_path: Path) -> None:
         ("pi-7", conditions(), r"^pi-7: no such device; the fleet has pi, plain"),
     ],
 )
-def test_conditions_that_cannot_be_had_are_refused(
+def test_impossible_conditions_are_refused(
     name: str, wanted: Conditions, complaint: str, tmp_path: Path
 ) -> None:
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""Which backend a run takes: by name or by itself, and never in silence."""
+"""The choice of a backend, by name or automatic, is always reported."""
 
 import json
 import secrets
@@ -63,7 +63,7 @@ def test_auto_takes_namespaces_where_they_work() -> None:
     assert anyio.run(choose, "auto", [pi()]) == ("namespace", {})
 
 
-def test_auto_says_why_it_passes_the_better_one_over() -> None:
+def test_auto_reports_why_it_rejects_the_better_backend() -> None:
     async def test() -> None:
         name, rejected = await choose("auto", [pi(0.001)])
         assert name == "process"
@@ -75,7 +75,7 @@ def test_auto_says_why_it_passes_the_better_one_over() -> None:
     anyio.run(test)
 
 
-def test_a_backend_asked_for_by_name_is_taken_or_refused() -> None:
+def test_a_named_backend_is_used_or_refused() -> None:
     async def test() -> None:
         assert await choose("process", [pi()]) == ("process", {})
         with pytest.raises(BackendUnavailable, match=r'^emulation\.backend: .* got "namespace": b'):
@@ -99,7 +99,7 @@ def test_a_run_with_a_backend_that_cannot_work_ends_with_one_line_and_status_2(
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.usefixtures("needs_namespaces")
-def test_a_whole_run_says_where_its_devices_are_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_whole_run_reports_its_backend_and_leaves_nothing(tmp_path: Path) -> None:
     experiment = tmp_path / "plain.toml"
     experiment.write_text(PLAIN, encoding="utf-8")
     folder = tmp_path / f"run-{secrets.token_hex(4)}"

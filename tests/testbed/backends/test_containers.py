@@ -102,7 +102,7 @@ def containers(run_id: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("needs_containers")
-def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it_goes(
+def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_is_removed(
     tmp_path: Path, run_id: str
 ) -> None:
     ended: list[HelperEnded] = []
@@ -130,9 +130,7 @@ def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it
 
 @pytest.mark.full
 @pytest.mark.usefixtures("needs_containers")
-def test_a_container_can_stand_still_and_be_killed_and_come_back(
-    tmp_path: Path, run_id: str
-) -> None:
+def test_a_container_can_be_frozen_killed_and_restarted(tmp_path: Path, run_id: str) -> None:
     ended: list[HelperEnded] = []
 
     async def test() -> None:
@@ -155,7 +153,7 @@ def test_a_container_can_stand_still_and_be_killed_and_come_back(
 
 
 @pytest.mark.usefixtures("needs_containers")
-def test_containers_of_a_killed_run_go_with_it(tmp_path: Path, run_id: str) -> None:
+def test_containers_of_a_killed_run_are_removed(tmp_path: Path, run_id: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path), run_id],
         cwd=REPOSITORY,
@@ -170,7 +168,7 @@ def test_containers_of_a_killed_run_go_with_it(tmp_path: Path, run_id: str) -> N
     assert psutil.wait_procs(agents, timeout=LIMIT_S)[1] == []
 
     async def another() -> None:
-        await until(lambda: not containers(run_id))  # the keeper is at it
+        await until(lambda: not containers(run_id))  # `removed_at_end` is removing them
         async with opened_backend(tmp_path / "next", f"next-{secrets.token_hex(4)}", 1):
             pass
 
@@ -185,7 +183,7 @@ def test_without_podman_the_reason_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed")
-def test_an_image_that_is_not_there_is_one_line() -> None:
+def test_a_missing_image_is_reported_in_one_line() -> None:
     with pytest.raises(Exception, match=r"no-such-image") as caught:
         anyio.run(find_engine, "localhost/no-such-image")
     problem = innermost(caught.value)

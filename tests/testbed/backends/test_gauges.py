@@ -1,4 +1,4 @@
-"""Gauges: what one side writes, the other reads, across processes."""
+"""Gauges are shared between processes."""
 
 import math
 import subprocess
@@ -26,7 +26,7 @@ gauge[CONTENDED_S] = 2.0 * gauge[SPEED_RATIO]
 """
 
 
-def test_nothing_is_known_at_first_but_the_nominal_clock(tmp_path: Path) -> None:
+def test_at_first_only_the_nominal_clock_is_known(tmp_path: Path) -> None:
     gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
     assert gauge[CLOCK_RATIO] == 1.0
     assert all(math.isnan(gauge[column]) for column in (SPEED_RATIO, CONTENDED_S, 3))
@@ -49,7 +49,7 @@ def test_a_restarted_device_finds_what_it_had_written(tmp_path: Path) -> None:
     assert Gauge.open(gauges.address("a"))[TEMPERATURE_CELSIUS] == 61.0
 
 
-def test_a_fleet_of_nobody_has_an_empty_file(tmp_path: Path) -> None:
+def test_an_empty_fleet_has_an_empty_file(tmp_path: Path) -> None:
     Gauges(tmp_path / "gauges", [])
     assert (tmp_path / "gauges").exists()
 

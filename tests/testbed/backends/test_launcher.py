@@ -1,4 +1,4 @@
-"""An emulated host is as slow as its profile, and senses what its profile says."""
+"""An emulated host is as slow as its profile, and reports the values of its profile."""
 
 import os
 import subprocess
@@ -51,7 +51,9 @@ STEP = StepCost(fixed_s=0.02, per_example_s=0.0)
 
 @pytest.mark.parametrize("steps", [1, 10])
 @pytest.mark.parametrize("is_charged_costs", [True, False])
-def test_waking_up_is_not_the_work_of_the_device(steps: int, is_charged_costs: bool) -> None:
+def test_the_overhead_of_pauses_is_not_charged_to_the_device(
+    steps: int, is_charged_costs: bool
+) -> None:
     machine = Machine(wake_up_s=150e-6)
     costs = WorkCosts(train=STEP, evaluate=STEP)
     started = machine.now_s
@@ -69,7 +71,7 @@ COSTS = WorkCosts(
 )
 
 
-def test_a_step_is_charged_what_it_cost_in_the_calibration() -> None:
+def test_a_step_is_charged_its_calibrated_cost() -> None:
     machine = Machine()
     started = machine.now_s
     with machine.pace(device(0.25), costs=COSTS).section("train") as meter:
@@ -79,7 +81,7 @@ def test_a_step_is_charged_what_it_cost_in_the_calibration() -> None:
     assert machine.now_s - started == pytest.approx(4 * (0.001 + 20 * 0.0002) / 0.25)
 
 
-def test_what_is_no_step_is_charged_the_time_that_it_took() -> None:
+def test_other_work_is_charged_its_processor_time() -> None:
     machine = Machine()
     started = machine.now_s
     with machine.pace(device(0.5, storage=1e6), costs=COSTS).section("evaluate") as meter:
@@ -105,7 +107,7 @@ def test_steps_that_take_longer_here_than_on_the_device_make_it_late() -> None:
     assert share.value == pytest.approx(0.5)
 
 
-def test_in_a_cell_the_quota_is_lifted_and_every_step_lasts_as_long_as_on_the_device(
+def test_in_a_sandbox_the_quota_is_raised_and_every_step_lasts_as_long_as_on_the_device(
     tmp_path: Path,
 ) -> None:
     machine, quota = Machine(), tmp_path / "cpu.max"
@@ -129,7 +131,7 @@ def test_work_after_the_last_step_is_slowed_too() -> None:
     assert machine.now_s - started == pytest.approx(0.03)
 
 
-def test_idle_time_buys_no_burst() -> None:
+def test_idle_time_gives_no_credit() -> None:
     machine = Machine()
     pace = machine.pace(device(0.5))
     with pace.section("load"):
@@ -150,7 +152,7 @@ def test_reading_is_as_slow_as_the_storage() -> None:
     assert machine.now_s - started == pytest.approx(0.5)
 
 
-def test_the_backend_learns_for_how_long_a_device_was_kept_waiting(tmp_path: Path) -> None:
+def test_the_gauge_has_the_time_for_which_a_device_waited(tmp_path: Path) -> None:
     machine = Machine()
     gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
     pace = machine.pace(device(0.25), gauge=gauge)
@@ -162,7 +164,7 @@ def test_the_backend_learns_for_how_long_a_device_was_kept_waiting(tmp_path: Pat
     assert gauge[CONTENDED_S] == pytest.approx(2 * 0.6)
 
 
-def test_a_device_that_is_kept_waiting_says_so_before_its_section_ends(tmp_path: Path) -> None:
+def test_the_gauge_has_the_waiting_time_before_a_section_ends(tmp_path: Path) -> None:
     machine = Machine()
     gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
     with machine.pace(device(0.25), gauge=gauge).section("train") as meter:
@@ -186,7 +188,7 @@ def test_a_section_that_fails_is_left_at_once() -> None:
     assert machine.now_s - started == pytest.approx(0.1)
 
 
-def test_a_section_follows_the_speed_of_this_moment(tmp_path: Path) -> None:
+def test_a_section_follows_the_current_speed(tmp_path: Path) -> None:
     machine = Machine()
     gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
     gauge[SPEED_RATIO] = 0.5
@@ -217,7 +219,7 @@ def test_a_section_follows_the_speed_of_this_moment(tmp_path: Path) -> None:
     assert max(slept) <= SPEED_POLL_S
 
 
-def test_time_that_a_device_stood_still_on_purpose_is_not_lateness(tmp_path: Path) -> None:
+def test_frozen_time_is_not_lateness(tmp_path: Path) -> None:
     machine = Machine()
     gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
     pace = EmulatedPace(
@@ -238,7 +240,7 @@ def test_time_that_a_device_stood_still_on_purpose_is_not_lateness(tmp_path: Pat
     assert gauge[CONTENDED_S] == pytest.approx(0.0)
 
 
-def test_a_hot_device_senses_its_clock_and_its_temperature(tmp_path: Path) -> None:
+def test_a_hot_device_reports_its_clock_and_its_temperature(tmp_path: Path) -> None:
     gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
     sensors = host_for(device(0.5), gauge=gauge).sensors
     assert (sensors.clock_ratio(), sensors.temperature_celsius()) == (1.0, None)
@@ -249,7 +251,7 @@ def test_a_hot_device_senses_its_clock_and_its_temperature(tmp_path: Path) -> No
     assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == pytest.approx(0.3)
 
 
-def test_the_owner_of_this_machine_has_a_say_too(tmp_path: Path) -> None:
+def test_willingness_is_read_from_the_gauge_without_a_profile(tmp_path: Path) -> None:
     gauge = Gauges(tmp_path / "gauges", ["plain"])["plain"]
     sensors = host_for(None, gauge=gauge).sensors
     assert isinstance(sensors, RealSensors)
@@ -258,7 +260,7 @@ def test_the_owner_of_this_machine_has_a_say_too(tmp_path: Path) -> None:
     assert not sensors.is_willing()
 
 
-def test_starvation_lowers_mu() -> None:
+def test_contention_lowers_mu() -> None:
     machine = Machine()
     sensors = EmulatedSensors(device())
     assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == 1.0
@@ -270,7 +272,7 @@ def test_starvation_lowers_mu() -> None:
     assert 0.45 < mu < 0.65
 
 
-def test_an_emulated_device_senses_its_profile() -> None:
+def test_an_emulated_device_reports_its_profile() -> None:
     sensors = host_for(emulated_device(profiles.load("raspberry-pi-3b-plus"))).sensors
     assert sensors.cores() == 4
     assert sensors.memory_bytes() == 1 << 30
@@ -324,7 +326,7 @@ def test_twice_the_speed_does_twice_the_work() -> None:
     pytest.skip("this machine was too busy to emulate anything")
 
 
-def test_the_launcher_appends_what_went_wrong_to_the_log(tmp_path: Path) -> None:
+def test_the_launcher_appends_an_error_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "device.log"
     log.write_text("before\n", encoding="utf-8")
     spec = Launch(

@@ -1,4 +1,4 @@
-"""Links that change while bytes are on them, between real sockets."""
+"""Links that change while they carry data, between real sockets."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,11 +23,11 @@ from tests.testbed.backends.proxy.test_server import (
 )
 
 SOME_S = 0.3
-"""Long enough that something would have come if it could."""
+"""Long enough for data to arrive if it can, seconds."""
 
 
 async def is_silent(stream: SocketStream) -> bool:
-    """Tell whether nothing arrives for a while."""
+    """Return whether nothing arrives for a while."""
     with anyio.move_on_after(SOME_S):
         await stream.receive()
         return False
@@ -45,7 +45,7 @@ def with_echo(test: Callable[[int], Awaitable[None]]) -> None:
 FAST = Shape(down_bps=50e6, up_bps=50e6, delay_s=0.001)
 
 
-def test_a_radio_hole_holds_bytes_and_keeps_the_connection() -> None:
+def test_a_coverage_outage_delays_bytes_and_keeps_the_connection() -> None:
     async def test(port: int) -> None:
         async with (
             proxies(spec(port, device=FAST)) as opened,
@@ -62,7 +62,7 @@ def test_a_radio_hole_holds_bytes_and_keeps_the_connection() -> None:
     with_echo(test)
 
 
-def test_every_byte_arrives_in_order_through_holes_and_changes() -> None:
+def test_every_byte_arrives_in_order_through_outages_and_changes() -> None:
     shapes = [Shape(down_bps=2e6, up_bps=20e6), Shape(delay_s=0.03), Shape(up_bps=3e6), FAST]
 
     async def test(port: int) -> None:
@@ -82,7 +82,7 @@ def test_every_byte_arrives_in_order_through_holes_and_changes() -> None:
     with_echo(test)
 
 
-def test_a_connection_made_in_a_hole_works_after_it() -> None:
+def test_a_connection_made_in_an_outage_works_after_it() -> None:
     async def test(port: int) -> None:
         async with proxies(spec(port, device=FAST)) as opened:
             opened.change({"device": LinkState(shape=FAST, is_covered=False)})
@@ -95,7 +95,7 @@ def test_a_connection_made_in_a_hole_works_after_it() -> None:
     with_echo(test)
 
 
-def test_the_broker_never_hears_of_who_gave_up_in_a_hole() -> None:
+def test_the_broker_gets_no_connection_of_a_device_that_gave_up_in_an_outage() -> None:
     heard: list[bytes] = []
 
     async def broker(stream: SocketStream) -> None:
@@ -117,7 +117,7 @@ def test_the_broker_never_hears_of_who_gave_up_in_a_hole() -> None:
     assert heard == [b"third"]
 
 
-def test_airplane_mode_cuts_connections_and_refuses_new_ones() -> None:
+def test_airplane_mode_closes_connections_and_refuses_new_ones() -> None:
     async def test(port: int) -> None:
         async with proxies(spec(port, device=FAST)) as opened:
             async with await connect(opened.ports["device"]) as stream:
@@ -133,7 +133,7 @@ def test_airplane_mode_cuts_connections_and_refuses_new_ones() -> None:
     with_echo(test)
 
 
-def test_an_upload_under_way_takes_the_new_rate() -> None:
+def test_a_running_upload_gets_the_new_rate() -> None:
     size, slow_bps = 200_000, 1e5
 
     async def test(port: int) -> None:
@@ -153,7 +153,7 @@ def test_an_upload_under_way_takes_the_new_rate() -> None:
     with_echo(test)
 
 
-def test_links_of_many_devices_change_in_their_processes_at_once(tmp_path: Path) -> None:
+def test_links_of_many_devices_change_in_their_processes_in_one_step(tmp_path: Path) -> None:
     async def test(port: int) -> None:
         shapes = {f"device-{i}": FAST for i in range(51)}
         async with shaped_links(
@@ -177,7 +177,7 @@ def test_links_of_many_devices_change_in_their_processes_at_once(tmp_path: Path)
     with_echo(test)
 
 
-def test_an_order_that_was_given_up_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_a_cancelled_request_does_not_affect_the_next(tmp_path: Path) -> None:
     async def test(port: int) -> None:
         async with shaped_links(
             "127.0.0.1", port, {"device": FAST}, tmp_path / "proxy.log", lambda _: None
@@ -192,7 +192,7 @@ def test_an_order_that_was_given_up_does_not_spoil_the_next(tmp_path: Path) -> N
     with_echo(test)
 
 
-def test_a_process_that_died_takes_no_orders(tmp_path: Path) -> None:
+def test_a_dead_process_accepts_no_changes(tmp_path: Path) -> None:
     async def test(port: int) -> None:
         died = anyio.Event()
         async with shaped_links(

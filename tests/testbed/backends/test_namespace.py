@@ -109,7 +109,7 @@ async def opened_backend(
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110 - the kernel tells nobody
+    while not is_so():  # noqa: ASYNC110 - the kernel has no event for it
         await anyio.sleep(POLL_S)
 
 
@@ -147,7 +147,7 @@ def share_of(run_id: str, name: str) -> float | None:
     return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
-def test_every_device_has_a_network_and_groups_of_its_own_and_all_of_it_goes(
+def test_every_device_has_a_network_and_groups_of_its_own_and_all_is_removed(
     tmp_path: Path, run_id: str
 ) -> None:
     ended: list[HelperEnded] = []
@@ -197,7 +197,7 @@ def test_conditions_change_while_devices_run(tmp_path: Path, run_id: str) -> Non
         ("pi-9", 0.5, "^pi-9: no such device"),
     ],
 )
-def test_what_cannot_be_had_is_one_line(
+def test_impossible_conditions_are_reported_in_one_line(
     name: str, speed: float, complaint: str, tmp_path: Path, run_id: str
 ) -> None:
     async def test() -> None:
@@ -210,7 +210,7 @@ def test_what_cannot_be_had_is_one_line(
     run(test)
 
 
-def test_a_device_that_died_with_its_quota_lifted_comes_back_with_its_own(
+def test_a_device_that_died_with_a_raised_quota_restarts_with_its_own(
     tmp_path: Path, run_id: str
 ) -> None:
     async def test() -> None:
@@ -273,7 +273,7 @@ def test_devices_reach_a_broker_on_the_hub_and_are_counted(tmp_path: Path, run_i
     run(test)
 
 
-def test_a_device_whose_memory_is_full_dies_and_the_reason_is_told(
+def test_a_device_with_full_memory_ends_and_the_reason_is_reported(
     tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandboxes, "AGENT_MEMORY_BYTES", 1 << 20)
@@ -296,7 +296,7 @@ def test_a_device_whose_memory_is_full_dies_and_the_reason_is_told(
     assert death.reason == "its memory was full"
 
 
-def test_what_a_killed_run_leaves_goes_with_the_next_start(tmp_path: Path, run_id: str) -> None:
+def test_the_next_start_removes_what_a_killed_run_left(tmp_path: Path, run_id: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path), run_id],
         cwd=REPOSITORY,

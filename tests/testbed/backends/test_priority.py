@@ -1,4 +1,4 @@
-"""Who shapes links goes before others, where we may; where not, it goes on all the same."""
+"""Processes that shape links raise their priority, and continue without the right to do so."""
 
 import os
 import subprocess
@@ -18,10 +18,10 @@ print(os.getpriority(os.PRIO_PROCESS, 0))
 print(AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else "none")
 """
 
-NOBODY = 65534
+UNPRIVILEGED_USER = 65534
 
 
-def told(*user: int) -> list[str]:
+def priorities(*user: int) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", CODE, *map(str, user)],
         stdout=subprocess.PIPE,
@@ -32,13 +32,13 @@ def told(*user: int) -> list[str]:
     return done.stdout.decode().split()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go first")
-def test_it_goes_first_among_all_sessions() -> None:
-    assert told() == [str(NICENESS), str(NICENESS) if AUTOGROUP.exists() else "none"]
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise priorities")
+def test_the_process_has_priority_over_all_sessions() -> None:
+    assert priorities() == [str(NICENESS), str(NICENESS) if AUTOGROUP.exists() else "none"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_who_may_not_goes_on_as_before() -> None:
-    own, of_session = told(NOBODY)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_without_the_right_continues_unchanged() -> None:
+    own, of_session = priorities(UNPRIVILEGED_USER)
     assert int(own) >= 0
     assert of_session in ("0", "none")

@@ -109,7 +109,7 @@ def test_every_device_is_a_process_with_a_log_and_all_end_together(
 
 @pytest.mark.broker
 @pytest.mark.skipif(find_broker("mosquitto") is None, reason="mosquitto is not installed")
-def test_devices_come_back_through_their_links_after_a_power_cut(tmp_path: Path) -> None:
+def test_devices_reconnect_through_their_links_after_a_power_cut(tmp_path: Path) -> None:
     topics = Topics("lab")
     fleet = [
         *fleet_of(2),
@@ -137,16 +137,16 @@ def test_devices_come_back_through_their_links_after_a_power_cut(tmp_path: Path)
                         assert isinstance(status, Status)
                         (online.add if status.state == "on" else online.discard)(name)
 
-            everybody = {spec.name for spec in fleet}
+            all_devices = {spec.name for spec in fleet}
             await backend.start()
-            await until(everybody)
+            await until(all_devices)
 
             before = backend.pids["pi-01"]
             await backend.kill("pi-01")
             assert "pi-01" not in backend.pids
-            await until(everybody - {"pi-01"})  # the broker has published its will
+            await until(all_devices - {"pi-01"})  # the broker has published its will
             await backend.restart("pi-01")
-            await until(everybody)
+            await until(all_devices)
             assert backend.pids["pi-01"] != before
 
     run(test)
@@ -173,7 +173,7 @@ def test_a_device_that_dies_by_itself_is_reported(tmp_path: Path) -> None:
     run(test)
 
 
-def test_without_its_nursery_a_fleet_is_over(tmp_path: Path) -> None:
+def test_a_fleet_ends_with_its_fork_server(tmp_path: Path) -> None:
     async def test() -> None:
         lost = anyio.Event()
 

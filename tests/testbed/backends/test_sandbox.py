@@ -1,4 +1,4 @@
-"""Going into a sandbox: before anything runs, or not at all."""
+"""A process enters its sandbox before it runs, or does not run."""
 
 import os
 import subprocess
@@ -26,8 +26,15 @@ NOWHERE = "mqtt://127.0.0.1:1"
 
 def inside(argv: Sequence[str], sandbox: Sandbox) -> list[str]:
     """Return the command that runs `argv` in a sandbox for as long as this process lives."""
-    told = msgspec.json.encode(sandbox).decode()
-    return [sys.executable, "-m", "fairbed.testbed.backends.sandbox", str(os.getpid()), told, *argv]
+    encoded = msgspec.json.encode(sandbox).decode()
+    return [
+        sys.executable,
+        "-m",
+        "fairbed.testbed.backends.sandbox",
+        str(os.getpid()),
+        encoded,
+        *argv,
+    ]
 
 
 def run(argv: list[str], sandbox: Sandbox) -> subprocess.CompletedProcess[str]:
@@ -36,15 +43,15 @@ def run(argv: list[str], sandbox: Sandbox) -> subprocess.CompletedProcess[str]:
     )
 
 
-def shut(sandbox: Sandbox) -> Sandbox:
-    """Return a sandbox that lets nobody in."""
+def closed(sandbox: Sandbox) -> Sandbox:
+    """Return a sandbox that no process can enter."""
     return msgspec.structs.replace(sandbox, procs=("/proc/1/no-such-file",))
 
 
 NO_CELL = Sandbox(procs=(), quota_folder="/nowhere", quota_version=1)
 
 
-def test_a_command_is_in_the_groups_from_its_first_moment(make_group: MakeGroup) -> None:
+def test_a_command_is_in_the_groups_from_its_start(make_group: MakeGroup) -> None:
     sandbox = make_group("a").sandbox()
     done = run(["cat", "/proc/self/cgroup"], sandbox)
     assert done.returncode == 0, done.stderr
@@ -55,8 +62,8 @@ def test_the_exit_code_is_the_commands() -> None:
     assert run(["sh", "-c", "exit 7"], NO_CELL).returncode == 7
 
 
-def test_a_command_that_cannot_go_in_does_not_run() -> None:
-    done = run(["echo", "I run"], shut(NO_CELL))
+def test_a_command_that_cannot_enter_does_not_run() -> None:
+    done = run(["echo", "I run"], closed(NO_CELL))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "sandbox: cannot enter: [Errno 2] No such file or directory: '/proc/1/no-such-file'\n"
@@ -72,7 +79,7 @@ def test_a_program_that_is_missing_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_agent_that_cannot_go_in_does_not_run(
+def test_an_agent_that_cannot_enter_does_not_run(
     method: Literal["fork", "spawn"], tmp_path: Path
 ) -> None:
     ended: list[HelperEnded] = []
@@ -86,7 +93,7 @@ def test_an_agent_that_cannot_go_in_does_not_run(
                 done.set()
 
         pool = AgentPool([DeviceSpec("a")], tmp_path, on_end=on_end)
-        site = Site(NOWHERE, shut(NO_CELL))
+        site = Site(NOWHERE, closed(NO_CELL))
         with anyio.fail_after(LIMIT_S):
             async with pool.open(lambda name: site, method):
                 await pool.start(None)

@@ -1,4 +1,4 @@
-"""The driver keeps its times, whatever happens, and hands over what has changed."""
+"""The driver applies each change at its tick, and only what has changed."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,7 +33,7 @@ class OverError(Exception):
 
 
 class FakeClock:
-    """A clock whose time passes only when somebody sleeps or works."""
+    """A clock that advances only when a task sleeps or works."""
 
     def __init__(self, until: float, late_s: Callable[[float], float] = lambda now: 0.0) -> None:
         self.time = 1000.0
@@ -51,21 +51,21 @@ class FakeClock:
 
 
 class Fleet:
-    """Remembers what was applied when."""
+    """Records which conditions were applied at which time."""
 
     def __init__(self, clock: FakeClock, takes_s: float = 0.0) -> None:
         self._clock, self._takes_s = clock, takes_s
         self.applied: list[tuple[float, dict[str, Conditions]]] = []
-        self.used: Callable[[float], float] = lambda now: 0.0
-        self.looks = 0
+        self.cpu_s_at: Callable[[float], float] = lambda now: 0.0
+        self.n_reads = 0
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         self.applied.append((self._clock.now() - 1000.0, dict(conditions)))
         self._clock.time += self._takes_s
 
     def cpu_s(self, name: str) -> float | None:
-        self.looks += 1
-        return self.used(self._clock.now() - 1000.0)
+        self.n_reads += 1
+        return self.cpu_s_at(self._clock.now() - 1000.0)
 
     def times(self, name: str) -> list[float]:
         return [now for now, changed in self.applied if name in changed]
@@ -107,7 +107,7 @@ def test_after_a_day_every_change_is_still_at_its_time() -> None:
     assert driver.punctuality.late_p99_s == pytest.approx(0.006, abs=1e-6)
 
 
-def test_what_is_due_in_one_tick_goes_out_in_one_piece() -> None:
+def test_changes_of_one_tick_are_applied_in_one_call() -> None:
     clock = FakeClock(10.0)
     fleet = Fleet(clock)
     followers = {
@@ -130,7 +130,7 @@ def test_a_change_takes_effect_within_a_tick_and_never_early() -> None:
         assert -1e-6 <= now - number * step_s < TICK_S
 
 
-def test_who_wakes_up_late_goes_on_with_the_present_and_counts_what_it_missed() -> None:
+def test_a_driver_that_wakes_up_late_skips_and_counts_missed_ticks() -> None:
     clock = FakeClock(20.0, late_s=lambda now: 5.03 if 7.95 < now < 8.05 else 0.0)
     fleet = Fleet(clock)
     rising = [1e6 * (n + 1) for n in range(100)]
@@ -161,22 +161,22 @@ def test_a_backend_that_is_slow_costs_ticks_but_no_drift() -> None:
         assert shape.down_bps == rising[int(now / TICK_S + 1e-6)]  # that of its own time
 
 
-def test_a_device_whose_heat_nobody_changes_is_only_looked_at() -> None:
+def test_a_device_that_heats_up_is_read_and_changed_only_when_it_throttles() -> None:
     clock = FakeClock(300.0)
     fleet = Fleet(clock)
     speed = Speed(per_core=0.25, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
     hot = thermal(onset_s=60.0, time_constant_s=60.0)
     follower = ScheduleFollower(Schedule(speed=speed), hot)
-    fleet.used = lambda now: 0.25 * min(now, 100.0)  # it trains for 100 s
+    fleet.cpu_s_at = lambda now: 0.25 * min(now, 100.0)  # it trains for 100 s
     drive({"pi": follower}, clock, fleet)
     changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
     assert [ratio for _, ratio in changes] == [1.0, 0.6, 1.0]
     assert 60.0 <= changes[1][0] <= 60.0 + 2 * LOAD_INTERVAL_S
     assert changes[2][0] > 100.0
-    assert fleet.looks == 300.0 / LOAD_INTERVAL_S + 1
+    assert fleet.n_reads == 300.0 / LOAD_INTERVAL_S + 1
 
 
-def test_a_run_that_goes_on_goes_on_in_its_traces() -> None:
+def test_a_resumed_run_continues_in_its_traces() -> None:
     clock = FakeClock(1.0)
     fleet = Fleet(clock)
     drive({"device": trace([1e6, 2e6, 3e6], 10.0)}, clock, fleet, start_s=25.0)
@@ -185,14 +185,14 @@ def test_a_run_that_goes_on_goes_on_in_its_traces() -> None:
     assert shape.down_bps == 3e6
 
 
-def test_what_holds_at_last_is_told_when_the_run_ends() -> None:
+def test_the_last_conditions_are_recorded_when_the_run_ends() -> None:
     clock = FakeClock(500.0)
     fleet = Fleet(clock)
-    told: list[ConditionMeans] = []
+    recorded: list[ConditionMeans] = []
     window = OutageWindow(12.0, 15.0, "unplugged")
     follower = ScheduleFollower(Schedule(outages=(window,)))
-    drive({"device": follower}, clock, fleet, lambda _, stretch: told.append(stretch))
-    assert [(s.start_s, s.end_s, s.outage_s) for s in told] == [
+    drive({"device": follower}, clock, fleet, lambda _, means: recorded.append(means))
+    assert [(s.start_s, s.end_s, s.outage_s) for s in recorded] == [
         pytest.approx((0.0, 12.0, 0.0)),
         pytest.approx((12.0, 15.0, 3.0)),
         pytest.approx((15.0, 500.0, 0.0)),
@@ -211,22 +211,22 @@ def test_an_outage_begins_and_ends_at_its_time() -> None:
     ]
 
 
-def test_what_was_configured_is_told_once_a_second_and_adds_up() -> None:
+def test_configured_means_are_recorded_once_a_second_and_add_up() -> None:
     clock = FakeClock(60.0)
-    told: list[ConditionMeans] = []
+    recorded: list[ConditionMeans] = []
     rates = [1e6 * (n % 7) for n in range(1, 50)]
     follower = trace(rates, 0.1)
     driver = drive(
-        {"device": follower}, clock, Fleet(clock), lambda _, stretch: told.append(stretch)
+        {"device": follower}, clock, Fleet(clock), lambda _, means: recorded.append(means)
     )
     assert driver.punctuality.changes > 500
-    assert len(told) <= 61
-    assert all(s.end_s - s.start_s >= RECORD_INTERVAL_S - 1e-6 for s in told[:-1])
-    volume = sum((s.down_bps or 0.0) * (s.end_s - s.start_s) for s in told)
+    assert len(recorded) <= 61
+    assert all(s.end_s - s.start_s >= RECORD_INTERVAL_S - 1e-6 for s in recorded[:-1])
+    volume = sum((s.down_bps or 0.0) * (s.end_s - s.start_s) for s in recorded)
     assert volume == pytest.approx(Series.sampled(rates, 0.1).integral(0.0, 60.0), rel=1e-3)
 
 
-def test_a_dilated_machine_gives_a_part_and_a_hot_device_stays_as_hot() -> None:
+def test_dilation_scales_the_speed_and_keeps_the_heat() -> None:
     def heats(dilation: float) -> tuple[list[tuple[float, float]], float | None]:
         clock = FakeClock(100.0)
         fleet = Fleet(clock)
@@ -234,7 +234,7 @@ def test_a_dilated_machine_gives_a_part_and_a_hot_device_stays_as_hot() -> None:
         follower = ScheduleFollower(
             Schedule(speed=speed), thermal(onset_s=60.0, time_constant_s=60.0)
         )
-        fleet.used = lambda now: 0.4 * now  # k times the time at a k-th of the speed
+        fleet.cpu_s_at = lambda now: 0.4 * now  # k times the time at a k-th of the speed
         drive({"pi": follower}, clock, fleet, dilation=dilation)
         changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
         return changes, fleet.applied[0][1]["pi"].speed_ratio

@@ -1,4 +1,4 @@
-"""Admission: a fleet that fits is let in, any other one is told which dilation would fit."""
+"""Whether a fleet fits a machine, and the dilation at which it does."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from fairbed.testbed.emulation.capacity import Demand, fits, fitting_dilation, f
 Devices = st.lists(st.tuples(st.floats(0.01, 8.0), st.integers(1, 4)), min_size=1, max_size=30)
 
 
-def crowd(concurrent_cores: float) -> Demand:
+def fleet_demand(concurrent_cores: float) -> Demand:
     return Demand(concurrent_cores=concurrent_cores, thread_cores=0.25)
 
 
@@ -21,16 +21,16 @@ def test_only_the_fastest_of_those_that_work_at_the_same_time_count() -> None:
 
 
 def test_a_hundred_quarters_of_a_core_need_a_dilation_of_eighteen_on_two_cores() -> None:
-    assert fitting_dilation(crowd(25.0), cores=2) == 18
+    assert fitting_dilation(fleet_demand(25.0), cores=2) == 18
 
 
 @pytest.mark.parametrize(("needed", "k"), [(0.0, 1), (1.4, 1), (1.5, 2), (2.8, 2), (2.9, 3)])
 def test_half_a_core_and_a_twentieth_are_kept_free(needed: float, k: int) -> None:
-    assert fitting_dilation(crowd(needed), cores=2) == k
-    assert fits(crowd(needed), 2, 1.0) == (k == 1)
+    assert fitting_dilation(fleet_demand(needed), cores=2) == k
+    assert fits(fleet_demand(needed), 2, 1.0) == (k == 1)
 
 
-def test_a_device_that_is_faster_than_a_core_does_not_fit_however_many_cores_there_are() -> None:
+def test_a_device_that_is_faster_than_a_core_does_not_fit_on_any_number_of_cores() -> None:
     fast = Demand.of([(1.6, 1)], n_concurrent=1)
     assert not fits(fast, 64, 1.0)
     assert fitting_dilation(fast, 64) == 2
@@ -48,5 +48,5 @@ def test_the_dilation_that_is_named_fits_and_one_less_does_not(
 
 
 @pytest.mark.parametrize("cores", [0.25, 0.5, 1.0, 2.0])
-def test_a_small_machine_still_has_something_to_give(cores: float) -> None:
+def test_a_small_machine_still_has_free_cores(cores: float) -> None:
     assert 0.0 < free_cores(cores) < cores

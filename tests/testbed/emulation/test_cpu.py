@@ -38,7 +38,7 @@ def test_a_section_takes_the_time_of_the_slow_device(q: float, cpu_s: list[float
 
 
 @given(speed_ratios, steps)
-def test_the_device_is_never_ahead_of_itself(q: float, cpu_s: list[float]) -> None:
+def test_a_section_is_never_faster_than_the_device(q: float, cpu_s: list[float]) -> None:
     section = start(q)
     now = cpu = 0.0
     for step_s in cpu_s:
@@ -48,7 +48,9 @@ def test_the_device_is_never_ahead_of_itself(q: float, cpu_s: list[float]) -> No
 
 
 @given(speed_ratios, steps, st.lists(st.floats(0.0, 1.0), max_size=60))
-def test_lateness_is_made_up_or_counted(q: float, cpu_s: list[float], late_s: list[float]) -> None:
+def test_lateness_is_caught_up_or_counted(
+    q: float, cpu_s: list[float], late_s: list[float]
+) -> None:
     section = start(q)
     wall_s = run(section, cpu_s, late_s)
     ideal_s = sum(cpu_s) / q
@@ -58,7 +60,7 @@ def test_lateness_is_made_up_or_counted(q: float, cpu_s: list[float], late_s: li
 
 
 @given(st.lists(st.floats(0.0, 0.1), min_size=1, max_size=40), st.floats(0.3, 100.0))
-def test_a_long_pause_buys_only_the_capped_credit(cpu_s: list[float], pause_s: float) -> None:
+def test_a_long_pause_gives_only_the_capped_credit(cpu_s: list[float], pause_s: float) -> None:
     q = 0.25
     section = start(q)
     section.advance(pause_s, 0.0)
@@ -98,7 +100,7 @@ def test_reading_takes_the_time_of_the_slow_storage(n_bytes: int, rate: float) -
     assert sleep_s == pytest.approx(max(0.0, n_bytes / rate - read_s), abs=1e-6)
 
 
-def test_short_deficits_add_up_before_it_sleeps() -> None:
+def test_short_deficits_add_up_before_a_sleep() -> None:
     section = start(0.5)
     step_s = MIN_SLEEP_S * 0.3
     sleeps = []
@@ -121,7 +123,7 @@ def test_the_storage_rate_must_be_positive() -> None:
         start(1.0, 0.0)
 
 
-def test_the_recent_share_follows_starvation() -> None:
+def test_the_recent_share_follows_contention() -> None:
     share = RecentShare()
     punctual = start(0.5)
     run(punctual, [1.0])
@@ -134,7 +136,7 @@ def test_the_recent_share_follows_starvation() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.1), speed_ratios), min_size=1, max_size=40))
-def test_a_speed_that_changes_does_its_integral_of_work(
+def test_the_work_done_is_the_integral_of_a_changing_speed(
     pieces: list[tuple[float, float]],
 ) -> None:
     section = start(1.0)
@@ -149,14 +151,14 @@ def test_a_speed_that_changes_does_its_integral_of_work(
     assert now == pytest.approx(worked)
 
 
-def test_what_is_owed_becomes_longer_on_a_slower_device() -> None:
+def test_a_deficit_becomes_longer_on_a_slower_device() -> None:
     section = start(0.5)
     assert section.advance(1.0, 1.0) == pytest.approx(1.0)  # a second of sleep at 0.5
     section.set_speed(1.5, 0.25)
     assert section.finish(1.5, 1.0) == pytest.approx(1.0)  # half of it left, at half the speed
 
 
-def test_what_the_storage_is_owed_does_not_care_for_the_clock() -> None:
+def test_the_deficit_of_storage_does_not_depend_on_the_clock() -> None:
     section = start(0.5, rate=1e6)
     section.advance(0.0, 0.0, 1_000_000)
     section.set_speed(0.25, 0.05)

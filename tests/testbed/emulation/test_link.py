@@ -1,4 +1,4 @@
-"""A line keeps its rate, its delay and the order, whatever is sent when."""
+"""A link has its rate and its delay and keeps the order, whatever is sent when."""
 
 from math import nan
 
@@ -14,15 +14,15 @@ gaps = st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(1, 1 << 18)), min_siz
 
 
 def arrivals(
-    line: LinkDirection, pieces: list[tuple[float, int]]
+    link: LinkDirection, pieces: list[tuple[float, int]]
 ) -> list[tuple[float, float, int]]:
-    """Send each piece after its gap, cut as the rule says; return (sent, due, bytes)."""
+    """Send each piece after its gap, cut to chunks; return (sent, due, bytes)."""
     now, found = 0.0, []
     for gap_s, n_bytes in pieces:
         now += gap_s
         while n_bytes > 0:
-            piece = min(n_bytes, line.chunk_bytes)
-            found.append((now, line.send(now, piece).due, piece))
+            piece = min(n_bytes, link.chunk_bytes)
+            found.append((now, link.send(now, piece).due, piece))
             n_bytes -= piece
     return found
 
@@ -31,23 +31,23 @@ def arrivals(
 def test_no_window_carries_more_than_the_rate_and_one_chunk(
     rate: float, delay: float, pieces: list[tuple[float, int]]
 ) -> None:
-    line = LinkDirection(rate, delay)
-    found = arrivals(line, pieces)[:200]
+    link = LinkDirection(rate, delay)
+    found = arrivals(link, pieces)[:200]
     for first in range(len(found)):
         carried = 0
         for _, due, n_bytes in found[first:]:
             carried += n_bytes
             window_s = due - found[first][1]
-            assert 8 * carried <= rate * window_s * (1 + 1e-6) + 8 * line.chunk_bytes + 1e-3
+            assert 8 * carried <= rate * window_s * (1 + 1e-6) + 8 * link.chunk_bytes + 1e-3
 
 
 @given(st.none() | rates, delays, gaps)
-def test_nothing_overtakes_and_nothing_is_early(
+def test_pieces_keep_their_order_and_are_never_early(
     rate: float | None, delay: float, pieces: list[tuple[float, int]]
 ) -> None:
-    line = LinkDirection(rate, delay)
+    link = LinkDirection(rate, delay)
     last = 0.0
-    for sent, due, n_bytes in arrivals(line, pieces):
+    for sent, due, n_bytes in arrivals(link, pieces):
         on_the_line_s = 0.0 if rate is None else 8 * n_bytes / rate
         assert due >= sent + on_the_line_s + delay - 1e-9
         assert due >= last
@@ -55,48 +55,48 @@ def test_nothing_overtakes_and_nothing_is_early(
 
 
 @given(rates, delays, st.integers(1, 10_000))
-def test_a_busy_line_is_used_in_full(rate: float, delay: float, chunks: int) -> None:
-    line = LinkDirection(rate, delay)
+def test_a_busy_link_is_fully_used(rate: float, delay: float, chunks: int) -> None:
+    link = LinkDirection(rate, delay)
     due = 0.0
     for _ in range(min(chunks, 500)):
-        due = line.send(0.0, line.chunk_bytes).due
-    sent = min(chunks, 500) * line.chunk_bytes
+        due = link.send(0.0, link.chunk_bytes).due
+    sent = min(chunks, 500) * link.chunk_bytes
     assert due == pytest.approx(8 * sent / rate + delay)
 
 
 @given(rates, delays)
 def test_a_sender_that_waits_when_full_keeps_the_queue_short(rate: float, delay: float) -> None:
-    line = LinkDirection(rate, delay)
+    link = LinkDirection(rate, delay)
     now = 0.0
     for _ in range(300):
-        line.send(now, line.chunk_bytes)
-        assert line.free_at - now <= QUEUE_S + 8 * line.chunk_bytes / rate + 1e-9
-        if line.is_full(now):
-            now = line.ready_at
-            assert now < line.free_at  # it goes on before the line runs dry
+        link.send(now, link.chunk_bytes)
+        assert link.free_at - now <= QUEUE_S + 8 * link.chunk_bytes / rate + 1e-9
+        if link.is_full(now):
+            now = link.ready_at
+            assert now < link.free_at  # it continues before the link is idle
 
 
-def test_the_delay_may_shrink_without_overtaking() -> None:
-    line = LinkDirection(1e6, 1.0)
-    late = line.send(0.0, 1000).due
-    line.change(0.5, 1e6, 0.0)
-    assert line.send(0.5, 1000).due >= late
+def test_a_smaller_delay_keeps_the_order_of_pieces() -> None:
+    link = LinkDirection(1e6, 1.0)
+    late = link.send(0.0, 1000).due
+    link.change(0.5, 1e6, 0.0)
+    assert link.send(0.5, 1000).due >= late
 
 
-def test_without_rate_a_line_only_delays() -> None:
-    line = LinkDirection(None, 0.25)
-    assert [line.send(1.0, 1 << 18).due for _ in range(3)] == [1.25] * 3
-    assert not line.is_full(1.0)
+def test_a_link_without_a_limit_only_delays() -> None:
+    link = LinkDirection(None, 0.25)
+    assert [link.send(1.0, 1 << 18).due for _ in range(3)] == [1.25] * 3
+    assert not link.is_full(1.0)
 
 
-def test_chunks_are_at_least_a_segment_and_2_ms_of_a_fast_line() -> None:
+def test_chunks_are_at_least_a_segment_and_2_ms_of_a_fast_link() -> None:
     assert LinkDirection(1e5, 0.0).chunk_bytes == MIN_CHUNK_BYTES
     assert LinkDirection(100e6, 0.0).chunk_bytes == 25_000
 
 
 def test_a_connection_takes_a_round_trip_to_open() -> None:
-    line = LinkDirection(8e6, 0.05)
-    assert line.send(10.0, 1000, not_before=10.0 + set_up_s(0.05)).due == pytest.approx(10.151)
+    link = LinkDirection(8e6, 0.05)
+    assert link.send(10.0, 1000, not_before=10.0 + set_up_s(0.05)).due == pytest.approx(10.151)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_bad_numbers_are_refused(rate: float, delay: float, name: str) -> None:
         LinkDirection(rate, delay)
 
 
-def test_a_line_without_random_numbers_has_no_jitter() -> None:
-    line = LinkDirection(None, 0.1, jitter_s=0.05)
-    assert [line.send(float(t), 1000).due for t in range(3)] == [0.1, 1.1, 2.1]
+def test_a_link_without_random_numbers_has_no_jitter() -> None:
+    link = LinkDirection(None, 0.1, jitter_s=0.05)
+    assert [link.send(float(t), 1000).due for t in range(3)] == [0.1, 1.1, 2.1]

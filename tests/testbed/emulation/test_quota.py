@@ -1,4 +1,4 @@
-"""The quota rule: what the kernel takes, and what was measured to be true to the device."""
+"""The quota rule: legal for the kernel, and accurate by measurement."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_a_share_is_met_within_a_thousandth_in_any_kept_period(first: float, the
 
 
 @given(shares, shares)
-def test_the_kernel_takes_every_quota(first: float, then: float) -> None:
+def test_every_quota_is_legal_for_the_kernel(first: float, then: float) -> None:
     quota = cfs_quota(then, cfs_period_us(first))
     assert quota.quota_us is not None
     assert quota.quota_us >= MIN_QUOTA_US
@@ -76,7 +76,7 @@ def test_no_share_is_no_limit() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 0.0099, math.nan, math.inf])
-def test_refuses_what_the_kernel_cannot_give(share: float) -> None:
+def test_refuses_shares_below_the_minimum_of_the_kernel(share: float) -> None:
     with pytest.raises(ValueError, match=r"at least 0\.01 of a core, got .*smaller dilation"):
         cfs_period_us(share)
     with pytest.raises(ValueError, match="at least"):
@@ -84,6 +84,6 @@ def test_refuses_what_the_kernel_cannot_give(share: float) -> None:
 
 
 @given(shares)
-def test_an_engine_has_one_thread_for_every_core_begun(share: float) -> None:
+def test_an_engine_has_one_thread_per_started_core(share: float) -> None:
     threads = threads_for(share)
     assert threads - 1 < share <= threads

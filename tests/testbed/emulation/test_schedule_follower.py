@@ -1,4 +1,4 @@
-"""A follower turns what a device does into heat, and heat into a slower device."""
+"""A follower computes heat from processor time, and a lower speed from heat."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def follower(clock: Series = ONE) -> ScheduleFollower:
 
 
 def work(device: ScheduleFollower, seconds: int, busy: float) -> None:
-    """Have a device compute a share of its time, and look at it every second."""
+    """Let a device compute for a share of its time, and read it every second."""
     cpu_s = 0.0
     for second in range(seconds + 1):
         device.update_heat(float(second), cpu_s)
@@ -51,14 +51,14 @@ def test_a_device_that_is_dead_cools() -> None:
     assert device.conditions(400.0).clock_ratio == 1.0
 
 
-def test_a_restarted_device_is_not_taken_for_one_that_computes_backwards() -> None:
+def test_a_restarted_device_has_no_negative_load() -> None:
     device = follower()
     device.update_heat(0.0, 100.0)
     device.update_heat(1.0, 0.1)
     assert device.conditions(1.0).temperature_celsius == 40.0
 
 
-def test_devices_that_heat_up_are_looked_at_at_the_same_moments() -> None:
+def test_devices_that_heat_up_are_read_at_the_same_times() -> None:
     device = follower(clock=Series((0.0, 5.5), (1.0, 0.5), 100.0))
     assert device.needs_cpu_time(5.0)
     device.update_heat(5.0, 0.0)
@@ -70,7 +70,7 @@ def test_devices_that_heat_up_are_looked_at_at_the_same_moments() -> None:
     assert LOAD_INTERVAL_S == 2.0
 
 
-def test_a_device_that_never_changes_is_never_looked_at() -> None:
+def test_a_device_that_never_changes_is_never_read() -> None:
     still = ScheduleFollower(Schedule())
     assert still.is_constant
     assert still.next_update(0.0) == float("inf")

@@ -1,4 +1,4 @@
-"""A step costs what the line through two measurements says."""
+"""The cost of a step is linear, through two measurements."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def test_the_line_goes_through_both_measurements(
 
 
 @given(sizes, seconds, seconds)
-def test_noise_makes_no_cost_negative_and_spares_the_larger_step(
+def test_noise_makes_no_cost_negative_and_keeps_the_larger_step(
     n: tuple[int, int], small_s: float, large_s: float
 ) -> None:
     fitted = fit_cost((n[0], small_s), (n[1], large_s))

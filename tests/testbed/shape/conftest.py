@@ -1,4 +1,4 @@
-"""Runs `fairbed shape` as a person does: as a process of its own."""
+"""Fixtures that run `fairbed shape` in a process of its own."""
 
 import functools
 import os
@@ -31,7 +31,7 @@ def environ() -> dict[str, str]:
 
 @functools.cache
 def problem() -> str | None:
-    """Return why devices with networks and control groups cannot be had here."""
+    """Return why networks and control groups do not work on this machine."""
     if sys.platform != "linux":
         return "needs Linux"
     try:
@@ -43,7 +43,7 @@ def problem() -> str | None:
 
 @pytest.fixture
 def shape(tmp_path: Path) -> Shape:
-    """Return what runs `fairbed shape WORDS` to its end, in an empty folder."""
+    """Return a function that runs `fairbed shape WORDS` to its end, in an empty folder."""
 
     def run(*words: str, **more: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -53,7 +53,7 @@ def shape(tmp_path: Path) -> Shape:
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
-            input=more.get("told", ""),
+            input=more.get("stdin", ""),
         )
 
     return run
@@ -61,7 +61,7 @@ def shape(tmp_path: Path) -> Shape:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return what starts `fairbed shape WORDS`, its input and output being ours."""
+    """Return a function that starts `fairbed shape WORDS` with pipes."""
     running: list[subprocess.Popen[str]] = []
 
     def begin(*words: str) -> "subprocess.Popen[str]":

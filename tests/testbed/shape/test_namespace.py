@@ -1,4 +1,4 @@
-"""Guests with a network and control groups of their own, on the real kernel."""
+"""Commands with a network and control groups of their own, on the real kernel."""
 
 import json
 import pwd
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(autouse=True)
 def untouched_machine() -> Iterator[None]:
-    """Skip where it cannot be; fail a test that changes the namespace of this machine."""
+    """Skip where namespaces do not work; fail a test that changes the host's namespace."""
     if (reason := problem()) is not None:
         pytest.skip(reason)
     before = host_view()
@@ -113,7 +113,9 @@ def test_a_profile_is_enough(shape: Shape, tmp_path: Path) -> None:
     assert report["memory_limit_bytes"] == 4 << 30
 
 
-def test_who_needs_more_memory_than_the_device_has_is_killed_and_told_why(shape: Shape) -> None:
+def test_a_process_that_needs_more_memory_than_the_device_has_is_killed_and_reported(
+    shape: Shape,
+) -> None:
     hungry = "x = bytearray(300 << 20); print('survived')"
     done = shape("--memory", "64M", "--", sys.executable, "-c", hungry)
     assert (done.returncode, done.stdout) == (-9, "")
@@ -124,13 +126,13 @@ def test_who_needs_more_memory_than_the_device_has_is_killed_and_told_why(shape:
     )
 
 
-def test_a_guest_is_another_user_on_demand(shape: Shape) -> None:
-    nobody = pwd.getpwnam("nobody")
+def test_the_command_may_run_as_another_user(shape: Shape) -> None:
+    user = pwd.getpwnam("nobody")
     done = shape("--cpu", "0.5", "--user", "nobody", "--", "sh", "-c", "id -u; id -G; echo $HOME")
-    assert done.stdout == f"{nobody.pw_uid}\n{nobody.pw_gid}\n{nobody.pw_dir}\n"
+    assert done.stdout == f"{user.pw_uid}\n{user.pw_gid}\n{user.pw_dir}\n"
 
 
-def test_a_trace_moves_the_link_while_the_command_runs(
+def test_a_trace_changes_the_link_while_the_command_runs(
     shape: Shape, server: int, tmp_path: Path
 ) -> None:
     (tmp_path / "hills.csv").write_text("t_s,mbps\n0,8\n1,2\n2,8\n3,2\n")
@@ -164,7 +166,7 @@ def _leftovers(tag: str) -> list[Path]:
     return [path for root in roots for path in root.rglob(f"*{tag}*")]
 
 
-def test_after_kill_9_everything_is_given_back_at_once(start: Start) -> None:
+def test_after_kill_9_everything_is_removed_at_once(start: Start) -> None:
     script = "cut -d: -f3 /proc/self/cgroup | grep -m1 fairbed.shape; exec sleep 1000"
     process = start("--cpu", "0.5", "--down", "10mbit", "--", "sh", "-c", script)
     assert process.stdout is not None
@@ -182,7 +184,7 @@ def test_after_kill_9_everything_is_given_back_at_once(start: Start) -> None:
     assert tag not in links
 
 
-def test_a_signal_while_the_device_is_made_gives_everything_back(start: Start) -> None:
+def test_a_signal_while_the_device_is_made_removes_everything(start: Start) -> None:
     process = start("--cpu", "0.5", "--down", "10mbit", "--", "sh", "-c", "echo no")
     child = None
     while child is None and process.poll() is None:  # it has begun when it has a child
@@ -194,7 +196,7 @@ def test_a_signal_while_the_device_is_made_gives_everything_back(start: Start) -
     assert out in ("", "no\n")
 
 
-def test_a_device_that_breaks_takes_the_command_with_it(start: Start, tmp_path: Path) -> None:
+def test_the_command_ends_when_its_device_fails(start: Start, tmp_path: Path) -> None:
     (tmp_path / "hills.csv").write_text("t_s,mbps\n0,8\n0.5,2\n")
     process = start("--trace", str(tmp_path / "hills.csv"), "--", "sh", "-c", "echo on; sleep 1000")
     assert process.stdout is not None

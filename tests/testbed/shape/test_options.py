@@ -1,4 +1,4 @@
-"""Whose words are whose, on a line that holds two commands."""
+"""The split of a command line between `fairbed shape` and the command."""
 
 import pytest
 
@@ -19,5 +19,7 @@ from fairbed.testbed.shape.options import split_command
         ("", "", ""),
     ],
 )
-def test_all_behind_the_first_two_hyphens_is_the_command(line: str, own: str, command: str) -> None:
+def test_everything_after_the_first_two_hyphens_is_the_command(
+    line: str, own: str, command: str
+) -> None:
     assert split_command(line.split()) == (own.split(), command.split())

@@ -1,4 +1,4 @@
-"""A closed loop is right on average, whatever one turn does."""
+"""A closed control loop has the configured speed on average."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def test_a_busy_program_has_its_speed_on_average(
     assert cpu_s / now == pytest.approx(speed, rel=0.05, abs=cores * CONTROL_INTERVAL_S / now)
 
 
-def test_rest_earns_little() -> None:
+def test_idle_time_gives_little_credit() -> None:
     account = PaceController(0.0, 0.0)
     assert account.advance(10.0, 0.0, 0.5) == 0.0
     assert account.unused_s == pytest.approx(10.0 - MAX_CREDIT_S)

@@ -1,4 +1,4 @@
-"""From what was asked to what holds: pure, so without a machine."""
+"""From a request to the plan of a device, without a machine."""
 
 from pathlib import Path
 
@@ -42,14 +42,14 @@ def test_options_override_the_profile_one_by_one() -> None:
     assert found.memory_bytes == 1 << 30
 
 
-def test_more_threads_of_a_profile_are_more_cores_of_it() -> None:
+def test_more_threads_get_more_cores_of_the_profile() -> None:
     one = plan(DeviceRequest(profile="raspberry-pi-4b")).follower.conditions(0.0)
     two = plan(DeviceRequest(profile="raspberry-pi-4b", threads=2)).follower.conditions(0.0)
     assert one.speed_ratio is not None
     assert two.speed_ratio == pytest.approx(2 * one.speed_ratio)
 
 
-def test_a_faster_host_gives_a_smaller_share_of_itself() -> None:
+def test_a_device_needs_a_smaller_share_of_a_faster_host() -> None:
     slow = plan(DeviceRequest(profile="raspberry-pi-4b")).follower.conditions(0.0)
     fast = plan(DeviceRequest(profile="raspberry-pi-4b", host_core_speed=2.0)).follower.conditions(
         0.0
@@ -58,7 +58,7 @@ def test_a_faster_host_gives_a_smaller_share_of_itself() -> None:
     assert fast.speed_ratio == pytest.approx(slow.speed_ratio / 2)
 
 
-def test_without_wishes_for_a_link_the_network_is_that_of_this_machine() -> None:
+def test_without_link_options_the_network_is_that_of_this_machine() -> None:
     assert not plan(DeviceRequest(cpu=0.5)).has_link
     assert not plan(DeviceRequest(profile="raspberry-pi-4b", link="host")).has_link
     assert plan(DeviceRequest(link="3g")).has_link
@@ -70,13 +70,13 @@ def test_one_rate_leaves_the_other_direction_unlimited() -> None:
     assert (shape.down_bps, shape.up_bps) == (1e6, UNLIMITED_BPS)
 
 
-def test_what_a_profile_limits_can_be_left_out() -> None:
+def test_limits_of_a_profile_can_be_removed() -> None:
     found = plan(DeviceRequest(profile="raspberry-pi-4b", cpu="none", memory_bytes="none"))
     assert not found.is_limited
     assert found.has_link
 
 
-def test_a_trace_moves_the_rates_and_options_hold_the_rest(tmp_path: Path) -> None:
+def test_a_trace_sets_the_rates_and_options_override_it(tmp_path: Path) -> None:
     path = tmp_path / "hills.csv"
     path.write_text("t_s,down_mbps,up_mbps\n0,8,2\n1,4,1\n", encoding="utf-8")
     found = plan(DeviceRequest(trace=str(path), up_bps=3e6, delay_s=0.01))
@@ -121,13 +121,13 @@ def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
         (DeviceRequest(cpu=0.5, down_bps=1e6, is_paced=True), "got a link too"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(options: DeviceRequest, words: str) -> None:
+def test_impossible_requests_are_refused_in_one_line(options: DeviceRequest, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         plan(options)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_profile_is_told_which_are_near() -> None:
+def test_similar_names_are_listed_for_an_unknown_profile() -> None:
     with pytest.raises(ProfileError, match="similar names: raspberry-pi-4b"):
         plan(DeviceRequest(profile="raspbery-pi-4"))
 

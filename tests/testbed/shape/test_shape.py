@@ -21,19 +21,19 @@ GREETING = 'echo "$$"; '
 
 @pytest.fixture(params=["namespace", "process"])
 def backend(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Options of a device that is slowed and nothing else."""
+    """Options of a device of which only the processor is emulated."""
     if request.param == "namespace" and (reason := problem()) is not None:
         pytest.skip(reason)
     return (*SPEED, "--backend", request.param)
 
 
-def said(process: "subprocess.Popen[str]") -> str:
+def read_line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def without_warning(stderr: str) -> str:
-    """Return what was said besides the verdict that this machine is busy, which it may be."""
+    """Return stderr without the warning that this machine was busy."""
     lines = stderr.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("fairbed: shape: not valid"))
 
@@ -52,13 +52,13 @@ def test_the_exit_status_is_that_of_the_command(
     assert shape(*backend, "--", "sh", "-c", f"exit {status}").returncode == status
 
 
-def test_who_is_killed_by_a_signal_has_us_killed_by_it_too(
+def test_shape_ends_by_the_signal_that_killed_the_command(
     shape: Shape, backend: tuple[str, ...]
 ) -> None:
     assert shape(*backend, "--", "sh", "-c", "kill -USR1 $$").returncode == -signal.SIGUSR1
 
 
-def test_a_command_that_is_not_there_or_no_command_is_told_from_others(
+def test_a_missing_command_and_a_file_that_is_no_program_have_different_statuses(
     shape: Shape, backend: tuple[str, ...], tmp_path: Path
 ) -> None:
     done = shape(*backend, "--", "no-such-command")
@@ -72,12 +72,12 @@ def test_input_output_errors_folder_and_arguments_pass_through(
     shape: Shape, backend: tuple[str, ...], tmp_path: Path
 ) -> None:
     script = 'cat; pwd; echo "$1" >&2'
-    done = shape(*backend, "--", "sh", "-c", script, "-", "two  words -- $HOME", told="in\n")
+    done = shape(*backend, "--", "sh", "-c", script, "-", "two  words -- $HOME", stdin="in\n")
     assert done.stdout == f"in\n{tmp_path}\n"
     assert without_warning(done.stderr) == "two  words -- $HOME\n"
 
 
-def test_a_folder_full_of_strange_modules_disturbs_nobody(
+def test_modules_in_the_working_folder_are_not_imported(
     shape: Shape, backend: tuple[str, ...], tmp_path: Path
 ) -> None:
     for name in ("testbed", "random", "msgspec", "signal"):
@@ -102,51 +102,53 @@ FULL_SIGNALS = [
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *FULL_SIGNALS, signal.SIGUSR1])
-def test_signals_sent_to_us_reach_the_command(
+def test_signals_to_shape_reach_the_command(
     start: Start, backend: tuple[str, ...], number: signal.Signals
 ) -> None:
     name = number.name.removeprefix("SIG")
     script = f"trap 'echo got {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done"
     process = start(*backend, "--", "sh", "-c", script)
-    assert said(process) == "ready"
+    assert read_line(process) == "ready"
     process.send_signal(number)
-    assert said(process) == f"got {name}"
+    assert read_line(process) == f"got {name}"
     assert process.wait(TIMEOUT_S) == 9
 
 
-def test_a_command_that_ignores_a_signal_is_waited_for(
+def test_shape_waits_for_a_command_that_ignores_a_signal(
     start: Start, backend: tuple[str, ...]
 ) -> None:
     script = "trap '' TERM; echo ready; read line; echo $line; exit 4"
     process = start(*backend, "--", "sh", "-c", script)
-    assert said(process) == "ready"
+    assert read_line(process) == "ready"
     process.send_signal(signal.SIGTERM)
     assert process.stdin is not None
     process.stdin.write("still here\n")
     process.stdin.flush()
-    assert said(process) == "still here"
+    assert read_line(process) == "still here"
     assert process.wait(TIMEOUT_S) == 4
 
 
-def test_what_it_leaves_running_is_killed(start: Start, backend: tuple[str, ...]) -> None:
+def test_processes_that_the_command_leaves_running_are_killed(
+    start: Start, backend: tuple[str, ...]
+) -> None:
     process = start(*backend, "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!; exit 0")
-    left = int(said(process))
+    left = int(read_line(process))
     assert process.wait(TIMEOUT_S) == 0
     assert not is_running(left)
 
 
-def test_when_we_are_killed_the_command_and_all_it_started_die_with_us(
+def test_the_command_and_its_processes_end_when_shape_is_killed(
     start: Start, backend: tuple[str, ...]
 ) -> None:
     process = start(*backend, "--", "sh", "-c", "sleep 1000 & echo $! $$; wait")
-    pids = [int(word) for word in said(process).split()]
+    pids = [int(word) for word in read_line(process).split()]
     family = [psutil.Process(pid) for pid in pids]
     process.kill()
     _, alive = psutil.wait_procs(family, timeout=TIMEOUT_S)
     assert alive == []
 
 
-def test_a_report_tells_what_was_asked_and_what_was_had(
+def test_the_report_has_configured_and_received_resources(
     shape: Shape, backend: tuple[str, ...], tmp_path: Path
 ) -> None:
     done = shape(*backend, "-v", "--json", "how.json", "--", "sh", "-c", "exit 2")
@@ -190,7 +192,7 @@ def test_a_hub_without_a_link_is_this_machine_itself(
     assert shape(*backend, "--", "sh", "-c", "echo $FAIRBED_HUB").stdout == "127.0.0.1\n"
 
 
-def test_numerical_libraries_are_told_how_many_threads_make_sense(
+def test_numerical_libraries_get_a_number_of_threads(
     shape: Shape, backend: tuple[str, ...]
 ) -> None:
     assert shape(*backend, "--", "sh", "-c", "echo $OMP_NUM_THREADS").stdout == "1\n"
@@ -213,7 +215,7 @@ def test_numerical_libraries_are_told_how_many_threads_make_sense(
         (("raspberry-pi-4b", "--backend", "process", "--", "true"), "got a link and a memory"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_run(
+def test_an_invalid_option_is_one_line_and_the_command_is_not_run(
     shape: Shape, words: tuple[str, ...], complaint: str
 ) -> None:
     done = shape(*words)

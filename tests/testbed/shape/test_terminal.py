@@ -25,7 +25,7 @@ PROMPT = "outer> "
 
 
 class Terminal:
-    """bash on a pseudo-terminal, as a person has it before them."""
+    """bash on a pseudo-terminal."""
 
     def __init__(self) -> None:
         self._master, slave = pty.openpty()
@@ -74,7 +74,7 @@ def terminal() -> Iterator[Terminal]:
 
 @pytest.fixture(params=["namespace", "process"])
 def line(request: pytest.FixtureRequest) -> str:
-    """What a person types in front of a command."""
+    """The words to type in front of a command."""
     if request.param == "namespace" and (reason := problem()) is not None:
         pytest.skip(reason)
     return " ".join(shape_argv("--cpu", "0.5", "--backend", request.param, "--", ""))
@@ -89,7 +89,7 @@ def test_ctrl_c_ends_the_command_and_a_loop_around_it(terminal: Terminal, line: 
     terminal.see("status 130\r\n")
 
 
-def test_ctrl_z_gives_the_prompt_back_and_fg_goes_on(terminal: Terminal, line: str) -> None:
+def test_ctrl_z_shows_the_prompt_and_fg_continues(terminal: Terminal, line: str) -> None:
     terminal.type(f"{line} sh -c 'echo be''gun; read word; echo got $word; exit 5'\n")
     terminal.see("begun\r\n")
     terminal.type("\x1a")

@@ -1,4 +1,4 @@
-"""Control groups of the kernel: they cap, count, kill, and leave nothing behind."""
+"""Real control groups: limits, counters, kills, and complete removal."""
 
 import json
 import subprocess
@@ -57,7 +57,9 @@ def python(script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_process_that_joins_gets_its_share_and_the_group_says_so(make_group: MakeGroup) -> None:
+def test_a_process_that_joins_gets_its_share_and_the_group_reports_it(
+    make_group: MakeGroup,
+) -> None:
     group = make_group("a")
     group.limit_cpu(0.2)
     with python(SPIN, "0.3", *group.sandbox().procs) as process:
@@ -87,7 +89,7 @@ def test_a_share_changes_while_the_process_runs(make_group: MakeGroup) -> None:
         )
 
 
-def test_a_share_can_be_lifted_and_fall_below_what_its_period_allowed(
+def test_a_share_can_be_unlimited_and_fall_below_the_minimum_of_its_period(
     make_group: MakeGroup,
 ) -> None:
     group = make_group("a")
@@ -101,7 +103,9 @@ def test_a_share_can_be_lifted_and_fall_below_what_its_period_allowed(
             assert quota == -1 if share is None else quota / period == pytest.approx(share)
 
 
-def test_who_needs_more_memory_than_the_group_has_is_killed(make_group: MakeGroup) -> None:
+def test_a_process_that_needs_more_memory_than_the_group_has_is_killed(
+    make_group: MakeGroup,
+) -> None:
     group = make_group("a")
     group.limit_memory(32 << 20)
     with python(HOLD, str(96 << 20), *group.sandbox().procs) as process:
@@ -121,7 +125,7 @@ def test_removing_kills_everything_inside(make_group: MakeGroup) -> None:
     group.remove()  # once more is no harm
 
 
-def test_an_impossible_limit_is_told_in_one_line(make_group: MakeGroup) -> None:
+def test_an_impossible_limit_is_reported_in_one_line(make_group: MakeGroup) -> None:
     group = make_group("a")
     with pytest.raises(ValueError, match=r"at least 0\.01 of a core"):
         group.limit_cpu(0.001)
@@ -130,7 +134,7 @@ def test_an_impossible_limit_is_told_in_one_line(make_group: MakeGroup) -> None:
         group.limit_cpu(0.5)
 
 
-def test_sweeping_takes_what_a_dead_process_left_and_nothing_that_is_held(
+def test_sweeping_removes_leftovers_and_skips_locked_groups(
     make_group: MakeGroup, places: CgroupPlaces
 ) -> None:
     neighbour = Path(make_group("b").sandbox().quota_folder)
@@ -172,7 +176,7 @@ def test_a_hundred_groups_are_set_up_within_the_time_of_a_few_processes(
     assert time.monotonic() - started < 3.0 * twenty_processes_s
 
 
-def test_a_group_that_cannot_be_made_says_what_to_do(
+def test_a_group_that_cannot_be_made_is_reported_with_advice(
     make_group: MakeGroup, places: CgroupPlaces
 ) -> None:
     folder = Path(make_group("a").sandbox().quota_folder)

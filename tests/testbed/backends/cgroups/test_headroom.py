@@ -1,4 +1,4 @@
-"""A quota is lifted while a pace holds the device back, and back in place afterwards."""
+"""A quota is raised during a compute section and restored afterwards."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.testbed.backends.cgroups.conftest import MakeGroup
 
 
 def quota_of(group: Group) -> float:
-    """Return the share that the kernel knows of, in cores."""
+    """Return the share that the kernel has for a group, in cores."""
     sandbox = group.sandbox()
     folder = Path(sandbox.quota_folder)
     if sandbox.quota_version == 2:
@@ -38,7 +38,7 @@ def test_a_section_has_twice_the_share_and_the_device_its_own_afterwards(
     assert quota_of(group) == pytest.approx(0.25)
 
 
-def test_a_section_that_fails_gives_its_headroom_back(make_group: MakeGroup) -> None:
+def test_a_section_that_fails_restores_the_quota(make_group: MakeGroup) -> None:
     group = make_group("a")
     group.limit_cpu(0.25)
     with pytest.raises(RuntimeError), headroom_of(group, [0.25]).lifted():
@@ -58,11 +58,11 @@ def test_a_change_of_speed_within_a_section_is_followed(make_group: MakeGroup) -
     assert quota_of(group) == pytest.approx(0.03, rel=1e-3)
 
 
-def test_a_change_in_the_moment_a_section_ends_is_not_undone(make_group: MakeGroup) -> None:
-    group, told = make_group("a"), iter([0.5, 0.5, 0.1, 0.1])
+def test_a_change_at_the_end_of_a_section_is_not_lost(make_group: MakeGroup) -> None:
+    group, speeds = make_group("a"), iter([0.5, 0.5, 0.1, 0.1])
     group.limit_cpu(0.5)
     sandbox = group.sandbox()
     quota = Quota(Path(sandbox.quota_folder), sandbox.quota_version, is_shared=True)
-    with Headroom(quota, lambda: next(told)).lifted():
+    with Headroom(quota, lambda: next(speeds)).lifted():
         pass
     assert quota_of(group) == pytest.approx(0.1)

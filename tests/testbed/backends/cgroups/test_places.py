@@ -1,4 +1,4 @@
-"""Where groups can be made, on machines that this one is not: folders that look like theirs."""
+"""Where groups can be made, on folders that imitate other machines."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ full avg10=0.00 avg60=0.00 avg300=0.00 total=0
 
 
 def machine(root: Path, own: str, mounts: str) -> None:
-    """Write what a machine tells a process of itself."""
+    """Write the files by which a process finds its groups and mounts."""
     folder = root / "proc/self"
     folder.mkdir(parents=True)
     (folder / "cgroup").write_text(own)
@@ -45,7 +45,7 @@ def unified(root: Path, path: str, *enabled_at: str) -> Path:
     return top
 
 
-def test_version_2_is_used_at_the_nearest_group_that_hands_its_controllers_on(
+def test_version_2_is_used_at_the_nearest_group_that_delegates_its_controllers(
     tmp_path: Path,
 ) -> None:
     top = unified(tmp_path, "/user.slice/user-0.slice/session-1.scope", "/", "/user.slice")
@@ -75,7 +75,7 @@ def test_no_control_groups_at_all_is_one_line(tmp_path: Path) -> None:
         find_places(tmp_path)
 
 
-def test_version_1_is_used_below_our_own_group_of_each_controller(tmp_path: Path) -> None:
+def test_version_1_is_used_below_the_own_group_of_each_controller(tmp_path: Path) -> None:
     base = tmp_path / "sys/fs/cgroup"
     for name in ("cpu,cpuacct", "memory/jobs/one", "unified"):
         (base / name).mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_a_group_of_version_2_writes_and_reads_its_own_files(tmp_path: Path) -> 
     assert group.sandbox().procs == (str(folder / "cgroup.procs"),)
 
 
-def test_a_limit_that_did_not_take_is_no_silent_success(tmp_path: Path) -> None:
+def test_a_limit_that_the_kernel_ignores_is_an_error(tmp_path: Path) -> None:
     top = unified(tmp_path, "/", "/")
     group = Group(find_places(tmp_path), "pi-1")
     group.make()

@@ -1,4 +1,4 @@
-"""Conditions of a device of which only its link matters."""
+"""Conditions of a device of which only the link is emulated."""
 
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 

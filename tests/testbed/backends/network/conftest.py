@@ -1,4 +1,4 @@
-"""Real networks where this machine can have them; a watch on what the host's namespace holds."""
+"""Fixtures for real networks, and a check that the host's namespace does not change."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ def _support() -> Support:
 
 @pytest.fixture
 def support() -> Support:
-    """Skip where networks cannot be had; return what they can do."""
+    """Skip where networks do not work; return the supported features."""
     found = _support()
     if found.problem is not None:
         pytest.skip(found.problem)
@@ -48,7 +48,7 @@ def host_view() -> list[str]:
 
 
 def missing_since(before: list[str]) -> list[str]:
-    """Return what is no more, or no more as it was; others may add to a machine meanwhile."""
+    """Return what was removed or changed; other processes may add to the machine meanwhile."""
     present = host_view()
     return [row for row in before if row not in present]
 
@@ -72,7 +72,7 @@ def untouched_host(support: Support) -> Iterator[None]:
 
 @pytest.fixture
 def scratch(support: Support) -> Iterator[Path]:
-    """Return a namespace without a name, that ends with the process that holds it."""
+    """Return a namespace without a name, which ends with the process inside."""
     argv = ["unshare", "--net", "sh", "-c", "echo up; exec cat"]
     holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

@@ -1,7 +1,7 @@
-"""How true links are, on this machine, in moments when it keeps nobody waiting.
+"""Accuracy of links on this machine, in time windows without contention.
 
-Each test measures until one window counts; where none does, it is skipped and says so.
-`fairbed bench fidelity` measures more of it, more often.
+Each test measures until one window is valid, and is skipped if none is. `fairbed bench fidelity`
+measures more quantities and more often.
 """
 
 import math
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.slow, pytes
 
 PATIENCE_S = 20.0
 SETTLE_S = 2.0
-"""Before the rate counts: the first burst, and what TCP holds back after the first losses, are not
-of it."""
+"""Time before the rate is measured, so that the first burst and TCP's reaction to the first losses
+are over, seconds."""
 GOODPUT_LIMIT = TRANSFER_LIMIT = 0.03
 VOLUME_LIMIT = 0.02
 DELAY_LIMIT_S = 2e-3
@@ -39,11 +39,11 @@ def _both(rate_bps: float) -> Shape:
 
 
 def _once(what: Callable[[], float]) -> float:
-    """Return a measurement that counts, or skip."""
+    """Return a valid measurement, or skip the test."""
     found = repeat(what, 1, PATIENCE_S)
     if not found:
         pytest.skip(
-            f"for {PATIENCE_S:.0f} s other programs kept ours waiting for over {WAIT_LIMIT:.0%}"
+            f"within {PATIENCE_S:.0f} s no window had less than {WAIT_LIMIT:.0%} contention"
         )
     return found[0]
 
@@ -66,60 +66,62 @@ def _peer(shape: Shape) -> Iterator[Peer]:
         yield peer
 
 
-def _stream(peer: Peer, way: str) -> Callable[..., tuple[float, Stream]]:
-    return peer.stream_down if way == "down" else peer.stream_up
+def _stream(peer: Peer, direction: str) -> Callable[..., tuple[float, Stream]]:
+    return peer.stream_down if direction == "down" else peer.stream_up
 
 
-def _fly(peer: Peer, way: str) -> Callable[[int, float], Flight]:
-    return peer.fly_down if way == "down" else peer.fly_up
+def _fly(peer: Peer, direction: str) -> Callable[[int, float], Flight]:
+    return peer.fly_down if direction == "down" else peer.fly_up
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", ["down", "up"])
+@pytest.mark.parametrize("direction", ["down", "up"])
 @pytest.mark.parametrize("rate_bps", [1e6, 1e7, 1e8])
-def test_a_stream_has_the_goodput_asked_for(rate_bps: float, way: str) -> None:
+def test_a_stream_has_the_configured_goodput(rate_bps: float, direction: str) -> None:
     with _peer(_both(rate_bps)) as peer:
 
         def goodput_bps() -> float:
-            began, seen = _stream(peer, way)(seconds=SETTLE_S + 3.0)
+            began, seen = _stream(peer, direction)(seconds=SETTLE_S + 3.0)
             return seen.goodput_bps(began + SETTLE_S, began + SETTLE_S + 3.0)
 
         assert _once(goodput_bps) == pytest.approx(rate_bps, rel=GOODPUT_LIMIT)
 
 
-@pytest.mark.parametrize("way", ["down", "up"])
+@pytest.mark.parametrize("direction", ["down", "up"])
 @pytest.mark.parametrize("rate_bps", [2e6, 5e7])
-def test_a_message_takes_the_time_that_its_size_and_the_rate_say(rate_bps: float, way: str) -> None:
+def test_a_message_takes_its_size_divided_by_the_rate(rate_bps: float, direction: str) -> None:
     n_bytes = 1 << 18
     with _peer(_both(rate_bps)) as peer:
 
         def took_s() -> float:
-            began, seen = _stream(peer, way)(n_bytes=n_bytes)
+            began, seen = _stream(peer, direction)(n_bytes=n_bytes)
             return seen.ended_at - began
 
         assert _once(took_s) == pytest.approx(8 * n_bytes / rate_bps, rel=TRANSFER_LIMIT)
 
 
-@pytest.mark.parametrize("way", ["down", "up"])
-def test_packets_take_the_delay_asked_for(way: str, support: Support) -> None:
+@pytest.mark.parametrize("direction", ["down", "up"])
+def test_packets_have_the_configured_delay(direction: str, support: Support) -> None:
     if support.delay is None:
         pytest.skip(str(support.delay_problem))
     delay_s = 0.02
     with _peer(Shape(delay_s=delay_s)) as peer:
 
         def p95_error_s() -> float:
-            delays = _fly(peer, way)(500, 2e-3).delays_s
+            delays = _fly(peer, direction)(500, 2e-3).delays_s
             return sorted(abs(each - delay_s) for each in delays)[int(0.95 * len(delays))]
 
         assert _once(p95_error_s) <= DELAY_LIMIT_S
 
 
-@pytest.mark.parametrize("way", ["down", "up"])
-def test_the_share_of_packets_asked_for_is_lost(way: str, support: Support) -> None:
+@pytest.mark.parametrize("direction", ["down", "up"])
+def test_the_configured_share_of_packets_is_lost(direction: str, support: Support) -> None:
     if support.delay is None:
         pytest.skip(str(support.delay_problem))
     with _peer(Shape(loss_ratio=0.05)) as peer:
-        ratio = _once(lambda: _fly(peer, way)(17_000, 1e-4).loss_ratio)  # 3 deviations are 10 %
+        ratio = _once(
+            lambda: _fly(peer, direction)(17_000, 1e-4).loss_ratio
+        )  # 3 deviations are 10 %
         assert ratio == pytest.approx(0.05, rel=LOSS_LIMIT)
 
 

@@ -1,4 +1,4 @@
-"""A program fed with lines: what it refuses is told by line, what it does not is done."""
+"""A batch program executes lines and reports each line that it refuses."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def _links(namespace: Path) -> list[str]:
     return [line.split("@")[0].split()[0] for line in seen.stdout.splitlines()]
 
 
-def test_all_lines_have_taken_effect_when_it_returns(scratch: Path) -> None:
+def test_all_lines_are_in_effect_when_it_returns(scratch: Path) -> None:
     async def test(pipe: BatchPipe) -> None:
         names = [f"x{index}" for index in range(LINES_AT_ONCE + 7)]
         await pipe.run([f"link add {name} type veth peer name y{name}" for name in names])
@@ -59,7 +59,7 @@ def test_a_line_that_is_refused_is_named_and_the_others_are_run(scratch: Path) -
     _run(scratch, test)
 
 
-def test_many_complaints_are_told_in_part(scratch: Path) -> None:
+def test_only_some_of_many_errors_are_listed(scratch: Path) -> None:
     async def test(pipe: BatchPipe) -> None:
         with pytest.raises(BackendError, match=r"\(and 297 more\)$"):
             await pipe.run(["link set nowhere up"] * 300)
@@ -75,7 +75,7 @@ def test_the_hosts_namespace_is_refused() -> None:
     _run(OWN, test)
 
 
-def test_a_program_that_was_killed_is_told(scratch: Path) -> None:
+def test_a_killed_program_is_reported(scratch: Path) -> None:
     async def test(pipe: BatchPipe) -> None:
         await pipe.run(["link set lo up"])
         for child in psutil.Process().children(recursive=True):

@@ -1,4 +1,4 @@
-"""What a run has is known by name, goes with it, and is swept when it died without a farewell."""
+"""Everything of a run has its name, is removed with it, and is swept if the run was killed."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def _sleeper(namespace: Path) -> "subprocess.Popen[str]":
     return child
 
 
-def test_names_and_addresses_of_networks_at_once_differ() -> None:
+def test_simultaneous_networks_have_different_names_and_addresses() -> None:
     async def test() -> None:
         async with AsyncExitStack() as stack:
             networks = [
@@ -83,7 +83,7 @@ def test_names_and_addresses_of_networks_at_once_differ() -> None:
     _run(test)
 
 
-def test_networks_may_be_opened_at_the_same_instant() -> None:
+def test_networks_may_be_opened_at_the_same_time() -> None:
     async def test() -> None:
         addresses = []
         all_up = anyio.Event()
@@ -119,7 +119,7 @@ def test_processes_inside_are_killed_when_the_network_closes() -> None:
     [(False, "0"), (True, "0"), (False, "0.01")],
     ids=["alone", "with a process inside", "with a relay"],
 )
-def test_after_a_kill_nothing_survives_the_next_start(
+def test_the_next_start_removes_leftovers_of_a_killed_run(
     inner: bool, delay_s: str, support: Support
 ) -> None:
     if delay_s != "0" and support.delay is None:
@@ -148,7 +148,7 @@ def test_after_a_kill_nothing_survives_the_next_start(
         anyio.run(sweep)
 
 
-def test_a_sweep_leaves_a_live_neighbour_alone_and_may_be_repeated() -> None:
+def test_a_sweep_skips_live_runs_and_may_be_repeated() -> None:
     holder = _hold("neighbour")
     namespace = Path(_line(holder))
     try:
@@ -183,7 +183,7 @@ def test_it_works_without_root_in_a_user_namespace(support: Support) -> None:
     assert done.stdout.startswith(f"{NAMESPACES}/{PREFIX}.unprivileged.")
 
 
-def test_what_a_run_uses_bears_its_name_and_goes_with_it() -> None:
+def test_everything_of_a_run_has_its_name_and_is_removed_with_it() -> None:
     async def test() -> None:
         async with open_network("a run", DEVICES) as network:
             stem = _stem_of(network.namespace("lab"))

@@ -1,4 +1,4 @@
-"""Namespaces set up from within: what goes wrong is one line, and the host's own is refused."""
+"""Set-up of namespaces from inside: errors are one line, and the host's namespace is refused."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def test_the_hosts_namespace_is_refused_before_anything_is_done() -> None:
     assert "must not be the host's network namespace" in done.stderr
 
 
-def test_a_line_that_ip_refuses_is_told(scratch: Path) -> None:
+def test_a_line_that_ip_refuses_is_reported(scratch: Path) -> None:
     wanted = NamespaceSetup(namespace=str(scratch), settings={}, lines=["link set nowhere up"])
     done = _set_up(wanted, identity())
     assert done.returncode == 1
@@ -48,7 +48,7 @@ def test_a_line_that_ip_refuses_is_told(scratch: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_host_that_does_not_answer_is_told_with_what_to_do(scratch: Path) -> None:
+def test_a_host_that_does_not_answer_is_reported_with_advice(scratch: Path) -> None:
     wanted = NamespaceSetup(
         namespace=str(scratch),
         settings={},
@@ -61,7 +61,7 @@ def test_a_host_that_does_not_answer_is_told_with_what_to_do(scratch: Path) -> N
     assert "; if a firewall drops" in done.stderr
 
 
-def test_settings_and_lines_hold(scratch: Path) -> None:
+def test_settings_and_lines_are_applied(scratch: Path) -> None:
     wanted = NamespaceSetup(
         namespace=str(scratch),
         settings={"net/ipv4/ip_forward": "1"},

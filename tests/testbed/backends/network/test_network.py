@@ -1,4 +1,4 @@
-"""Real namespaces, links and qdiscs: who reaches whom, what changes, and that nothing stays."""
+"""Real namespaces, links and qdiscs: reachability, changes, and complete removal."""
 
 import errno
 import json
@@ -46,8 +46,8 @@ def _with_network(test: Callable[[Network], Awaitable[None]]) -> None:
     _run(run)
 
 
-def test_a_device_and_the_host_talk_both_ways() -> None:
-    def talk(network: Network, name: str) -> None:
+def test_a_device_and_the_host_transfer_in_both_directions() -> None:
+    def transfer(network: Network, name: str) -> None:
         with traffic(network.namespace(name), network.hub_address) as peer:
             _, down = peer.stream_down(n_bytes=100_000)
             _, up = peer.stream_up(n_bytes=50_000)
@@ -55,20 +55,20 @@ def test_a_device_and_the_host_talk_both_ways() -> None:
 
     async def test(network: Network) -> None:
         for name in DEVICES:
-            await run_sync(talk, network, name)
+            await run_sync(transfer, network, name)
 
     _with_network(test)
 
 
 def test_the_bytes_of_each_device_are_counted_on_its_own() -> None:
-    def talk(network: Network) -> None:
+    def transfer(network: Network) -> None:
         with traffic(network.namespace("hub"), network.hub_address) as peer:
             peer.stream_down(n_bytes=100_000)
             peer.stream_up(n_bytes=50_000)
 
     async def test(network: Network) -> None:
         before = await network.counters()
-        await run_sync(talk, network)
+        await run_sync(transfer, network)
         after = await network.counters()
         assert after["hub"].down_bytes - before["hub"].down_bytes == pytest.approx(108_000, rel=0.1)
         assert after["hub"].up_bytes - before["hub"].up_bytes == pytest.approx(56_000, rel=0.1)
@@ -89,9 +89,9 @@ def _inside(network: Network, name: str, *argv: str) -> "subprocess.CompletedPro
 
 
 def _others() -> list[str]:
-    """Return an address of this machine that is not ours, if it has one, and one elsewhere.
+    """Return an address of this machine outside of the network, if it has one, and two elsewhere.
 
-    Not more: the kernel says only a few times a second that something is out of reach.
+    The list is short because the kernel limits the rate of "unreachable" messages.
     """
     own = sorted(
         each.address
@@ -103,15 +103,15 @@ def _others() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "has_a_way",
+    "has_default_route",
     [
-        pytest.param(False, id="as it is"),
-        pytest.param(True, id="with a route of its own", marks=pytest.mark.full),
+        pytest.param(False, id="no default route"),
+        pytest.param(True, id="default route", marks=pytest.mark.full),
     ],
 )
-def test_a_device_reaches_nothing_but_the_hub_address(has_a_way: bool) -> None:
+def test_a_device_reaches_only_the_hub_address(has_default_route: bool) -> None:
     def reach(network: Network) -> None:
-        if has_a_way:
+        if has_default_route:
             _inside(network, "pi-00", "ip", "route", "add", "default", "dev", "eth0")
         with (
             socket.create_server(("0.0.0.0", 0)) as listener,
@@ -128,13 +128,13 @@ def test_a_device_reaches_nothing_but_the_hub_address(has_a_way: bool) -> None:
     _with_network(test)
 
 
-def test_what_a_device_sends_in_the_name_of_another_is_dropped() -> None:
+def test_packets_with_the_address_of_another_device_are_dropped() -> None:
     send = (
         "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM);"
         "s.bind((sys.argv[1], 0)); s.sendto(sys.argv[3].encode(), (sys.argv[2], int(sys.argv[4])))"
     )
 
-    def cheat(network: Network) -> None:
+    def spoof(network: Network) -> None:
         own, other = (
             json.loads(_inside(network, name, "ip", "-j", "-4", "addr", "show", "eth0").stdout)[0][
                 "addr_info"
@@ -151,12 +151,12 @@ def test_what_a_device_sends_in_the_name_of_another_is_dropped() -> None:
             assert near.recv(100) == b"me"
 
     async def test(network: Network) -> None:
-        await run_sync(cheat, network)
+        await run_sync(spoof, network)
 
     _with_network(test)
 
 
-def test_both_ends_use_cubic_whatever_the_machine_does() -> None:
+def test_both_ends_use_cubic_whatever_the_machine_uses() -> None:
     look = (
         "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10);"
         "print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())"
@@ -189,7 +189,7 @@ def test_the_host_is_untouched_while_a_network_is_up() -> None:
     _run(test)
 
 
-def test_the_kernel_has_what_was_asked_for_after_a_change() -> None:
+def test_the_kernel_has_the_configured_rates_after_a_change() -> None:
     def rates(network: Network) -> set[str]:
         names = owner_of(network.namespace("pi-00").name)
         assert names is not None
@@ -216,9 +216,7 @@ def test_the_kernel_has_what_was_asked_for_after_a_change() -> None:
 
 @pytest.mark.parametrize("kind", ["wire", "relay"])
 @pytest.mark.parametrize("outage", ["coverage", "unplugged"])
-def test_nothing_passes_in_an_outage_and_all_of_it_does_afterwards(
-    outage: Outage, kind: str
-) -> None:
+def test_packets_pass_only_before_and_after_an_outage(outage: Outage, kind: str) -> None:
     def reaches(network: Network, peer: Peer, timeout_s: float) -> bool:
         with socket.create_server((network.hub_address, 0)) as listener:
             port = listener.getsockname()[1]
@@ -240,7 +238,7 @@ def test_nothing_passes_in_an_outage_and_all_of_it_does_afterwards(
 
 
 @pytest.mark.parametrize("kind", ["wire", "relay"])
-def test_both_ends_are_told_that_a_plug_is_pulled_and_nobody_of_a_radio_hole(kind: str) -> None:
+def test_both_ends_notice_an_unplugged_link_but_no_coverage_outage(kind: str) -> None:
     def call(address: str, timeout_s: float) -> str:
         try:
             socket.create_connection((address, 9), timeout_s).close()
@@ -259,14 +257,14 @@ def test_both_ends_are_told_that_a_plug_is_pulled_and_nobody_of_a_radio_hole(kin
             await network.apply({"lab": linked(None, "unplugged")})
             assert await run_sync(call, address, 10.0) in ("ENETUNREACH", "EHOSTUNREACH")
             with traffic(network.namespace("lab"), network.hub_address) as peer:
-                said = ""  # the kernel takes up to a second to see that a carrier is gone
-                while "unreachable" not in said:
-                    said = await run_sync(peer.reaches, network.hub_address, 9, 0.3)
+                error = ""  # the kernel takes up to a second to see that a carrier is gone
+                while "unreachable" not in error:
+                    error = await run_sync(peer.reaches, network.hub_address, 9, 0.3)
 
     _run(test)
 
 
-def test_what_cannot_be_is_refused_in_one_line_and_changes_nothing() -> None:
+def test_an_impossible_change_is_refused_in_one_line_and_changes_nothing() -> None:
     async def test(network: Network) -> None:
         with pytest.raises(BackendError, match=r"^pi-99: no such device; the network has pi-00, "):
             await network.apply({"pi-99": linked()})
@@ -280,7 +278,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_changes_nothing() -> None:
     _with_network(test)
 
 
-def test_a_link_that_cannot_be_is_refused_before_anything_exists() -> None:
+def test_an_impossible_link_is_refused_before_anything_is_made() -> None:
     async def test() -> None:
         with pytest.raises(BackendError, match=r"^pi: up_bps must be"):
             async with open_network("test", {"pi": Shape(up_bps=-1.0)}):

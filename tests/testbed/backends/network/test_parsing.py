@@ -1,4 +1,4 @@
-"""What `ip` and `tc` print, read."""
+"""Parsing of the output of `ip` and `tc`."""
 
 from ipaddress import IPv4Network
 

@@ -1,4 +1,4 @@
-"""What a trial means, for every way in which a machine can fall short."""
+"""The support that a trial proves, for each feature that a machine may lack."""
 
 import shutil
 import subprocess
@@ -37,7 +37,7 @@ def _read_only() -> str:
         (TrialResult(shaper=UNKNOWN), "the kernel must have HTB and u32"),
     ],
 )
-def test_what_is_missing_is_named_with_what_to_do(trial: TrialResult, problem: str) -> None:
+def test_a_missing_feature_is_named_with_advice(trial: TrialResult, problem: str) -> None:
     found = support_from(trial, _writable)
     assert found.problem is not None
     assert found.problem.startswith(problem)
@@ -52,7 +52,7 @@ def test_a_folder_for_locks_that_cannot_be_written_is_a_problem() -> None:
     assert found.problem.startswith("/run/fairbed must be writable, got: Read-only file system;")
 
 
-def test_netem_is_preferred_and_the_relay_comes_next() -> None:
+def test_netem_is_preferred_to_the_relay() -> None:
     assert support_from(TrialResult(), _writable) == Support(None, "netem")
     assert support_from(TrialResult(netem=UNKNOWN), _writable) == Support(None, "relay")
 
@@ -70,7 +70,7 @@ def test_this_machine_answers(support: Support) -> None:
     assert support.problem is None
 
 
-def test_a_machine_whose_loopback_is_down_is_told_what_to_do() -> None:
+def test_a_loopback_that_is_down_is_reported_with_advice() -> None:
     script = (
         "import anyio; from fairbed.testbed.backends.network.probe import probe; "
         "print(anyio.run(probe).problem)"

@@ -1,4 +1,4 @@
-"""Real TUN links with the relay between them: delay, order, loss, live changes, its death."""
+"""Real TUN links with a relay between them: delay, order, loss, changes, and its end."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ FAR = Shape(delay_s=0.03)
 
 @pytest.fixture(autouse=True)
 def relayed(support: Support) -> None:
-    """Skip where the kernel delays by itself, or nobody can."""
+    """Skip where the kernel has netem, or where relays do not work."""
     if support.delay != "relay":
         pytest.skip(support.delay_problem or "this kernel has netem: no relay is used")
 
@@ -53,7 +53,7 @@ def test_no_packet_comes_before_its_delay_and_none_is_lost() -> None:
     _run(FAR, test)
 
 
-def test_jitter_overtakes_nothing() -> None:
+def test_jitter_keeps_the_order_of_packets() -> None:
     async def test(network: Network) -> None:
         for flight in await run_sync(_fly, network, 300):
             assert flight.numbers == sorted(flight.numbers)
@@ -68,13 +68,15 @@ def test_packets_are_lost_on_purpose_and_counted_each_way() -> None:
         lost = round(400 * down.loss_ratio) + round(400 * up.loss_ratio)
         assert 0 < lost < 800
         counters = await network.counters()
-        assert counters["pi"].dropped_packets >= lost  # the first word to the host may be lost too
+        assert (
+            counters["pi"].dropped_packets >= lost
+        )  # the first packet to the host may be lost too
         assert counters["wired"].dropped_packets == 0
 
     _run(Shape(delay_s=0.001, loss_ratio=0.3), test)
 
 
-def test_delay_comes_and_goes_while_the_link_is_used() -> None:
+def test_delay_changes_while_the_link_is_used() -> None:
     async def test(network: Network) -> None:
         with traffic(network.namespace("pi"), network.hub_address) as peer:
             await network.apply({"pi": linked(Shape(delay_s=0.5))})
@@ -85,21 +87,21 @@ def test_delay_comes_and_goes_while_the_link_is_used() -> None:
     _run(None, test)
 
 
-def test_a_wired_neighbour_does_not_pass_the_relay() -> None:
+def test_packets_of_a_wired_device_do_not_pass_the_relay() -> None:
     async def test(network: Network) -> None:
         assert len(network.pids) == 1
         os.kill(network.pids[0], signal.SIGKILL)
 
-        def talk() -> None:
+        def transfer() -> None:
             with traffic(network.namespace("wired"), network.hub_address) as peer:
                 peer.stream_down(n_bytes=10_000)
 
-        await run_sync(talk)
+        await run_sync(transfer)
 
     _run(FAR, test)
 
 
-def test_a_relay_that_is_gone_is_told_at_the_next_word_to_it() -> None:
+def test_a_dead_relay_is_reported_at_the_next_request() -> None:
     async def test(network: Network) -> None:
         os.kill(network.pids[0], signal.SIGKILL)
         with pytest.raises(BackendError, match="relay-0: must stay alive and reply"):
@@ -108,7 +110,7 @@ def test_a_relay_that_is_gone_is_told_at_the_next_word_to_it() -> None:
     _run(FAR, test)
 
 
-def test_who_is_to_be_delayed_must_be_in_the_fleet() -> None:
+def test_a_delayed_device_must_be_in_the_fleet() -> None:
     async def test() -> None:
         with pytest.raises(BackendError, match=r"^pj: no such device; the fleet has pi$"):
             async with open_network("test", {"pi": None}, delayed=["pj"]):

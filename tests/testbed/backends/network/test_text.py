@@ -1,4 +1,4 @@
-"""What is told to `ip` and `tc`, word by word; the kernel's own word on it is in `test_network`."""
+"""The exact lines for `ip` and `tc`; `test_network` runs them on the real kernel."""
 
 from ipaddress import IPv4Network
 
@@ -26,7 +26,7 @@ RELAYED = NetworkLink(index=3, delayed_by="relay")
 NETEM = NetworkLink(index=3, delayed_by="netem")
 
 
-def test_the_host_is_told_of_nothing_but_our_link() -> None:
+def test_the_lines_for_the_host_name_only_the_link_of_the_run() -> None:
     lines = links.host_lines(NAMES, ADDRESSES)
     assert lines == [
         "link set fb0badcafe addrgenmode none alias fairbed.run.0badcafe",
@@ -44,7 +44,7 @@ def test_the_hub_link_is_made_from_inside_the_hub() -> None:
     ]
 
 
-def test_both_ends_of_a_wire_share_an_address_and_send_single_packets() -> None:
+def test_both_ends_of_a_veth_pair_share_an_address_and_send_single_packets() -> None:
     assert links.wire_line(NAMES, 3, "pi") == (
         "link add d3 address 02:fb:00:00:00:07 arp off gso_max_segs 1 type veth peer "
         "name eth0 netns fairbed.run.0badcafe.pi address 02:fb:00:00:00:07 arp off gso_max_segs 1"
@@ -55,13 +55,13 @@ def test_both_ends_of_a_wire_share_an_address_and_send_single_packets() -> None:
     ]
 
 
-def test_a_device_knows_the_way_to_the_host_and_no_other() -> None:
+def test_a_device_has_a_route_to_the_host_only() -> None:
     lines = links.device_side_lines(ADDRESSES, 3, is_relayed=False)
     assert lines[-1] == "route add 10.1.2.1/32 dev eth0 src 10.1.2.7 congctl cubic"
     assert sum("route" in line for line in lines) == 1
 
 
-def test_the_rate_on_the_wire_carries_the_payload_asked_for() -> None:
+def test_the_wire_rate_carries_the_configured_payload_rate() -> None:
     assert htb.wire_bps(10e6, htb.FRAME_BYTES) == 10_455_801
     assert htb.wire_bps(10e6, htb.IP_BYTES) == 10_359_116
     assert htb.wire_bps(None, htb.FRAME_BYTES) == 100_000_000_000
@@ -77,20 +77,20 @@ def test_the_rate_on_the_wire_carries_the_payload_asked_for() -> None:
         (10_000_000_000, 625_000, 1 << 24),
     ],
 )
-def test_burst_and_queue_follow_the_rate_from_a_least_size(
+def test_burst_and_queue_grow_with_the_rate_from_a_minimum(
     rate_bps: int, burst: int, queue: int
 ) -> None:
     assert htb.burst_bytes(rate_bps) == burst
     assert htb.queue_bytes(rate_bps) == queue
 
 
-def test_a_relayed_link_has_room_for_what_its_relay_has_not_read_yet() -> None:
+def test_a_relayed_link_queues_packets_that_its_relay_has_not_read() -> None:
     assert "link set d3 txqueuelen 5000" in links.hub_side_lines(ADDRESSES, 3, is_relayed=True)
     lines = links.device_side_lines(ADDRESSES, 3, is_relayed=True)
     assert "link set eth0 txqueuelen 5000" in lines
 
 
-def test_a_new_device_gets_a_class_each_way_and_is_told_by_its_address() -> None:
+def test_a_new_device_gets_a_class_each_way_and_is_selected_by_its_address() -> None:
     assert htb.device_lines(ADDRESSES, 3, WIRE.lanes) == [
         "qdisc add dev d3 root handle 1: htb default 10",
         "class add dev d3 parent 1: classid 1:10 htb rate 100000000000bit burst 6250000 "
@@ -116,7 +116,7 @@ FAR = Shape(down_bps=8e6, up_bps=4e6, delay_s=0.02, jitter_s=0.005, loss_ratio=0
 DOWN_AT, UP_AT = "qdisc replace dev d3 parent 1:10", "qdisc replace dev hub0 parent 1:13"
 
 
-def test_what_stays_as_it_is_costs_no_line() -> None:
+def test_an_unchanged_link_needs_no_line() -> None:
     assert _change(linked(FAST), linked(FAST)) == Changes()
     assert _change(linked(FAST), linked(FAST, "frozen")) == Changes()
     assert _change(linked(), linked(Shape())) == Changes()
@@ -131,7 +131,7 @@ def test_a_slower_link_keeps_its_class_and_its_queue() -> None:
     ]
 
 
-def test_a_queue_is_for_the_fastest_that_its_link_was_since_it_had_no_limit() -> None:
+def test_a_queue_fits_the_fastest_rate_since_the_link_had_no_limit() -> None:
     queues, before = [], INITIAL_STATE
     for rate_bps in (4e6, 1e6, 16e6, 0.0, 2e6, None, 1e6):
         after = follow(before, linked(Shape(down_bps=rate_bps, up_bps=1e6)))
@@ -143,13 +143,13 @@ def test_a_queue_is_for_the_fastest_that_its_link_was_since_it_had_no_limit() ->
     assert queues == [of_4, of_16, "blackhole", of_16, "16777216", of_1]
 
 
-def test_a_relayed_link_counts_packets_without_a_frame_on_their_way_down() -> None:
+def test_a_relayed_link_counts_downlink_packets_without_a_frame() -> None:
     down, up = _change(linked(), linked(Shape(down_bps=1e6, up_bps=1e6)), RELAYED).tc[::2]
     assert "rate 1035912bit" in down  # 1500 / 1448
     assert "rate 1045580bit" in up  # 1514 / 1448
 
 
-def test_lost_coverage_swallows_both_ways_until_it_is_back() -> None:
+def test_a_coverage_outage_drops_packets_in_both_directions() -> None:
     gone = _change(linked(FAST), linked(FAST, "coverage"))
     assert gone.tc == [f"{DOWN_AT} handle 8010: blackhole", f"{UP_AT} handle 8013: blackhole"]
     back = _change(linked(FAST, "coverage"), linked(FAST))
@@ -158,32 +158,32 @@ def test_lost_coverage_swallows_both_ways_until_it_is_back() -> None:
 
 
 @pytest.mark.parametrize("rate_bps", [0.0, 7999.0])
-def test_a_rate_below_one_packet_in_a_second_and_a_half_is_a_hole_in_that_direction(
+def test_a_rate_below_one_packet_in_a_second_and_a_half_is_an_outage_in_that_direction(
     rate_bps: float,
 ) -> None:
-    hole = Shape(down_bps=8e6, up_bps=rate_bps)
-    assert _change(linked(FAST), linked(hole)).tc == [f"{UP_AT} handle 8013: blackhole"]
-    assert len(_change(linked(hole), linked(FAST)).tc) == 2
+    outage = Shape(down_bps=8e6, up_bps=rate_bps)
+    assert _change(linked(FAST), linked(outage)).tc == [f"{UP_AT} handle 8013: blackhole"]
+    assert len(_change(linked(outage), linked(FAST)).tc) == 2
 
 
-def test_a_rate_that_changes_in_a_radio_hole_holds_when_coverage_is_back() -> None:
+def test_a_rate_that_changes_in_an_outage_holds_after_it() -> None:
     assert _change(linked(FAST, "coverage"), linked(SLOW, "coverage")) == Changes()
     back = _change(linked(SLOW, "coverage"), linked(SLOW)).tc
     assert "rate 1045580bit" in back[0]
 
 
-def test_a_plug_is_pulled_and_put_back() -> None:
+def test_a_link_is_unplugged_and_plugged_in_again() -> None:
     assert _change(linked(FAST), linked(FAST, "unplugged")).ip == ["link set d3 down"]
     assert _change(linked(FAST, "unplugged"), linked(FAST)).ip == ["link set d3 up"]
 
 
-def test_one_outage_may_follow_the_other() -> None:
+def test_one_kind_of_outage_may_follow_another() -> None:
     changes = _change(linked(FAST, "unplugged"), linked(FAST, "coverage"))
     assert changes.ip == ["link set d3 up"]
     assert all(line.endswith("blackhole") for line in changes.tc)
 
 
-def test_a_relay_is_told_of_the_air_and_of_the_plug_and_not_of_rates() -> None:
+def test_a_relay_gets_impairment_and_plug_but_no_rates() -> None:
     impairment = Impairment(delay_s=0.02, jitter_s=0.005, loss_ratio=0.01)
     assert _change(linked(FAST), linked(FAR), RELAYED) == Changes(
         impairment={"pi": RelayedLinkState(impairment=impairment)}
@@ -195,18 +195,18 @@ def test_a_relay_is_told_of_the_air_and_of_the_plug_and_not_of_rates() -> None:
     assert _change(linked(FAST), linked(SLOW), RELAYED).impairment == {}
 
 
-def test_netem_has_room_for_what_is_under_way_and_keeps_the_order() -> None:
+def test_netem_has_a_limit_for_packets_in_flight_and_keeps_their_order() -> None:
     down, up = _change(linked(FAST), linked(FAR), NETEM).tc
     rest = "delay 20000us 5000us distribution normal rate 100000000000bit loss 1.0000%"
-    # 40 ms on the way and 100 ms in the queue at 8.36 Mbit/s are 97 frames
+    # 40 ms in flight and 100 ms in the queue at 8.36 Mbit/s are 97 frames
     assert down == f"{DOWN_AT} handle 4010: netem limit 97 {rest}"
     assert up == f"{UP_AT} handle 4013: netem limit 49 {rest}"
 
 
-def test_netem_follows_the_rate_and_goes_with_the_delay() -> None:
+def test_netem_changes_with_the_rate_and_is_removed_with_the_delay() -> None:
     slower = Shape(down_bps=8e5, up_bps=4e6, delay_s=0.06)
     down = _change(linked(FAR), linked(slower), NETEM).tc[1]
-    # 60 ms on the way and 100 ms in the queue, at 8.36 Mbit/s still
+    # 60 ms in flight and 100 ms in the queue, at 8.36 Mbit/s still
     assert down == f"{DOWN_AT} handle 4010: netem limit 111 delay 60000us"
     cleared = _change(linked(FAR), linked(FAST), NETEM).tc
     assert [line.split()[8] for line in cleared] == ["bfifo", "bfifo"]
@@ -229,7 +229,7 @@ def test_a_shape_that_no_link_can_have_is_refused(shape: Shape, complaint: str) 
         check(RELAYED, shape)
 
 
-def test_a_wire_cannot_learn_to_delay() -> None:
+def test_a_link_without_delay_cannot_get_one_later() -> None:
     check(RELAYED, FAR)
     check(NETEM, FAR)
     with pytest.raises(ValueError, match="name the device in `delayed`"):

@@ -193,7 +193,7 @@ def test_fifty_devices_share_one_process() -> None:
     assert received == payloads
 
 
-def test_a_device_that_leaves_is_gone_at_the_broker_too() -> None:
+def test_a_closed_connection_is_closed_at_the_broker_too() -> None:
     received = b""
 
     async def test() -> None:
@@ -214,7 +214,7 @@ def test_a_device_that_leaves_is_gone_at_the_broker_too() -> None:
     assert received == PAYLOAD[:50_000]
 
 
-def test_a_killed_device_is_gone_at_the_broker_too() -> None:
+def test_the_connection_of_a_killed_device_ends_at_the_broker_too() -> None:
     async def test() -> None:
         left = anyio.Event()
 
@@ -243,14 +243,14 @@ def test_a_killed_device_is_gone_at_the_broker_too() -> None:
     run(test)
 
 
-def test_a_broker_that_dies_and_comes_back_is_seen_by_the_device() -> None:
+def test_a_broker_that_dies_and_restarts_is_noticed_by_the_device() -> None:
     async def test() -> None:
         async with listen(echo) as port:
             pass
         shape = Shape(down_bps=5e6, up_bps=5e6, delay_s=0.005)
         async with proxies(spec(port, device=shape)) as opened:
             async with await connect(opened.ports["device"]) as stream:
-                assert await read_all(stream) == b""  # nobody is behind the proxy
+                assert await read_all(stream) == b""  # the broker is down
 
             async with listen(echo, port):
                 stream = await connect(opened.ports["device"])
@@ -304,7 +304,7 @@ def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
     assert run(test) < size  # what lies between the two is bounded
 
 
-def test_the_process_says_its_ports_and_ends_with_its_stdin() -> None:
+def test_the_process_prints_its_ports_and_ends_with_its_stdin() -> None:
     devices = {f"device-{i}": {"down_bps": 1e6, "up_bps": None, "delay_s": 0.0} for i in range(3)}
     line = json.dumps({"host": "127.0.0.1", "port": 1, "devices": devices})
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A block of private addresses that nobody else uses."""
+"""The choice of an unused block of private addresses."""
 
 from ipaddress import IPv4Network
 
@@ -20,7 +20,7 @@ ranges = st.builds(
     taken=st.lists(ranges, max_size=8),
     start=st.integers(0, 2**32 - 1),
 )
-def test_the_block_is_private_free_and_holds_every_device(
+def test_the_block_is_private_free_and_large_enough(
     n: int, taken: list[IPv4Network], start: int
 ) -> None:
     found = choose_addresses(n, taken, start)

@@ -1,11 +1,11 @@
-"""Names that say whose they are."""
+"""Names that identify their run."""
 
 from fairbed.testbed.backends.network.plan.names import NetworkNames, make_names, owner_of
 
 TAG = bytes.fromhex("0badcafe")
 
 
-def test_a_namespace_tells_its_run_and_its_device() -> None:
+def test_the_name_of_a_namespace_has_its_run_and_its_device() -> None:
     names = make_names("digits-12", TAG)
     assert names.hub == "fairbed.digits-12.0badcafe"
     assert names.device("pi-07") == "fairbed.digits-12.0badcafe.pi-07"
@@ -18,7 +18,7 @@ def test_the_owner_of_a_namespace_is_found_again() -> None:
     assert owner_of(names.device("hub")) == names
 
 
-def test_what_others_made_has_no_owner() -> None:
+def test_foreign_names_have_no_owner() -> None:
     for name in (
         "",
         "blue",
