@@ -153,7 +153,7 @@ def test_a_changed_grid_is_refused(calls: Path, capsys: pytest.CaptureFixture[st
     assert call(path, calls) == 0
     for change, words in (
         (("--set", "rounds=21"), "arm 'uniform', seed 0 with another experiment"),
-        (("--seeds", "1"), "arm 'uniform', seed 1 is not in it"),
+        (("--seeds", "1"), "arm 'uniform', seed 1 removed"),
     ):
         assert call(path, calls, *change) == 2
         line = capsys.readouterr().err.splitlines()[-1]

@@ -140,4 +140,4 @@ def test_another_experiment_does_not_go_on_with_it(
     assert main(["replay", str(paper), "--out", str(folder), "--set", "rounds=21"]) == 2
     assert f"fairbed replay {folder}" in capsys.readouterr().err
     assert main(["run", str(folder), "--headless"]) == 2
-    assert "got one that is replayed" in capsys.readouterr().err
+    assert "got a replay" in capsys.readouterr().err
