@@ -1,7 +1,7 @@
 """Completion of `fairbed` in bash, zsh and fish: commands, run ids, keys, profiles, examples.
 
-`fairbed completion bash` prints the shell's part, which calls `fairbed` at each Tab; argcomplete
-does the rest.
+`fairbed completion bash` prints shell code that calls `fairbed` at each Tab. argcomplete computes
+the completions.
 """
 
 import argparse
@@ -22,13 +22,13 @@ def main(options: argparse.Namespace) -> int:
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell and end the process; called by the code of `fairbed completion`."""
+    """Print the completions for the shell and end the process, for `fairbed completion`."""
     import argcomplete
 
     for action in _actions(parser):
         completer = _COMPLETERS.get(action.dest)
         if completer is not None and not action.choices:
-            action.completer = completer  # type: ignore[attr-defined]  # as argcomplete wants it
+            action.completer = completer  # type: ignore[attr-defined]  # argcomplete's interface
     argcomplete.autocomplete(parser)
 
 
@@ -82,4 +82,4 @@ _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "devices": _profiles,
     "name": _examples,
 }
-"""By the destination of the argument."""
+"""Completers by the `dest` of an argument."""

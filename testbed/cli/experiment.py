@@ -28,7 +28,7 @@ else:
     import tomli as tomllib
 
 _SCHEMA = "#:schema "
-"""Begins the line with which an editor finds the schema."""
+"""Start of the line by which an editor finds the schema."""
 
 DEFAULT_FLEET = "raspberry-pi-zero-2w,raspberry-pi-4b,phone-mid"
 
@@ -103,7 +103,7 @@ def _init(options: argparse.Namespace) -> int:
     text = experiment_text(name[:64], target.name, answers)
     try:
         experiment = parse_experiment(tomllib.loads(text), "init")
-        # Finds an unknown profile; the speed of this machine has no part in that.
+        # Finds an unknown profile, for which the speed of this machine does not matter.
         unmeasured = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
         plan_fleet(msgspec.structs.replace(experiment, emulation=unmeasured), os.environ)
     except ProfileError as exc:
@@ -119,7 +119,7 @@ def _write_schema(folder: Path) -> None:
 
 
 def _answers(options: argparse.Namespace) -> Answers:
-    """Return the flags, and the answers to questions about the others if this is a terminal."""
+    """Return the values of the options; on a terminal, ask for those that are missing."""
     dataset = options.dataset or _ask(
         f"Data set ({', '.join(NAMES)}, or the path of an .npz file)", "digits"
     )
@@ -143,7 +143,7 @@ def _answers(options: argparse.Namespace) -> Answers:
 
 
 def _suitable_model(dataset: str) -> str:
-    """Return a model that accepts the examples: a cnn for pictures, else an mlp."""
+    """Return a model that accepts the examples: a cnn for images, else an mlp."""
     if dataset == "synthetic":
         return "softmax"
     if not dataset.endswith(".npz"):
@@ -159,7 +159,7 @@ def _suitable_model(dataset: str) -> str:
 
 
 def _ask(question: str, default: str) -> str:
-    """Return the answer; the default where nobody can be asked."""
+    """Return the user's answer; the default without a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return default
     return input(f"{question} [{default}]: ").strip() or default

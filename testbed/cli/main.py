@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common])
 
-    demo = command("demo", "the quickstart: twelve emulated devices, half a minute of rounds")
+    demo = command("demo", "run the quickstart: twelve emulated devices, half a minute")
     demo.set_defaults(experiment=EXAMPLES / "quickstart.toml")
     _run_options(demo)
     demo.add_argument("--headless", action="store_true", help="progress lines instead of the TUI")
@@ -326,19 +326,25 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     init.add_argument("--count", type=int, metavar="N", help="number of devices")
 
     examples = command("examples", "list the examples, or copy one into this folder")
-    examples.add_argument("name", nargs="?", help="which one; without a name they are listed")
+    examples.add_argument("name", nargs="?", help="example; without it, all are listed")
 
-    config = command("config", "every key of an experiment, its value and where that comes from")
+    config = command("config", "print all keys of an experiment, with value and origin")
     config.add_argument("experiment", type=Path, help="experiment file")
-    config.add_argument("--seed", type=int, help="overrides the experiment's seed")
+    config.add_argument("--seed", type=int, help="override the experiment's seed")
     config.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="selection.V=50, repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key: selection.V=50; repeatable",
     )
 
-    schema = command("schema", "JSON Schema of experiment files, for editors")
-    schema.add_argument("--markdown", action="store_true", help="docs/configuration.md instead")
+    schema = command("schema", "print the JSON Schema of experiment files, for editors")
+    schema.add_argument(
+        "--markdown", action="store_true", help="print docs/configuration.md instead"
+    )
 
-    completion = command("completion", "print what makes a shell complete fairbed's arguments")
+    completion = command("completion", "print the shell code that completes fairbed's arguments")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 

@@ -46,7 +46,7 @@ class ByClass(Kind, frozen=True, kw_only=True, tag="by-class"):
 
 
 class Natural(Kind, frozen=True, kw_only=True, tag="natural"):
-    """By the users in the data: those of `synthetic`, or the array `device` of an `.npz` file."""
+    """Divided by the users in the data: those of `synthetic`, or `device` of an `.npz` file."""
 
 
 Partition: TypeAlias = Iid | Dirichlet | ClassMix | ByClass | Natural

@@ -165,7 +165,7 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     update_bits: PositiveFloat = 2.0 * 2**20
     """Size of an update of `model = "linear"` devices, bits; the paper's is 2 Mbit."""
     training: bool | None = None
-    """Whether the replay trains models. not set: yes, except with a number of `examples`, or with
+    """Whether the replay trains models; not set: yes, except with a number of `examples`, or with
     `model = "linear"` devices in a file without `[data]`."""
     engine: CohortEngine = "auto"
     """Engine that trains the cohort: batched matrix products (softmax, mlp), the devices' own

@@ -50,10 +50,10 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class TableReference:
-    """One table of the experiment file, and what it is."""
+    """One table of the experiment file."""
 
     heading: str
-    """Such as `[selection]`; empty for the keys above all tables."""
+    """Heading such as `[selection]`; empty for the keys above all tables."""
     meaning: str
     keys: tuple[Key, ...]
 
@@ -193,7 +193,7 @@ def _sentence(text: str) -> str:
 
 
 def _references(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the structs that a value may be."""
+    """Yield the names of the structs that are valid values."""
     if "$ref" in schema:
         yield schema["$ref"].rpartition("/")[2]
     for each in [*schema.get("anyOf", []), *_items(schema)]:

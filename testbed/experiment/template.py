@@ -12,7 +12,7 @@ _TEMPLATE = """\
 #   fairbed run {file}       broker, coordinator and {devices} emulated devices
 #   fairbed replay {file}    the same on a virtual clock, in seconds
 name = {name}
-seed = 0                           # two runs with one seed draw the same
+seed = 0                           # runs with the same seed draw the same random numbers
 rounds = 30
 
 [data]
@@ -66,7 +66,7 @@ _PARTITIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What `fairbed init` asks for."""
+    """The user's choices in `fairbed init`."""
 
     dataset: str
     """Name of a data set, or the path of an `.npz` file."""

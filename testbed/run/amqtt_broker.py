@@ -2,7 +2,7 @@
 
 Run by its path: `python -I amqtt_broker.py SETTINGS.json`, with `bind`, `user` and `password`.
 The faults of amqtt 0.12.1: a client that connects receives the retained messages of all other
-clients' subscriptions; and if another client subscribes meanwhile, the new session ends with
+clients' subscriptions; and if another client subscribes at that time, the new session ends with
 "dictionary changed size during iteration". Both happen whenever a fleet joins.
 """
 
