@@ -1,1 +1,1 @@
-"""The light agent that runs on a device: joins, trains, uploads, measures itself."""
+"""The agent of a device: joins a coordinator, trains, uploads updates and measures the device."""

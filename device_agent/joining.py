@@ -100,7 +100,7 @@ def _required(welcome: Welcome) -> tuple[Manifest, Manifest | None]:
 
 
 class Joining:
-    """Sends `Hello` until a `Welcome` comes, then prepares task and data.
+    """Sends `Hello` until a `Welcome` arrives, then prepares task and data.
 
     Args:
         context: Parts of the agent that a round uses.

@@ -248,9 +248,9 @@ def _check_labels(engine: Engine, y: NDArray[np.int64]) -> None:
         )
 
 
-def divergence_error(what: str, value: float, steps: int) -> TrainingDiverged:
+def divergence_error(name: str, value: float, steps: int) -> TrainingDiverged:
     """Return the error of a training whose loss or parameters are not finite."""
     return TrainingDiverged(
-        f"training: {what} must be finite, got {value} at step {steps}; "
+        f"training: {name} must be finite, got {value} at step {steps}; "
         "lower learning_rate or set clip_norm"
     )

@@ -98,8 +98,8 @@ def decode(payload: Buffer) -> AnyMessage:
     return _decode_message(_ANY, payload)
 
 
-def unpack(decoder: msgspec.msgpack.Decoder[T], data: Buffer, what: str) -> T:
-    """Return the decoded value; `what` names it in errors.
+def unpack(decoder: msgspec.msgpack.Decoder[T], data: Buffer, name: str) -> T:
+    """Return the decoded value; `name` names it in errors.
 
     Raises:
         DecodeError: The bytes are not valid; the reason is one short printable line.
@@ -108,11 +108,11 @@ def unpack(decoder: msgspec.msgpack.Decoder[T], data: Buffer, what: str) -> T:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as exc:
         reason = "".join(c if c.isprintable() else "?" for c in str(exc)[:_MAX_REASON])
-        raise DecodeError(f"{what}: {reason}") from exc
+        raise DecodeError(f"{name}: {reason}") from exc
 
 
-def check_version(version: int, what: str) -> None:
-    """Check the protocol version of received bytes; `what` names them in the error.
+def check_version(version: int, name: str) -> None:
+    """Check the protocol version of received bytes; `name` names them in the error.
 
     Raises:
         VersionError: The peer uses an older or a newer version.
@@ -120,7 +120,7 @@ def check_version(version: int, what: str) -> None:
     if version != PROTOCOL_VERSION:
         side = "this side" if version > PROTOCOL_VERSION else "the sender"
         raise VersionError(
-            f"{what}: must be of protocol {PROTOCOL_VERSION}, got {version}; "
+            f"{name}: must be of protocol {PROTOCOL_VERSION}, got {version}; "
             f"update fairbed on {side}"
         )
 

@@ -1,1 +1,1 @@
-"""Engines that compute losses and gradients on a device."""
+"""Training engines: losses and gradients on a device."""

@@ -243,7 +243,7 @@ def load_runtime() -> Any:
     return onnxruntime
 
 
-def _open(what: str, graph: bytes, threads: int) -> Any:
+def _open(name: str, graph: bytes, threads: int) -> Any:
     onnxruntime = load_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -259,7 +259,7 @@ def _open(what: str, graph: bytes, threads: int) -> Any:
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # the runtime's errors share no base class
         raise EngineError(
-            f"{what}: the graph must load, got {_line(exc)}; "
+            f"{name}: the graph must load, got {_line(exc)}; "
             f"update {engine_version()} or the coordinator"
         ) from exc
 

@@ -40,22 +40,22 @@ class Codec(Protocol):
         ...
 
 
-def check_length(data: memoryview, expected: int, what: str) -> None:
-    """Check the length of a payload; `what` names the codec.
+def check_length(data: memoryview, expected: int, name: str) -> None:
+    """Check the length of a payload; `name` names the codec.
 
     Raises:
         DecodeError: The payload is longer or shorter than `expected`.
     """
     if len(data) != expected:
-        raise DecodeError(f"{what}: must hold {expected} bytes, got {len(data)}")
+        raise DecodeError(f"{name}: must hold {expected} bytes, got {len(data)}")
 
 
-def check_finite(values: Vector, what: str) -> None:
-    """Check that all values are finite; `what` names them.
+def check_finite(values: Vector, name: str) -> None:
+    """Check that all values are finite; `name` names them.
 
     Raises:
         DecodeError: A value is not finite.
     """
     if not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise DecodeError(f"{what}: every value must be finite, got {values[at]} at {at}")
+        raise DecodeError(f"{name}: every value must be finite, got {values[at]} at {at}")

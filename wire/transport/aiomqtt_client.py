@@ -31,7 +31,7 @@ from fairbed.wire.transport.link import (
 
 
 class AiomqttConnection:
-    """One connection, from CONNECT to its end (`wire.transport.link.Link`)."""
+    """One connection, from CONNECT to its end (`wire.transport.link.Connection`)."""
 
     def __init__(self, options: ConnectOptions, on_packet: PacketHandler, tasks: TaskGroup) -> None:
         self._options = options

@@ -63,7 +63,7 @@ class Transport(Protocol):
     async def __aenter__(self) -> "Transport":
         """Start connecting; return at once.
 
-        The first `LinkUp` comes in `events()`.
+        `events()` yields `LinkUp` when the link is up.
         """
         ...
 

@@ -282,10 +282,10 @@ def _joined(entries: list[bytes]) -> bytes:
     return b"".join(entries)
 
 
-def _sized(data: bytes, what: str) -> bytes:
+def _sized(data: bytes, name: str) -> bytes:
     if len(data) > MAX_TEXT_BYTES:
         raise EncodeError(
-            f"mqtt: {what} must stay below {MAX_TEXT_BYTES + 1} bytes, got {len(data)}"
+            f"mqtt: {name} must stay below {MAX_TEXT_BYTES + 1} bytes, got {len(data)}"
         )
     return _U16.pack(len(data)) + data
 
