@@ -1,8 +1,8 @@
-"""A clock that tests move."""
+"""A clock that tests advance."""
 
 
-class HandClock:
-    """A clock that stands still until it is moved."""
+class ManualClock:
+    """A clock that only moves when a test sets `now_s`."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0

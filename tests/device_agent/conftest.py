@@ -25,17 +25,17 @@ NAME = "pi-07"
 QUICK = Timeouts(
     hello_s=0.05, refused_s=0.05, resend_s=0.1, probe_s=5.0, prepare_s=20.0, queue_s=20.0
 )
-"""Short where only a retry depends on it."""
+"""Short intervals of retries."""
 
 
 def real_host_for_tests() -> Host:
-    """Return this machine, unthrottled."""
+    """Return this machine as a host without a speed limit."""
     return Host(clock=MonotonicClock(), pace=UnlimitedPace(), sensors=RealSensors())
 
 
 @dataclass
-class Stage:
-    """A broker, one agent that can be started, and the coordinator it meets."""
+class AgentSetup:
+    """A broker in memory, the settings of one agent, and a scripted coordinator."""
 
     folder: Path
     broker: MemoryBroker = field(default_factory=MemoryBroker)
@@ -46,12 +46,12 @@ class Stage:
     data: Path | None = None
     once: bool = False
     fault: Exception | None = None
-    """How the agent ended, if not by itself or by us."""
+    """Error that ended the agent, if any."""
     ended: anyio.Event = field(default_factory=anyio.Event)
     """The agent has returned."""
 
     def agent(self) -> Agent:
-        """Return an agent that is not running yet."""
+        """Return a new agent, not running."""
         config = AgentConfig(
             broker_url="mqtt://memory",
             name=NAME,
@@ -66,14 +66,14 @@ class Stage:
         return Agent(config, host, lambda will: self.broker.transport(NAME, will), self.open_engine)
 
     def coordinator(self, boot: int = 1) -> FakeCoordinator:
-        """Return a coordinator that is not running yet."""
+        """Return a new coordinator, not running."""
         return FakeCoordinator(
             self.broker.transport("coordinator"), self.topics, device=NAME, boot=boot
         )
 
     @asynccontextmanager
-    async def playing(self) -> AsyncIterator[tuple[Agent, FakeCoordinator]]:
-        """Run both for the length of a block."""
+    async def running(self) -> AsyncIterator[tuple[Agent, FakeCoordinator]]:
+        """Run agent and coordinator for the duration of a block."""
         agent = self.agent()
         async with anyio.create_task_group() as group, self.coordinator().running() as coordinator:
             group.start_soon(self._run, agent)
@@ -88,10 +88,10 @@ class Stage:
         self.ended.set()
 
 
-Play: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Agent, FakeCoordinator]]]
+RunAgent: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Agent, FakeCoordinator]]]
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    """Return a stage whose settings a test may change before it plays."""
-    return Stage(folder=tmp_path)
+def setup(tmp_path: Path) -> AgentSetup:
+    """Return a setup whose settings a test may change before it runs."""
+    return AgentSetup(folder=tmp_path)

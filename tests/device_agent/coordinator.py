@@ -1,7 +1,7 @@
-"""A small coordinator for one device that a test leads by the hand.
+"""A small coordinator for one device, controlled by a test.
 
-It speaks the protocol over a real transport: it keeps public blobs as retained chunks, answers
-requests for private ones, takes uploads in, and otherwise does only what the test says.
+It implements the protocol over a real transport: public blobs as retained chunks, replies to
+requests for private chunks, reception of uploads. All other steps are calls of the test.
 """
 
 from collections import defaultdict
@@ -41,7 +41,7 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import UploadReceiver
 from fairbed.wire.transport.base import LinkUp, Packet, Transport
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 WINDOW = 4
 CHUNK_BYTES = 1024
 
@@ -49,7 +49,7 @@ M = TypeVar("M", bound=Message)
 
 
 class FakeCoordinator:
-    """The other side of one agent."""
+    """Coordinator of one agent."""
 
     def __init__(
         self, transport: Transport, topics: Topics, device: str = "pi-07", boot: int = 1
@@ -61,12 +61,12 @@ class FakeCoordinator:
         self.status_on = CoordinatorStatus(state="on", boot=boot, run="test")
         self.receiver: UploadReceiver | None = None
         self.acknowledges = True
-        """Answer upload chunks with acks."""
-        self.answers_probes = True
+        """Acknowledge upload chunks."""
+        self.replies_to_probes = True
         self.chunks: list[int] = []
         """Indices of upload chunks in the order of arrival."""
         self.seen: dict[type, list[FromDevice]] = defaultdict(list)
-        """Every message so far, by type."""
+        """All messages so far, by type."""
         self._private: tuple[Manifest, bytes] | None = None
         self._changed = anyio.Event()
         self._taken: dict[type, int] = defaultdict(int)
@@ -74,27 +74,27 @@ class FakeCoordinator:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FakeCoordinator"]:
-        """Serve for the length of a block."""
+        """Serve for the duration of a block."""
         async with self.transport, anyio.create_task_group() as group:
             group.start_soon(self._serve)
-            with anyio.fail_after(PATIENCE_S):
+            with anyio.fail_after(TIMEOUT_S):
                 await self._link_up.wait()
             yield self
             group.cancel_scope.cancel()
 
     async def announce(self) -> None:
-        """Say that the coordinator is on."""
+        """Publish the `on` status of the coordinator."""
         await self.transport.publish(
             self.topics.coordinator, encode(self.status_on), qos=1, retain=True
         )
 
-    async def tell(self, message: Message, qos: int = 1) -> None:
+    async def send(self, message: Message, qos: int = 1) -> None:
         """Send a message to the device."""
         await self.transport.publish(self.topics.control(self.device), encode(message), qos=qos)
 
     async def expect(self, kind: type[M]) -> M:
         """Return the next message of a type that no `expect` has returned yet."""
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             while len(self.seen[kind]) <= self._taken[kind]:
                 await self._changed.wait()
         message = self.seen[kind][self._taken[kind]]
@@ -110,45 +110,45 @@ class FakeCoordinator:
                 return context
 
     async def expect_chunks(self, count: int) -> None:
-        """Wait until so many chunks of updates have come."""
-        with anyio.fail_after(PATIENCE_S):
+        """Wait until `count` chunks of updates have arrived."""
+        with anyio.fail_after(TIMEOUT_S):
             while len(self.chunks) < count:
                 await self._changed.wait()
 
     async def publish_blob(
         self, kind: BlobKind, data: bytes, chunk_bytes: int = CHUNK_BYTES
     ) -> Manifest:
-        """Keep a public blob in the broker."""
+        """Publish the retained chunks of a public blob."""
         manifest = manifest_of(data, kind, chunk_bytes)
         for index in range(manifest.chunk_count):
             await self.publish_chunk(manifest, index, data[chunk_slice(manifest, index)])
         return manifest
 
     async def publish_chunk(self, manifest: Manifest, index: int, payload: bytes) -> None:
-        """Keep one chunk in the broker."""
+        """Publish one retained chunk."""
         frame = encode_chunk(manifest.id, index, payload)
         topic = self.topics.chunk(manifest.id.hex(), index)
         await self.transport.publish(topic, frame, qos=0, retain=True)
 
     def offer_shard(self, data: bytes) -> Manifest:
-        """Have a private blob ready."""
+        """Offer a private blob."""
         manifest = manifest_of(data, "shard", CHUNK_BYTES)
         self._private = (manifest, data)
         return manifest
 
     async def join(self, task: bytes, shard: bytes | None) -> Context:
-        """Take the device in with all it needs; return its first ready context."""
+        """Welcome the device; return its first ready context."""
         await self.welcome(task, shard)
         return await self.expect_context(is_ready=True)
 
     async def welcome(self, task: bytes, shard: bytes | None) -> None:
-        """Wait for a hello, and take the device in."""
+        """Wait for `Hello` and reply with `Welcome`."""
         await self.expect(Hello)
         manifest = await self.publish_blob("task", task)
         private = None if shard is None else self.offer_shard(shard)
-        await self.tell(Welcome(boot=self.boot, task=manifest, shard=private))
+        await self.send(Welcome(boot=self.boot, task=manifest, shard=private))
 
-    async def ask(
+    async def request_training(
         self,
         round_id: int,
         vector: NDArray[np.float32],
@@ -160,7 +160,7 @@ class FakeCoordinator:
         epochs: int = 1,
         keep_warm: bool = False,
     ) -> Train:
-        """Publish a model and ask the device to train it."""
+        """Publish a model and send a `Train`."""
         data = bytes(vector_to_bytes(vector))
         train = Train(
             round=round_id,
@@ -174,34 +174,34 @@ class FakeCoordinator:
             deadline_s=deadline_s,
             keep_warm=keep_warm,
         )
-        await self.tell(train)
+        await self.send(train)
         return train
 
     async def grant(self, offer: Offer) -> None:
-        """Let the device upload."""
+        """Send a `Grant`."""
         if self.receiver is None or self.receiver.manifest.id != offer.manifest.id:
             self.receiver = UploadReceiver(offer.manifest, WINDOW)
-        await self.tell(Grant(round=offer.round, id=offer.manifest.id, window=WINDOW))
+        await self.send(Grant(round=offer.round, id=offer.manifest.id, window=WINDOW))
 
     async def receive(self, offer: Offer) -> NDArray[np.float32]:
-        """Wait for the whole update, verify it, accept it, and return its vector."""
+        """Receive the update, verify it, accept it, and return its vector."""
         done = await self.expect(UploadDone)
         while done.id != offer.manifest.id:
             done = await self.expect(UploadDone)
         receiver = self.receiver
         assert receiver is not None
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             while not receiver.is_complete:
                 await self._changed.wait()
         receiver.verify(done.sha256)
-        await self.tell(UploadResult(round=offer.round, id=offer.manifest.id, accepted=True))
+        await self.send(UploadResult(round=offer.round, id=offer.manifest.id, accepted=True))
         return vector_from_bytes(bytes(receiver.data), offer.manifest.size_bytes // 4)
 
-    async def play(
-        self, round_id: int, vector: NDArray[np.float32], **asked: bool
+    async def run_round(
+        self, round_id: int, vector: NDArray[np.float32], **options: bool
     ) -> tuple[Offer, NDArray[np.float32]]:
-        """Play a whole round."""
-        await self.ask(round_id, vector, **asked)
+        """Run one round; return the offer and the update."""
+        await self.request_training(round_id, vector, **options)
         offer = await self.expect(Offer)
         while offer.round != round_id:
             offer = await self.expect(Offer)
@@ -212,7 +212,7 @@ class FakeCoordinator:
 
     async def _serve(self) -> None:
         topics = self.topics
-        with suppress(Disconnected):  # the filters are remembered
+        with suppress(Disconnected):  # the filters take effect after the reconnect
             await self.transport.subscribe(topics.up("+"), topics.status("+"), qos=1)
         with suppress(Disconnected):
             await self.transport.subscribe(topics.telemetry("+"), topics.upload("+"))
@@ -236,9 +236,9 @@ class FakeCoordinator:
         match message:
             case ChunkRequest():
                 await self._send_private(message)
-            case LinkProbe() if self.answers_probes:
+            case LinkProbe() if self.replies_to_probes:
                 reply = LinkProbeReply(seq=message.seq, payload=bytes(message.reply_bytes))
-                await self.tell(reply, qos=0)
+                await self.send(reply, qos=0)
 
     async def _on_chunk(self, chunk: Chunk) -> None:
         self.chunks.append(chunk.index)
@@ -246,11 +246,11 @@ class FakeCoordinator:
         if receiver is None or chunk.blob != receiver.manifest.id:
             return
         if receiver.on_chunk(chunk, 0.0) and self.acknowledges:
-            await self.tell(UploadAck(id=chunk.blob, received=receiver.bitmap()), qos=0)
+            await self.send(UploadAck(id=chunk.blob, received=receiver.bitmap()), qos=0)
 
     async def _send_private(self, request: ChunkRequest) -> None:
         if self._private is None or request.id != self._private[0].id:
-            return  # a public blob's: the chunks are in the broker
+            return  # of a public blob: the broker has its chunks
         manifest, data = self._private
         for index in request.chunks:
             frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])

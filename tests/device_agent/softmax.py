@@ -1,4 +1,4 @@
-"""Softmax regression in plain numpy: an `Engine` for tests that are not about the runtime."""
+"""Softmax regression in plain numpy: an `Engine` for tests that do not need the runtime."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ FEATURES, CLASSES = 6, 3
 N_VALUES = FEATURES * CLASSES + CLASSES
 
 GATE_S = 20.0
-"""A gate that nobody opens fails its test after this."""
+"""Longest wait for a gate to open; then the test fails."""
 
 Hook = Callable[[int], None]
 
@@ -63,9 +63,9 @@ class SoftmaxEngine:
 
 @dataclass
 class Gate:
-    """Holds the training thread before its n-th gradient until it is opened.
+    """Blocks the training thread before its n-th gradient until it is opened.
 
-    The first gradient of an engine that trains belongs to its first mini-batch.
+    The first gradient of a training engine belongs to its first mini-batch.
     """
 
     at: int = 2
@@ -82,7 +82,7 @@ class Gate:
 
 
 def softmax_artifact(features: int = FEATURES, classes: int = CLASSES) -> Artifact:
-    """Return the task, its self-check computed by the engine itself."""
+    """Return the task; the engine itself computes its self-check."""
     layout = Layout(
         tensors=(
             Tensor(name="W", shape=(features, classes), offset=0),
@@ -107,7 +107,7 @@ def softmax_artifact(features: int = FEATURES, classes: int = CLASSES) -> Artifa
 
 
 def softmax_task(features: int = FEATURES, classes: int = CLASSES) -> bytes:
-    """Return the task as it travels."""
+    """Return the encoded task."""
     return encode_artifact(softmax_artifact(features, classes))
 
 
@@ -117,7 +117,7 @@ def open_softmax(artifact: Artifact, threads: int) -> Engine:
 
 
 def examples(n: int, seed: int = 0) -> Shard:
-    """Return n examples that a linear model can tell apart."""
+    """Return n linearly separable examples."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, CLASSES, n)
     x = rng.standard_normal((n, FEATURES)) + np.eye(CLASSES, FEATURES)[y] * 3.0

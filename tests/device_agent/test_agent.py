@@ -1,4 +1,4 @@
-"""An agent meets its coordinator: joining, being refused, leaving."""
+"""An agent and its coordinator: joining, refusals, exit."""
 
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from fairbed.wire.messages import (
     Status,
 )
 from fairbed.wire.shard import encode_shard
-from tests.device_agent.conftest import NAME, Stage
-from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S
+from tests.device_agent.conftest import NAME, AgentSetup
+from tests.device_agent.coordinator import CHUNK_BYTES, TIMEOUT_S
 from tests.device_agent.softmax import FEATURES, N_VALUES, examples, softmax_artifact, softmax_task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
@@ -36,8 +36,8 @@ SHARD = encode_shard(examples(40))
 ZEROS = np.zeros(N_VALUES, np.float32)
 
 
-async def test_joins_and_reports_what_it_is(stage: Stage) -> None:
-    async with stage.playing() as (agent, coordinator):
+async def test_joins_and_reports_its_capabilities(setup: AgentSetup) -> None:
+    async with setup.running() as (agent, coordinator):
         context = await coordinator.join(TASK, SHARD)
         hello = coordinator.seen[Hello][0]
         assert isinstance(hello, Hello)
@@ -50,50 +50,50 @@ async def test_joins_and_reports_what_it_is(stage: Stage) -> None:
         assert agent.phase is Phase.IDLE
 
 
-async def test_says_hello_again_until_it_is_welcome(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_repeats_hello_until_a_welcome(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         first, second = await coordinator.expect(Hello), await coordinator.expect(Hello)
         assert first == second
 
 
-async def test_pulls_a_shard_once_and_then_takes_it_from_its_disk(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_downloads_a_shard_once_and_then_reads_it_from_disk(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         assert coordinator.seen[ChunkRequest]
-    async with stage.playing() as (_, coordinator):
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         assert not coordinator.seen[ChunkRequest]
 
 
-async def test_pulls_a_shard_again_that_its_disk_has_spoilt(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_downloads_a_shard_again_that_is_corrupt_on_disk(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-    (path,) = stage.folder.glob("cache/shard-*")
+    (path,) = setup.folder.glob("cache/shard-*")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    async with stage.playing() as (_, coordinator):
+    async with setup.running() as (_, coordinator):
         context = await coordinator.join(TASK, SHARD)
         assert context.n_k == 40
         assert coordinator.seen[ChunkRequest]
 
 
-async def test_brings_its_own_data(stage: Stage, tmp_path: Path) -> None:
-    stage.data = tmp_path / "own.npz"
+async def test_trains_on_its_own_data(setup: AgentSetup, tmp_path: Path) -> None:
+    setup.data = tmp_path / "own.npz"
     x, y = examples(25).arrays()
-    np.savez(stage.data, x=x, y=y)
-    async with stage.playing() as (_, coordinator):
+    np.savez(setup.data, x=x, y=y)
+    async with setup.running() as (_, coordinator):
         context = await coordinator.join(TASK, None)
         hello = coordinator.seen[Hello][0]
         assert isinstance(hello, Hello)
         assert (hello.n_k, context.n_k) == (25, 25)
         assert not coordinator.seen[ChunkRequest]
-        offer, _ = await coordinator.play(1, ZEROS)
+        offer, _ = await coordinator.run_round(1, ZEROS)
         assert offer.n_k == 25
 
 
-async def test_own_data_that_is_not_there_ends_the_agent_at_once(stage: Stage) -> None:
-    stage.data = stage.folder / "none.npz"
+async def test_missing_own_data_ends_the_agent_at_once(setup: AgentSetup) -> None:
+    setup.data = setup.folder / "none.npz"
     with pytest.raises(DataError, match=r"must be a readable \.npz file"):
-        await stage.agent().run()
+        await setup.agent().run()
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ async def test_own_data_that_is_not_there_ends_the_agent_at_once(stage: Stage) -
     ],
     ids=["no task", "no shard", "examples do not fit", "labels do not fit"],
 )
-async def test_is_not_ready_for_what_does_not_work_and_asks_again(
-    stage: Stage, task: bytes, shard: bytes, caplog: pytest.LogCaptureFixture
+async def test_is_not_ready_with_an_unusable_task_or_shard_and_joins_again(
+    setup: AgentSetup, task: bytes, shard: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stage.playing() as (agent, coordinator):
+    async with setup.running() as (agent, coordinator):
         await coordinator.welcome(task, shard)
         await coordinator.expect(Hello)
         assert not agent.is_ready
@@ -118,62 +118,62 @@ async def test_is_not_ready_for_what_does_not_work_and_asks_again(
         await coordinator.join(TASK, SHARD)
 
 
-async def test_refuses_an_engine_that_computes_something_else(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+async def test_refuses_an_engine_with_wrong_results(
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
     artifact = softmax_artifact()
     check = msgspec.structs.replace(artifact.spec.selfcheck, loss=9.0)
     spec = msgspec.structs.replace(artifact.spec, selfcheck=check)
     wrong = encode_artifact(msgspec.structs.replace(artifact, spec=spec))
-    async with stage.playing() as (agent, coordinator):
+    async with setup.running() as (agent, coordinator):
         await coordinator.welcome(wrong, SHARD)
         await coordinator.expect(Hello)
         assert not agent.is_ready
         assert "self-check loss must be 9" in caplog.text
 
 
-async def test_answers_a_ping_at_once(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_answers_a_ping_at_once(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.expect(Hello)
-        await coordinator.tell(Ping(seq=7), qos=0)
+        await coordinator.send(Ping(seq=7), qos=0)
         assert (await coordinator.expect(Pong)).seq == 7
 
 
-async def test_a_train_before_it_is_ready_is_answered(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_a_train_before_it_is_ready_is_answered(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.expect(Hello)
-        await coordinator.ask(1, ZEROS)
+        await coordinator.request_training(1, ZEROS)
         failed = await coordinator.expect(Failed)
         assert (failed.round, failed.phase) == (1, "joining")
         assert failed.reason.startswith("not ready")
 
 
-async def test_a_final_refusal_ends_the_agent(stage: Stage) -> None:
-    async with stage.playing() as (agent, coordinator):
+async def test_a_final_refusal_ends_the_agent(setup: AgentSetup) -> None:
+    async with setup.running() as (agent, coordinator):
         await coordinator.expect(Hello)
-        await coordinator.tell(Refuse(reason="the run is full", is_final=True))
+        await coordinator.send(Refuse(reason="the run is full", is_final=True))
         status = await coordinator.expect(Status)
         while status.state == "on":
             status = await coordinator.expect(Status)
         assert agent.phase is Phase.STOPPED
-        with anyio.fail_after(PATIENCE_S):
-            await stage.ended.wait()
-    assert isinstance(stage.fault, AgentRefused)
-    assert str(stage.fault) == f"{NAME}: refused by the coordinator: the run is full"
+        with anyio.fail_after(TIMEOUT_S):
+            await setup.ended.wait()
+    assert isinstance(setup.fault, AgentRefused)
+    assert str(setup.fault) == f"{NAME}: refused by the coordinator: the run is full"
 
 
-async def test_a_refusal_that_is_not_final_is_tried_again(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_a_refusal_that_is_not_final_is_tried_again(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.expect(Hello)
-        await coordinator.tell(Refuse(reason="not yet"))
+        await coordinator.send(Refuse(reason="not yet"))
         await coordinator.expect(Hello)
         await coordinator.join(TASK, SHARD)
 
 
 @pytest.mark.parametrize("once", [True, False])
-async def test_a_goodbye_stops_an_agent_that_serves_once(stage: Stage, once: bool) -> None:
-    stage.once = once
-    async with stage.playing() as (agent, coordinator):
+async def test_a_goodbye_stops_an_agent_that_serves_once(setup: AgentSetup, once: bool) -> None:
+    setup.once = once
+    async with setup.running() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
         await coordinator.transport.publish(
             coordinator.topics.control_all, encode(Goodbye(reason="done")), qos=1
@@ -185,35 +185,35 @@ async def test_a_goodbye_stops_an_agent_that_serves_once(stage: Stage, once: boo
         else:
             await coordinator.expect(Context)
             assert agent.phase is Phase.IDLE
-    assert stage.fault is None
+    assert setup.fault is None
 
 
-async def test_leaves_with_a_last_word_when_it_is_cancelled(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_publishes_its_off_status_when_it_is_cancelled(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-    farewell = stage.broker.retained[stage.topics.status(NAME)]
+    farewell = setup.broker.retained[setup.topics.status(NAME)]
     status = decode_from_device(farewell)
     assert isinstance(status, Status)
     assert status.state == "off"
 
 
-async def test_what_breaks_the_protocol_costs_one_line(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+async def test_an_invalid_message_is_logged_in_one_line(
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stage.playing() as (_, coordinator):
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         topic = coordinator.topics.control(NAME)
         for payload in (b"\x01garbage", b"\x63", b"\x01" + b"\x91" * 2000):
             await coordinator.transport.publish(topic, payload, qos=1)
         await coordinator.transport.publish(coordinator.topics.data(NAME), b"FB junk")
-        await coordinator.play(1, ZEROS)
+        await coordinator.run_round(1, ZEROS)
     lines = [r for r in caplog.messages if "ignored a packet on" in r]
     assert len(lines) == 4
     assert "got 99; update fairbed on this side" in lines[1]
 
 
-async def test_waits_while_the_coordinator_is_off_and_joins_the_next(stage: Stage) -> None:
-    async with stage.playing() as (agent, first):
+async def test_waits_while_the_coordinator_is_offline_and_joins_the_next(setup: AgentSetup) -> None:
+    async with setup.running() as (agent, first):
         await first.join(TASK, SHARD)
         off = CoordinatorStatus(state="off", boot=first.boot)
         await first.transport.publish(first.topics.coordinator, encode(off), qos=1, retain=True)
@@ -225,21 +225,21 @@ async def test_waits_while_the_coordinator_is_off_and_joins_the_next(stage: Stag
         assert (await first.join(TASK, SHARD)).is_ready
 
 
-async def test_finds_a_coordinator_whose_announcement_the_broker_lost(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_joins_a_coordinator_after_the_broker_lost_its_status(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         off = CoordinatorStatus(state="off", boot=coordinator.boot)
         topic = coordinator.topics.coordinator
         await coordinator.transport.publish(topic, encode(off), qos=1, retain=True)
         await coordinator.expect_context(is_ready=False, phase="waiting")
         greetings = len(coordinator.seen[Hello])
-        stage.broker.retained[topic] = encode(CoordinatorStatus(state="on", boot=2))
+        setup.broker.retained[topic] = encode(CoordinatorStatus(state="on", boot=2))
         await coordinator.expect(Hello)
         assert len(coordinator.seen[Hello]) > greetings
 
 
-async def test_measures_both_directions_before_it_is_ready(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_measures_both_directions_before_it_is_ready(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         context = await coordinator.join(TASK, SHARD)
         probes = [p for p in coordinator.seen[LinkProbe] if isinstance(p, LinkProbe)]
         assert [(len(p.payload), p.reply_bytes) for p in probes] == [
@@ -252,32 +252,32 @@ async def test_measures_both_directions_before_it_is_ready(stage: Stage) -> None
         assert context.link_age_s is not None
 
 
-async def test_a_large_pull_makes_the_downlink_probe_needless(stage: Stage) -> None:
+async def test_a_large_download_replaces_the_downlink_probe(setup: AgentSetup) -> None:
     shard = encode_shard(examples(1000))
     assert len(shard) > 16 * CHUNK_BYTES
-    async with stage.playing() as (_, coordinator):
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, shard)
         probes = [p for p in coordinator.seen[LinkProbe] if isinstance(p, LinkProbe)]
         assert [(len(p.payload), p.reply_bytes) for p in probes] == [(0, 0), (65536, 0)]
 
 
-async def test_is_ready_without_a_rate_when_nobody_answers_its_probes(stage: Stage) -> None:
-    stage.timeouts = type(stage.timeouts)(probe_s=0.01)
-    async with stage.playing() as (_, coordinator):
-        coordinator.answers_probes = False
+async def test_is_ready_without_a_rate_if_its_probes_get_no_reply(setup: AgentSetup) -> None:
+    setup.timeouts = type(setup.timeouts)(probe_s=0.01)
+    async with setup.running() as (_, coordinator):
+        coordinator.replies_to_probes = False
         context = await coordinator.join(TASK, SHARD)
         assert context.downlink_bps is None
         assert context.uplink_bps is None
 
 
-async def test_runs_without_a_broker_until_one_is_there(stage: Stage) -> None:
-    stage.broker.stop()
+async def test_waits_for_a_broker_that_starts_later(setup: AgentSetup) -> None:
+    setup.broker.stop()
     async with anyio.create_task_group() as group:
-        agent = stage.agent()
+        agent = setup.agent()
         group.start_soon(agent.run)
         await anyio.wait_all_tasks_blocked()
         assert agent.phase is Phase.OFFLINE
-        stage.broker.start()
-        async with stage.coordinator().running() as coordinator:
+        setup.broker.start()
+        async with setup.coordinator().running() as coordinator:
             await coordinator.join(TASK, SHARD)
         group.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Rounds of one agent: phases, cold and warm, duplicates, orders to stop, and failures."""
+"""Rounds of one agent: phases, cold and warm starts, duplicates, cancellation, failures."""
 
 import threading
 
@@ -24,8 +24,8 @@ from fairbed.wire.messages import (
     UploadResult,
 )
 from fairbed.wire.shard import encode_shard
-from tests.device_agent.clock import HandClock
-from tests.device_agent.conftest import Stage
+from tests.device_agent.clock import ManualClock
+from tests.device_agent.conftest import AgentSetup
 from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import (
     N_VALUES,
@@ -44,7 +44,7 @@ ZEROS = np.zeros(N_VALUES, np.float32)
 
 
 async def training(coordinator: FakeCoordinator) -> None:
-    """Wait until the device says that it trains."""
+    """Wait until the device reports that it trains."""
     await coordinator.expect_context(is_ready=True, phase="training")
 
 
@@ -56,10 +56,10 @@ class Unpaced:
         pass
 
 
-async def test_trains_what_it_was_asked_to(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_trains_the_requested_model(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        offer, update = await coordinator.play(1, ZEROS, needs_loss=True)
+        offer, update = await coordinator.run_round(1, ZEROS, needs_loss=True)
     x, y = examples(40).arrays()
     expected = reference_train(
         SoftmaxEngine(softmax_artifact().spec),
@@ -79,7 +79,7 @@ async def test_trains_what_it_was_asked_to(stage: Stage) -> None:
 
 
 def test_each_phase_begins_where_the_one_before_ended() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     watch = Stopwatch(clock, clock.now())
     clock.now_s += 2.0
     assert watch.lap("download") == 2.0
@@ -88,10 +88,10 @@ def test_each_phase_begins_where_the_one_before_ended() -> None:
     assert (watch["download"], watch["load"]) == (2.0, 0.5)
 
 
-async def test_no_phase_is_missing(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_no_phase_is_missing(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        offer, _ = await coordinator.play(1, ZEROS, needs_loss=True)
+        offer, _ = await coordinator.run_round(1, ZEROS, needs_loss=True)
         phases = offer.phases
     laps = (phases.download_s, phases.load_s, phases.evaluate_s, phases.train_s)
     assert all(lap > 0.0 for lap in laps)
@@ -99,53 +99,53 @@ async def test_no_phase_is_missing(stage: Stage) -> None:
 
 
 async def test_a_device_is_cold_first_warm_next_and_cold_after_a_missed_round(
-    stage: Stage,
+    setup: AgentSetup,
 ) -> None:
-    async with stage.playing() as (_, coordinator):
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        was_cold = [(await coordinator.play(r, ZEROS))[0].was_cold for r in (1, 2, 4, 5)]
+        was_cold = [(await coordinator.run_round(r, ZEROS))[0].was_cold for r in (1, 2, 4, 5)]
         assert was_cold == [True, False, True, False]
-        kept, _ = await coordinator.play(9, ZEROS, keep_warm=True)
+        kept, _ = await coordinator.run_round(9, ZEROS, keep_warm=True)
         assert not kept.was_cold
 
 
-async def test_a_cold_start_opens_the_session_again(stage: Stage) -> None:
+async def test_a_cold_start_opens_the_session_again(setup: AgentSetup) -> None:
     opened = []
 
     def open_engine(artifact: Artifact, threads: int) -> Engine:
         opened.append(artifact)
         return SoftmaxEngine(artifact.spec)
 
-    stage.open_engine = open_engine
-    async with stage.playing() as (_, coordinator):
+    setup.open_engine = open_engine
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         for round_id, sessions in ((1, 2), (2, 2), (4, 3)):
-            await coordinator.play(round_id, ZEROS)
+            await coordinator.run_round(round_id, ZEROS)
             assert len(opened) == sessions
 
 
-async def test_a_duplicate_train_starts_nothing_new(stage: Stage) -> None:
+async def test_a_duplicate_train_starts_nothing_new(setup: AgentSetup) -> None:
     gate = Gate()
-    stage.open_engine = gate.open_engine
-    async with stage.playing() as (_, coordinator):
+    setup.open_engine = gate.open_engine
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        train = await coordinator.ask(1, ZEROS)
+        train = await coordinator.request_training(1, ZEROS)
         await training(coordinator)
-        await coordinator.tell(train)
+        await coordinator.send(train)
         gate.opened.set()
         offer = await coordinator.expect(Offer)
         await coordinator.grant(offer)
         await coordinator.receive(offer)
-        await coordinator.tell(train)
-        await coordinator.play(2, ZEROS)
+        await coordinator.send(train)
+        await coordinator.run_round(2, ZEROS)
         assert {o.round for o in offers(coordinator)} == {1, 2}
         assert len({o.manifest.id for o in offers(coordinator)}) == 2
 
 
-async def test_an_offer_is_repeated_until_it_is_granted(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_an_offer_is_repeated_until_it_is_granted(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS)
+        await coordinator.request_training(1, ZEROS)
         first, second = await coordinator.expect(Offer), await coordinator.expect(Offer)
         assert first == second
         await coordinator.grant(second)
@@ -153,16 +153,16 @@ async def test_an_offer_is_repeated_until_it_is_granted(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("round_id", "attempt"), [(1, 1), (2, 0)])
-async def test_a_newer_train_replaces_the_one_under_way(
-    stage: Stage, round_id: int, attempt: int
+async def test_a_newer_train_replaces_the_current_one(
+    setup: AgentSetup, round_id: int, attempt: int
 ) -> None:
     gate = Gate()
-    stage.open_engine = gate.open_engine
-    async with stage.playing() as (_, coordinator):
+    setup.open_engine = gate.open_engine
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS)
+        await coordinator.request_training(1, ZEROS)
         await training(coordinator)
-        await coordinator.ask(round_id, ZEROS, attempt=attempt)
+        await coordinator.request_training(round_id, ZEROS, attempt=attempt)
         await coordinator.expect_context(is_ready=True, phase="downloading")
         gate.opened.set()
         offer = await coordinator.expect(Offer)
@@ -173,64 +173,64 @@ async def test_a_newer_train_replaces_the_one_under_way(
         assert not coordinator.seen[Failed]
 
 
-async def test_an_older_train_is_a_late_duplicate(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_an_older_train_is_a_late_duplicate(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.play(2, ZEROS)
-        await coordinator.ask(1, ZEROS)
-        await coordinator.play(3, ZEROS)
+        await coordinator.run_round(2, ZEROS)
+        await coordinator.request_training(1, ZEROS)
+        await coordinator.run_round(3, ZEROS)
         assert {o.round for o in offers(coordinator)} == {2, 3}
 
 
-async def test_cancel_stops_the_round_between_two_mini_batches(stage: Stage) -> None:
+async def test_cancel_stops_the_round_between_two_mini_batches(setup: AgentSetup) -> None:
     gate = Gate()
-    stage.open_engine = gate.open_engine
-    async with stage.playing() as (agent, coordinator):
+    setup.open_engine = gate.open_engine
+    async with setup.running() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS, epochs=1000)
+        await coordinator.request_training(1, ZEROS, epochs=1000)
         await training(coordinator)
-        await coordinator.tell(Cancel(round=7, reason="another round"))
-        await coordinator.tell(Cancel(round=1, reason="enough"))
+        await coordinator.send(Cancel(round=7, reason="another round"))
+        await coordinator.send(Cancel(round=1, reason="enough"))
         await coordinator.expect_context(is_ready=True, phase="idle")
         assert agent.phase is Phase.IDLE
         gate.opened.set()
-        offer, _ = await coordinator.play(2, ZEROS)
+        offer, _ = await coordinator.run_round(2, ZEROS)
         assert not offer.was_cold
         assert {o.round for o in offers(coordinator)} == {2}
         assert not coordinator.seen[Failed]
 
 
-async def test_a_round_past_its_deadline_is_given_up(stage: Stage) -> None:
+async def test_a_round_past_its_deadline_fails(setup: AgentSetup) -> None:
     never = threading.Event()
-    stage.open_engine = lambda artifact, threads: SoftmaxEngine(
+    setup.open_engine = lambda artifact, threads: SoftmaxEngine(
         artifact.spec, lambda gradients: (never.wait(0.01), None)[1]
     )
-    async with stage.playing() as (agent, coordinator):
+    async with setup.running() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS, deadline_s=0.1, epochs=10_000)
+        await coordinator.request_training(1, ZEROS, deadline_s=0.1, epochs=10_000)
         failed = await coordinator.expect(Failed)
         assert failed.reason == "the deadline of 0.1 s has passed"
         await coordinator.expect_context(is_ready=True, phase="idle")
         assert agent.phase is Phase.IDLE
 
 
-async def test_waiting_for_the_grant_does_not_count_against_the_deadline(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_waiting_for_the_grant_does_not_count_against_the_deadline(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS, deadline_s=0.5)
+        await coordinator.request_training(1, ZEROS, deadline_s=0.5)
         offer = await coordinator.expect(Offer)
-        for _ in range(7):  # repeated every 0.1 s: the deadline is behind us
+        for _ in range(7):  # repeated every 0.1 s: the deadline has passed
             await coordinator.expect(Offer)
         await coordinator.grant(offer)
         await coordinator.receive(offer)
         assert not coordinator.seen[Failed]
 
 
-async def test_a_coordinator_that_is_off_does_not_use_up_the_deadline(stage: Stage) -> None:
+async def test_an_offline_coordinator_extends_the_deadline(setup: AgentSetup) -> None:
     deadline_s = 0.5
-    async with stage.playing() as (_, coordinator):
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS, deadline_s=deadline_s)
+        await coordinator.request_training(1, ZEROS, deadline_s=deadline_s)
         offer = await coordinator.expect(Offer)
         await coordinator.grant(offer)
         off = CoordinatorStatus(state="off", boot=coordinator.boot)
@@ -242,11 +242,11 @@ async def test_a_coordinator_that_is_off_does_not_use_up_the_deadline(stage: Sta
         assert not coordinator.seen[Failed]
 
 
-async def test_a_coordinator_that_stays_away_is_not_waited_for(stage: Stage) -> None:
-    stage.timeouts = structs.replace(stage.timeouts, outage_s=0.1)
-    async with stage.playing() as (_, coordinator):
+async def test_the_round_fails_if_the_coordinator_stays_offline(setup: AgentSetup) -> None:
+    setup.timeouts = structs.replace(setup.timeouts, outage_s=0.1)
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS, deadline_s=0.5)
+        await coordinator.request_training(1, ZEROS, deadline_s=0.5)
         offer = await coordinator.expect(Offer)
         await coordinator.grant(offer)
         off = CoordinatorStatus(state="off", boot=coordinator.boot)
@@ -256,42 +256,42 @@ async def test_a_coordinator_that_stays_away_is_not_waited_for(stage: Stage) -> 
 
 
 async def test_a_rejected_update_ends_the_round(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stage.playing() as (_, coordinator):
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS)
+        await coordinator.request_training(1, ZEROS)
         offer = await coordinator.expect(Offer)
         await coordinator.grant(offer)
-        await coordinator.tell(
+        await coordinator.send(
             UploadResult(round=1, id=offer.manifest.id, accepted=False, reason="not finite")
         )
         await coordinator.expect_context(is_ready=True, phase="idle")
         assert "round 1: not accepted: not finite" in caplog.text
 
 
-async def test_messages_about_other_uploads_are_ignored(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_messages_about_other_uploads_are_ignored(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS)
+        await coordinator.request_training(1, ZEROS)
         offer = await coordinator.expect(Offer)
         stranger = bytes(16)
-        await coordinator.tell(Grant(round=1, id=stranger, window=4))
-        await coordinator.tell(Grant(round=9, id=offer.manifest.id, window=4))
-        await coordinator.tell(UploadResult(round=1, id=stranger, accepted=True))
+        await coordinator.send(Grant(round=1, id=stranger, window=4))
+        await coordinator.send(Grant(round=9, id=offer.manifest.id, window=4))
+        await coordinator.send(UploadResult(round=1, id=stranger, accepted=True))
         await coordinator.expect(Offer)
         await coordinator.grant(offer)
         await coordinator.receive(offer)
 
 
-async def test_divergence_is_told_with_its_step(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_divergence_is_reported_with_its_step(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, ZEROS, learning_rate=1e14, epochs=50)
+        await coordinator.request_training(1, ZEROS, learning_rate=1e14, epochs=50)
         failed = await coordinator.expect(Failed)
         assert failed.phase == "training"
         assert "must be finite" in failed.reason
-        await coordinator.play(2, ZEROS)
+        await coordinator.run_round(2, ZEROS)
 
 
 @pytest.mark.parametrize(
@@ -302,15 +302,15 @@ async def test_divergence_is_told_with_its_step(stage: Stage) -> None:
     ],
 )
 async def test_a_model_that_cannot_be_used_fails_the_round_only(
-    stage: Stage, vector: NDArray[np.float32], phase: str, reason: str
+    setup: AgentSetup, vector: NDArray[np.float32], phase: str, reason: str
 ) -> None:
-    async with stage.playing() as (_, coordinator):
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, vector)
+        await coordinator.request_training(1, vector)
         failed = await coordinator.expect(Failed)
         assert failed.phase == phase
         assert reason in failed.reason
-        await coordinator.play(2, ZEROS)
+        await coordinator.run_round(2, ZEROS)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ async def test_a_model_that_cannot_be_used_fails_the_round_only(
     ],
 )
 async def test_a_fault_of_the_engine_fails_the_round_only(
-    stage: Stage, fault: Exception, reason: str
+    setup: AgentSetup, fault: Exception, reason: str
 ) -> None:
     faults = [fault]
 
@@ -330,36 +330,36 @@ async def test_a_fault_of_the_engine_fails_the_round_only(
             raise faults.pop()
 
     is_armed = False
-    stage.open_engine = lambda artifact, threads: SoftmaxEngine(artifact.spec, hook)
-    async with stage.playing() as (_, coordinator):
+    setup.open_engine = lambda artifact, threads: SoftmaxEngine(artifact.spec, hook)
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         is_armed = True
-        await coordinator.ask(1, ZEROS)
+        await coordinator.request_training(1, ZEROS)
         failed = await coordinator.expect(Failed)
         assert failed.phase == "training"
         assert reason in failed.reason
-        await coordinator.play(2, ZEROS)
+        await coordinator.run_round(2, ZEROS)
 
 
-async def test_a_failure_is_told_again_to_a_coordinator_that_asks_again(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_a_failure_is_repeated_after_a_repeated_request(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        train = await coordinator.ask(1, np.zeros(3, np.float32))
+        train = await coordinator.request_training(1, np.zeros(3, np.float32))
         first = await coordinator.expect(Failed)
-        await coordinator.tell(train)
+        await coordinator.send(train)
         assert await coordinator.expect(Failed) == first
 
 
-async def test_a_shard_that_is_spoilt_between_rounds_is_pulled_again(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_a_shard_corrupted_between_rounds_is_downloaded_again(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        (path,) = stage.folder.glob("cache/shard-*")
+        (path,) = setup.folder.glob("cache/shard-*")
         path.unlink()
-        await coordinator.ask(1, ZEROS)
+        await coordinator.request_training(1, ZEROS)
         failed = await coordinator.expect(Failed)
         assert "missing or corrupt on disk" in failed.reason
         await coordinator.join(TASK, SHARD)
-        await coordinator.play(2, ZEROS)
+        await coordinator.run_round(2, ZEROS)
 
 
 def offers(coordinator: FakeCoordinator) -> list[Offer]:

@@ -1,4 +1,4 @@
-"""A device takes part when its owner lets it, and not otherwise."""
+"""A device takes part only when the rules of its owner allow it."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ HOUR_S = 3600
         ("20:00-00:00", [20, 23.99], [0, 19.99]),
     ],
 )
-def test_hours_hold_from_their_begin_until_just_before_their_end(
+def test_hours_contain_their_begin_but_not_their_end(
     text: str, within: list[float], without: list[float]
 ) -> None:
     hours = parse_hours(text)
@@ -33,7 +33,7 @@ def test_hours_hold_from_their_begin_until_just_before_their_end(
 @pytest.mark.parametrize(
     "text", ["", "22:00", "22-06", "22:60-06:00", "25:00-06:00", "a-b", "1:00-2:00", "24:00-06:00"]
 )
-def test_what_is_no_hours_is_refused_with_what_to_write(text: str) -> None:
+def test_malformed_hours_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"got '.*'; write hours such as 22:00-06:00"):
         parse_hours(text)
 
@@ -48,7 +48,7 @@ def test_hours_of_no_length_are_refused() -> None:
 @pytest.mark.parametrize(
     ("charges", "hour", "willing"), [(True, 23, True), (True, 12, False), (False, 23, False)]
 )
-def test_hours_and_charger_must_both_be_right(charges: bool, hour: int, willing: bool) -> None:
+def test_hours_and_charger_must_both_allow_it(charges: bool, hour: int, willing: bool) -> None:
     owner = OwnerSchedule(
         (parse_hours("22:00-06:00"), parse_hours("08:00-09:00")),
         only_charging=True,
@@ -58,12 +58,15 @@ def test_hours_and_charger_must_both_be_right(charges: bool, hour: int, willing:
     assert owner() is willing
 
 
-def test_an_owner_without_wishes_always_lets_the_device_take_part() -> None:
-    assert OwnerSchedule(second_of_day=lambda: pytest.fail("nobody asked"))() is True
+def test_without_rules_the_device_always_takes_part() -> None:
+    assert (
+        OwnerSchedule(second_of_day=lambda: pytest.fail("without hours the time is not read"))()
+        is True
+    )
 
 
 @pytest.mark.parametrize(("plugged", "charges"), [(True, True), (False, False), (None, True)])
-def test_a_charger_is_believed_to_be_there_unless_the_machine_says_no(
+def test_a_charger_is_assumed_unless_the_machine_reports_none(
     plugged: bool | None, charges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     battery = SimpleNamespace(power_plugged=plugged)
@@ -78,11 +81,11 @@ def test_a_machine_without_battery_always_charges(monkeypatch: pytest.MonkeyPatc
     assert is_charging()
 
 
-def test_what_the_owner_says_is_what_the_device_tells() -> None:
-    said = [False]
-    host = real_host(lambda: said[0])
+def test_the_sensors_report_the_rules_of_the_owner() -> None:
+    is_willing = [False]
+    host = real_host(lambda: is_willing[0])
     assert not host.sensors.is_willing()
-    said[0] = True
+    is_willing[0] = True
     assert host.sensors.is_willing()
 
 

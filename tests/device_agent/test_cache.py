@@ -1,4 +1,4 @@
-"""Blobs on disk: whole, verified, bounded."""
+"""Blobs on disk: complete, verified, bounded in size."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ def kept(cache: BlobCache, data: bytes, at: int) -> Manifest:
     return manifest
 
 
-def test_gives_back_what_was_put(tmp_path: Path) -> None:
+def test_returns_the_stored_blob(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "a" / "b", 1000)
     manifest = manifest_of(b"hello", "task")
     assert cache.get(manifest) is None
@@ -26,7 +26,7 @@ def test_gives_back_what_was_put(tmp_path: Path) -> None:
     assert len(list(cache.folder.iterdir())) == 1
 
 
-def test_a_corrupt_file_is_removed_and_not_there(tmp_path: Path) -> None:
+def test_a_corrupt_file_is_removed(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path, 1000)
     manifest = kept(cache, b"hello", 1)
     (path,) = tmp_path.iterdir()
@@ -35,7 +35,7 @@ def test_a_corrupt_file_is_removed_and_not_there(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_removed_first(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path, 250)
     old, older = kept(cache, b"a" * 100, 2), kept(cache, b"b" * 100, 1)
     assert cache.get(older) is not None  # used just now

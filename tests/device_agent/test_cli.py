@@ -1,4 +1,4 @@
-"""The command line: what it refuses, in one line, with the right exit code."""
+"""The command line: errors of one line, with the right exit code."""
 
 import logging
 import subprocess
@@ -24,7 +24,7 @@ def leaves_logging_as_it_was() -> Iterator[None]:
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
-    """Return the exit code and what went to stderr."""
+    """Return the exit code and the text on stderr."""
     code = main(args)
     return code, capsys.readouterr().err
 
@@ -45,12 +45,12 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
 def test_bad_usage_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str
 ) -> None:
-    code, said = run(capsys, *args)
+    code, stderr = run(capsys, *args)
     assert code == 2
-    assert said.startswith("device-agent: ")
-    assert message in said
-    assert said.count("\n") == 1
-    assert "Traceback" not in said
+    assert stderr.startswith("device-agent: ")
+    assert message in stderr
+    assert stderr.count("\n") == 1
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_a_wrong_key_in_the_file_is_named(
 ) -> None:
     path = tmp_path / "agent.toml"
     path.write_text(text, encoding="utf-8")
-    code, said = run(capsys, *BROKER, "--name", "a", "--config", str(path))
+    code, stderr = run(capsys, *BROKER, "--name", "a", "--config", str(path))
     assert code == 2
-    assert message in said
-    assert "$" not in said
+    assert message in stderr
+    assert "$" not in stderr
 
 
 def test_a_file_that_is_no_archive_is_not_unpickled(
@@ -78,33 +78,33 @@ def test_a_file_that_is_no_archive_is_not_unpickled(
 ) -> None:
     path = tmp_path / "mine.npz"
     path.write_bytes(b"cos\nsystem\n")
-    code, said = run(capsys, *BROKER, "--name", "a", "--data", str(path))
+    code, stderr = run(capsys, *BROKER, "--name", "a", "--data", str(path))
     assert code == 2
-    assert "numpy.savez(FILE, x=..., y=...)" in said
-    assert "pickle" not in said
+    assert "numpy.savez(FILE, x=..., y=...)" in stderr
+    assert "pickle" not in stderr
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
         main(["--version"])
-    assert left.value.code == 0
+    assert exit_info.value.code == 0
     assert capsys.readouterr().out.startswith("device-agent ")
 
 
-def test_debug_shows_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = run(capsys, "--name", "a", "--debug")
+def test_debug_prints_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    code, stderr = run(capsys, "--name", "a", "--debug")
     assert code == 2
-    assert "Traceback" in said
+    assert "Traceback" in stderr
 
 
 def test_the_password_of_the_environment_needs_a_user(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
-    code, said = run(capsys, *BROKER, "--name", "a")
+    code, stderr = run(capsys, *BROKER, "--name", "a")
     assert code == 2
-    assert "needs a user" in said
-    assert "secret" not in said
+    assert "needs a user" in stderr
+    assert "secret" not in stderr
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_bad_data_is_one_line(
 ) -> None:
     path = tmp_path / "own.npz"
     np.savez(path, allow_pickle=True, **arrays)
-    code, said = run(capsys, *BROKER, "--name", "a", "--data", str(path))
+    code, stderr = run(capsys, *BROKER, "--name", "a", "--data", str(path))
     assert code == 2
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in stderr
+    assert stderr.count("\n") == 1
 
 
 def test_help_loads_no_numpy() -> None:

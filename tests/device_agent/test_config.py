@@ -1,4 +1,4 @@
-"""What a person can tell an agent, and what it answers when that is wrong."""
+"""Configuration of an agent, and its error messages."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fairbed.device_agent.errors import ConfigError
 FLAGS: dict[str, object] = {"broker_url": "mqtt://host", "name": "pi-07"}
 
 
-def test_flags_are_laid_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     path.write_text('broker_url = "mqtt://a"\nname = "a"\n[timeouts]\nhello_s = 9.0\n')
     config = load_config(path, {"name": "b"})
@@ -47,7 +47,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
         load_config(tmp_path / "none.toml", {})
 
 
-def test_the_cache_is_apart_for_each_tenant_and_name(
+def test_each_tenant_and_name_has_its_own_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

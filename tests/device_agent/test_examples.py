@@ -1,4 +1,4 @@
-"""What a device trains on, from a file of its own or from the cache."""
+"""Training data of a device, from its own file or from the cache."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fairbed.wire.shard import encode_shard, make_shard
 
 
 class Storage:
-    """Counts what is read from the disk."""
+    """Counts the bytes read from the disk."""
 
     def __init__(self) -> None:
         self.read_bytes = 0
@@ -40,7 +40,7 @@ def own(folder: Path, **arrays: np.ndarray[tuple[int, ...], np.dtype[np.generic]
     ],
     ids=["features", "pixels", "tokens"],
 )
-def test_own_data_becomes_what_the_engine_takes(
+def test_own_data_is_converted_for_the_engine(
     tmp_path: Path,
     x: np.ndarray[tuple[int, ...], np.dtype[np.generic]],
     dtype: type[np.generic],
@@ -55,13 +55,13 @@ def test_own_data_becomes_what_the_engine_takes(
     assert storage.read_bytes == data.path.stat().st_size
 
 
-def test_own_data_runs_no_code_of_others(tmp_path: Path) -> None:
+def test_own_data_is_never_unpickled(tmp_path: Path) -> None:
     data = own(tmp_path, x=np.array([[Path()]], object), y=np.zeros(1, int))
     with pytest.raises(DataError, match="allow_pickle=False"):
         data.count()
 
 
-def test_a_cached_shard_tells_the_storage_how_much_was_read(tmp_path: Path) -> None:
+def test_a_cached_shard_counts_the_bytes_read(tmp_path: Path) -> None:
     cache, storage = BlobCache(tmp_path, 1 << 20), Storage()
     blob = encode_shard(make_shard(np.ones((3, 2), np.float32), np.arange(3)))
     manifest = manifest_of(blob, "shard")
@@ -70,7 +70,7 @@ def test_a_cached_shard_tells_the_storage_how_much_was_read(tmp_path: Path) -> N
     assert (x.shape, y.shape, storage.read_bytes) == ((3, 2), (3,), len(blob))
 
 
-def test_a_cached_shard_may_be_gone_or_be_none(tmp_path: Path) -> None:
+def test_a_cached_shard_may_be_missing_or_malformed(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path, 1 << 20)
     manifest = manifest_of(b"not a shard", "shard")
     with pytest.raises(NotPrepared, match="missing or corrupt on disk"):

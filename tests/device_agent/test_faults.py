@@ -1,4 +1,4 @@
-"""Links and coordinators that go away in the middle of something, and what the agent resumes."""
+"""Lost links and coordinators during work, and how the agent resumes."""
 
 import math
 
@@ -14,15 +14,15 @@ from fairbed.wire.codec import encode
 from fairbed.wire.messages import CoordinatorStatus, Failed, Hello, Offer, UploadDone, Welcome
 from fairbed.wire.shard import encode_shard, make_shard
 from fairbed.wire.transport.base import Packet
-from tests.device_agent.conftest import NAME, Stage
-from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S, WINDOW, FakeCoordinator
+from tests.device_agent.conftest import NAME, AgentSetup
+from tests.device_agent.coordinator import CHUNK_BYTES, TIMEOUT_S, WINDOW, FakeCoordinator
 from tests.device_agent.softmax import Gate, softmax_task
 from tests.wire.transport.memory import Faults
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 WIDE = 1500
-"""Features of a model that travels in many chunks."""
+"""Number of features of a model with many chunks."""
 
 TASK = softmax_task(features=WIDE)
 RNG = np.random.default_rng(7)
@@ -32,18 +32,18 @@ SHARD = encode_shard(
 MODEL = RNG.standard_normal(3 * WIDE + 3).astype(np.float32) * np.float32(0.01)
 
 
-class Cut:
-    """Loses model chunks from the n-th on, until it is mended."""
+class ChunkLoss:
+    """Loses model chunks from the n-th on, until it is repaired."""
 
     def __init__(self, coordinator: FakeCoordinator, after: int) -> None:
         self.reached = anyio.Event()
-        self.is_mended = False
+        self.is_repaired = False
         self._after = after
         self._prefix = f"{coordinator.topics.base}/b/"
         self._delivered = 0
 
     def is_lost(self, client_id: str, packet: Packet) -> bool:
-        if self.is_mended or client_id != NAME or not packet.topic.startswith(self._prefix):
+        if self.is_repaired or client_id != NAME or not packet.topic.startswith(self._prefix):
             return False
         self._delivered += 1
         if self._delivered > self._after:
@@ -51,40 +51,40 @@ class Cut:
         return self._delivered > self._after
 
     async def wait(self) -> None:
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             await self.reached.wait()
-        self.is_mended = True
+        self.is_repaired = True
 
 
 async def finish(coordinator: FakeCoordinator) -> Offer:
-    """Grant the next offer and take the update in."""
+    """Grant the next offer and receive the update."""
     offer = await coordinator.expect(Offer)
     await coordinator.grant(offer)
     await coordinator.receive(offer)
     return offer
 
 
-async def test_resumes_a_download_after_the_link_was_lost(stage: Stage) -> None:
-    async with stage.playing() as (agent, coordinator):
+async def test_resumes_a_download_after_the_link_was_lost(setup: AgentSetup) -> None:
+    async with setup.running() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
-        cut = Cut(coordinator, after=7)
-        stage.broker.faults.is_lost = cut.is_lost
-        await coordinator.ask(1, MODEL)
-        await cut.wait()
-        stage.broker.disconnect(NAME)
+        loss = ChunkLoss(coordinator, after=7)
+        setup.broker.faults.is_lost = loss.is_lost
+        await coordinator.request_training(1, MODEL)
+        await loss.wait()
+        setup.broker.disconnect(NAME)
         offer = await finish(coordinator)
         assert 1 <= offer.download_rerequests <= WINDOW
         await coordinator.expect_context(is_ready=True, phase="idle")
         assert agent.phase is Phase.IDLE
 
 
-async def test_asks_again_for_a_chunk_that_came_broken(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_requests_a_damaged_chunk_again(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        cut = Cut(coordinator, after=0)
-        stage.broker.faults.is_lost = cut.is_lost
-        train = await coordinator.ask(1, MODEL)
-        await cut.wait()
+        loss = ChunkLoss(coordinator, after=0)
+        setup.broker.faults.is_lost = loss.is_lost
+        train = await coordinator.request_training(1, MODEL)
+        await loss.wait()
         topic = coordinator.topics.chunk(train.model.id.hex(), 0)
         frame = bytearray(encode_chunk(train.model.id, 0, bytes(CHUNK_BYTES)))
         frame[-1] ^= 1
@@ -93,54 +93,54 @@ async def test_asks_again_for_a_chunk_that_came_broken(stage: Stage) -> None:
         assert offer.download_rerequests >= 1
 
 
-async def test_a_model_that_does_not_match_its_hash_fails_the_round(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_a_model_that_does_not_match_its_hash_fails_the_round(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        cut = Cut(coordinator, after=0)
-        stage.broker.faults.is_lost = cut.is_lost
-        train = await coordinator.ask(1, MODEL)
+        loss = ChunkLoss(coordinator, after=0)
+        setup.broker.faults.is_lost = loss.is_lost
+        train = await coordinator.request_training(1, MODEL)
         await coordinator.publish_chunk(train.model, 3, bytes(CHUNK_BYTES))
-        await cut.wait()
-        stage.broker.disconnect(NAME)
+        await loss.wait()
+        setup.broker.disconnect(NAME)
         failed = await coordinator.expect(Failed)
         assert failed.phase == "downloading"
         assert "sha256 must be" in failed.reason
 
 
-async def test_resumes_an_upload_after_the_link_was_lost(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_resumes_an_upload_after_the_link_was_lost(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, MODEL)
+        await coordinator.request_training(1, MODEL)
         offer = await coordinator.expect(Offer)
         coordinator.acknowledges = False
         await coordinator.grant(offer)
         await coordinator.expect_chunks(min(WINDOW, offer.manifest.chunk_count))
         coordinator.acknowledges = True
-        stage.broker.disconnect(NAME)
+        setup.broker.disconnect(NAME)
         await coordinator.receive(offer)
         done = coordinator.seen[UploadDone][-1]
         assert isinstance(done, UploadDone)
 
 
-async def test_says_hello_and_offers_again_when_its_link_comes_back(stage: Stage) -> None:
-    stage.timeouts = type(stage.timeouts)(hello_s=0.05)  # repeats nothing by itself
-    async with stage.playing() as (_, coordinator):
+async def test_sends_hello_and_offer_again_after_a_lost_link(setup: AgentSetup) -> None:
+    setup.timeouts = type(setup.timeouts)(hello_s=0.05)  # repeats nothing by itself
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, MODEL)
+        await coordinator.request_training(1, MODEL)
         offer = await coordinator.expect(Offer)
         hellos = len(coordinator.seen[Hello])
-        stage.broker.disconnect(NAME)
+        setup.broker.disconnect(NAME)
         assert await coordinator.expect(Offer) == offer
         assert len(coordinator.seen[Hello]) == hellos + 1
         await coordinator.grant(offer)
         await coordinator.receive(offer)
 
 
-async def test_repeats_itself_when_the_coordinators_link_comes_back(stage: Stage) -> None:
-    stage.timeouts = type(stage.timeouts)(hello_s=0.05)
-    async with stage.playing() as (agent, coordinator):
+async def test_repeats_its_message_when_the_coordinators_link_is_back(setup: AgentSetup) -> None:
+    setup.timeouts = type(setup.timeouts)(hello_s=0.05)
+    async with setup.running() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, MODEL)
+        await coordinator.request_training(1, MODEL)
         offer = await coordinator.expect(Offer)
         off = CoordinatorStatus(state="off", boot=coordinator.boot)
         await coordinator.transport.publish(coordinator.topics.coordinator, encode(off), qos=1)
@@ -149,10 +149,10 @@ async def test_repeats_itself_when_the_coordinators_link_comes_back(stage: Stage
         assert agent.phase is Phase.OFFERING
 
 
-async def test_a_restarted_coordinator_ends_the_round_and_is_joined(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_a_restarted_coordinator_ends_the_round_and_is_joined(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(5, MODEL)
+        await coordinator.request_training(5, MODEL)
         await coordinator.expect(Offer)
         coordinator.boot = 2
         coordinator.status_on = CoordinatorStatus(state="on", boot=2)
@@ -160,76 +160,78 @@ async def test_a_restarted_coordinator_ends_the_round_and_is_joined(stage: Stage
         await coordinator.welcome(TASK, SHARD)
         await coordinator.expect_context(is_ready=False)
         await coordinator.expect_context(is_ready=True, phase="idle")
-        first, _ = await coordinator.play(5, MODEL)  # the same attempt, as it resumes
+        first, _ = await coordinator.run_round(5, MODEL)  # the same attempt, as it resumes
         assert not first.was_cold
 
 
-async def test_a_welcome_of_an_earlier_coordinator_is_ignored(stage: Stage) -> None:
-    async with stage.playing() as (agent, coordinator):
+async def test_a_welcome_of_an_earlier_coordinator_is_ignored(setup: AgentSetup) -> None:
+    async with setup.running() as (agent, coordinator):
         await coordinator.expect(Hello)
         manifest = await coordinator.publish_blob("task", TASK)
         shard = coordinator.offer_shard(SHARD)
-        await coordinator.tell(Welcome(boot=99, task=manifest, shard=shard))
+        await coordinator.send(Welcome(boot=99, task=manifest, shard=shard))
         await coordinator.expect(Hello)
         assert agent.phase is Phase.JOINING
 
 
-async def test_survives_a_broker_that_forgets_everything(stage: Stage) -> None:
-    async with stage.playing() as (_, coordinator):
+async def test_survives_a_broker_that_loses_its_retained_messages(setup: AgentSetup) -> None:
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.play(1, MODEL)
-        stage.broker.restart()
+        await coordinator.run_round(1, MODEL)
+        setup.broker.restart()
         await coordinator.join(TASK, SHARD)
-        await coordinator.play(2, MODEL)
+        await coordinator.run_round(2, MODEL)
 
 
-async def test_trains_on_while_the_link_is_down_and_offers_when_it_is_back(stage: Stage) -> None:
+async def test_trains_on_while_the_link_is_down_and_offers_when_it_is_back(
+    setup: AgentSetup,
+) -> None:
     gate = Gate()
-    stage.open_engine = gate.open_engine
-    async with stage.playing() as (agent, coordinator):
+    setup.open_engine = gate.open_engine
+    async with setup.running() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
-        await coordinator.ask(1, MODEL)
+        await coordinator.request_training(1, MODEL)
         await coordinator.expect_context(is_ready=True, phase="training")
-        stage.broker.disconnect(NAME, reconnects=False)
+        setup.broker.disconnect(NAME, reconnects=False)
         gate.opened.set()
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             while agent.phase is not Phase.OFFERING:
                 await anyio.lowlevel.checkpoint()
         assert not coordinator.seen[Offer]
-        stage.broker.reconnect(NAME)
+        setup.broker.reconnect(NAME)
         await finish(coordinator)
 
 
-async def test_goes_offline_after_a_round_that_ended_without_a_link(stage: Stage) -> None:
-    stage.timeouts = structs.replace(stage.timeouts, outage_s=0.05)
-    async with stage.playing() as (agent, coordinator):
+async def test_goes_offline_after_a_round_that_ended_without_a_link(setup: AgentSetup) -> None:
+    setup.timeouts = structs.replace(setup.timeouts, outage_s=0.05)
+    async with setup.running() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
-        cut = Cut(coordinator, after=0)
-        stage.broker.faults.is_lost = cut.is_lost
-        await coordinator.ask(1, MODEL, deadline_s=0.05)
-        await cut.wait()
-        stage.broker.disconnect(NAME, reconnects=False)
-        with anyio.fail_after(PATIENCE_S):
+        loss = ChunkLoss(coordinator, after=0)
+        setup.broker.faults.is_lost = loss.is_lost
+        await coordinator.request_training(1, MODEL, deadline_s=0.05)
+        await loss.wait()
+        setup.broker.disconnect(NAME, reconnects=False)
+        with anyio.fail_after(TIMEOUT_S):
             while agent.phase is not Phase.OFFLINE:
                 await anyio.lowlevel.checkpoint()
-        stage.broker.reconnect(NAME)
+        setup.broker.reconnect(NAME)
         await coordinator.join(TASK, SHARD)
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_plays_rounds_over_a_link_that_loses_doubles_and_swaps(
-    stage: Stage, seed: int
+async def test_finishes_rounds_over_a_link_with_loss_duplicates_and_reordering(
+    setup: AgentSetup, seed: int
 ) -> None:
-    stage.broker = type(stage.broker)(seed=seed)
-    async with stage.playing() as (_, coordinator):
+    setup.broker = type(setup.broker)(seed=seed)
+    async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        stage.broker.faults = Faults(loss_ratio=0.03, duplicate_ratio=0.1, reorder_ratio=0.2)
+        setup.broker.faults = Faults(loss_ratio=0.03, duplicate_ratio=0.1, reorder_ratio=0.2)
         for round_id in (1, 2):
-            await coordinator.ask(round_id, MODEL)
+            await coordinator.request_training(round_id, MODEL)
             offer = await coordinator.expect(Offer)
             await coordinator.grant(offer)
             await coordinator.receive(offer)
 
 
-def test_the_model_of_these_tests_travels_in_many_chunks() -> None:
+def test_the_model_of_these_tests_has_many_chunks() -> None:
     assert math.ceil(MODEL.nbytes / CHUNK_BYTES) > 4 * WINDOW

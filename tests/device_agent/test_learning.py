@@ -1,4 +1,4 @@
-"""Trainer, engine and shipped task together on real data."""
+"""Integration of trainer, engine and shipped task on real data."""
 
 import numpy as np
 import pytest

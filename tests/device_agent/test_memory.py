@@ -1,4 +1,4 @@
-"""What an agent process does not load, and that it is there when somebody needs it."""
+"""Modules that an agent process loads only on first use."""
 
 import subprocess
 import sys
@@ -19,14 +19,14 @@ assert "http.client" in sys.modules
 """
 
 
-def test_an_agent_loads_no_http_until_somebody_asks_for_it() -> None:
+def test_an_agent_loads_no_http_module_before_its_first_use() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_versions_are_those_of_the_records() -> None:
+def test_installed_versions_equal_those_of_the_metadata() -> None:
     for distribution in ("numpy", "onnxruntime", "aiomqtt"):
         assert installed_version(distribution) == metadata.version(distribution)
     assert installed_version("no-such-thing") is None

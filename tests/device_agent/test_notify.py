@@ -1,4 +1,4 @@
-"""The wakeup: nothing is lost, nothing is counted twice."""
+"""The notification: none is lost, none counts twice."""
 
 import anyio
 import pytest
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.anyio
 LONG_S = 60.0
 
 
-async def test_a_ring_before_the_wait_is_kept_and_many_are_one() -> None:
+async def test_notifications_before_the_wait_are_kept_and_count_as_one() -> None:
     wakeup = Notify()
     wakeup.notify()
     wakeup.notify()
@@ -18,7 +18,7 @@ async def test_a_ring_before_the_wait_is_kept_and_many_are_one() -> None:
     assert not await wakeup.wait(0.0)
 
 
-async def test_a_ring_wakes_who_waits() -> None:
+async def test_a_notification_wakes_the_waiter() -> None:
     wakeup = Notify()
     heard: list[bool] = []
 
@@ -35,7 +35,7 @@ async def test_a_ring_wakes_who_waits() -> None:
     assert heard == [True, True]
 
 
-async def test_a_wait_that_was_cancelled_leaves_the_next_ring_to_the_next_wait() -> None:
+async def test_a_cancelled_wait_leaves_the_next_notification_to_the_next_wait() -> None:
     wakeup = Notify()
     with anyio.move_on_after(0.0):
         await wakeup.wait()

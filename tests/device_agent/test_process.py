@@ -23,7 +23,7 @@ from fairbed.wire.messages import Goodbye, Hello, Status
 from fairbed.wire.shard import encode_shard, make_shard
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.client import MqttTransport
-from tests.device_agent.coordinator import PATIENCE_S, FakeCoordinator
+from tests.device_agent.coordinator import TIMEOUT_S, FakeCoordinator
 
 pytestmark = [
     pytest.mark.anyio,
@@ -33,15 +33,15 @@ pytestmark = [
 
 NAME = "pi-07"
 MAX_IDLE_PAGES = 48 * 1024**2 // os.sysconf("SC_PAGE_SIZE")
-"""All that is resident of an agent without a task."""
+"""Bound of the resident memory of an agent without a task."""
 MAX_IDLE_OWN_PAGES = 28 * 1024**2 // os.sysconf("SC_PAGE_SIZE")
-"""Memory that an agent without a task has for itself. Beside it stand 18 to 24 MiB of libraries'
-files, as much as the system sees fit to map: 42 to 46 MiB resident in all."""
+"""Bound of the private memory of an agent without a task. In addition the system maps 18 to 24 MiB
+of library files: 42 to 46 MiB resident in total."""
 
 
 @contextmanager
 def agent_process(broker: Broker, folder: Path, *args: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `device-agent` for the length of a block."""
+    """Run `device-agent` for the duration of a block."""
     command = [
         sys.executable,
         "-m",
@@ -61,8 +61,8 @@ def agent_process(broker: Broker, folder: Path, *args: str) -> Iterator[subproce
 
 
 @asynccontextmanager
-async def stage(folder: Path) -> AsyncIterator[tuple[Broker, FakeCoordinator]]:
-    """Run a broker and a coordinator for the length of a block."""
+async def broker_and_coordinator(folder: Path) -> AsyncIterator[tuple[Broker, FakeCoordinator]]:
+    """Run a broker and a coordinator for the duration of a block."""
     async with start_broker("mosquitto", folder=folder) as broker:
         transport = MqttTransport(broker.url, "coordinator")
         async with FakeCoordinator(transport, Topics(), NAME).running() as coordinator:
@@ -71,7 +71,7 @@ async def stage(folder: Path) -> AsyncIterator[tuple[Broker, FakeCoordinator]]:
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
     """Wait for the end of a process; return its exit code."""
-    with anyio.fail_after(PATIENCE_S):
+    with anyio.fail_after(TIMEOUT_S):
         return await anyio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
 
 
@@ -80,13 +80,13 @@ async def test_trains_the_shipped_cnn_over_mosquitto(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((60, 1, 8, 8)).astype(np.float32)
     vector = initial_vector(task.spec, 1)
-    async with stage(tmp_path) as (broker, coordinator):
+    async with broker_and_coordinator(tmp_path) as (broker, coordinator):
         with agent_process(broker, tmp_path, "--once") as process:
             two_of_ten = np.arange(60) % 2  # the first steps lower the loss in any order
             shard = encode_shard(make_shard(x, two_of_ten))
             await coordinator.join(encode_artifact(task), shard)
-            first, vector = await coordinator.play(1, vector, needs_loss=True)
-            second, vector = await coordinator.play(2, vector, needs_loss=True)
+            first, vector = await coordinator.run_round(1, vector, needs_loss=True)
+            second, vector = await coordinator.run_round(2, vector, needs_loss=True)
             assert (first.was_cold, second.was_cold) == (True, False)
             assert first.loss_before is not None
             assert second.loss_before is not None
@@ -97,17 +97,19 @@ async def test_trains_the_shipped_cnn_over_mosquitto(tmp_path: Path) -> None:
             assert await ended(process) == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells in /proc")
-async def test_is_small_before_its_first_task_and_leaves_at_a_signal(tmp_path: Path) -> None:
-    for package in (device_agent, wire):  # compiling at the start would leave 4 MiB behind
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+async def test_needs_little_memory_before_its_first_task_and_stops_at_a_signal(
+    tmp_path: Path,
+) -> None:
+    for package in (device_agent, wire):  # compiling at the start would keep 4 MiB
         compileall.compile_dir(package.__path__[0], quiet=1)
-    async with stage(tmp_path) as (broker, coordinator):
+    async with broker_and_coordinator(tmp_path) as (broker, coordinator):
         with agent_process(broker, tmp_path) as process:
             await coordinator.expect(Hello)
             statm = Path(f"/proc/{process.pid}/statm").read_text()  # noqa: ASYNC240  # no disk
-            resident, of_files = statm.split()[1:3]
+            resident, shared = statm.split()[1:3]
             assert int(resident) <= MAX_IDLE_PAGES
-            assert int(resident) - int(of_files) <= MAX_IDLE_OWN_PAGES
+            assert int(resident) - int(shared) <= MAX_IDLE_OWN_PAGES
             os.kill(process.pid, signal.SIGINT)
             status = await coordinator.expect(Status)
             while status.state == "on":
@@ -115,8 +117,8 @@ async def test_is_small_before_its_first_task_and_leaves_at_a_signal(tmp_path: P
             assert await ended(process) == 0
 
 
-async def test_the_broker_tells_when_it_is_killed(tmp_path: Path) -> None:
-    async with stage(tmp_path) as (broker, coordinator):
+async def test_the_broker_publishes_the_will_of_a_killed_agent(tmp_path: Path) -> None:
+    async with broker_and_coordinator(tmp_path) as (broker, coordinator):
         with agent_process(broker, tmp_path) as process:
             hello = await coordinator.expect(Hello)
             process.kill()
@@ -126,13 +128,13 @@ async def test_the_broker_tells_when_it_is_killed(tmp_path: Path) -> None:
             assert status.boot == hello.boot
 
 
-async def test_a_broker_that_knows_it_not_ends_it(tmp_path: Path) -> None:
+async def test_an_agent_that_the_broker_refuses_ends(tmp_path: Path) -> None:
     async with start_broker("mosquitto", folder=tmp_path) as broker:
         broker_url = broker.url.replace(broker.password, "wrong")
         command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", broker_url]
         done = await anyio.run_process([*command, "--name", NAME], check=False)
-    said = done.stderr.decode()
+    stderr = done.stderr.decode()
     assert done.returncode == 1
-    assert said.splitlines()[-1].startswith("device-agent: mqtt://")
-    assert "refused" in said.splitlines()[-1]
-    assert "wrong" not in said
+    assert stderr.splitlines()[-1].startswith("device-agent: mqtt://")
+    assert "refused" in stderr.splitlines()[-1]
+    assert "wrong" not in stderr

@@ -1,4 +1,4 @@
-"""What leaves the device in the background, and what happens when nothing gets out."""
+"""Background sends of a device, also over a stuck or lost link."""
 
 import anyio
 import anyio.lowlevel
@@ -34,7 +34,7 @@ class StuckTransport(MemoryTransport):
         self.callbacks.append(on_complete)
 
 
-async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
+async def test_the_messages_waiting_for_a_stuck_link_are_bounded() -> None:
     transport = StuckTransport(MemoryBroker())
     async with anyio.create_task_group() as group:
         publisher = DevicePublisher(transport, Topics(), NAME, group)
@@ -47,8 +47,8 @@ async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
         assert len(transport.callbacks) == MAX_PENDING + 1
 
 
-async def test_what_cannot_be_sent_is_lost_without_a_fuss() -> None:
-    transport = MemoryBroker().transport(NAME)  # never entered: there is no link
+async def test_messages_are_lost_without_an_error_when_the_link_is_down() -> None:
+    transport = MemoryBroker().transport(NAME)  # not entered: no link
     async with anyio.create_task_group() as group:
         publisher = DevicePublisher(transport, Topics(), NAME, group)
         publisher.publish(Pong(seq=1))
@@ -57,7 +57,7 @@ async def test_what_cannot_be_sent_is_lost_without_a_fuss() -> None:
         assert not await publisher.send(Pong(seq=2))
 
 
-async def test_presence_is_retained() -> None:
+async def test_the_status_is_retained() -> None:
     broker = MemoryBroker()
     async with broker.transport(NAME) as transport, anyio.create_task_group() as group:
         await anyio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Sensors on machines that are folders."""
+"""Sensors on machines described by folders."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_machine_that_tells_nothing_has_its_affinity_and_no_more(machine: Machine) -> None:
+def test_a_machine_without_files_has_only_its_affinity(machine: Machine) -> None:
     real = machine.sensors()
     assert real.cores() == 4
     assert real.free_cores() == 4.0
@@ -74,7 +74,7 @@ def test_the_tightest_quota_of_version_2_counts(
     assert machine.sensors().cores() == cores
 
 
-def test_in_a_container_the_quota_lies_at_the_mount_point(machine: Machine) -> None:
+def test_in_a_container_the_quota_is_at_the_mount_point(machine: Machine) -> None:
     machine.cgroup("0::/host/path/of/us\n", V2_MOUNT)
     machine.file("sys/fs/cgroup/cpu.max", "25000 100000")
     machine.file("sys/fs/cgroup/memory.max", "1000000")
@@ -108,13 +108,13 @@ def test_free_cores_follow_the_last_seconds() -> None:
     assert after[2] < 0.05
 
 
-def test_a_reading_too_soon_changes_nothing() -> None:
+def test_a_reading_within_the_shortest_interval_changes_nothing() -> None:
     free = FreeCores(cores=4.0)
     free.update(CpuReading(now=0.0, idle_s=0.0, own_s=0.0), [])
     assert free.update(CpuReading(now=0.01, idle_s=0.0, own_s=0.0), []) == 4.0
 
 
-def test_what_others_use_of_our_quota_is_not_free() -> None:
+def test_quota_used_by_other_processes_is_not_free() -> None:
     free = FreeCores(cores=2.0)
     free.update(CpuReading(now=0.0, idle_s=0.0, own_s=0.0), [(2.0, 0.0)])
     assert free.update(CpuReading(now=1.0, idle_s=4.0, own_s=0.5), [(2.0, 1.5)]) == 1.0
@@ -155,7 +155,7 @@ def test_the_clock_counts_while_the_agent_is_busy(machine: Machine) -> None:
     assert real.clock_ratio() == pytest.approx(0.4), "idle again: the last busy clock"
 
 
-def test_the_processor_is_told_from_other_thermal_zones(machine: Machine) -> None:
+def test_only_the_thermal_zones_of_the_processor_count(machine: Machine) -> None:
     zones = "sys/class/thermal/thermal_zone"
     machine.file(f"{zones}0/type", "battery").file(f"{zones}0/temp", "90000")
     machine.file(f"{zones}1/type", "cpu-thermal").file(f"{zones}1/temp", "61500")
@@ -163,7 +163,7 @@ def test_the_processor_is_told_from_other_thermal_zones(machine: Machine) -> Non
     assert machine.sensors().temperature_celsius() == 61.5
 
 
-def test_a_board_names_itself(machine: Machine) -> None:
+def test_the_board_name_is_read(machine: Machine) -> None:
     machine.file("proc/device-tree/model", "Raspberry Pi 4 Model B Rev 1.4\0")
     assert machine.sensors().board() == "Raspberry Pi 4 Model B Rev 1.4"
 
@@ -185,7 +185,7 @@ def test_mu_is_free_cores_at_most_the_threads_times_the_clock(
     assert mu_cores(free, threads, clock) == mu
 
 
-def test_a_machine_tells_what_holds_its_processor_back(machine: Machine) -> None:
+def test_throttling_causes_are_read(machine: Machine) -> None:
     assert machine.sensors().throttled() is None
     machine.file("sys/class/thermal/cooling_device0/type", "cpufreq-cpu0")
     machine.file("sys/class/thermal/cooling_device0/cur_state", "3")

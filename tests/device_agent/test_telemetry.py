@@ -1,4 +1,4 @@
-"""When a device tells of itself: at once, soon, or with the next."""
+"""Times at which a device sends its context."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,14 +16,14 @@ from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import MIN_GAP_S, Telemetry
 from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.topics import Topics
-from tests.device_agent.clock import HandClock
+from tests.device_agent.clock import ManualClock
 from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 
 class CountingBroker(MemoryBroker):
-    """Counts what is published."""
+    """Counts published messages."""
 
     published = 0
 
@@ -33,9 +33,11 @@ class CountingBroker(MemoryBroker):
 
 
 @asynccontextmanager
-async def telling(folder: Path) -> AsyncIterator[tuple[Telemetry, HandClock, CountingBroker]]:
-    """Run the telemetry of a device that has told of itself just now."""
-    broker, clock = CountingBroker(), HandClock()
+async def running_telemetry(
+    folder: Path,
+) -> AsyncIterator[tuple[Telemetry, ManualClock, CountingBroker]]:
+    """Run the telemetry of a device that has just sent its first context."""
+    broker, clock = CountingBroker(), ManualClock()
     host = Host(clock=clock, pace=UnlimitedPace(), sensors=RealSensors())
     async with broker.transport("pi-1") as link, anyio.create_task_group() as group:
         await anyio.wait_all_tasks_blocked()
@@ -56,31 +58,31 @@ async def telling(folder: Path) -> AsyncIterator[tuple[Telemetry, HandClock, Cou
         group.cancel_scope.cancel()
 
 
-async def test_what_nobody_else_knows_is_told_at_once(tmp_path: Path) -> None:
-    async with telling(tmp_path) as (telemetry, _, broker):
+async def test_changes_unknown_to_the_coordinator_are_sent_at_once(tmp_path: Path) -> None:
+    async with running_telemetry(tmp_path) as (telemetry, _, broker):
         for count in (2, 3):
             telemetry.send_now()
             await anyio.wait_all_tasks_blocked()
             assert broker.published == count
 
 
-async def test_the_end_of_a_round_that_the_coordinator_knows_waits_for_the_gap(
+async def test_the_confirmed_end_of_a_round_waits_for_the_shortest_interval(
     tmp_path: Path,
 ) -> None:
-    async with telling(tmp_path) as (telemetry, clock, broker):
+    async with running_telemetry(tmp_path) as (telemetry, clock, broker):
         clock.now_s += 0.9 * MIN_GAP_S
         telemetry.send_next()
         await anyio.wait_all_tasks_blocked()
         assert broker.published == 1
-    async with telling(tmp_path) as (telemetry, clock, broker):
+    async with running_telemetry(tmp_path) as (telemetry, clock, broker):
         clock.now_s += MIN_GAP_S
         telemetry.send_next()
         await anyio.wait_all_tasks_blocked()
         assert broker.published == 2
 
 
-async def test_a_phase_waits_for_a_moment_beside_the_gap(tmp_path: Path) -> None:
-    async with telling(tmp_path) as (telemetry, clock, broker):
+async def test_a_new_phase_is_sent_after_a_delay_and_the_shortest_interval(tmp_path: Path) -> None:
+    async with running_telemetry(tmp_path) as (telemetry, clock, broker):
         clock.now_s += MIN_GAP_S
         telemetry.send_soon()
         await anyio.wait_all_tasks_blocked()

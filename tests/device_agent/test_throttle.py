@@ -1,4 +1,4 @@
-"""What holds a processor back, read from a folder that is a machine."""
+"""Causes of throttling, read from folders that describe machines."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def _file(root: Path, name: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_a_machine_without_any_of_the_files_cannot_tell(tmp_path: Path) -> None:
+def test_causes_are_unknown_without_the_files(tmp_path: Path) -> None:
     assert ThrottleReader(tmp_path).causes() is None
 
 
@@ -29,7 +29,7 @@ def test_a_machine_without_any_of_the_files_cannot_tell(tmp_path: Path) -> None:
         (0xF0000, ()),
     ],
 )
-def test_only_the_live_bits_of_a_raspberry_pi_count(bits: int, reasons: tuple[str, ...]) -> None:
+def test_only_the_current_bits_of_a_raspberry_pi_count(bits: int, reasons: tuple[str, ...]) -> None:
     assert pi_throttle_causes(bits) == reasons
 
 
@@ -43,7 +43,7 @@ def test_a_raspberry_pi_is_read_each_time(tmp_path: Path) -> None:
     assert reader.causes() is None
 
 
-def test_a_pi_of_a_newer_kernel_tells_of_its_voltage(tmp_path: Path) -> None:
+def test_a_pi_with_a_newer_kernel_reports_under_voltage(tmp_path: Path) -> None:
     _file(tmp_path, "sys/class/hwmon/hwmon1/name", "rpi_volt\n")
     _file(tmp_path, "sys/class/hwmon/hwmon1/in0_lcrit_alarm", "1\n")
     assert ThrottleReader(tmp_path).causes() == ("under-voltage",)

@@ -1,4 +1,4 @@
-"""The trainer against worked examples, torch and its own promises."""
+"""The trainer against worked examples, torch and its own docstrings."""
 
 from collections.abc import Callable
 
@@ -17,11 +17,11 @@ from tests.tiers import examples
 
 Floats = NDArray[np.float32]
 Gradient = Callable[[Floats, Examples, int], list[float]]
-"""(vector, x of the mini-batch, number of the call) to the gradient."""
+"""Maps (vector, x of the mini-batch, number of the call) to the gradient."""
 
 
 class Formula:
-    """An engine whose gradient is a formula; it records the mini-batches it saw."""
+    """An engine whose gradient is a formula; it records its mini-batches."""
 
     def __init__(
         self, gradient: Gradient, n_params: int = 1, n_buffers: int = 0, loss: float = 1.0
@@ -126,7 +126,7 @@ def test_momentum_adds_up_to_the_norm_of_the_worked_example() -> None:
     assert result.vector[0] == pytest.approx(-0.1 * 5.61, abs=1e-6)
 
 
-def test_momentum_starts_anew_in_each_round() -> None:
+def test_momentum_starts_at_zero_in_each_round() -> None:
     engine = Formula(constant(1.0))
     first = run(engine, [0.0], n=3, momentum=0.9)
     second = run(engine, first.vector.tolist(), n=3, momentum=0.9)
@@ -147,18 +147,18 @@ def test_clipping_bounds_the_norm_over_all_parameters() -> None:
     np.testing.assert_allclose(result.vector, [-0.06, -0.08], atol=1e-7)
 
 
-def test_clipping_leaves_a_small_gradient_alone() -> None:
+def test_clipping_keeps_a_small_gradient() -> None:
     result = run(Formula(constant(0.3, 0.4), n_params=2), [0.0, 0.0], clip_norm=1.0)
     np.testing.assert_allclose(result.vector, [-0.03, -0.04], atol=1e-7)
 
 
-def test_only_parameters_decay_and_move() -> None:
+def test_only_parameters_decay_and_change() -> None:
     engine = Formula(constant(0.0), n_params=1, n_buffers=2)
     result = run(engine, [1.0, 5.0, 6.0], weight_decay=0.5, proximal=1.0, momentum=0.9)
     np.testing.assert_allclose(result.vector, [0.95, 5.0, 6.0], atol=1e-6)
 
 
-def test_keeps_what_the_engine_makes_of_buffers() -> None:
+def test_keeps_the_buffers_of_the_engine() -> None:
     def moves_buffer(vector: Floats, x: Examples, call: int) -> list[float]:
         vector[1] += 1.0
         return [0.0]
@@ -194,7 +194,7 @@ def test_every_epoch_visits_every_example_once(n: int, batch_size: int, epochs: 
         np.testing.assert_array_equal(np.sort(seen), np.arange(n))
 
 
-def test_orders_each_epoch_anew_and_by_the_seed_alone() -> None:
+def test_the_order_of_each_epoch_is_new_and_depends_on_the_seed_alone() -> None:
     first, again, other = (Formula(constant(0.0)) for _ in range(3))
     run(first, [0.0], n=20, batch_size=20, epochs=2, seed=1)
     run(again, [0.0], n=20, batch_size=20, epochs=2, seed=1)
@@ -231,7 +231,7 @@ def test_max_steps_ends_training_in_the_middle_of_an_epoch() -> None:
     assert run(Formula(constant(1.0)), [0.0], n=10, epochs=3, max_steps=12).steps == 12
 
 
-def test_stops_before_the_next_mini_batch_when_asked() -> None:
+def test_stops_before_the_next_mini_batch_on_request() -> None:
     engine = Formula(constant(1.0))
     result = run(engine, [0.0], n=10, should_stop=lambda: len(engine.batches) == 4)
     assert result.steps == 4
@@ -259,7 +259,7 @@ def test_reports_the_mean_loss_of_the_last_epoch_per_example() -> None:
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
-def test_says_at_which_step_the_loss_left_the_finite(loss: float) -> None:
+def test_divergence_names_the_step(loss: float) -> None:
     with pytest.raises(TrainingDiverged, match=r"the loss must be finite, got (nan|inf) at step 1"):
         run(Formula(constant(1.0), loss=loss), [0.0])
 
@@ -275,7 +275,7 @@ def test_refuses_a_device_without_examples() -> None:
 
 
 @pytest.mark.parametrize("label", [-1, 10])
-def test_refuses_a_label_that_is_no_class(label: int) -> None:
+def test_refuses_a_label_out_of_range(label: int) -> None:
     y = np.array([0, label])
     with pytest.raises(ValueError, match=r"every label must be in 0\.\.9"):
         evaluate(
@@ -287,7 +287,7 @@ def test_refuses_a_label_that_is_no_class(label: int) -> None:
         )
 
 
-def test_evaluates_all_examples_in_measured_pieces() -> None:
+def test_evaluates_all_examples_in_counted_batches() -> None:
     meter, engine = CountingMeter(), Formula(constant(0.0))
     x, y = np.ones(600, np.float32), np.repeat([0, 1], [150, 450])
     loss, accuracy = evaluate(engine, np.zeros(1, np.float32), x, y, meter)

@@ -1,4 +1,4 @@
-"""Transfers as the agent drives them, at the moments that are hard to hit from outside."""
+"""Transfers of the agent, at times that a test of the whole agent hardly reaches."""
 
 import anyio
 import pytest
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 MANIFEST = Manifest(id=bytes(16), kind="update", size_bytes=4096, chunk_bytes=1024)
 
 
-async def test_an_update_that_was_acknowledged_counts_as_sent_though_the_link_was_lost() -> None:
-    """The last chunk got through, its sender was told otherwise, and the ack is quicker."""
+async def test_an_acknowledged_update_counts_as_sent_after_a_lost_link() -> None:
+    """The last chunk arrived, its send failed, and the acknowledgement is faster."""
     sent: list[bool] = []
     async with anyio.create_task_group() as group:
         link = MemoryBroker().transport("pi-1")  # never connected: every send fails
@@ -37,21 +37,21 @@ async def test_an_update_that_was_acknowledged_counts_as_sent_though_the_link_wa
     assert sent == [True]
 
 
-class Listener(MemoryTransport):
-    """A link that notes what is given back."""
+class RecordingTransport(MemoryTransport):
+    """A transport that records the number of released filters."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker, "pi-1")
-        self.given_back: list[int] = []
+        self.released: list[int] = []
 
     async def unsubscribe(self, *filters: str) -> None:
-        self.given_back.append(len(filters))
+        self.released.append(len(filters))
         await super().unsubscribe(*filters)
 
 
-@pytest.mark.parametrize(("chunks", "given_back"), [(4, [4]), (6, [1, 1, 4])])
-async def test_chunks_are_given_back_when_others_are_asked_for_and_at_the_end(
-    chunks: int, given_back: list[int]
+@pytest.mark.parametrize(("chunks", "released"), [(4, [4]), (6, [1, 1, 4])])
+async def test_chunks_are_released_with_the_next_request_and_at_the_end(
+    chunks: int, released: list[int]
 ) -> None:
     broker, topics = MemoryBroker(), Topics()
     data = bytes(range(chunks)) * 1024
@@ -59,22 +59,22 @@ async def test_chunks_are_given_back_when_others_are_asked_for_and_at_the_end(
     for index in range(manifest.chunk_count):
         frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
         broker.retained[topics.chunk(manifest.id.hex(), index)] = frame
-    link = Listener(broker)
+    link = RecordingTransport(broker)
     async with link, anyio.create_task_group() as group:
         pulls = Pulls(
             DevicePublisher(link, topics, "pi-1", group), topics, MonotonicClock(), LinkEstimate()
         )
         assert isinstance(await anext(link.events()), LinkUp)
 
-        async def listen() -> None:
+        async def receive() -> None:
             async for event in link.events():
                 assert isinstance(event, Packet)
                 pulls.on_chunk(decode_chunk(event.payload))
                 await anyio.wait_all_tasks_blocked()
 
-        group.start_soon(listen)
+        group.start_soon(receive)
         pull = await pulls.fetch(manifest)
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
     pull.download.verify()
-    assert link.given_back == given_back
+    assert link.released == released

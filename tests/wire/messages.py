@@ -1,4 +1,4 @@
-"""One message of every type, each optional field given and left out: all wire suites read this."""
+"""One message of every type, each optional field given and omitted: all wire tests use them."""
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -303,7 +303,7 @@ Path = tuple[str | int, ...]
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Yield where every plain value of a message in built-in types lies, tags left out."""
+    """Yield the path of every plain value of a message in built-in types, without tags."""
     match value:
         case dict():
             for key, item in value.items():
@@ -317,7 +317,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def objects(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Yield where every object of a message in built-in types lies, itself first."""
+    """Yield the path of every object of a message in built-in types, the message first."""
     if isinstance(value, dict):
         yield path
         for key, item in value.items():

@@ -1,4 +1,4 @@
-"""A task comes back as it went, and nothing that cannot be trained gets through."""
+"""A task is decoded as encoded, and an invalid task is refused."""
 
 from typing import Any
 
@@ -60,11 +60,11 @@ MALFORMED = [
         "Expected `array` of length >= 1 - at `$.spec.layout.tensors`",
     ),
     (("train",), "text", "Expected `bytes`, got `str` - at `$.train`"),
-    (("author",), "nobody", "Object contains unknown field `author`"),
+    (("author",), "unknown", "Object contains unknown field `author`"),
 ]
 
 
-def test_comes_back_as_it_went() -> None:
+def test_a_decoded_task_equals_the_encoded_one() -> None:
     assert decode_artifact(encode_artifact(ARTIFACT)) == ARTIFACT
 
 
@@ -81,7 +81,7 @@ def test_refuses_every_truncated_prefix() -> None:
 
 
 @pytest.mark.parametrize(("path", "value", "line"), MALFORMED)
-def test_says_in_one_line_what_is_wrong(path: tuple[str, ...], value: Any, line: str) -> None:
+def test_each_fault_has_its_one_line_message(path: tuple[str, ...], value: Any, line: str) -> None:
     fields: dict[str, Any] = msgspec.msgpack.decode(encode_artifact(ARTIFACT))
     at = fields
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""A chunk arrives as it left or not at all."""
+"""A chunk is decoded as encoded, or refused."""
 
 from hashlib import sha256
 
@@ -25,7 +25,7 @@ FRAME = encode_chunk(BLOB, 3, b"payload")
 
 
 @given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1), st.binary(min_size=1))
-def test_comes_back_as_it_went(blob: bytes, index: int, payload: bytes) -> None:
+def test_a_decoded_chunk_equals_the_encoded_one(blob: bytes, index: int, payload: bytes) -> None:
     chunk = decode_chunk(encode_chunk(blob, index, payload))
     assert (chunk.blob, chunk.index, bytes(chunk.payload)) == (blob, index, payload)
 
@@ -62,13 +62,13 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("frame", "line"), MALFORMED, ids=[line for _, line in MALFORMED])
-def test_says_in_one_line_what_is_wrong(frame: bytes, line: str) -> None:
+def test_each_fault_has_its_one_line_message(frame: bytes, line: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_chunk(frame)
     assert str(caught.value) == line
 
 
-def test_tells_who_must_update() -> None:
+def test_a_version_error_names_the_side_to_update() -> None:
     with pytest.raises(VersionError, match=r"got 2; update fairbed on this side$"):
         decode_chunk(FRAME[:2] + b"\x02" + FRAME[3:])
     with pytest.raises(VersionError, match=r"got 0; update fairbed on the sender$"):
@@ -85,13 +85,13 @@ def test_random_bytes_raise_nothing_but_decode_error(tail: bytes) -> None:
 @pytest.mark.parametrize(
     ("blob", "payload"), [(b"short", b"x"), (BLOB, b""), (BLOB, bytes(MAX_CHUNK_BYTES + 1))]
 )
-def test_builds_no_frame_that_would_be_refused(blob: bytes, payload: bytes) -> None:
+def test_encodes_no_frame_that_decoding_would_refuse(blob: bytes, payload: bytes) -> None:
     with pytest.raises(EncodeError, match=r"^chunk 0: must hold 1 to 983040 bytes"):
         encode_chunk(blob, 0, payload)
 
 
 @given(st.integers(1, 10_000), st.integers(MIN_CHUNK_BYTES, 4096))
-def test_the_slices_tile_the_blob(size: int, chunk_bytes: int) -> None:
+def test_the_slices_cover_the_blob_without_overlap(size: int, chunk_bytes: int) -> None:
     blob = bytes(size)
     manifest = manifest_of(blob, "model", chunk_bytes)
     ends = [chunk_slice(manifest, index) for index in range(manifest.chunk_count)]
@@ -101,7 +101,7 @@ def test_the_slices_tile_the_blob(size: int, chunk_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 4])
-def test_knows_no_chunk_beyond_the_last(index: int) -> None:
+def test_refuses_an_index_beyond_the_last_chunk(index: int) -> None:
     with pytest.raises(DecodeError) as caught:
         chunk_slice(MODEL, index)
     assert str(caught.value) == f"chunk: index must be below 4, got {index}"
@@ -118,7 +118,7 @@ def test_a_manifest_names_the_blob_by_its_hash() -> None:
     assert decode(encode(Intent(manifest=manifest, boot=1))) == Intent(manifest=manifest, boot=1)
 
 
-def test_announces_no_empty_blob_and_no_odd_chunks() -> None:
+def test_refuses_an_empty_blob_and_a_chunk_size_out_of_range() -> None:
     with pytest.raises(EncodeError, match=r"^task: must hold 1 to 2147483648 bytes, got 0$"):
         manifest_of(b"", "task")
     with pytest.raises(EncodeError, match=r"^task: chunks must hold 1024 to 983040 bytes, got 10$"):
@@ -129,14 +129,14 @@ def test_the_header_is_28_bytes() -> None:
     assert HEADER_BYTES == 28
 
 
-def test_a_chunk_takes_a_slow_link_about_half_a_second() -> None:
+def test_a_chunk_takes_about_half_a_second_on_a_slow_link() -> None:
     assert suitable_chunk_bytes(1e3, 10**7) == 32 * 1024
     assert suitable_chunk_bytes(1e6, 10**7) == 61 * 1024
     assert suitable_chunk_bytes(10e6, 10**7) == 256 * 1024
     assert suitable_chunk_bytes(None, 10**7) == 256 * 1024
 
 
-def test_a_fast_link_takes_larger_chunks_if_the_blob_makes_two_of_them() -> None:
+def test_a_fast_link_has_larger_chunks_if_the_blob_holds_two() -> None:
     assert suitable_chunk_bytes(100e6, 10**7) == 610 * 1024
     assert suitable_chunk_bytes(1e9, 10**7) == MAX_CHUNK_BYTES
     assert suitable_chunk_bytes(1e9, 10**6) == 489 * 1024
@@ -145,19 +145,19 @@ def test_a_fast_link_takes_larger_chunks_if_the_blob_makes_two_of_them() -> None
     assert suitable_chunk_bytes(1e9, 10**7, 480 * 1024) == 480 * 1024
 
 
-def test_a_size_stays_while_it_is_within_a_factor_of_two() -> None:
+def test_the_chunk_size_is_kept_within_a_factor_of_two() -> None:
     assert stable_chunk_bytes(None, 300) == 300
     assert [stable_chunk_bytes(300, other) for other in (150, 299, 600)] == [300] * 3
     assert [stable_chunk_bytes(300, other) for other in (149, 601)] == [149, 601]
 
 
 @pytest.mark.parametrize("rate_bps", [None, 1e3, 10e6, 1e9])
-def test_none_is_larger_than_what_the_broker_takes(rate_bps: float | None) -> None:
+def test_no_chunk_is_larger_than_the_limit_of_the_broker(rate_bps: float | None) -> None:
     limit_bytes = 112 * 1024
     assert suitable_chunk_bytes(rate_bps, 10**7, limit_bytes) <= limit_bytes
 
 
 @given(st.floats(1.0, 1e12) | st.none(), st.integers(1, 2**31))
-def test_every_suitable_chunk_may_be_sent(rate_bps: float | None, size_bytes: int) -> None:
+def test_every_suitable_chunk_size_is_valid(rate_bps: float | None, size_bytes: int) -> None:
     chunk_bytes = suitable_chunk_bytes(rate_bps, size_bytes)
     assert MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a peer's bytes is one `DecodeError` with one line that says so."""
+"""Every fault in received bytes is one `DecodeError` with a message of one line."""
 
 import json
 from copy import deepcopy
@@ -152,13 +152,13 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("payload", "line"), MALFORMED.values(), ids=MALFORMED.keys())
-def test_says_in_one_line_what_is_wrong(payload: bytes, line: str) -> None:
+def test_each_fault_has_its_one_line_message(payload: bytes, line: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(payload)
     assert str(caught.value) == f"message: {line}"
 
 
-def test_tells_who_must_update() -> None:
+def test_a_version_error_names_the_side_to_update() -> None:
     newer = bytes([PROTOCOL_VERSION + 1]) + encode(Ping(seq=1))[1:]
     with pytest.raises(VersionError) as caught:
         decode(newer)
@@ -170,12 +170,12 @@ def test_tells_who_must_update() -> None:
         decode(b"\x00" + newer[1:])
 
 
-def test_text_that_is_no_message_is_refused() -> None:
+def test_text_that_is_not_a_message_is_refused() -> None:
     with pytest.raises(VersionError, match=r"got 123; update fairbed on this side$"):
         decode(json.dumps({"m": "ping", "seq": 1}).encode())
 
 
-def test_each_side_understands_only_what_is_meant_for_it() -> None:
+def test_each_side_decodes_only_messages_of_the_other() -> None:
     from_device, to_device = encode(MESSAGES["offer"]), encode(MESSAGES["train"])
     intent, command = encode(MESSAGES["intent"]), encode(MESSAGES["command"])
     for understands, others in (
@@ -237,7 +237,7 @@ def _is_one_line(text: str) -> bool:
 
 
 def _survives(payload: bytes) -> None:
-    """Either a message that encodes to an equal one, or a `DecodeError` with one line."""
+    """Check for a message that encodes to an equal one, or a `DecodeError` of one line."""
     for decoder in (decode, decode_from_device, decode_to_device, decode_intent, decode_command):
         reason = ""
         try:
@@ -284,14 +284,14 @@ def test_flipped_bytes_raise_nothing_but_decode_error(data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_builds_no_message_with_a_value_that_is_not_finite(value: float) -> None:
+def test_a_message_with_a_value_that_is_not_finite_cannot_be_built(value: float) -> None:
     with pytest.raises(ValueError, match=r"^mu_cores must be a finite number, got "):
         Context(boot=1, seq=1, mu_cores=value)
     with pytest.raises(ValueError, match=r"^train_s must be a finite number, got "):
         Phases(download_s=0, load_s=0, evaluate_s=0, train_s=value, train_cpu_s=0, encode_s=0)
 
 
-def test_builds_no_download_whose_hash_is_missing_or_another() -> None:
+def test_a_download_manifest_with_a_missing_or_wrong_hash_cannot_be_built() -> None:
     with pytest.raises(ValueError, match=r"^sha256 must be given for all kinds but update"):
         Manifest(id=UPDATE_ID, kind="model", size_bytes=1, chunk_bytes=1024)
     with pytest.raises(ValueError, match=r"^sha256 must be given for all kinds but update"):
@@ -302,7 +302,7 @@ def test_builds_no_download_whose_hash_is_missing_or_another() -> None:
         Manifest(id=UPDATE_ID, kind="model", size_bytes=1, chunk_bytes=1024, sha256=bytes(32))
 
 
-def test_cuts_text_that_is_too_long_where_the_message_is_built() -> None:
+def test_truncates_long_text_when_a_message_is_built() -> None:
     failed = Failed(round=1, phase="train", reason="x" * 10_000)
     assert failed.reason == "x" * (MAX_TEXT - 1) + "…"
     assert decode(encode(failed)) == failed
@@ -314,17 +314,17 @@ def test_makes_every_text_one_printable_line() -> None:
     assert Refuse(reason=reason).reason == " [2Jcleared round 1 done  "
 
 
-def test_says_what_cannot_be_encoded() -> None:
+def test_names_the_value_that_cannot_be_encoded() -> None:
     with pytest.raises(EncodeError, match=r"^Ping: must be encodable, got "):
         encode(Ping(seq=1 << 70))
 
 
-def test_sends_no_message_that_a_broker_would_refuse() -> None:
+def test_refuses_to_encode_a_message_above_the_limit_of_brokers() -> None:
     with pytest.raises(EncodeError, match=r"^LinkProbe: a message must stay below 1000000 bytes, "):
         encode(type(MESSAGES["link-probe"])(seq=1, payload=bytes(1_000_000)))  # type: ignore[call-arg]
 
 
-def test_a_command_names_a_device_exactly_when_it_is_about_one() -> None:
+def test_only_exclude_and_include_name_a_device() -> None:
     with pytest.raises(ValueError, match=r"^device must be given for exclude and include"):
         OperatorCommand(id=UPDATE_ID, action="include")
 

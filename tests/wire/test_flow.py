@@ -1,4 +1,4 @@
-"""A transfer over a slow link that queues: whoever is impatient there only makes it slower."""
+"""Transfers over a slow link with a queue: repeated sends only make them slower."""
 
 import hashlib
 import heapq
@@ -17,21 +17,21 @@ CHUNKS = 30
 
 @dataclass
 class Queue:
-    """A link that sends one frame after the other and forgets none."""
+    """A link that sends frames one after the other without loss."""
 
     rate_bps: float
     frames: list[tuple[float, int, bytes]] = field(default_factory=list)
-    _free_at: float = 0.0
+    _idle_at: float = 0.0
     _sent: int = 0
 
     def send(self, frame: bytes, now: float) -> None:
-        self._free_at = max(self._free_at, now) + 8.0 * len(frame) / self.rate_bps
+        self._idle_at = max(self._idle_at, now) + 8.0 * len(frame) / self.rate_bps
         self._sent += 1
-        heapq.heappush(self.frames, (self._free_at, self._sent, frame))
+        heapq.heappush(self.frames, (self._idle_at, self._sent, frame))
 
 
 def upload_over(link: Queue, rate_bps: float | None) -> tuple[Upload, float]:
-    """Return an upload that has ended, and how long it took, seconds."""
+    """Return a finished upload and its duration, seconds."""
     data = bytes(CHUNKS * CHUNK_BYTES)
     manifest = Manifest(
         id=hashlib.sha256(data).digest()[:16],
@@ -59,19 +59,19 @@ def upload_over(link: Queue, rate_bps: float | None) -> tuple[Upload, float]:
 
 
 @pytest.mark.parametrize("rate_bps", [50e3, 200e3, 1e6, 10e6])
-def test_a_known_slow_link_is_never_asked_twice(rate_bps: float) -> None:
+def test_a_link_known_as_slow_has_no_repeated_request(rate_bps: float) -> None:
     upload, took_s = upload_over(Queue(rate_bps), rate_bps)
     assert upload.resent == 0
     assert took_s == pytest.approx(8.0 * CHUNKS * CHUNK_BYTES / rate_bps, rel=0.01)
 
 
 @pytest.mark.parametrize("rate_bps", [50e3, 200e3, 500e3])
-def test_an_unknown_slow_link_is_found_out_in_the_first_window(rate_bps: float) -> None:
+def test_an_unknown_slow_link_is_detected_in_the_first_window(rate_bps: float) -> None:
     upload, took_s = upload_over(Queue(rate_bps), None)
     assert upload.resent <= 2 * WINDOW
     assert took_s <= 8.0 * (CHUNKS + 2 * WINDOW) * CHUNK_BYTES / rate_bps * 1.01
 
 
-def test_a_link_that_became_slow_is_found_out_too() -> None:
+def test_a_link_that_became_slow_is_detected() -> None:
     upload, _ = upload_over(Queue(100e3), 100e6)
     assert upload.resent <= 2 * WINDOW

@@ -27,7 +27,7 @@ def test_message_bytes(name: str, golden: Golden) -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), MESSAGES.items(), ids=MESSAGES.keys())
-def test_golden_bytes_are_understood(name: str, message: AnyMessage) -> None:
+def test_golden_bytes_are_decoded(name: str, message: AnyMessage) -> None:
     assert decode((FOLDER / f"{name}.bin").read_bytes()) == message
 
 

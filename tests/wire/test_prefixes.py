@@ -1,4 +1,4 @@
-"""A message that was cut off anywhere, or continued, is refused."""
+"""A truncated message, or one with trailing bytes, is refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every message comes back as it went, through the decoder of the side that receives it."""
+"""Every message is decoded as encoded, by the decoder of the receiving side."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -33,12 +33,12 @@ def test_every_optional_field_is_given_and_left_out() -> None:
 
 
 @NAMED
-def test_comes_back_as_it_went(message: AnyMessage) -> None:
+def test_a_decoded_message_equals_the_encoded_one(message: AnyMessage) -> None:
     assert decode(encode(message)) == message
 
 
 @NAMED
-def test_the_receiving_side_understands(message: AnyMessage) -> None:
+def test_the_receiving_side_decodes_it(message: AnyMessage) -> None:
     payload = encode(message)
     if isinstance(message, FromDevice):
         assert decode_from_device(payload) == message

@@ -1,4 +1,4 @@
-"""The self-check: inputs that every side draws alike, and a verdict."""
+"""The self-check: reproducible inputs, and the comparison of results."""
 
 import numpy as np
 import pytest
@@ -75,6 +75,6 @@ def test_accepts_an_engine_within_the_tolerances() -> None:
         (engine(2.0, 3.0, float("inf")), "self-check gradient norm must be 5 .* got inf"),
     ],
 )
-def test_names_what_is_off(compute: GradientFunction, message: str) -> None:
+def test_the_error_names_the_wrong_result(compute: GradientFunction, message: str) -> None:
     with pytest.raises(SelfCheckFailed, match=f"tiny: {message}"):
         run_selfcheck(spec(), compute)

@@ -1,4 +1,4 @@
-"""A device's examples come back as they went, and none that cannot be trained on gets through."""
+"""A shard is decoded as encoded, and invalid examples are refused."""
 
 from contextlib import suppress
 from typing import Any
@@ -32,7 +32,7 @@ def test_features_come_back_as_float32() -> None:
         np.testing.assert_array_equal(y, LABELS)
 
 
-def test_pixels_travel_as_bytes_and_come_back_between_0_and_1() -> None:
+def test_pixels_are_sent_as_bytes_and_decoded_between_0_and_1() -> None:
     assert len(make_shard(PIXELS, LABELS).x) == PIXELS.size
     x, _ = _back(PIXELS)
     assert x.dtype == np.float32
@@ -46,7 +46,7 @@ def test_tokens_come_back_as_int64() -> None:
         np.testing.assert_array_equal(x, TOKENS)
 
 
-def test_what_comes_back_may_be_written() -> None:
+def test_decoded_arrays_are_writable() -> None:
     for x in (FEATURES, PIXELS, TOKENS):
         arrays = _back(x)
         assert all(array.flags.writeable for array in arrays)
@@ -62,7 +62,7 @@ def test_what_comes_back_may_be_written() -> None:
         (FEATURES[:0], LABELS[:0]),
     ],
 )
-def test_makes_no_shard_of_what_cannot_travel(x: NDArray[Any], y: NDArray[Any]) -> None:
+def test_refuses_arrays_that_a_shard_cannot_hold(x: NDArray[Any], y: NDArray[Any]) -> None:
     with pytest.raises(
         ValueError, match=r"^shard: x must be float, uint8 or int, one row per label"
     ):
@@ -96,7 +96,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("blob", "line"), MALFORMED, ids=[line for _, line in MALFORMED])
-def test_says_in_one_line_what_is_wrong(blob: bytes, line: str) -> None:
+def test_each_fault_has_its_one_line_message(blob: bytes, line: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_shard(blob).arrays()
     assert str(caught.value) == line

@@ -20,14 +20,14 @@ VECTORS = hnp.arrays(
 
 
 @given(VECTORS)
-def test_a_vector_comes_back_as_it_went(vector: NDArray[np.float32]) -> None:
+def test_a_decoded_vector_equals_the_encoded_one(vector: NDArray[np.float32]) -> None:
     data = vector_to_bytes(vector)
     back = vector_from_bytes(data, len(vector))
     assert back.dtype == np.float32
     np.testing.assert_array_equal(back, vector)
 
 
-def test_travels_little_endian() -> None:
+def test_is_sent_little_endian() -> None:
     assert bytes(vector_to_bytes(np.array([1.0], dtype=">f4"))) == b"\x00\x00\x80\x3f"
 
 
@@ -38,7 +38,7 @@ def test_copies_nothing_on_a_little_endian_machine() -> None:
     assert np.shares_memory(vector_from_bytes(buffer, 4), np.frombuffer(buffer, np.float32))
 
 
-def test_gathers_a_strided_vector() -> None:
+def test_encodes_a_strided_vector() -> None:
     strided = np.arange(8, dtype=np.float32)[::2]
     np.testing.assert_array_equal(vector_from_bytes(vector_to_bytes(strided), 4), strided)
 

@@ -1,4 +1,4 @@
-"""Every topic lies under its tenant, and a device's topic names the device."""
+"""Every topic is below its tenant, and a topic of a device names the device."""
 
 from contextlib import suppress
 
@@ -55,7 +55,7 @@ def test_finds_the_device_of_its_topics(name: str) -> None:
         "u/pi-7",
     ],
 )
-def test_refuses_topics_that_no_device_writes(topic: str) -> None:
+def test_refuses_topics_that_are_not_of_a_device(topic: str) -> None:
     with pytest.raises(DecodeError) as caught:
         TOPICS.device_of(topic)
     assert str(caught.value) == f"topic: must be one of a device, got {topic!r}"

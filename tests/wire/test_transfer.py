@@ -1,4 +1,4 @@
-"""Transfers step by step: what is asked for when, and what is refused."""
+"""Transfers step by step: requests, their times, and refused chunks."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ CHUNK = 1024
 
 
 def in_flight(transfer: Download | Upload) -> frozenset[int]:
-    """Return the chunks that were requested or sent, and are not there yet."""
+    """Return the chunks that were requested or sent and have not arrived."""
     return frozenset(transfer._flow.in_flight)
 
 
@@ -35,7 +35,7 @@ def bitmap(manifest: Manifest, indices: Iterable[int]) -> bytes:
     return bits.to_bytes(-(-manifest.chunk_count // 8), "little")
 
 
-def test_asks_for_a_window_and_then_for_one_chunk_per_arrival() -> None:
+def test_requests_a_window_and_then_one_chunk_per_arrival() -> None:
     data, manifest = blob(6)
     download = Download(manifest, window=4)
     assert download.start(0.0) == [0, 1, 2, 3]
@@ -71,24 +71,24 @@ def test_counts_and_ignores_a_duplicate() -> None:
     assert download.received_bytes == 2 * CHUNK
 
 
-def test_what_comes_after_the_first_chunk_is_the_settled_part() -> None:
+def test_the_chunks_after_the_first_are_the_steady_part() -> None:
     data, manifest = blob(3)
     download, receiver = Download(manifest), UploadReceiver(manifest, 4)
     download.start(0.0)
     for transfer in (download, receiver):
-        told = []
+        reported = []
         for index, at in ((1, 0.5), (0, 0.75), (2, 1.0), (2, 1.5)):
             transfer.on_chunk(piece(data, manifest, index), at)
-            told.append(transfer.steady)
-        assert told == [
+            reported.append(transfer.steady)
+        assert reported == [
             None,
             SteadyTransfer(n_bytes=CHUNK, duration_s=0.25),
             SteadyTransfer(n_bytes=2 * CHUNK - 100, duration_s=0.5),
-            None,  # a duplicate: nobody knows what else went on
+            None,  # a duplicate: the measurement is not reliable
         ]
 
 
-def test_one_chunk_has_no_settled_part() -> None:
+def test_a_single_chunk_has_no_steady_part() -> None:
     data, manifest = blob(1)
     download = Download(manifest)
     download.start(0.0)
@@ -96,7 +96,7 @@ def test_one_chunk_has_no_settled_part() -> None:
     assert download.steady is None
 
 
-def test_what_was_asked_for_twice_has_no_settled_part() -> None:
+def test_a_transfer_with_a_repeated_request_has_no_steady_part() -> None:
     data, manifest = blob(2)
     download = Download(manifest)
     download.start(0.0)
@@ -107,7 +107,7 @@ def test_what_was_asked_for_twice_has_no_settled_part() -> None:
     assert download.steady is None
 
 
-def test_takes_a_chunk_that_nobody_asked_for() -> None:
+def test_accepts_a_chunk_that_was_not_requested() -> None:
     data, manifest = blob(3)
     download = Download(manifest, window=1)
     assert download.start(0.0) == [0]
@@ -124,22 +124,22 @@ def test_takes_a_chunk_that_nobody_asked_for() -> None:
         (2, CHUNK, True, "chunk 2: must hold 924 bytes, got 1024"),
     ],
 )
-def test_refuses_what_is_not_of_this_blob(
+def test_refuses_a_chunk_of_another_blob(
     index: int, length: int, of_this_blob: bool, rule: str
 ) -> None:
     _, manifest = blob(3)
     chunk = Chunk(manifest.id if of_this_blob else bytes(16), index, memoryview(bytes(length)))
     download, receiver = Download(manifest), UploadReceiver(manifest, 4)
-    asked = download.start(0.0)
+    requested = download.start(0.0)
     for transfer in (download, receiver):
         with pytest.raises(DecodeError, match=rule):
             transfer.on_chunk(chunk, 0.1)
         assert transfer.received_bytes == 0
-    assert in_flight(download) == frozenset(asked)
+    assert in_flight(download) == frozenset(requested)
     assert receiver.bitmap() == bytes(1)
 
 
-def test_asks_again_after_two_seconds_with_half_the_window() -> None:
+def test_requests_again_after_two_seconds_with_half_the_window() -> None:
     data, manifest = blob(9)
     download = Download(manifest, window=4)
     download.start(0.0)
@@ -149,9 +149,9 @@ def test_asks_again_after_two_seconds_with_half_the_window() -> None:
     assert download.window == 2
     assert in_flight(download) == {0, 1}
     assert download.rerequests == 2
-    assert download.wake_at == 6.0  # the patience has doubled
-    assert download.on_chunk(piece(data, manifest, 2), 2.5) == []  # late, but welcome
-    assert download.tick(4.5) == [0]  # and the patience is back
+    assert download.wake_at == 6.0  # the timeout has doubled
+    assert download.on_chunk(piece(data, manifest, 2), 2.5) == []  # late, but accepted
+    assert download.tick(4.5) == [0]  # the timeout is reset
     assert download.window == 1
 
 
@@ -162,15 +162,15 @@ def test_a_window_of_arrivals_widens_the_window_by_one() -> None:
     download.tick(2.0)
     download.tick(6.0)
     widths = []
-    asked = sorted(in_flight(download))
+    requested = sorted(in_flight(download))
     while not download.is_complete:
-        asked += download.on_chunk(piece(data, manifest, asked.pop(0)), 6.1)
+        requested += download.on_chunk(piece(data, manifest, requested.pop(0)), 6.1)
         widths.append(download.window)
     assert widths[:7] == [2, 2, 3, 3, 3, 4, 4]
     assert max(widths) == 4
 
 
-def test_is_patient_with_a_slow_link_from_the_first_chunk_on() -> None:
+def test_a_slow_link_has_a_long_timeout_from_the_first_chunk_on() -> None:
     """1 Mbit/s and 256 KiB: four chunks in flight take 8.4 s, and none was lost."""
     data = bytes(4_000_000)
     manifest = manifest_of(data, "model", 256 * 1024)
@@ -197,7 +197,7 @@ def test_waits_four_smoothed_chunk_times() -> None:
     assert download.wake_at == pytest.approx(4.0 + 4 * 1.5)
 
 
-def test_an_overtaken_chunk_is_asked_for_again_while_the_others_flow() -> None:
+def test_an_overtaken_chunk_is_requested_again_while_others_arrive() -> None:
     data, manifest = blob(200)
     download = Download(manifest, window=4)
     queue, now = download.start(0.0), 0.0
@@ -210,7 +210,7 @@ def test_an_overtaken_chunk_is_asked_for_again_while_the_others_flow() -> None:
     assert download.rerequests == 1
 
 
-def test_a_lost_link_makes_everything_in_flight_be_asked_for_again() -> None:
+def test_all_chunks_in_flight_are_requested_again_after_a_lost_link() -> None:
     data, manifest = blob(9)
     download = Download(manifest, window=4)
     download.start(0.0)
@@ -230,7 +230,7 @@ def test_a_link_that_comes_up_late_starts_the_download() -> None:
     assert download.started_at == 3.0
 
 
-def test_tells_missing_chunks_and_a_wrong_hash() -> None:
+def test_verify_reports_missing_chunks_and_a_wrong_hash() -> None:
     data, manifest = blob(2)
     download = Download(manifest)
     download.start(0.0)
@@ -243,7 +243,7 @@ def test_tells_missing_chunks_and_a_wrong_hash() -> None:
         download.verify()
 
 
-def test_a_window_of_nothing_is_refused() -> None:
+def test_an_empty_window_is_refused() -> None:
     _, manifest = blob(2)
     with pytest.raises(ValueError, match="at least 1"):
         Download(manifest, window=0)
@@ -258,7 +258,7 @@ def test_sends_nothing_before_the_grant() -> None:
     assert upload.on_grant(4, 0.0) == [0, 1, 2, 3]
 
 
-def test_the_same_grant_again_changes_nothing() -> None:
+def test_a_repeated_grant_changes_nothing() -> None:
     data, manifest = blob(6)
     upload = Upload(manifest, data)
     upload.on_grant(4, 0.0)
@@ -266,7 +266,7 @@ def test_the_same_grant_again_changes_nothing() -> None:
     assert in_flight(upload) == {0, 1, 2, 3}
 
 
-def test_acknowledged_chunks_make_room_for_the_next() -> None:
+def test_acknowledged_chunks_let_the_next_ones_be_sent() -> None:
     data, manifest = blob(6)
     upload = Upload(manifest, data)
     upload.on_grant(4, 0.0)
@@ -289,7 +289,7 @@ def test_late_and_repeated_acks_are_harmless() -> None:
     assert in_flight(upload) == {3, 4, 5, 6}
 
 
-def test_an_ack_for_what_was_never_sent_is_ignored() -> None:
+def test_an_ack_of_a_chunk_never_sent_is_ignored() -> None:
     data, manifest = blob(9)
     upload = Upload(manifest, data)
     upload.on_grant(2, 0.0)
@@ -306,14 +306,14 @@ def test_refuses_a_malformed_bitmap(received: bytes) -> None:
     assert in_flight(upload) == {0, 1, 2, 3}
 
 
-def test_sends_again_what_was_not_acknowledged() -> None:
+def test_sends_unacknowledged_chunks_again() -> None:
     data, manifest = blob(9)
     upload = Upload(manifest, data)
     upload.on_grant(4, 0.0)
     assert upload.tick(2.0) == [0, 1]
     assert upload.resent == 2
     assert upload.tick(6.0) == [0, 1]
-    assert upload.window == 2  # never below what earns an ack
+    assert upload.window == 2  # never below the interval of acknowledgements
 
 
 def test_resumes_after_a_lost_link() -> None:
@@ -357,14 +357,14 @@ def test_an_ack_is_due_every_half_window_on_a_duplicate_and_at_the_end() -> None
     receiver.verify(manifest.sha256)
 
 
-def test_of_a_blob_that_one_window_holds_one_ack_is_due() -> None:
+def test_a_blob_within_one_window_is_acknowledged_once() -> None:
     data, manifest = blob(4)
     receiver = UploadReceiver(manifest, window=4)
     due = [receiver.on_chunk(piece(data, manifest, index), 0.1) for index in (3, 0, 0, 1, 2)]
     assert due == [False, False, True, False, True]
     upload = Upload(manifest, data)
     upload.on_grant(4, 0.0)
-    assert upload.tick(100.0) == [0, 1, 2, 3], "fewer would earn no ack"
+    assert upload.tick(100.0) == [0, 1, 2, 3], "fewer would not be acknowledged"
 
 
 def test_the_bitmap_begins_with_the_least_significant_bit() -> None:
@@ -375,7 +375,7 @@ def test_the_bitmap_begins_with_the_least_significant_bit() -> None:
     assert receiver.bitmap() == bytes([0b101, 0b10])
 
 
-def test_an_intake_tells_a_wrong_hash() -> None:
+def test_a_receiver_reports_a_wrong_hash() -> None:
     data, manifest = blob(1)
     receiver = UploadReceiver(manifest, window=4)
     receiver.on_chunk(piece(data, manifest, 0), 0.1)
@@ -383,7 +383,7 @@ def test_an_intake_tells_a_wrong_hash() -> None:
         receiver.verify(bytes(32))
 
 
-def test_an_intake_may_write_into_memory_that_was_used_before() -> None:
+def test_a_receiver_may_write_into_a_used_buffer() -> None:
     data, manifest = blob(3)
     used = bytearray(b"\xff" * manifest.size_bytes)
     receiver = UploadReceiver(manifest, window=4, memory=used)
@@ -393,7 +393,7 @@ def test_an_intake_may_write_into_memory_that_was_used_before() -> None:
     assert used == data
 
 
-def test_the_memory_of_an_intake_is_as_large_as_its_blob() -> None:
+def test_the_buffer_of_a_receiver_must_have_the_size_of_the_blob() -> None:
     _, manifest = blob(3)
     with pytest.raises(ValueError, match="memory: must hold"):
         UploadReceiver(manifest, window=4, memory=bytearray(manifest.size_bytes + 1))

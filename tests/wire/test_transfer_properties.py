@@ -1,6 +1,6 @@
-"""Transfers over any bad network: a simulated clock, and faults that hypothesis thinks up.
+"""Transfers over unreliable networks: a simulated clock, and faults drawn by hypothesis.
 
-The first deliveries meet the drawn faults, the later ones none: so every transfer has to end.
+Only the first deliveries have the drawn faults, so every transfer must end.
 """
 
 import heapq
@@ -26,7 +26,7 @@ PATIENCE_STEPS = 10_000
 
 @dataclass(frozen=True)
 class Fate:
-    """What happens to one packet: it arrives after each of `delays_s`, or never."""
+    """Fate of one packet: it arrives once per delay in `delays_s`, or never."""
 
     delays_s: tuple[float, ...] = (DELAY_S,)
     is_corrupt: bool = False
@@ -41,7 +41,7 @@ windows = st.integers(1, 8)
 
 
 class Network:
-    """Packets under way on a simulated clock."""
+    """Packets in flight on a simulated clock."""
 
     def __init__(self, schedule: list[Fate], losses: list[tuple[float, float]]) -> None:
         self.now = 0.0
@@ -55,13 +55,13 @@ class Network:
         if fate.is_corrupt:
             body = body[:-1] + bytes([body[-1] ^ 1])
             if channel == "ack":
-                return  # the codec sees to it that a broken ack is as good as none
+                return  # the codec rejects a damaged ack, so it counts as lost
         for delay_s in fate.delays_s:
             at = self.now + delay_s
             heapq.heappush(self._flights, (at, next(self._order), channel, body))
 
     def step(self, wake_at: float | None) -> tuple[str, bytes] | None:
-        """Go to the next moment; return what arrives, None for a timer or a new link."""
+        """Advance to the next event; return the arrival, or None for a timer."""
         arrival_at = self._flights[0][0] if self._flights else math.inf
         timer_at = math.inf if wake_at is None else max(self.now, wake_at)
         if self._losses and self._losses[-1][0] <= min(arrival_at, timer_at):
@@ -69,7 +69,7 @@ class Network:
             self.now = max(self.now, at) + gap_s
             self._flights.clear()
             return ("link", b"")
-        assert min(arrival_at, timer_at) < math.inf, "nothing will ever happen again"
+        assert min(arrival_at, timer_at) < math.inf, "no event is scheduled"
         if arrival_at <= timer_at:
             self.now, _, channel, body = heapq.heappop(self._flights)
             return channel, body
@@ -90,7 +90,7 @@ def decoded(body: bytes) -> Chunk | None:
 
 
 @given(counts, windows, schedules, link_losses)
-def test_a_download_ends_whole(
+def test_a_download_ends_complete(
     count: int, window: int, schedule: list[Fate], losses: list[tuple[float, float]]
 ) -> None:
     data, manifest = make(count)
@@ -99,32 +99,32 @@ def test_a_download_ends_whole(
     arrived: set[int] = set()
     width, repeats = window, 0
 
-    def ask(asks: list[int]) -> None:
-        assert set(asks) <= in_flight(download)
-        assert not set(asks) & arrived, "what has arrived is never asked for again"
+    def request(requests: list[int]) -> None:
+        assert set(requests) <= in_flight(download)
+        assert not set(requests) & arrived, "an arrived chunk is never requested again"
         assert len(in_flight(download)) <= window
-        assert not asks or len(in_flight(download)) <= download.window <= window
-        for index in asks:
+        assert not requests or len(in_flight(download)) <= download.window <= window
+        for index in requests:
             frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
             network.send("chunk", frame)
 
-    ask(download.start(0.0))
+    request(download.start(0.0))
     for _ in range(PATIENCE_STEPS):
         if download.is_complete:
             break
         match network.step(download.wake_at):
             case None:
                 before = in_flight(download)
-                ask(download.tick(network.now))
+                request(download.tick(network.now))
                 assert download.window == max(1, width // 2)
                 assert download.rerequests > repeats or in_flight(download) < before
             case ("link", _):
-                ask(download.on_link_up(network.now))
+                request(download.on_link_up(network.now))
             case (_, body):
                 chunk = decoded(body)
                 if chunk is not None:
                     arrived.add(chunk.index)
-                    ask(download.on_chunk(chunk, network.now))
+                    request(download.on_chunk(chunk, network.now))
         width, repeats = download.window, download.rerequests
     assert download.is_complete
     assert len(download.data) == manifest.size_bytes
@@ -132,7 +132,7 @@ def test_a_download_ends_whole(
 
 
 @given(counts, windows, schedules, link_losses)
-def test_an_upload_ends_whole(
+def test_an_upload_ends_complete(
     count: int, window: int, schedule: list[Fate], losses: list[tuple[float, float]]
 ) -> None:
     data, manifest = make(count)

@@ -37,7 +37,7 @@ def test_passes_the_self_check_of_every_shipped_task(name: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["loss", "gradient_l2"])
-def test_notices_when_it_computes_something_else(cnn: Artifact, field: str) -> None:
+def test_the_self_check_detects_wrong_results(cnn: Artifact, field: str) -> None:
     right = cnn.spec.selfcheck
     check = msgspec.structs.replace(right, **{field: getattr(right, field) * 1.01})
     spec = msgspec.structs.replace(cnn.spec, selfcheck=check)
@@ -62,7 +62,7 @@ def test_a_mini_batch_of_any_size_is_the_mean_of_its_examples(cnn: Artifact, n: 
     assert np.linalg.norm(together - mean) <= 1e-5 * np.linalg.norm(mean)
 
 
-def test_sees_changes_of_the_vector_in_place_and_other_vectors(cnn: Artifact) -> None:
+def test_uses_changes_of_the_vector_in_place_and_other_vectors(cnn: Artifact) -> None:
     engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
     x, y = examples(4, 1, 8, 8)
     before, _ = engine.gradient(vector, x, y)
@@ -82,7 +82,7 @@ def test_never_writes_to_the_parameters(cnn: Artifact) -> None:
     np.testing.assert_array_equal(vector, before)
 
 
-def test_evaluation_agrees_with_the_training_loss_and_adds_up_over_pieces(cnn: Artifact) -> None:
+def test_evaluation_agrees_with_the_training_loss_and_is_additive(cnn: Artifact) -> None:
     engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
     x, y = examples(150, 1, 8, 8)
     mean, _ = engine.gradient(vector, x, y)
@@ -141,7 +141,7 @@ def test_more_threads_compute_the_same(cnn: Artifact) -> None:
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def test_importing_the_engine_and_asking_its_version_loads_no_runtime() -> None:
+def test_importing_the_engine_and_reading_its_version_loads_no_runtime() -> None:
     code = (
         "import sys, fairbed.device_agent.trainer, fairbed.device_agent.engines.onnx as engine;"
         "print(engine.engine_version(), 'onnxruntime' in sys.modules)"
@@ -164,7 +164,7 @@ def test_a_vector_is_free_after_its_last_step(cnn: Artifact) -> None:
     assert again == first
 
 
-def test_the_runtime_leaves_no_trace_of_its_use(tmp_path: Path) -> None:
+def test_the_telemetry_of_the_runtime_is_disabled(tmp_path: Path) -> None:
     code = (
         "import fairbed.device_agent.engines.onnx as engine, os, sys; engine.load_runtime();"
         "print(len(os.listdir('/proc/self/task')) if sys.platform == 'linux' else 1)"

@@ -1,4 +1,4 @@
-"""The lifecycle is a table: what leads where, and that nothing else does."""
+"""The lifecycle table: its transitions, and that all other events are illegal."""
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ def walk(phase: Phase, *events: Event) -> Phase:
     return phase
 
 
-def test_walks_from_offline_through_a_round_back_to_idle() -> None:
+def test_goes_from_offline_through_a_round_back_to_idle() -> None:
     phase = Phase.OFFLINE
     for event, expected in JOINING + ROUND + QUESTION + ROUND:
         phase = step(phase, event)
@@ -51,12 +51,12 @@ def test_a_new_coordinator_ends_everything(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("phase", WORKING)
-def test_another_round_replaces_the_one_under_way(phase: Phase) -> None:
+def test_another_round_replaces_the_current_one(phase: Phase) -> None:
     assert step(phase, Event.TRAIN_REQUESTED) is Phase.DOWNLOADING
 
 
 @pytest.mark.parametrize("phase", WORKING)
-def test_another_question_replaces_what_is_under_way(phase: Phase) -> None:
+def test_another_loss_query_replaces_the_current_work(phase: Phase) -> None:
     assert step(phase, Event.EVALUATE_REQUESTED) is Phase.ANSWERING
 
 
@@ -67,13 +67,13 @@ def test_a_round_may_end_in_any_phase(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.JOINING, Phase.IDLE])
-def test_who_waits_goes_offline_with_the_link(phase: Phase) -> None:
+def test_a_device_without_work_goes_offline_with_the_link(phase: Phase) -> None:
     assert not phase.is_working
     assert step(phase, Event.LINK_LOST) is Phase.OFFLINE
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_every_event_without_a_row_is_illegal_and_changes_nothing(phase: Phase) -> None:
+def test_every_event_without_a_row_is_illegal_and_keeps_the_phase(phase: Phase) -> None:
     for event in set(Event) - set(TRANSITIONS[phase]):
         before = phase
         with pytest.raises(IllegalEvent, match=f"event must be legal in phase {phase}"):
@@ -82,11 +82,11 @@ def test_every_event_without_a_row_is_illegal_and_changes_nothing(phase: Phase) 
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.STOPPED])
-def test_the_agent_can_be_finished_from_everywhere(phase: Phase) -> None:
+def test_the_agent_can_be_finished_in_every_phase(phase: Phase) -> None:
     assert step(phase, Event.FINISHED) is Phase.STOPPED
 
 
-def test_nothing_happens_to_a_stopped_agent() -> None:
+def test_a_stopped_agent_has_no_legal_event() -> None:
     assert not TRANSITIONS[Phase.STOPPED]
 
 

@@ -29,7 +29,7 @@ def test_the_round_trip_follows_the_shortest_at_once_and_longer_ones_slowly() ->
     assert link.rtt_s == pytest.approx(0.2)
 
 
-def test_small_transfers_say_nothing() -> None:
+def test_small_transfers_are_ignored() -> None:
     link = LinkEstimate()
     assert not link.on_transfer("up", 4_000, 1.0, now=0.0)
     assert link.uplink_bps is None
@@ -57,7 +57,7 @@ def test_the_age_is_that_of_the_older_rate() -> None:
     assert link.age_s(10.0) == 10.0
 
 
-def test_probes_what_is_unknown_then_what_is_old_and_never_more_than_once_a_minute() -> None:
+def test_probes_unknown_and_then_old_directions_at_most_once_a_minute() -> None:
     link = LinkEstimate()
     assert link.due_probes(0.0) == ("down", "up")
     link.on_transfer("down", PROBE_BYTES, 0.1, now=0.0)
@@ -71,7 +71,7 @@ def test_probes_what_is_unknown_then_what_is_old_and_never_more_than_once_a_minu
     assert link.probe_bytes == PROBE_BYTES
 
 
-def test_a_transfer_makes_the_probe_needless() -> None:
+def test_a_transfer_replaces_the_probe() -> None:
     link = LinkEstimate()
     link.on_transfer("down", 1_000_000, 1.0, now=0.0)
     link.on_transfer("up", 1_000_000, 1.0, now=30.0)

@@ -1,4 +1,4 @@
-"""Every codec keeps the bound that its docstring states, whatever the vector."""
+"""Every codec keeps the bound in its docstring, for any vector."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def sent(codec: Codec, values: Vector, seed: int = 0) -> Vector:
-    """Return what the receiver makes of `values`."""
+    """Return `values` after encoding and decoding."""
     return codec.decode(memoryview(codec.encode(values, rng_of(seed))), len(values))
 
 
@@ -38,7 +38,7 @@ def test_the_size_follows_from_the_number_of_values(
 
 
 @given(values=vectors(limit=65504.0))
-def test_float16_is_off_by_half_a_unit_in_the_last_place(values: Vector) -> None:
+def test_float16_has_an_error_of_half_a_unit_in_the_last_place(values: Vector) -> None:
     exact = values.astype(np.float64)
     error = np.abs(sent(Half(), values) - exact)
     assert (error <= np.maximum(2.0**-11 * np.abs(exact), 2.0**-25)).all()
@@ -51,20 +51,20 @@ def test_float16_of_float16_is_exact(values: Vector) -> None:
 
 
 @pytest.mark.parametrize("value", [65520.0, -7e4, 3e38, np.inf, np.nan])
-def test_float16_refuses_what_it_cannot_hold(value: float) -> None:
+def test_float16_refuses_values_out_of_range(value: float) -> None:
     with pytest.raises(EncodeError, match="within 65504, got"):
         sent(Half(), np.array([1.0, value], np.float32))
     assert sent(Half(), np.array([65519.0], np.float32))[0] == 65504.0
 
 
 @given(values=vectors(), seed=seeds)
-def test_int8_is_off_by_less_than_one_level(values: Vector, seed: int) -> None:
+def test_int8_has_an_error_below_one_level(values: Vector, seed: int) -> None:
     error = np.abs(sent(Int8Blocks(), values, seed).astype(np.float64) - values)
     assert (error <= scales_of(values) * (1.0 + 2.0**-15)).all()
 
 
 @given(values=vectors(limit=1e30, max_size=300), seed=seeds)
-def test_int8_is_right_on_average(values: Vector, seed: int) -> None:
+def test_int8_is_unbiased(values: Vector, seed: int) -> None:
     # The mean of 400 tries of a variance of at most s^2/4 each: five of its deviations.
     rng, tries = rng_of(seed), 400
     codec = Int8Blocks()
@@ -77,7 +77,7 @@ def test_int8_is_right_on_average(values: Vector, seed: int) -> None:
     assert (np.abs(total / tries - values) <= bound).all()
 
 
-def test_int8_varies_by_at_most_half_a_level() -> None:
+def test_int8_has_a_standard_deviation_of_at_most_half_a_level() -> None:
     values = rng_of(3).standard_normal(5 * BLOCK).astype(np.float32)
     rng, codec = rng_of(4), Int8Blocks()
     squared = np.zeros(len(values))
@@ -98,7 +98,7 @@ def test_int8_keeps_zeros_and_the_blocks_beside_an_outlier() -> None:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("codec", [Int8Blocks(), TopK(2)], ids=["int8", "top-k"])
-def test_what_is_not_finite_is_refused(codec: Codec, value: float) -> None:
+def test_values_that_are_not_finite_are_refused(codec: Codec, value: float) -> None:
     with pytest.raises(EncodeError, match="must be finite"):
         sent(codec, np.array([0.0, value, 1.0], np.float32))
 
@@ -116,7 +116,7 @@ def test_top_k_keeps_its_share_of_the_norm(values: Vector, k: int) -> None:
 
 @given(updates=st.integers(1, 12), size=st.integers(1, 500), k=st.integers(1, 60), seed=seeds)
 @pytest.mark.parametrize("name", ["top-k", "int8"])
-def test_with_feedback_nothing_is_lost(
+def test_with_feedback_sent_values_and_residual_add_up_to_the_updates(
     name: str, updates: int, size: int, k: int, seed: int
 ) -> None:
     rng = rng_of(seed)
@@ -129,7 +129,7 @@ def test_with_feedback_nothing_is_lost(
         true += update
         arrived += codec.decode(memoryview(payload), size)
         largest = max(largest, float(np.abs(true).max()), float(np.abs(arrived).max()))
-    # One rounding for the sum and one for what is owed, each of a value of at most this size.
+    # One rounding for the sum and one for the residual, each of a value of at most this size.
     slack = 2.0 * updates * 2.0**-24 * (largest + float(np.abs(owed).max()) + 8.0)
     np.testing.assert_allclose(arrived + owed, true, rtol=0.0, atol=slack)
 
@@ -141,7 +141,7 @@ def test_a_sum_beyond_float32_is_refused() -> None:
 
 
 @given(size=st.integers(2, 300), seed=seeds)
-def test_what_top_k_owes_stays_bounded(size: int, seed: int) -> None:
+def test_the_residual_of_top_k_stays_bounded(size: int, seed: int) -> None:
     rng = rng_of(seed)
     codec = TopK(max(1, size // 10))
     share = min(codec.k, size) / size

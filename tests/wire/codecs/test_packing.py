@@ -1,4 +1,4 @@
-"""A packed vector comes back as it was agreed, or is one DecodeError."""
+"""A packed vector decodes as specified, or raises one DecodeError."""
 
 import struct
 import tracemalloc
@@ -29,7 +29,7 @@ def packed(codec: Codec, params: Vector = PARAMS, buffers: Vector = BUFFER_VALUE
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 @given(params=vectors(limit=6e4), n_buffers=st.integers(0, 20))
-def test_buffers_travel_as_they_are(codec: Codec, params: Vector, n_buffers: int) -> None:
+def test_buffers_are_not_encoded(codec: Codec, params: Vector, n_buffers: int) -> None:
     buffers = rng_of(5).standard_normal(n_buffers).astype(np.float32)
     layout = layout_of(len(params), n_buffers)
     blob = packed(codec, params, buffers)
@@ -49,7 +49,7 @@ def test_changes_are_added_to_their_base(codec: Codec) -> None:
     np.testing.assert_array_equal(base, BASE)
 
 
-def test_float32_needs_no_blob() -> None:
+def test_float32_has_no_codec() -> None:
     assert codec_named("float32") is None
     assert packed_bytes(None, LAYOUT) == LAYOUT.size_bytes
 
@@ -66,7 +66,7 @@ Damage = Callable[[bytearray], None]
 
 
 def write(at: int, form: str, *values: float) -> Damage:
-    """Overwrite what lies at a place."""
+    """Overwrite the bytes at a position."""
     return lambda blob: struct.pack_into(form, blob, at, *values)
 
 
@@ -94,7 +94,7 @@ DAMAGED: dict[str, tuple[str, Damage, str]] = {
 
 
 @pytest.mark.parametrize(("name", "damage", "why"), DAMAGED.values(), ids=DAMAGED)
-def test_one_thing_wrong_is_one_line(name: str, damage: Damage, why: str) -> None:
+def test_each_fault_has_its_one_line_message(name: str, damage: Damage, why: str) -> None:
     codec = CODECS[name]
     blob = packed(codec)
     damage(blob)
@@ -111,7 +111,7 @@ def test_a_truncated_blob_is_refused(codec: Codec, cut: int) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_a_blob_that_is_too_long_is_refused_before_memory_is_taken(codec: Codec) -> None:
+def test_a_blob_that_is_too_long_is_refused_before_memory_is_allocated(codec: Codec) -> None:
     blob = packed(codec) + bytes(5_000_000)
     tracemalloc.start()
     with pytest.raises(DecodeError, match="must hold"):

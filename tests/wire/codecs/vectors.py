@@ -1,4 +1,4 @@
-"""Vectors that codecs have to cope with, and layouts around them."""
+"""Vectors and layouts for tests of codecs."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ def vectors(limit: float = 3e38, max_size: int = 3000) -> st.SearchStrategy[Vect
 
 @st.composite
 def _noise(draw: st.DrawFn, limit: float, max_size: int) -> Vector:
-    """Yield normal noise of any magnitude, as an update is."""
+    """Yield normal noise of any magnitude, similar to an update."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scale = 10.0 ** draw(st.floats(-40.0, float(np.log10(limit)) - 1.0))
     size = draw(st.integers(1, max_size))
@@ -30,7 +30,7 @@ def _noise(draw: st.DrawFn, limit: float, max_size: int) -> Vector:
 
 
 def rng_of(seed: int) -> np.random.Generator:
-    """Return a generator of its own."""
+    """Return a new generator."""
     return np.random.default_rng(seed)
 
 

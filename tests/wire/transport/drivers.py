@@ -1,4 +1,4 @@
-"""What tests do with a transport: wait for things, and move a blob in the simplest way."""
+"""Helpers for tests of transports: wait for events, and transfer a blob in a simple way."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,11 @@ from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Tran
 
 WINDOW = 4
 GRANT_S = 1.0
-"""Without a grant for so long, the sender looks again whether there is one."""
+"""Without a grant for this long, the sender subscribes again."""
 
 
 async def up(transport: Transport) -> int:
-    """Wait for the link; return how many times it has come up."""
+    """Wait for `LinkUp`; return its count."""
     async for event in transport.events():
         if isinstance(event, LinkUp):
             return event.count
@@ -25,7 +25,7 @@ async def up(transport: Transport) -> int:
 
 
 async def packets(transport: Transport, count: int) -> list[Packet]:
-    """Return the next packets; link changes between them are passed over."""
+    """Return the next packets; link changes between them are ignored."""
     got: list[Packet] = []
     async for event in transport.events():
         if isinstance(event, Packet):
@@ -44,7 +44,7 @@ async def next_or_timer(transport: Transport, wake_at: float | None) -> Incoming
 
 
 async def offer(transport: Transport, manifest: Manifest, data: bytes, base: str) -> None:
-    """Keep a blob's chunks retained at the broker, whenever there is one; never returns."""
+    """Publish the retained chunks of a blob after each connect; never returns."""
     async for event in transport.events():
         if isinstance(event, LinkUp):
             try:
@@ -66,24 +66,24 @@ async def pull(
     while not download.is_complete:
         event = await next_or_timer(transport, download.wake_at)
         now = anyio.current_time()
-        asks: list[int] = []
+        requests: list[int] = []
         done: list[str] = []
         match event:
             case None:
-                asks = download.tick(now)
+                requests = download.tick(now)
             case LinkUp():
-                asks = download.on_link_up(now)
+                requests = download.on_link_up(now)
             case LinkDown():
                 continue
             case Packet(topic, payload):
                 try:
-                    asks = download.on_chunk(decode_chunk(payload), now)
+                    requests = download.on_chunk(decode_chunk(payload), now)
                 except DecodeError as exc:
                     raise AssertionError("a broker does not alter bytes") from exc
                 done = [topic]
         try:
-            if asks:
-                await transport.subscribe(*(f"{base}/{index}" for index in asks))
+            if requests:
+                await transport.subscribe(*(f"{base}/{index}" for index in requests))
             if done:
                 await transport.unsubscribe(*done)
         except Disconnected:

@@ -1,7 +1,7 @@
-"""A broker in memory: MQTT's rules without sockets, and faults on demand.
+"""A broker in memory: the rules of MQTT without sockets, with faults on demand.
 
-Nothing sleeps: a packet arrives, and a lost client comes back, in the next turn of the event
-loop. Everything random comes from one seed.
+Nothing sleeps: a packet arrives, and a lost client reconnects, in the next iteration of the event
+loop. All random numbers come from one seed.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from fairbed.wire.transport.receive_queue import ReceiveQueue
 
 @dataclass(slots=True)
 class Faults:
-    """What happens to packets of QoS 0; may be changed while the broker runs."""
+    """Faults of packets of QoS 0; may be changed while the broker runs."""
 
     loss_ratio: float = 0.0
-    """Probability that a delivery vanishes."""
+    """Probability that a delivery is lost."""
     duplicate_ratio: float = 0.0
     """Probability that a delivery happens twice."""
     reorder_ratio: float = 0.0
-    """Probability that a delivery changes places with the next one of the same turn."""
+    """Probability that a delivery is swapped with the next one of the same iteration."""
     delay_s: float = 0.0
-    """Time on the way, seconds; 0 means the next turn of the loop."""
+    """Delay of a delivery, seconds; 0 means the next iteration of the loop."""
     is_lost: Callable[[str, Packet], bool] | None = None
-    """Asked for each delivery with the receiver's client id; True loses it."""
+    """Called for each delivery with the receiver's client id; True loses it."""
 
 
 class MemoryBroker:
@@ -48,7 +48,7 @@ class MemoryBroker:
         self.faults = faults or Faults()
         self.retained: dict[str, bytes] = {}
         self.lost = 0
-        """Deliveries that the faults swallowed."""
+        """Deliveries lost by faults."""
         self._rng = random.Random(seed)
         self._is_up = True
         self._clients: dict[str, MemoryTransport] = {}
@@ -58,30 +58,30 @@ class MemoryBroker:
         return MemoryTransport(self, client_id, will)
 
     def disconnect(self, client_id: str, *, reconnects: bool = True) -> None:
-        """Break a client's link: its will is published; it comes back unless told otherwise."""
+        """Break the link of a client: its will is published; by default it reconnects."""
         client = self._clients.get(client_id)
         if client is not None:
             client.lose("connection lost", reconnects=reconnects)
 
     def reconnect(self, client_id: str) -> None:
-        """Let a client come back that was disconnected for good."""
-        self._clients[client_id].seek()
+        """Reconnect a client that was disconnected for good."""
+        self._clients[client_id].connect_soon()
 
     def stop(self) -> None:
-        """Die: every link breaks, retained messages are gone, wills are not published."""
+        """Stop: every link breaks, retained messages are lost, wills are not published."""
         self._is_up = False
         self.retained.clear()
         for client in list(self._clients.values()):
             client.lose("broker is gone", reconnects=False)
 
     def start(self) -> None:
-        """Come back after `stop`; all clients reconnect."""
+        """Start after `stop`; all clients reconnect."""
         self._is_up = True
         for client in list(self._clients.values()):
-            client.seek()
+            client.connect_soon()
 
     def restart(self) -> None:
-        """Die and come back, without what was retained."""
+        """Stop and start, without retained messages."""
         self.stop()
         self.start()
 
@@ -91,7 +91,7 @@ class MemoryBroker:
         return self._is_up
 
     def route(self, topic: str, payload: bytes, qos: int, retain: bool) -> None:
-        """Pass a packet on to everybody who subscribed to it."""
+        """Deliver a packet to all subscribed clients."""
         if retain:
             if payload:
                 self.retained[topic] = payload
@@ -103,20 +103,20 @@ class MemoryBroker:
                 self._deliver(client, Packet(topic, payload), min(qos, granted))
 
     def replay(self, client: "MemoryTransport", pattern: str, qos: int) -> None:
-        """Send what is retained under a new subscription."""
+        """Send the retained messages of a new subscription."""
         for topic, payload in self.retained.items():
             if matches(pattern, topic):
                 self._deliver(client, Packet(topic, payload, retained=True), qos)
 
     def attach(self, client: "MemoryTransport") -> None:
-        """Know a client; one of the same id is thrown out, as MQTT demands."""
+        """Add a client; an older one of the same id is disconnected, as MQTT requires."""
         other = self._clients.get(client.client_id)
         if other is not None and other is not client:
-            other.throw_out()
+            other.evict()
         self._clients[client.client_id] = client
 
     def detach(self, client: "MemoryTransport") -> None:
-        """Forget a client that left."""
+        """Remove a client that disconnected."""
         if self._clients.get(client.client_id) is client:
             del self._clients[client.client_id]
 
@@ -151,7 +151,7 @@ class MemoryTransport(Transport):
     async def __aenter__(self) -> "MemoryTransport":
         """Start connecting; return at once."""
         self._broker.attach(self)
-        self.seek()
+        self.connect_soon()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -167,7 +167,7 @@ class MemoryTransport(Transport):
 
     @property
     def dropped(self) -> int:
-        """Packets of QoS 0 that found the incoming queue full."""
+        """Packets of QoS 0 that were dropped because the receive queue was full."""
         return self._received.dropped
 
     def publish_nowait(
@@ -179,7 +179,7 @@ class MemoryTransport(Transport):
         retain: bool = False,
         on_complete: OnComplete,
     ) -> None:
-        """Send without waiting; `on_complete` is called before this returns.
+        """Publish without waiting; `on_complete` is called before this returns.
 
         Raises:
             Disconnected: The link is down; `on_complete` is not called.
@@ -191,7 +191,7 @@ class MemoryTransport(Transport):
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
     ) -> None:
-        """Send.
+        """Publish.
 
         Raises:
             Disconnected: The link is down.
@@ -204,7 +204,7 @@ class MemoryTransport(Transport):
         """Subscribe, now and after each reconnect.
 
         Raises:
-            Disconnected: The link is down; the filters are remembered all the same.
+            Disconnected: The link is down; the filters take effect after the reconnect.
         """
         self._subscriptions.add(filters, qos)
         self._check("subscribe")
@@ -213,21 +213,21 @@ class MemoryTransport(Transport):
         await anyio.lowlevel.checkpoint()
 
     async def unsubscribe(self, *filters: str) -> None:
-        """Unsubscribe and forget.
+        """Unsubscribe, now and after each reconnect.
 
         Raises:
-            Disconnected: The link is down; the filters are forgotten all the same.
+            Disconnected: The link is down; the filters are not restored after the reconnect.
         """
         self._subscriptions.discard(filters)
         self._check("unsubscribe")
         await anyio.lowlevel.checkpoint()
 
     def granted(self, topic: str) -> int | None:
-        """Return the QoS at which `topic` is subscribed; None when it is not, or we are down."""
+        """Return the QoS at which `topic` is subscribed; None if it is not, or without a link."""
         return self._subscriptions.qos_of(topic) if self._is_up else None
 
     def accept(self, packet: Packet, qos: int, *, swap: bool) -> None:
-        """Put a packet on its way to the consumer."""
+        """Schedule the delivery of a packet to the consumer."""
         place = len(self._on_the_way) - (1 if swap and self._on_the_way else 0)
         self._on_the_way.insert(place, (packet, qos))
         if not self._is_flushing:
@@ -235,7 +235,7 @@ class MemoryTransport(Transport):
             asyncio.get_running_loop().call_later(self._broker.faults.delay_s, self._flush)
 
     def lose(self, reason: str, *, reconnects: bool) -> None:
-        """Lose the link with everything on its way."""
+        """Lose the link and all packets in flight."""
         if not self._is_up:
             return
         self._is_up = False
@@ -244,15 +244,15 @@ class MemoryTransport(Transport):
         if self._will is not None and self._broker.is_up:
             self._broker.route(self._will.topic, self._will.payload, 1, True)
         if reconnects:
-            self.seek()
+            self.connect_soon()
 
-    def throw_out(self) -> None:
+    def evict(self) -> None:
         """Lose the link for good to another client of the same id."""
         self._is_left = True
         self.lose("another client took this id", reconnects=False)
 
-    def seek(self) -> None:
-        """Connect in the next turn of the loop."""
+    def connect_soon(self) -> None:
+        """Connect in the next iteration of the loop."""
         asyncio.get_running_loop().call_soon(self._connect)
 
     def _connect(self) -> None:

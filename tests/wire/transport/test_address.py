@@ -1,4 +1,4 @@
-"""Broker addresses: what is understood, what is refused, and what is never shown."""
+"""Broker addresses: valid ones, refused ones, and hidden passwords."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from fairbed.wire.transport.client import MqttTransport
         ),
     ],
 )
-def test_understands(url: str, address: Address) -> None:
+def test_parses_valid_addresses(url: str, address: Address) -> None:
     assert parse_url(url) == address
 
 
@@ -55,7 +55,7 @@ def test_refuses_in_one_line_without_the_password(url: str, rule: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_unreadable_cafile_is_told_before_any_connection(tmp_path: Path) -> None:
+def test_an_unreadable_cafile_is_reported_before_any_connection(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read cafile"):
         MqttTransport(f"mqtts://host?cafile={tmp_path / 'none.pem'}", "me")
 

@@ -1,6 +1,6 @@
-"""The MQTT link against brokers that misbehave: each is a few scripted bytes on a socket.
+"""Both MQTT clients against faulty brokers, each a few scripted bytes on a socket.
 
-Each of our clients must come through, and say the same.
+Both clients must survive and report the same.
 """
 
 import logging
@@ -26,7 +26,7 @@ from tests.wire.transport.drivers import up
 
 pytestmark = pytest.mark.anyio
 
-GIVE_UP_S = 60.0
+TIMEOUT_S = 60.0
 
 ACCEPTED = bytes([0x20, 2, 0, 0])
 PROTOCOL, CLIENT_ID, UNAVAILABLE, PASSWORD, NOT_ALLOWED = (
@@ -35,13 +35,13 @@ PROTOCOL, CLIENT_ID, UNAVAILABLE, PASSWORD, NOT_ALLOWED = (
 SUBSCRIBED = bytes([0x90, 3, 0, 1, 0])
 NOT_SUBSCRIBED = bytes([0x90, 3, 0, 1, 0x80])
 
-Talk = Callable[[SocketStream], Awaitable[None]]
+Script = Callable[[SocketStream], Awaitable[None]]
 
 
 @asynccontextmanager
-async def broker_that(client: Client, *talks: Talk) -> AsyncIterator[str]:
-    """Yield the URL of a broker that has one talk with each link that connects in turn."""
-    waiting = list(talks)
+async def scripted_broker(client: Client, *scripts: Script) -> AsyncIterator[str]:
+    """Yield the URL of a broker that runs one script for each connection, in order."""
+    waiting = list(scripts)
 
     async def serve(client: SocketStream) -> None:
         async with client:
@@ -56,36 +56,36 @@ async def broker_that(client: Client, *talks: Talk) -> AsyncIterator[str]:
         tasks.cancel_scope.cancel()
 
 
-def says(*answers: bytes) -> Talk:
-    """Return a talk: one answer to whatever comes, then the next; at last, hang up."""
+def replies(*answers: bytes) -> Script:
+    """Return a script: one answer for each received packet; then close the connection."""
 
-    async def talk(client: SocketStream) -> None:
+    async def script(client: SocketStream) -> None:
         for answer in answers:
             await client.receive()
             await client.send(answer)
 
-    return talk
+    return script
 
 
-def stays(*answers: bytes) -> Talk:
-    """Return a talk that gives its answers, and then listens until the client leaves."""
+def replies_and_stays(*answers: bytes) -> Script:
+    """Return a script that sends its answers, then reads until the client disconnects."""
 
-    async def talk(client: SocketStream) -> None:
-        await says(*answers)(client)
+    async def script(client: SocketStream) -> None:
+        await replies(*answers)(client)
         async for _ in client:
             pass
 
-    return talk
+    return script
 
 
 @pytest.fixture(params=get_args(Client))
 def client(request: pytest.FixtureRequest) -> Client:
-    """Who speaks MQTT for us."""
+    """Return the MQTT client under test."""
     return cast("Client", request.param)
 
 
 def link_to(url: str, **options: float) -> MqttTransport:
-    timeout_s = options.get("publish_timeout_s", GIVE_UP_S)
+    timeout_s = options.get("publish_timeout_s", TIMEOUT_S)
     return MqttTransport(url, "me", publish_timeout_s=timeout_s, backoff=lambda retry: 0.0)
 
 
@@ -99,11 +99,11 @@ def link_to(url: str, **options: float) -> MqttTransport:
     ],
     ids=["protocol", "client-id", "password", "not-allowed"],
 )
-async def test_a_refusal_is_final_and_says_what_to_do(
+async def test_a_refusal_is_final_and_gives_advice(
     client: Client, answer: bytes, rule: str
 ) -> None:
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(client, says(answer)) as url, link_to(url) as link:
+    with anyio.fail_after(TIMEOUT_S):
+        async with scripted_broker(client, replies(answer)) as url, link_to(url) as link:
             with pytest.raises(Refused, match=rule) as caught:
                 await anext(link.events())
             assert "secret" not in str(caught.value)
@@ -111,44 +111,49 @@ async def test_a_refusal_is_final_and_says_what_to_do(
                 await link.publish("x", b"")
 
 
-async def test_a_broker_that_is_not_ready_is_asked_again(client: Client) -> None:
-    with anyio.fail_after(GIVE_UP_S):
+async def test_connecting_to_a_broker_that_is_not_ready_is_retried(client: Client) -> None:
+    with anyio.fail_after(TIMEOUT_S):
         async with (
-            broker_that(client, says(UNAVAILABLE), says(), stays(ACCEPTED)) as url,
+            scripted_broker(
+                client, replies(UNAVAILABLE), replies(), replies_and_stays(ACCEPTED)
+            ) as url,
             link_to(url) as link,
         ):
             assert await anext(link.events()) == LinkUp(1)
 
 
-async def test_a_link_that_hangs_up_is_told_once_and_made_anew(client: Client) -> None:
-    hang_up = anyio.Event()
+async def test_a_closed_link_is_reported_once_and_restored(client: Client) -> None:
+    close = anyio.Event()
 
-    async def talk(client: SocketStream) -> None:
-        await says(ACCEPTED)(client)
-        await hang_up.wait()
+    async def script(client: SocketStream) -> None:
+        await replies(ACCEPTED)(client)
+        await close.wait()
 
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(client, talk, stays(ACCEPTED)) as url, link_to(url) as link:
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            scripted_broker(client, script, replies_and_stays(ACCEPTED)) as url,
+            link_to(url) as link,
+        ):
             assert await anext(link.events()) == LinkUp(1)
-            hang_up.set()
+            close.set()
             assert await anext(link.events()) == LinkDown("connection lost")
             assert await anext(link.events()) == LinkUp(2)
 
 
-async def test_a_link_that_is_lost_as_it_comes_up_is_made_anew(client: Client) -> None:
-    async def hangs_up(client: SocketStream) -> None:
+async def test_a_link_lost_during_connect_is_restored(client: Client) -> None:
+    async def closes_at_once(client: SocketStream) -> None:
         await client.receive()
         with socket.socket(fileno=os.dup(client.extra(SocketAttribute.raw_socket).fileno())) as raw:
             raw.send(ACCEPTED)
-            raw.shutdown(socket.SHUT_RDWR)  # both are there before the client has a turn
+            raw.shutdown(socket.SHUT_RDWR)  # the client reads both at once
 
-    async def talk(client: SocketStream) -> None:
+    async def script(client: SocketStream) -> None:
         connected.set()
-        await stays(ACCEPTED)(client)
+        await replies_and_stays(ACCEPTED)(client)
 
     connected = anyio.Event()
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(client, hangs_up, talk) as url, link_to(url) as link:
+    with anyio.fail_after(TIMEOUT_S):
+        async with scripted_broker(client, closes_at_once, script) as url, link_to(url) as link:
             assert isinstance(await anext(link.events()), LinkUp)
             await connected.wait()
 
@@ -156,31 +161,35 @@ async def test_a_link_that_is_lost_as_it_comes_up_is_made_anew(client: Client) -
 async def test_retained_packets_of_old_subscriptions_come_after_the_new_link(
     client: Client,
 ) -> None:
-    hang_up = anyio.Event()
-    kept = bytes([0x31, 4, 0, 1]) + b"t!"
+    close = anyio.Event()
+    retained = bytes([0x31, 4, 0, 1]) + b"t!"
 
-    async def talk(client: SocketStream) -> None:
-        await says(ACCEPTED, SUBSCRIBED)(client)
-        await hang_up.wait()
+    async def script(client: SocketStream) -> None:
+        await replies(ACCEPTED, SUBSCRIBED)(client)
+        await close.wait()
 
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with (
-            broker_that(client, talk, stays(ACCEPTED, kept + SUBSCRIBED)) as url,
+            scripted_broker(
+                client, script, replies_and_stays(ACCEPTED, retained + SUBSCRIBED)
+            ) as url,
             link_to(url) as link,
         ):
             assert await anext(link.events()) == LinkUp(1)
             await link.subscribe("t")
-            hang_up.set()
+            close.set()
             assert isinstance(await anext(link.events()), LinkDown)
             assert await anext(link.events()) == LinkUp(2)
             assert await anext(link.events()) == Packet("t", b"!", retained=True)
 
 
-async def test_a_packet_that_nobody_asked_for_is_ignored(client: Client) -> None:
+async def test_a_packet_without_subscription_is_ignored(client: Client) -> None:
     stray, wanted = bytes([0x30, 4, 0, 1]) + b"s?", bytes([0x30, 4, 0, 1]) + b"t!"
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with (
-            broker_that(client, stays(ACCEPTED, SUBSCRIBED + stray + wanted)) as url,
+            scripted_broker(
+                client, replies_and_stays(ACCEPTED, SUBSCRIBED + stray + wanted)
+            ) as url,
             link_to(url) as link,
         ):
             await up(link)
@@ -190,9 +199,9 @@ async def test_a_packet_that_nobody_asked_for_is_ignored(client: Client) -> None
 
 
 async def test_a_forbidden_subscription_is_refused(client: Client) -> None:
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with (
-            broker_that(client, stays(ACCEPTED, NOT_SUBSCRIBED)) as url,
+            scripted_broker(client, replies_and_stays(ACCEPTED, NOT_SUBSCRIBED)) as url,
             link_to(url) as link,
         ):
             await up(link)
@@ -200,10 +209,12 @@ async def test_a_forbidden_subscription_is_refused(client: Client) -> None:
                 await link.subscribe("t")
 
 
-async def test_a_broker_that_never_answers_costs_the_link(client: Client) -> None:
-    with anyio.fail_after(GIVE_UP_S):
+async def test_a_broker_that_never_answers_ends_the_link(client: Client) -> None:
+    with anyio.fail_after(TIMEOUT_S):
         async with (
-            broker_that(client, stays(ACCEPTED), stays(ACCEPTED)) as url,
+            scripted_broker(
+                client, replies_and_stays(ACCEPTED), replies_and_stays(ACCEPTED)
+            ) as url,
             link_to(url, publish_timeout_s=0.05) as link,
         ):
             assert await anext(link.events()) == LinkUp(1)
@@ -215,9 +226,9 @@ async def test_a_broker_that_never_answers_costs_the_link(client: Client) -> Non
 
 async def test_a_cancelled_wait_for_an_event_loses_nothing(client: Client) -> None:
     packet = bytes([0x30, 4, 0, 1]) + b"t!"
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with (
-            broker_that(client, stays(ACCEPTED, SUBSCRIBED + packet)) as url,
+            scripted_broker(client, replies_and_stays(ACCEPTED, SUBSCRIBED + packet)) as url,
             link_to(url) as link,
         ):
             with anyio.move_on_after(0):
@@ -227,10 +238,10 @@ async def test_a_cancelled_wait_for_an_event_loses_nothing(client: Client) -> No
             assert await anext(link.events()) == Packet("t", b"!")
 
 
-async def test_nobody_there_is_a_trouble_that_can_be_read(
+async def test_an_unreachable_broker_is_reported_once(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with broker_that(client) as url:
+    async with scripted_broker(client) as url:
         address = url.replace("user", "u")
     retries = 0
 
@@ -242,7 +253,7 @@ async def test_nobody_there_is_a_trouble_that_can_be_read(
         return 0.0
 
     seen_enough = anyio.Event()
-    with anyio.fail_after(GIVE_UP_S), caplog.at_level(logging.WARNING):
+    with anyio.fail_after(TIMEOUT_S), caplog.at_level(logging.WARNING):
         link = MqttTransport(address, "me", backoff=backoff)
         async with link:
             await seen_enough.wait()
@@ -251,39 +262,41 @@ async def test_nobody_there_is_a_trouble_that_can_be_read(
             with pytest.raises(Disconnected):
                 await link.subscribe("x")
         assert [event async for event in link.events()] == []
-    assert len(caplog.records) == 1, "the same trouble is logged once"
+    assert len(caplog.records) == 1, "the same reason is logged once"
     assert "secret" not in caplog.text
 
 
-async def test_leaving_does_not_wait_for_a_broker_that_does_not_answer(client: Client) -> None:
+async def test_disconnecting_does_not_wait_for_a_silent_broker(client: Client) -> None:
     connected = anyio.Event()
 
-    async def talk(client: SocketStream) -> None:
+    async def script(client: SocketStream) -> None:
         connected.set()
         async for _ in client:
             pass
 
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(client, talk) as url:
-            async with MqttTransport(url, "me", connect_timeout_s=10 * GIVE_UP_S) as link:
+    with anyio.fail_after(TIMEOUT_S):
+        async with scripted_broker(client, script) as url:
+            async with MqttTransport(url, "me", connect_timeout_s=10 * TIMEOUT_S) as link:
                 await connected.wait()
             assert link.down_reason == "not connected yet"
 
 
-async def test_leaving_at_any_instant_of_connecting_disturbs_no_other_link(client: Client) -> None:
-    """The loop would complain about sockets that it is to watch after they were closed."""
-    dice, tries = random.Random(5), 300
+async def test_disconnecting_at_any_time_of_connecting_disturbs_no_other_link(
+    client: Client,
+) -> None:
+    """The event loop would report sockets that are watched after they were closed."""
+    rng, tries = random.Random(5), 300
 
-    async def talk(client: SocketStream) -> None:
+    async def script(client: SocketStream) -> None:
         with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
-            await stays(ACCEPTED)(client)
+            await replies_and_stays(ACCEPTED)(client)
 
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(client, *[talk] * (tries + 1)) as url, link_to(url) as other:
+    with anyio.fail_after(TIMEOUT_S):
+        async with scripted_broker(client, *[script] * (tries + 1)) as url, link_to(url) as other:
             assert await anext(other.events()) == LinkUp(1)
             for _ in range(tries):
                 async with link_to(url):
-                    await anyio.sleep(dice.uniform(0.0, 0.003))
+                    await anyio.sleep(rng.uniform(0.0, 0.003))
             await other.publish("x", b"")
             assert other.down_reason is None
 
@@ -300,11 +313,11 @@ def test_the_backoff_begins_quickly_grows_and_stays_below_its_cap() -> None:
 
 @pytest.mark.parametrize("kind", BROKERS)
 async def test_wrong_credentials_are_refused(client: Client, kind: str, tmp_path: Path) -> None:
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with start_broker(kind, folder=tmp_path) as broker:  # type: ignore[arg-type]  # a kind
             for url in (
                 broker.url.replace("@", "x@"),
-                broker.url.replace("fairbed:", "nobody:"),
+                broker.url.replace("fairbed:", "another:"),
                 "mqtt://" + broker.url.split("@")[1],
             ):
                 async with MqttTransport(f"{url}?client={client}", "intruder") as link:

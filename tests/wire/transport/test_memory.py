@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def arrivals(seed: int, faults: Faults, qos: int, count: int = 200) -> list[int]:
-    """Return what arrives of `count` numbered packets, followed by a mark at QoS 1."""
+    """Return the arrived ones of `count` numbered packets, followed by a mark at QoS 1."""
     broker = MemoryBroker(seed, faults)
     async with broker.transport("a") as a, broker.transport("b") as b:
         await up(a)
@@ -40,7 +40,7 @@ async def test_faults_come_from_the_seed_and_spare_qos_1(faults: Faults) -> None
     assert await arrivals(1, faults, qos=1) == list(range(200))
 
 
-async def test_each_fault_does_what_its_name_says() -> None:
+async def test_each_fault_has_its_effect() -> None:
     lost = await arrivals(1, Faults(loss_ratio=0.3), qos=0)
     assert lost == sorted(set(lost))
     assert 100 < len(lost) < 180
@@ -59,7 +59,7 @@ async def test_chosen_packets_can_be_lost() -> None:
     assert got == [i for i in range(200) if i != 7]
 
 
-async def test_a_delay_delays() -> None:
+async def test_a_delay_postpones_deliveries() -> None:
     broker = MemoryBroker(faults=Faults(delay_s=0.01))
     async with broker.transport("a") as a:
         await up(a)
@@ -70,7 +70,7 @@ async def test_a_delay_delays() -> None:
         assert anyio.current_time() - before >= 0.009
 
 
-async def test_a_client_may_stay_away_until_it_is_let_back() -> None:
+async def test_a_client_may_stay_disconnected_until_it_reconnects() -> None:
     broker = MemoryBroker()
     async with broker.transport("a", Will("w", b"gone")) as a, broker.transport("b") as b:
         await up(a)
@@ -87,7 +87,7 @@ async def test_a_client_may_stay_away_until_it_is_let_back() -> None:
         await a.publish("x", b"")
 
 
-async def test_a_second_client_of_the_same_id_throws_the_first_one_out() -> None:
+async def test_a_second_client_of_the_same_id_disconnects_the_first() -> None:
     broker = MemoryBroker()
     async with broker.transport("a") as first, broker.transport("a") as second:
         await up(second)
@@ -100,7 +100,7 @@ async def test_a_second_client_of_the_same_id_throws_the_first_one_out() -> None
             assert isinstance(await anext(first.events()), LinkDown)
 
 
-async def test_what_is_on_its_way_dies_with_the_link() -> None:
+async def test_packets_in_flight_are_lost_with_the_link() -> None:
     broker = MemoryBroker()
     async with broker.transport("a") as a, broker.transport("b") as b:
         await up(a)
@@ -115,7 +115,7 @@ async def test_what_is_on_its_way_dies_with_the_link() -> None:
         assert await packets(b, 1) == [Packet("t", b"3")]
 
 
-async def test_a_restart_forgets_what_was_retained() -> None:
+async def test_a_restart_clears_retained_messages() -> None:
     broker = MemoryBroker()
     async with broker.transport("a") as a:
         await up(a)

@@ -1,4 +1,4 @@
-"""Our own client of MQTT, where it alone can be asked: pings, nonsense, and full pipes."""
+"""Tests of our own MQTT client only: pings, malformed packets, and full buffers."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -16,11 +16,11 @@ from fairbed.wire.transport.protocol.packets import DISCONNECT, PINGREQ
 from tests.wire.transport.drivers import up
 from tests.wire.transport.test_aiomqtt_client import (
     ACCEPTED,
-    GIVE_UP_S,
     SUBSCRIBED,
-    broker_that,
-    says,
-    stays,
+    TIMEOUT_S,
+    replies,
+    replies_and_stays,
+    scripted_broker,
 )
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 PINGRESP = b"\xd0\x00"
 MEGABYTE = bytes(1_000_000)
 
-broker = partial(broker_that, "direct")
+broker = partial(scripted_broker, "direct")
 
 
 def link_to(url: str, *, keepalive_s: int = 15, publish_timeout_s: float = 60.0) -> MqttTransport:
@@ -42,7 +42,7 @@ def link_to(url: str, *, keepalive_s: int = 15, publish_timeout_s: float = 60.0)
 
 
 async def down(link: MqttTransport) -> str:
-    """Wait until the link is lost; return why."""
+    """Wait until the link is lost; return the reason."""
     async for event in link.events():
         if isinstance(event, LinkDown):
             return event.reason
@@ -50,30 +50,30 @@ async def down(link: MqttTransport) -> str:
 
 
 async def test_a_quiet_link_is_kept_alive() -> None:
-    heard: list[bytes] = []
+    received_bytes: list[bytes] = []
     twice = anyio.Event()
 
-    async def talk(client: SocketStream) -> None:
-        await says(ACCEPTED)(client)
+    async def script(client: SocketStream) -> None:
+        await replies(ACCEPTED)(client)
         for _ in range(2):
-            heard.append(await client.receive())
+            received_bytes.append(await client.receive())
             await client.send(PINGRESP)
         twice.set()
-        heard.append(await client.receive())
+        received_bytes.append(await client.receive())
 
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker(talk) as url, link_to(url, keepalive_s=1) as link:
+    with anyio.fail_after(TIMEOUT_S):
+        async with broker(script) as url, link_to(url, keepalive_s=1) as link:
             await up(link)
             await twice.wait()
             await anyio.wait_all_tasks_blocked()
             assert link.down_reason is None
-    assert heard == [PINGREQ, PINGREQ, DISCONNECT]
+    assert received_bytes == [PINGREQ, PINGREQ, DISCONNECT]
 
 
-async def test_a_broker_that_answers_no_ping_is_given_up() -> None:
-    with anyio.fail_after(GIVE_UP_S):
+async def test_the_link_ends_when_a_ping_gets_no_answer() -> None:
+    with anyio.fail_after(TIMEOUT_S):
         async with (
-            broker(stays(ACCEPTED), stays(ACCEPTED)) as url,
+            broker(replies_and_stays(ACCEPTED), replies_and_stays(ACCEPTED)) as url,
             link_to(url, keepalive_s=1) as link,
         ):
             await up(link)
@@ -92,12 +92,10 @@ async def test_a_broker_that_answers_no_ping_is_given_up() -> None:
     ],
     ids=["http", "utf-8", "qos-2", "connack", "length"],
 )
-async def test_nonsense_of_a_broker_costs_the_link_and_nothing_else(
-    nonsense: bytes, rule: str
-) -> None:
-    with anyio.fail_after(GIVE_UP_S):
+async def test_malformed_packets_of_a_broker_end_only_the_link(nonsense: bytes, rule: str) -> None:
+    with anyio.fail_after(TIMEOUT_S):
         async with (
-            broker(stays(ACCEPTED, nonsense), stays(ACCEPTED)) as url,
+            broker(replies_and_stays(ACCEPTED, nonsense), replies_and_stays(ACCEPTED)) as url,
             link_to(url) as link,
         ):
             await up(link)
@@ -110,34 +108,37 @@ async def test_nonsense_of_a_broker_costs_the_link_and_nothing_else(
 @pytest.mark.parametrize(
     "first", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x30\x04\x00\x01t!", b"\x20\x03\x00\x00\x00"]
 )
-async def test_what_does_not_begin_as_mqtt_does_is_no_broker(first: bytes) -> None:
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker(says(first)) as url, link_to(url) as link:
+async def test_a_server_of_another_protocol_is_refused(first: bytes) -> None:
+    with anyio.fail_after(TIMEOUT_S):
+        async with broker(replies(first)) as url, link_to(url) as link:
             with pytest.raises(Refused, match=r"does an MQTT 3\.1\.1 broker listen there\?"):
                 await anext(link.events())
 
 
 async def test_a_user_name_that_mqtt_forbids_is_refused() -> None:
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with broker() as url, link_to(url.replace("user", "%00")) as link:
             with pytest.raises(Refused, match="a text must be without zeros"):
                 await anext(link.events())
 
 
-async def test_answers_that_nobody_waits_for_are_rejected() -> None:
-    strays = b"\x40\x02\x00\x09" + b"\xb0\x02\x00\x09" + b"\x90\x03\x00\x09\x00" + PINGRESP
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker(stays(ACCEPTED, strays + SUBSCRIBED)) as url, link_to(url) as link:
+async def test_unexpected_answers_are_ignored() -> None:
+    unexpected = b"\x40\x02\x00\x09" + b"\xb0\x02\x00\x09" + b"\x90\x03\x00\x09\x00" + PINGRESP
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            broker(replies_and_stays(ACCEPTED, unexpected + SUBSCRIBED)) as url,
+            link_to(url) as link,
+        ):
             await up(link)
             await link.subscribe("t")
             assert link.down_reason is None
 
 
 @asynccontextmanager
-async def deaf_broker(told: anyio.Event, received: list[int]) -> AsyncIterator[str]:
-    """Yield the URL of a broker that lets one client in, and reads when it is told to.
+async def unread_broker(may_read: anyio.Event, received: list[int]) -> AsyncIterator[str]:
+    """Yield the URL of a broker that accepts one client, and reads only after `may_read`.
 
-    On a bare socket: streams read ahead.
+    It uses a plain socket, as streams read ahead.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -146,7 +147,7 @@ async def deaf_broker(told: anyio.Event, received: list[int]) -> AsyncIterator[s
             await anyio.wait_readable(server)
             with server.accept()[0] as client:
                 client.send(ACCEPTED)
-                await told.wait()
+                await may_read.wait()
                 while not received or received[-1]:
                     await anyio.wait_readable(client)
                     received.append(len(client.recv(1 << 20)))
@@ -154,7 +155,7 @@ async def deaf_broker(told: anyio.Event, received: list[int]) -> AsyncIterator[s
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
             yield f"mqtt://127.0.0.1:{server.getsockname()[1]}"
-            await told.wait()
+            await may_read.wait()
 
 
 async def publish(link: MqttTransport, count: int, published: list[int]) -> None:
@@ -163,44 +164,44 @@ async def publish(link: MqttTransport, count: int, published: list[int]) -> None
         published.append(number)
 
 
-async def test_whoever_publishes_waits_for_a_broker_that_does_not_read() -> None:
-    told, received, published = anyio.Event(), list[int](), list[int]()
-    with anyio.fail_after(GIVE_UP_S):
-        async with deaf_broker(told, received) as url, link_to(url) as link:
+async def test_publishers_wait_for_a_broker_that_does_not_read() -> None:
+    may_read, received, published = anyio.Event(), list[int](), list[int]()
+    with anyio.fail_after(TIMEOUT_S):
+        async with unread_broker(may_read, received) as url, link_to(url) as link:
             await up(link)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publish, link, 16, published)
                 await anyio.wait_all_tasks_blocked()
                 held = len(published)
-                told.set()
+                may_read.set()
     assert held < 16
     assert published == list(range(16))
-    assert sum(received) > 16 * len(MEGABYTE)  # topics and a goodbye, too
+    assert sum(received) > 16 * len(MEGABYTE)  # topics and DISCONNECT, too
 
 
-async def test_a_broker_that_never_reads_costs_the_link() -> None:
-    told = anyio.Event()
-    with anyio.fail_after(GIVE_UP_S):
-        async with deaf_broker(told, []) as url:
+async def test_a_broker_that_never_reads_ends_the_link() -> None:
+    may_read = anyio.Event()
+    with anyio.fail_after(TIMEOUT_S):
+        async with unread_broker(may_read, []) as url:
             async with link_to(url, publish_timeout_s=0.05) as link:
                 await up(link)
                 with pytest.raises(Disconnected, match="publish took longer than"):
                     await publish(link, 16, [])
                 assert "publish took longer" in await down(link)
-            told.set()
+            may_read.set()
 
 
-async def test_what_is_sent_in_one_turn_of_the_loop_leaves_together() -> None:
-    heard: list[bytes] = []
+async def test_packets_of_one_loop_iteration_are_sent_in_one_write() -> None:
+    received_bytes: list[bytes] = []
 
-    async def talk(client: SocketStream) -> None:
-        await says(ACCEPTED)(client)
-        heard.append(await client.receive())
+    async def script(client: SocketStream) -> None:
+        await replies(ACCEPTED)(client)
+        received_bytes.append(await client.receive())
 
-    with anyio.fail_after(GIVE_UP_S):
-        async with broker(talk) as url, link_to(url) as link:
+    with anyio.fail_after(TIMEOUT_S):
+        async with broker(script) as url, link_to(url) as link:
             await up(link)
             for number in range(3):
                 link.publish_nowait("x", bytes([number]), on_complete=lambda: None)
             await down(link)
-    assert heard == [b"".join(bytes([0x30, 4, 0, 1, ord("x"), n]) for n in range(3))]
+    assert received_bytes == [b"".join(bytes([0x30, 4, 0, 1, ord("x"), n]) for n in range(3))]

@@ -1,4 +1,4 @@
-"""The queue of arrivals: order, bounds, and what happens when it is full."""
+"""The receive queue: order, bounds, and the behaviour when it is full."""
 
 import anyio
 import pytest
@@ -49,7 +49,7 @@ async def test_counts_bytes_too() -> None:
     assert queue.put(Packet("a", bytes(10)), qos=1)
 
 
-async def test_a_refusal_comes_after_what_waits_and_again_and_again() -> None:
+async def test_a_refusal_is_raised_after_the_queued_items_and_at_every_read() -> None:
     queue = ReceiveQueue()
     queue.put(LinkUp(1))
     queue.fail(Refused("no"))

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate"),
 ]
 
-GIVE_UP_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def tls_broker(folder: Path, certificate: Path) -> AsyncIterator[str]:
-    """Yield the URL of a broker behind a proxy that speaks TLS."""
+    """Yield the URL of a broker behind a TLS proxy."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
     async with start_broker(folder=folder) as broker:
@@ -56,7 +56,7 @@ async def tls_broker(folder: Path, certificate: Path) -> AsyncIterator[str]:
 @pytest.mark.parametrize("client", get_args(Client))
 async def test_packets_arrive_over_tls(client: Client, tmp_path: Path, certificate: Path) -> None:
     body = bytes(range(256)) * 2_000
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with (
             tls_broker(tmp_path, certificate) as url,
             MqttTransport(f"{url}?cafile={certificate}&client={client}", "me") as link,
@@ -68,13 +68,13 @@ async def test_packets_arrive_over_tls(client: Client, tmp_path: Path, certifica
             assert [packet.payload for packet in await packets(link, 2)] == [body, body]
 
 
-# paho leaves the socket of a failed handshake to the garbage collector.
+# paho does not close the socket of a failed handshake; the garbage collector does.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("client", get_args(Client))
 async def test_an_unknown_certificate_is_refused(
     client: Client, tmp_path: Path, certificate: Path
 ) -> None:
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with (
             tls_broker(tmp_path, certificate) as url,
             MqttTransport(f"{url}?client={client}", "me") as link,

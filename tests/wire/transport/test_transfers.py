@@ -1,4 +1,4 @@
-"""Whole blobs over every transport, also while the broker dies."""
+"""Transfers of blobs over every transport, also while the broker is killed."""
 
 import anyio
 import numpy as np
@@ -7,13 +7,13 @@ import pytest
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.messages import Manifest
 from fairbed.wire.transfer import Upload, UploadReceiver
+from tests.wire.transport.broker_control import BrokerControl
 from tests.wire.transport.drivers import offer, pull, receive, send
-from tests.wire.transport.worlds import World
 
 pytestmark = pytest.mark.anyio
 
-GIVE_UP_S = 60.0
-"""Far beyond what any of this takes: a test that hangs should fail, not stop the suite."""
+TIMEOUT_S = 60.0
+"""Far above the duration of any test: a test that hangs must fail, not block the suite."""
 
 RECEIVERS = 8
 MEGABYTE = 1_000_000
@@ -24,47 +24,47 @@ def megabyte(seed: int) -> tuple[bytes, Manifest]:
     return data, manifest_of(data, "model", 32 * 1024)
 
 
-async def test_many_receivers_pull_the_same_blob(shared: World, topic: str) -> None:
+async def test_many_clients_download_the_same_blob(shared: BrokerControl, topic: str) -> None:
     data, manifest = megabyte(1)
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with shared.link("source") as source, anyio.create_task_group() as tasks:
             tasks.start_soon(offer, source, manifest, data, topic)
             await _pull_all(shared, manifest, topic)
             tasks.cancel_scope.cancel()
 
 
-async def test_a_pull_survives_the_death_of_the_broker(mortal: World, topic: str) -> None:
+async def test_a_download_survives_a_killed_broker(killable: BrokerControl, topic: str) -> None:
     data, manifest = megabyte(2)
     halfway = anyio.Event()
-    with anyio.fail_after(GIVE_UP_S):
-        async with mortal.link("source") as source, anyio.create_task_group() as tasks:
+    with anyio.fail_after(TIMEOUT_S):
+        async with killable.link("source") as source, anyio.create_task_group() as tasks:
             tasks.start_soon(offer, source, manifest, data, topic)
-            tasks.start_soon(_restart_when, mortal, halfway)
-            await _pull_all(mortal, manifest, topic, halfway)
+            tasks.start_soon(_restart_when, killable, halfway)
+            await _pull_all(killable, manifest, topic, halfway)
             tasks.cancel_scope.cancel()
 
 
-async def test_many_senders_upload_under_a_credit_window(shared: World, topic: str) -> None:
-    with anyio.fail_after(GIVE_UP_S):
+async def test_many_senders_upload_under_a_credit_window(shared: BrokerControl, topic: str) -> None:
+    with anyio.fail_after(TIMEOUT_S):
         await _upload_all(shared, topic)
 
 
-async def test_an_upload_survives_the_death_of_the_broker(mortal: World, topic: str) -> None:
+async def test_an_upload_survives_a_killed_broker(killable: BrokerControl, topic: str) -> None:
     halfway = anyio.Event()
-    with anyio.fail_after(GIVE_UP_S):
+    with anyio.fail_after(TIMEOUT_S):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_restart_when, mortal, halfway)
-            await _upload_all(mortal, topic, halfway)
+            tasks.start_soon(_restart_when, killable, halfway)
+            await _upload_all(killable, topic, halfway)
 
 
-async def _restart_when(world: World, moment: anyio.Event) -> None:
+async def _restart_when(world: BrokerControl, moment: anyio.Event) -> None:
     await moment.wait()
     await world.kill()
     await world.start()
 
 
 async def _pull_all(
-    world: World, manifest: Manifest, topic: str, halfway: anyio.Event | None = None
+    world: BrokerControl, manifest: Manifest, topic: str, halfway: anyio.Event | None = None
 ) -> None:
     async def one(number: int) -> None:
         async with world.link(f"sink-{number}") as sink:
@@ -85,7 +85,7 @@ async def _pull_all(
             tasks.start_soon(one, number)
 
 
-async def _upload_all(world: World, topic: str, halfway: anyio.Event | None = None) -> None:
+async def _upload_all(world: BrokerControl, topic: str, halfway: anyio.Event | None = None) -> None:
     blobs = [megabyte(10 + number) for number in range(RECEIVERS)]
     receivers = {
         f"{topic}/up/{number}": (UploadReceiver(manifest, 4), f"{topic}/ctl/{number}")

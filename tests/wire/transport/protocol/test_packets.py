@@ -1,4 +1,4 @@
-"""The packets of MQTT 3.1.1: bytes by hand from the standard, and every way to get them wrong."""
+"""The packets of MQTT 3.1.1: bytes written by hand from the standard, and malformed packets."""
 
 import pytest
 
@@ -106,7 +106,7 @@ def parts_of(text: str) -> tuple[int, int, bytes]:
 
 
 @pytest.mark.parametrize("name", OUTBOUND)
-def test_encodes_as_the_standard_says(name: str) -> None:
+def test_encodes_as_the_standard_specifies(name: str) -> None:
     came, expected = OUTBOUND[name]
     assert came.hex() == expected.replace(" ", "")
 
@@ -141,7 +141,7 @@ def test_a_payload_of_a_view_is_a_view() -> None:
 
 
 @pytest.mark.parametrize("topic", ["", "a/+", "#", "a\0b", "\ud800", "x" * 65_536])
-def test_refuses_to_publish_on_what_is_no_topic(topic: str) -> None:
+def test_refuses_to_publish_on_an_invalid_topic(topic: str) -> None:
     with pytest.raises(EncodeError, match=r"^mqtt: .*got "):
         packets.publish_head(topic, 0)
 
@@ -154,14 +154,14 @@ def test_refuses_filters_that_mqtt_forbids(name: str) -> None:
         packets.unsubscribe(1, [name])
 
 
-def test_refuses_to_subscribe_to_nothing() -> None:
+def test_refuses_a_subscribe_without_filters() -> None:
     with pytest.raises(EncodeError, match="at least one filter"):
         packets.subscribe(1, {})
     with pytest.raises(EncodeError, match="at least one filter"):
         packets.unsubscribe(1, [])
 
 
-def test_refuses_a_packet_beyond_what_a_length_can_say() -> None:
+def test_refuses_a_packet_beyond_the_largest_length() -> None:
     with pytest.raises(EncodeError, match="must stay below 268435455 bytes, got 268435456"):
         packets.publish_head("t", packets.MAX_REMAINING - 2)
 

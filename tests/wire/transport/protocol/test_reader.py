@@ -1,4 +1,4 @@
-"""Bytes to packets, wherever the network cuts them."""
+"""Decoding of a byte stream, at any division into reads."""
 
 from contextlib import suppress
 
@@ -21,14 +21,14 @@ SMALL = [(bytes.fromhex(text), packet) for text, packet in INBOUND.values()]
 
 
 def publish(n_bytes: int, fill: int = 7) -> tuple[bytes, Inbound]:
-    """Return a message of QoS 1 as it travels, and as it is read."""
+    """Return the bytes of a message of QoS 1, and the decoded packet."""
     body = bytes([fill]) * n_bytes
     head = packets.publish_head("t", n_bytes, qos=1, packet_id=3)
     return head + body, Publish("t", body, 1, False, 3)
 
 
 def feed(reader: Reader, data: bytes) -> list[Inbound]:
-    """Write bytes where the reader wants them, as the loop does, and return what is complete."""
+    """Write bytes into the reader's buffer, as the event loop does; return complete packets."""
     got: list[Inbound] = []
     while data:
         space = reader.get_buffer()
@@ -43,7 +43,9 @@ def feed(reader: Reader, data: bytes) -> list[Inbound]:
     st.lists(st.sampled_from([*SMALL, *map(publish, (0, 5_000, LARGE_BYTES, 9_000, 70_000))])),
     st.lists(st.integers(1, 3 * READ_BYTES)),
 )
-def test_no_cut_changes_a_packet(stream: list[tuple[bytes, Inbound]], cuts: list[int]) -> None:
+def test_packets_do_not_depend_on_the_division_of_the_stream(
+    stream: list[tuple[bytes, Inbound]], cuts: list[int]
+) -> None:
     data = b"".join(raw for raw, _ in stream)
     reader, got = Reader(), list[Inbound]()
     for cut in cuts:
@@ -53,7 +55,7 @@ def test_no_cut_changes_a_packet(stream: list[tuple[bytes, Inbound]], cuts: list
     assert got == [packet for _, packet in stream]
 
 
-def test_byte_by_byte_nothing_comes_before_its_end() -> None:
+def test_byte_by_byte_no_packet_is_returned_before_its_end() -> None:
     for raw, packet in [*SMALL, publish(LARGE_BYTES + 1)]:
         reader = Reader()
         for place in range(len(raw) - 1):
@@ -61,7 +63,7 @@ def test_byte_by_byte_nothing_comes_before_its_end() -> None:
         assert feed(reader, raw[-1:]) == [packet]
 
 
-def test_a_chunk_is_written_by_the_network_into_memory_of_its_own() -> None:
+def test_a_chunk_is_received_into_memory_of_its_own() -> None:
     raw, packet = publish(500_000)
     reader = Reader()
     assert feed(reader, raw[:READ_BYTES]) == []
@@ -89,12 +91,12 @@ def test_a_length_of_five_bytes_is_refused(tail: str) -> None:
         feed(Reader(), bytes.fromhex("30ffffffff" + tail))
 
 
-def test_a_wrong_packet_is_refused_before_its_body_comes() -> None:
+def test_a_wrong_packet_is_refused_before_its_body_arrives() -> None:
     with pytest.raises(DecodeError, match="type 9 must hold 3 to 1026"):
         feed(Reader(), bytes.fromhex("90ffffff7f"))
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_read_or_refused_and_never_anything_else(data: bytes) -> None:
+def test_random_bytes_are_decoded_or_raise_decode_error(data: bytes) -> None:
     with suppress(DecodeError):
         feed(Reader(), data)

@@ -1,4 +1,4 @@
-"""The worlds that the transport suite runs in: memory, and each real broker."""
+"""Control of the brokers of the transport tests: in memory, and each real broker."""
 
 import os
 import secrets
@@ -16,8 +16,8 @@ from tests.brokers import Proxy, proxy_to
 from tests.wire.transport.memory import MemoryBroker
 
 
-class World(Protocol):
-    """One broker, and what may happen to it."""
+class BrokerControl(Protocol):
+    """One broker, its links and its failures."""
 
     @property
     def kind(self) -> str:
@@ -30,12 +30,12 @@ class World(Protocol):
         """Enter a new client's link."""
         ...
 
-    def cut(self, client_id: str) -> None:
-        """Break a client's connection without a goodbye."""
+    def disconnect(self, client_id: str) -> None:
+        """Close the connection of a client without DISCONNECT."""
         ...
 
     def freeze(self) -> None:
-        """Let the broker answer nobody any more, without closing anything."""
+        """Stop the broker from answering, without closing connections."""
         ...
 
     async def kill(self) -> None:
@@ -43,11 +43,11 @@ class World(Protocol):
         ...
 
     async def start(self) -> None:
-        """Start it again at the same address."""
+        """Start the broker again at the same address."""
         ...
 
 
-class MemoryWorld:
+class MemoryBrokerControl:
     """A broker in memory."""
 
     kind = "memory"
@@ -60,7 +60,7 @@ class MemoryWorld:
         async with self._broker.transport(client_id, will) as transport:
             yield transport
 
-    def cut(self, client_id: str) -> None:
+    def disconnect(self, client_id: str) -> None:
         self._broker.disconnect(client_id)
 
     def freeze(self) -> None:
@@ -73,8 +73,8 @@ class MemoryWorld:
         self._broker.start()
 
 
-class BrokerWorld:
-    """A real broker; each client has a proxy of its own, so that its link can be cut."""
+class RealBrokerControl:
+    """A real broker; each client has a proxy of its own, which can close its link."""
 
     def __init__(self, broker: Broker, client: Client = "direct") -> None:
         self.broker = broker
@@ -90,12 +90,12 @@ class BrokerWorld:
         async with proxy_to(at.hostname, at.port) as proxy:
             self._proxies[client_id] = proxy
             url = self.broker.url.replace(f":{at.port}", f":{proxy.port}?client={self.client}")
-            # amqtt may drop a client that comes right after another one of the same id.
+            # amqtt may drop a client that connects right after another one of the same id.
             name = f"{client_id}-{secrets.token_hex(4)}"
             async with MqttTransport(url, name, will=will) as transport:
                 yield transport
 
-    def cut(self, client_id: str) -> None:
+    def disconnect(self, client_id: str) -> None:
         self._proxies[client_id].cut()
 
     def freeze(self) -> None:
