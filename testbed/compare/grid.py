@@ -174,7 +174,7 @@ def _read(path: Path) -> Document:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
-        raise ExperimentError(f"{path}: there is no such file; examples/ has some") from exc
+        raise ExperimentError(f"{path}: there is no such file; examples/grids/ has some") from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
     except tomllib.TOMLDecodeError as exc:

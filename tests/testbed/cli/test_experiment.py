@@ -65,7 +65,7 @@ def test_init_takes_own_data_and_a_model_that_fits(
         (["--dataset", "photos"], "must be digits, synthetic, fashion-mnist, mnist, cifar10 or"),
         (["--dataset", "none.npz"], "none.npz"),
         (["--model", "rnn"], "model.name: must be softmax, mlp, cnn"),
-        (["--devices", "raspberry-pi-44"], "no such profile; near are raspberry-pi-4b"),
+        (["--devices", "raspberry-pi-44"], "no such profile; similar names: raspberry-pi-4b"),
         (["--count", "0"], "must be a whole number above 0, got 0"),
     ],
 )

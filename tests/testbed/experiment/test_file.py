@@ -86,7 +86,7 @@ def test_a_wrong_key_type_or_value_is_one_line(setting: str, line: str) -> None:
 
 
 def test_a_missing_file_and_broken_toml_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match=r"nothing\.toml: there is no such file; examples"):
+    with pytest.raises(ExperimentError, match=r"nothing\.toml: no such file; `fairbed init`"):
         load_experiment(tmp_path / "nothing.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("name = ", encoding="utf-8")
