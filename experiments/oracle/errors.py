@@ -31,7 +31,7 @@ from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.series import Series
 from fairbed.testbed.emulation.schedule import ROUNDING_S
-from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, plan_fleet
 from fairbed.testbed.recording.run_store import CONFIG, read_training
@@ -79,8 +79,8 @@ class RecentRate:
 
     def _transfer_s(self, n_bytes: int, bps: float) -> float:
         """Return the duration of a transfer at a constant rate."""
-        line_s = np.array([8.0 * n_bytes / bps])
-        return float(line_s[0] + waiting_s(8.0 * n_bytes, line_s, self._round_trip_s)[0])
+        sending_s = np.array([8.0 * n_bytes / bps])
+        return float(sending_s[0] + slow_start_s(8.0 * n_bytes, sending_s, self._round_trip_s)[0])
 
     def _bits_until(self, t: float) -> float:
         """Return the bits from the start of the run to `t`."""

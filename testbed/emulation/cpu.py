@@ -1,7 +1,7 @@
 """A slow processor and slow storage, emulated by sleeping between steps of work.
 
 The device needs `cpu / q` seconds for work that took `cpu` seconds of this machine's processor,
-where q is its speed relative to ours, and `bytes / rate` seconds to read from its storage:
+where q is its speed relative to this machine, and `bytes / rate` seconds to read from its storage:
 
     credit = wall - cpu / q - bytes / rate
 
@@ -53,7 +53,7 @@ class PacedSection:
         _check_speed(self.speed_ratio)
         rate = self.storage_read_bytes_per_s
         if rate is not None and rate <= 0.0:
-            raise ValueError(f"storage_read_bytes_per_s must be > 0, got {rate}; see profiles")
+            raise ValueError(f"storage_read_bytes_per_s must be > 0, got {rate}; fix the profile")
 
     def advance(self, now: float, cpu: float, read_bytes: int = 0) -> float:
         """Account for the work since the last reading; return the time to sleep now, seconds."""
@@ -108,7 +108,7 @@ class PacedSection:
 
 def _check_speed(speed_ratio: float) -> None:
     if not speed_ratio > 0.0:
-        raise ValueError(f"speed_ratio must be > 0, got {speed_ratio}; see profiles")
+        raise ValueError(f"speed_ratio must be > 0, got {speed_ratio}; fix the profile")
 
 
 @dataclass(slots=True)

@@ -149,11 +149,11 @@ class LinkDirection:
 
 def _check(rate_bps: float | None, delay_s: float, jitter_s: float) -> None:
     if rate_bps is not None and not rate_bps >= 0.0:
-        raise ValueError(f"rate_bps must be >= 0 or None, got {rate_bps}; see profiles")
+        raise ValueError(f"rate_bps must be >= 0 or None, got {rate_bps}; fix the profile")
     if not delay_s >= 0.0:
-        raise ValueError(f"delay_s must be >= 0, got {delay_s}; see profiles")
+        raise ValueError(f"delay_s must be >= 0, got {delay_s}; fix the profile")
     if not jitter_s >= 0.0:
-        raise ValueError(f"jitter_s must be >= 0, got {jitter_s}; see profiles")
+        raise ValueError(f"jitter_s must be >= 0, got {jitter_s}; fix the profile")
 
 
 def set_up_s(delay_s: float) -> float:

@@ -19,31 +19,31 @@ from fairbed.coordinator.algorithms.arrays import Floats
 FIRST_WINDOW_BITS = 8.0 * 10 * 1448
 
 
-def waiting_s(bits: float | Floats, line_s: Floats, round_trip_s: Floats) -> Floats:
+def slow_start_s(bits: float | Floats, transmission_s: Floats, round_trip_s: Floats) -> Floats:
     """Return the duration of a transfer minus its transmission time.
 
     Args:
         bits: Size of the transfer, more than 0, shape (K,) or one for all.
-        line_s: Transmission time, bits / rate, seconds, shape (K,).
+        transmission_s: Transmission time, bits / rate, seconds, shape (K,).
         round_trip_s: Shape (K,).
 
     Returns:
         Seconds, shape (K,).
     """
-    waiting = np.zeros_like(line_s)
+    total_s = np.zeros_like(transmission_s)
     window = sent = FIRST_WINDOW_BITS
     while True:
-        spare_s = round_trip_s - line_s * (window / bits)
-        waits = (spare_s > 0.0) & (bits > sent)
+        idle_s = round_trip_s - transmission_s * (window / bits)
+        waits = (idle_s > 0.0) & (bits > sent)
         if not waits.any():
-            return waiting
-        waiting += np.where(waits, spare_s, 0.0)
+            return total_s
+        total_s += np.where(waits, idle_s, 0.0)
         window *= 2.0
         sent += window
 
 
-def line_s(bits: float, took_s: float, round_trip_s: float) -> float:
-    """Return the transmission time of a transfer: the inverse of `waiting_s`.
+def transmission_s(bits: float, took_s: float, round_trip_s: float) -> float:
+    """Return the transmission time of a transfer: the inverse of `slow_start_s`.
 
     Args:
         bits: Size of the transfer.
@@ -53,10 +53,10 @@ def line_s(bits: float, took_s: float, round_trip_s: float) -> float:
     Returns:
         Seconds; `took_s` if slow start cannot explain so short a duration.
     """
-    window, sent, waits, line = FIRST_WINDOW_BITS, 0.0, 0, took_s
-    while sent + window < bits and line * window / bits < round_trip_s:
+    window, sent, waits, link_s = FIRST_WINDOW_BITS, 0.0, 0, took_s
+    while sent + window < bits and link_s * window / bits < round_trip_s:
         sent, waits, window = sent + window, waits + 1, 2.0 * window
-        line = (took_s - waits * round_trip_s) / (1.0 - sent / bits)
-        if line <= 0.0:
+        link_s = (took_s - waits * round_trip_s) / (1.0 - sent / bits)
+        if link_s <= 0.0:
             return took_s
-    return line
+    return link_s

@@ -52,7 +52,9 @@ async def watched(*marks: str) -> AsyncIterator[int]:
             start_new_session=True,
         )
     except OSError as exc:
-        raise BackendError(f"shape: cannot start the clean-up watchdog, {exc}") from exc
+        raise BackendError(
+            f"shape: cannot start the clean-up watchdog, {exc}; end other processes"
+        ) from exc
     assert process.stdin is not None
     try:
         yield process.pid

@@ -38,7 +38,7 @@ POLL_S = 0.01
 class _RunningContainer:
     pid: int
     """Process id of the container's first process, outside of the container."""
-    gone: anyio.Event
+    ended: anyio.Event
     """Set when the container has ended."""
     is_ending: bool = False
     """Whether the backend has requested its end."""
@@ -107,10 +107,10 @@ class Containers:
             _send(container.pid, number)
         with anyio.move_on_after(ANSWER_TIMEOUT_S) as scope:
             for container in requested.values():
-                await container.gone.wait()
+                await container.ended.wait()
         if scope.cancelled_caught:
             left = next(
-                name for name, container in requested.items() if not container.gone.is_set()
+                name for name, container in requested.items() if not container.ended.is_set()
             )
             raise BackendError(
                 f"{left}: must end within {ANSWER_TIMEOUT_S:.0f} s of signal {number}; "
@@ -208,7 +208,7 @@ class Containers:
             os.close(descriptor)
         del self._running[name]
         status = await self._status(name)
-        container.gone.set()
+        container.ended.set()
         self._on_end(
             HelperEnded(name=name, status=status, was_requested=container.is_ending, is_device=True)
         )

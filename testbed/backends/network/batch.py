@@ -133,7 +133,9 @@ async def open_batch_pipe(
             start_new_session=True,
         )
     except OSError as exc:
-        raise BackendError(f"network: {program} cannot be started, {exc!r}") from exc
+        raise BackendError(
+            f"network: {program} cannot be started, {exc!r}; end other processes"
+        ) from exc
     try:
         yield BatchPipe(program, process)
     finally:

@@ -35,9 +35,9 @@ from fairbed.testbed.backends.network.plan.change import (
     NetworkLink,
     State,
     add_change,
-    check,
-    follow,
+    check_shape,
     impairment_of,
+    next_state,
 )
 from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT
 from fairbed.testbed.backends.network.plan.names import (
@@ -230,18 +230,18 @@ class Network:
                 kernel refused.
         """
         async with self._lock:
-            todo, following = Changes(), dict[str, State]()
+            changes, states = Changes(), dict[str, State]()
             for name, wanted in conditions.items():
                 self._known(name)
                 link, before = self._links[name], self._now[name]
                 if wanted.shape is not None:
                     _check(name, link, wanted.shape)
-                after = following[name] = follow(before, wanted)
-                add_change(todo, name, link, before, after)
-            self._now.update(following)
-            await self._tc.run(todo.tc)
-            await self._ip.run(todo.ip)
-            await self._relays.change(todo.impairment)
+                after = states[name] = next_state(before, wanted)
+                add_change(changes, name, link, before, after)
+            self._now.update(states)
+            await self._tc.run(changes.tc)
+            await self._ip.run(changes.ip)
+            await self._relays.change(changes.impairment)
 
     async def counters(self) -> dict[str, LinkCounters]:
         """Return the traffic counters of all links.
@@ -367,6 +367,6 @@ async def _links(
 
 def _check(name: str, link: NetworkLink, shape: Shape) -> None:
     try:
-        check(link, shape)
+        check_shape(link, shape)
     except ValueError as exc:
         raise BackendError(f"{name}: {exc}") from exc

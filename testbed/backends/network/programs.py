@@ -26,7 +26,7 @@ async def run_program(argv: Sequence[str], stdin: bytes = b"") -> bytes:
             f"network: {argv[0]} must be installed; sudo apt-get install -y iproute2"
         ) from exc
     except (OSError, TimeoutError) as exc:
-        raise BackendError(f"network: cannot run {' '.join(argv)}, {exc!r}") from exc
+        raise BackendError(f"network: cannot run {' '.join(argv)}, {exc!r}; try again") from exc
     if done.returncode:
         reason = " ".join(done.stderr.decode(errors="replace").split())
         raise BackendError(f"network: {' '.join(argv)} failed: {reason}")

@@ -129,7 +129,9 @@ async def open_relays(
             try:
                 process = await open_helper("fairbed.testbed.backends.network.relay", log=log)
             except OSError as exc:
-                raise BackendError(f"{name}: cannot be started, {exc!r}") from exc
+                raise BackendError(
+                    f"{name}: cannot be started, {exc!r}; end other processes"
+                ) from exc
             stack.push_async_callback(end_helper, process, signal.SIGKILL)
             pipes.append(_RelayPipe(name, process, log))
         for pipe in pipes:  # after all were started, so that they start in parallel

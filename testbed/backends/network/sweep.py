@@ -64,7 +64,10 @@ async def remove(names: NetworkNames) -> None:
         lines = [f"link del {names.host_link}", *(f"netns del {path.name}" for path in mine)]
         left = await run_sync(_run_ip, lines)
     if left:
-        raise BackendError(f"{names.stem}: must be removed completely, got: {'; '.join(left)}")
+        raise BackendError(
+            f"{names.stem}: must be removed completely, got: {'; '.join(left)}; "
+            "remove the rest with ip link del and ip netns del"
+        )
     remove_claim(names)
 
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.tcp import line_s
+from fairbed.testbed.emulation.tcp import transmission_s
 from fairbed.testbed.recording.analysis.findings import MOVING_RATIO, Finding, NotMeasured, merged
 
 MIN_BYTES = 16 * 1024
@@ -73,7 +73,7 @@ def whole_transfer(
 ) -> Transfer | None:
     """Return the same of a transfer after a pause, less the waiting of TCP at its start."""
     took_s = elapsed_s - round_trip_s
-    waited_s = took_s - line_s(8.0 * n_bytes, took_s, round_trip_s) if n_bytes > 0 else 0.0
+    waited_s = took_s - transmission_s(8.0 * n_bytes, took_s, round_trip_s) if n_bytes > 0 else 0.0
     return transfer(end_s, elapsed_s, round_trip_s + waited_s, n_bytes)
 
 

@@ -23,7 +23,7 @@ from fairbed.device_agent.state.link_estimate import (
     PROBE_BYTES,
     SMOOTHING,
 )
-from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import Direction, LinkIntegral
 
@@ -81,8 +81,8 @@ class MeasuredRates:
         useful = (n_bytes >= MIN_SAMPLE_BYTES) & np.isfinite(elapsed_s)
         rows, at = rows[useful], at[useful]
         elapsed_s, bits = elapsed_s[useful], 8.0 * n_bytes[useful]
-        line_s = np.maximum(elapsed_s - round_trip_s[useful], MIN_TRANSFER_RATIO * elapsed_s)
-        sample = np.maximum(line_s / bits, 1.0 / MAX_BPS)
+        sending_s = np.maximum(elapsed_s - round_trip_s[useful], MIN_TRANSFER_RATIO * elapsed_s)
+        sample = np.maximum(sending_s / bits, 1.0 / MAX_BPS)
         weight = np.where(at - self._at[rows] > MAX_AGE_S, 1.0, SMOOTHING)
         self._seconds_per_bit[rows] += weight * (sample - self._seconds_per_bit[rows])
         self._at[rows] = at
@@ -147,6 +147,6 @@ class Probes:
 
 def _probe_s(rate_bps: Floats, trip_s: Floats) -> Floats:
     """Return the duration of a probe on a constant link without its round trip, shape (N,)."""
-    line_s = _BITS / rate_bps
-    took_s: Floats = line_s + waiting_s(_BITS, line_s, trip_s)
+    transmission_s = _BITS / rate_bps
+    took_s: Floats = transmission_s + slow_start_s(_BITS, transmission_s, trip_s)
     return took_s

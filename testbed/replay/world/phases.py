@@ -26,7 +26,7 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.random_streams import normals
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
-from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import ComputeIntegral, LinkIntegral
 from fairbed.testbed.replay.world.work import Sizes, Work
@@ -228,9 +228,9 @@ class PhaseModel:
         down_bytes = sizes.down_bytes(request.is_packed)
         trip_s = 2.0 * means.delay_s[rows]
         down_s = base_s[0] * down_bytes / sizes.whole_bytes
-        down_s = down_s + waiting_s(8.0 * down_bytes * request.noise_factors[0], down_s, trip_s)
+        down_s = down_s + slow_start_s(8.0 * down_bytes * request.noise_factors[0], down_s, trip_s)
         pull_s = delay_s[CHUNK_REQUEST] + down_s + delay_s[MODEL]
-        up_s = base_s[4] + waiting_s(
+        up_s = base_s[4] + slow_start_s(
             8.0 * sizes.up_bytes * request.noise_factors[4], base_s[4], trip_s
         )
         packed_by = sizes.codec_down

@@ -18,7 +18,7 @@ from fairbed.device_agent.sensors import MIN_FREE_CORES
 from fairbed.testbed.emulation.device import NOTICED_SHARE
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
-from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.replay.world.columns import FleetConditions, MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import Direction, LinkIntegral
 from fairbed.testbed.replay.world.measured_rates import MeasuredRates, Probes
@@ -302,7 +302,7 @@ class ProfileWorld:
         phases_s[0] *= down_bits / (8.0 * self._sizes.whole_bytes)
         phases_s[1, self._is_warm | self._has_model] = 0.0
         trip_s = 2.0 * self._means.delay_s
-        phases_s[0] += waiting_s(down_bits, phases_s[0], trip_s)
+        phases_s[0] += slow_start_s(down_bits, phases_s[0], trip_s)
         phases_s[0, self._has_model] = 0.0
         messages = MESSAGES - 2 * self._has_model
         expected_s: Floats = phases_s.sum(axis=0) + messages * self._means.delay_s
@@ -324,7 +324,7 @@ class ProfileWorld:
         speed = self._phases.speed(all_devices, conditions.busy_cores.at(t), clock_ratio)
         base_s = self._phases.base_s(all_devices, speed, *self._rates_bps(t))
         up_bits, trip_s = 8.0 * self._sizes.up_bytes, 2.0 * self._means.delay_s
-        base_s[4] += waiting_s(up_bits, base_s[4], trip_s)
+        base_s[4] += slow_start_s(up_bits, base_s[4], trip_s)
         if self._is_constant:
             self._constant_phases = speed, base_s
         return speed, base_s

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
-from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
 from fairbed.wire.messages import Capabilities
@@ -35,9 +35,9 @@ CAPABILITIES = Capabilities(
 
 def carried_s(rate_bps: float, round_trip_s: float) -> float:
     """Return what TCP takes for a model after a pause."""
-    line_s = 8.0 * MODEL_BYTES / rate_bps
-    waited = waiting_s(8.0 * MODEL_BYTES, np.array([line_s]), np.array([round_trip_s]))
-    return line_s + float(waited[0])
+    transmission_s = 8.0 * MODEL_BYTES / rate_bps
+    waited = slow_start_s(8.0 * MODEL_BYTES, np.array([transmission_s]), np.array([round_trip_s]))
+    return transmission_s + float(waited[0])
 
 
 @dataclass

@@ -74,21 +74,21 @@ INITIAL_STATE = State()
 """The state of a new link: without limits."""
 
 
-def follow(before: State, wanted: Conditions) -> State:
+def next_state(before: State, wanted: Conditions) -> State:
     """Return the state of a link after a change to these conditions."""
     (down, up), shape = before.lanes, wanted.shape or UNLIMITED
     is_outage = wanted.outage == "coverage"
     return State(
         lanes=(
-            _follow_lane(down, shape.down_bps, is_outage=is_outage),
-            _follow_lane(up, shape.up_bps, is_outage=is_outage),
+            _next_lane_state(down, shape.down_bps, is_outage=is_outage),
+            _next_lane_state(up, shape.up_bps, is_outage=is_outage),
         ),
         impairment=impairment_of(shape),
         is_plugged=wanted.outage != "unplugged",
     )
 
 
-def _follow_lane(before: LaneState, goodput_bps: float | None, *, is_outage: bool) -> LaneState:
+def _next_lane_state(before: LaneState, goodput_bps: float | None, *, is_outage: bool) -> LaneState:
     fastest_bps = before.fastest_bps or 0.0
     if is_outage or (goodput_bps is not None and goodput_bps < MIN_BPS):
         return LaneState(OUTAGE_BPS, fastest_bps, OUTAGE_BPS)
@@ -136,7 +136,7 @@ def add_change(changes: Changes, name: str, link: NetworkLink, before: State, af
         changes.ip.append(plug_line(link.index, is_plugged=after.is_plugged))
 
 
-def check(link: NetworkLink, shape: Shape) -> None:
+def check_shape(link: NetworkLink, shape: Shape) -> None:
     """Check that a link can have a shape.
 
     Raises:
@@ -147,7 +147,7 @@ def check(link: NetworkLink, shape: Shape) -> None:
     _check_time("delay_s", shape.delay_s)
     _check_time("jitter_s", shape.jitter_s)
     if not 0.0 <= shape.loss_ratio <= 1.0:
-        raise ValueError(f"loss_ratio must be 0 to 1, got {shape.loss_ratio:g}; see profiles")
+        raise ValueError(f"loss_ratio must be 0 to 1, got {shape.loss_ratio:g}; fix the profile")
     if link.delayed_by is None and (impairment := impairment_of(shape)) != NO_IMPAIRMENT:
         raise ValueError(
             f"delay and loss must be 0 on a link that was opened without them, got {impairment}; "
@@ -157,9 +157,9 @@ def check(link: NetworkLink, shape: Shape) -> None:
 
 def _check_rate(name: str, rate_bps: float | None) -> None:
     if rate_bps is not None and not 0.0 <= rate_bps < math.inf:
-        raise ValueError(f"{name} must be >= 0 bit/s or None, got {rate_bps:g}; see profiles")
+        raise ValueError(f"{name} must be >= 0 bit/s or None, got {rate_bps:g}; fix the profile")
 
 
 def _check_time(name: str, time_s: float) -> None:
     if not 0.0 <= time_s <= MAX_DELAY_S:
-        raise ValueError(f"{name} must be 0 to {MAX_DELAY_S:g} s, got {time_s:g}; see profiles")
+        raise ValueError(f"{name} must be 0 to {MAX_DELAY_S:g} s, got {time_s:g}; fix the profile")

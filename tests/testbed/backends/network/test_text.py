@@ -10,8 +10,8 @@ from fairbed.testbed.backends.network.plan.change import (
     Changes,
     NetworkLink,
     add_change,
-    check,
-    follow,
+    check_shape,
+    next_state,
 )
 from fairbed.testbed.backends.network.plan.delay import Impairment
 from fairbed.testbed.backends.network.plan.names import Addresses, make_names
@@ -106,8 +106,8 @@ def test_a_new_device_gets_a_class_each_way_and_is_selected_by_its_address() -> 
 
 def _change(before: Conditions, after: Conditions, link: NetworkLink = WIRE) -> Changes:
     changes = Changes()
-    made = follow(INITIAL_STATE, before)
-    add_change(changes, "pi", link, made, follow(made, after))
+    made = next_state(INITIAL_STATE, before)
+    add_change(changes, "pi", link, made, next_state(made, after))
     return changes
 
 
@@ -134,7 +134,7 @@ def test_a_slower_link_keeps_its_class_and_its_queue() -> None:
 def test_a_queue_fits_the_fastest_rate_since_the_link_had_no_limit() -> None:
     queues, before = [], INITIAL_STATE
     for rate_bps in (4e6, 1e6, 16e6, 0.0, 2e6, None, 1e6):
-        after = follow(before, linked(Shape(down_bps=rate_bps, up_bps=1e6)))
+        after = next_state(before, linked(Shape(down_bps=rate_bps, up_bps=1e6)))
         changes = Changes()
         add_change(changes, "pi", WIRE, before, after)
         queues += [line.split()[-1] for line in changes.tc if line.startswith(DOWN_AT)]
@@ -216,7 +216,7 @@ def test_netem_changes_with_the_rate_and_is_removed_with_the_delay() -> None:
 @pytest.mark.parametrize(
     ("shape", "complaint"),
     [
-        (Shape(up_bps=-1.0), r"^up_bps must be >= 0 bit/s or None, got -1; see profiles$"),
+        (Shape(up_bps=-1.0), r"^up_bps must be >= 0 bit/s or None, got -1; fix the profile$"),
         (Shape(down_bps=float("nan")), "^down_bps must be"),
         (Shape(down_bps=float("inf")), "^down_bps must be"),
         (Shape(delay_s=-1e-3), "^delay_s must be 0 to 60 s"),
@@ -226,11 +226,11 @@ def test_netem_changes_with_the_rate_and_is_removed_with_the_delay() -> None:
 )
 def test_a_shape_that_no_link_can_have_is_refused(shape: Shape, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        check(RELAYED, shape)
+        check_shape(RELAYED, shape)
 
 
 def test_a_link_without_delay_cannot_get_one_later() -> None:
-    check(RELAYED, FAR)
-    check(NETEM, FAR)
+    check_shape(RELAYED, FAR)
+    check_shape(NETEM, FAR)
     with pytest.raises(ValueError, match="name the device in `delayed`"):
-        check(WIRE, FAR)
+        check_shape(WIRE, FAR)

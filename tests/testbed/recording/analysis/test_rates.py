@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fairbed.testbed.emulation.tcp import line_s, waiting_s
+from fairbed.testbed.emulation.tcp import slow_start_s, transmission_s
 from fairbed.testbed.recording.analysis.findings import NotMeasured
 from fairbed.testbed.recording.analysis.rates import (
     MIN_LINE_RATIO,
@@ -98,8 +98,8 @@ def test_the_delay_is_half_of_the_quick_round_trips() -> None:
 def test_the_waiting_of_tcp_is_not_the_line_s(n_bytes: int, down_bps: float) -> None:
     trip_s = 0.02
     carried_s = 8.0 * n_bytes / down_bps
-    waited_s = float(waiting_s(8.0 * n_bytes, np.array([carried_s]), np.array([trip_s]))[0])
-    assert line_s(8.0 * n_bytes, carried_s + waited_s, trip_s) == pytest.approx(carried_s)
+    waited_s = float(slow_start_s(8.0 * n_bytes, np.array([carried_s]), np.array([trip_s]))[0])
+    assert transmission_s(8.0 * n_bytes, carried_s + waited_s, trip_s) == pytest.approx(carried_s)
     seen = whole_transfer(10.0, trip_s + waited_s + carried_s, trip_s, n_bytes)
     if seen is None:  # hardly anything but waiting
         assert carried_s < MIN_LINE_RATIO * (trip_s + waited_s + carried_s)
@@ -108,4 +108,4 @@ def test_the_waiting_of_tcp_is_not_the_line_s(n_bytes: int, down_bps: float) -> 
 
 
 def test_a_connection_that_did_not_begin_anew_waits_for_nothing() -> None:
-    assert line_s(8.0 * MB, 0.05, 0.04) == 0.05
+    assert transmission_s(8.0 * MB, 0.05, 0.04) == 0.05

@@ -18,7 +18,7 @@ from fairbed.testbed.emulation.schedule import (
     ScheduleFollower,
     Speed,
 )
-from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.replay.world.integrals import ComputeIntegral, LinkIntegral
 
 NONE = Series.constant(0.0)
@@ -66,11 +66,11 @@ def test_a_transfer_waits_for_acknowledgements_until_its_windows_fill_the_line()
 @pytest.mark.parametrize("down_bps", [5e5, 4e6, 1.7e7, 3e8])
 @pytest.mark.parametrize("n_bytes", [1e3, 2e4, 86634, 4.4e6])
 def test_a_fleet_waits_as_its_devices_do(down_bps: float, n_bytes: float) -> None:
-    line_s = 8 * n_bytes / down_bps
+    transmission_s = 8 * n_bytes / down_bps
     walked_s = LinkIntegral(link(Series.constant(down_bps)), 1e3).transfer(0.0, 8 * n_bytes, "down")
-    waited_s = waiting_s(8 * n_bytes, np.array([line_s]), np.array([0.04]))
-    assert line_s + waited_s[0] == pytest.approx(walked_s)
-    assert not waiting_s(8 * n_bytes, np.array([line_s]), np.array([0.0])).any()
+    waited_s = slow_start_s(8 * n_bytes, np.array([transmission_s]), np.array([0.04]))
+    assert transmission_s + waited_s[0] == pytest.approx(walked_s)
+    assert not slow_start_s(8 * n_bytes, np.array([transmission_s]), np.array([0.0])).any()
 
 
 @pytest.mark.parametrize("kind", ["coverage", "unplugged", "frozen"])
