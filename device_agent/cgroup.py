@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 Version: TypeAlias = Literal[1, 2]
 
 _NO_MEMORY_LIMIT = 1 << 60
-"""Version 1 expresses "no limit" as a number near 2^63."""
+"""Version 1 writes "no limit" as a number near 2^63."""
 
 
 @dataclass(frozen=True, slots=True)

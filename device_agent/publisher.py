@@ -50,7 +50,7 @@ class DevicePublisher:
             self._on_sent()
 
     async def send(self, message: FromDevice, qos: int = 1) -> bool:
-        """Send a message; return whether it was acknowledged (QoS 1) or written (QoS 0)."""
+        """Send a message; return whether it was acknowledged (QoS 1) or accepted (QoS 0)."""
         try:
             await self._transport.publish(
                 self._topic(message), encode(message), qos=qos, retain=isinstance(message, Status)
@@ -60,7 +60,7 @@ class DevicePublisher:
         return True
 
     async def send_chunk(self, frame: bytes) -> None:
-        """Send one chunk of an update, QoS 0; return when it is written to the socket.
+        """Send one chunk of an update, QoS 0; return when the link has accepted it.
 
         Raises:
             Disconnected: The link is down.

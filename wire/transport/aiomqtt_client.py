@@ -83,7 +83,7 @@ class AiomqttConnection:
     async def publish(
         self, topic: str, payload: bytes | memoryview, qos: int, retain: bool
     ) -> None:
-        """Publish; return after the acknowledgement (QoS 1) or the write to the socket (QoS 0).
+        """Publish; return when acknowledged (QoS 1), or accepted by the link (QoS 0).
 
         Raises:
             Disconnected: The link is down, or was lost before that.

@@ -91,7 +91,7 @@ class Transport(Protocol):
         """Publish without waiting; the caller bounds the messages in progress.
 
         `on_complete` is called once, possibly before this returns: when the broker has
-        acknowledged the message (QoS 1), when it is written to the socket (QoS 0), or when it is
+        acknowledged the message (QoS 1), when the link has accepted it (QoS 0), or when it is
         lost with the link.
 
         Raises:
@@ -102,7 +102,7 @@ class Transport(Protocol):
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
     ) -> None:
-        """Publish; return after the acknowledgement (QoS 1) or the write to the socket (QoS 0).
+        """Publish; return when acknowledged (QoS 1), or accepted by the link (QoS 0).
 
         An empty payload with `retain` clears the topic.
 

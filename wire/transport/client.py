@@ -217,7 +217,7 @@ class MqttTransport(Transport):
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
     ) -> None:
-        """Publish; return after the acknowledgement (QoS 1) or the write to the socket (QoS 0).
+        """Publish; return when acknowledged (QoS 1), or accepted by the link (QoS 0).
 
         Raises:
             Disconnected: The link is down, or went down before that.
