@@ -1,4 +1,4 @@
-"""Whatever is in a file, a profile loads or the error is one line that names the file."""
+"""Any file either loads as a profile or gives an error in one line that names the file."""
 
 import tempfile
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def folder() -> Iterator[Path]:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(sorted(TEXTS)), st.data())
-def test_a_file_with_anything_put_anywhere(folder: Path, name: str, data: st.DataObject) -> None:
+def test_a_file_with_any_value_anywhere(folder: Path, name: str, data: st.DataObject) -> None:
     text = TEXTS[name]
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 40)))

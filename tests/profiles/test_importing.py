@@ -1,4 +1,4 @@
-"""Importing a trace makes a link that loads, with the rates of the trace."""
+"""An imported trace is a link that loads, with the rates of the trace."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def rates(link: profiles.LinkProfile) -> tuple[Series, Series]:
     return tracks.down_bps, tracks.up_bps
 
 
-def test_a_trace_of_both_ways_becomes_a_link_that_follows_it(tmp_path: Path) -> None:
+def test_a_trace_of_both_directions_becomes_a_link(tmp_path: Path) -> None:
     both = trace(
         down_bps=[1e6, 3e6], up_bps=[0.0, 5e5], delay_s=[0.01, 0.03], loss_ratio=[0.0, 0.1]
     )
@@ -60,7 +60,7 @@ def test_two_traces_lie_beside_each_other(tmp_path: Path) -> None:
     assert imported.found[0].startswith("walk.down.csv: bps: 2 rows, 2 s, mean 2e+06, p5 1e+06, ")
 
 
-def test_a_rate_without_direction_serves_both(tmp_path: Path) -> None:
+def test_a_rate_without_direction_is_used_for_both(tmp_path: Path) -> None:
     link = loaded(import_link("walk", trace(bps=[1e6, 3e6]), None, DESCRIPTION), tmp_path)
     assert rates(link)[0] == rates(link)[1]
     assert link.link.delay_s == 0.0
@@ -72,7 +72,7 @@ def test_an_uplink_may_be_given_as_a_number(tmp_path: Path) -> None:
     assert rates(loaded(imported, tmp_path))[1] == Series.constant(2e5)
 
 
-def test_a_rate_that_is_missing_or_nothing_is_refused() -> None:
+def test_a_missing_or_zero_rate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^must have a column for up_bps, got down_bps"):
         import_link("walk", trace(down_bps=[1e6]), None, DESCRIPTION)
     with pytest.raises(ValueError, match=r"^down_bps must be above 0 at some time, got only zeros"):

@@ -1,4 +1,4 @@
-"""A number in words: constant, with a series, a trace, a spread, or distributed over devices."""
+"""Text of a number: constant, with a series, a trace, a spread, or distributed over devices."""
 
 import pytest
 
@@ -30,5 +30,5 @@ def varying(value: float = 2.0, **changes: object) -> Varying[float, float]:
         ),
     ],
 )
-def test_a_number_in_words(number: Number, words: str) -> None:
+def test_the_text_of_a_schedule(number: Number, words: str) -> None:
     assert schedule_text(number) == words

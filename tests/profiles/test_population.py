@@ -1,4 +1,4 @@
-"""Populations: drawn devices are distributed and go together as was published."""
+"""Populations: drawn devices have the published distributions and correlations."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_the_marginals_of_drawn_devices_are_the_published_quantiles(name: str) -
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_numbers_go_together_as_published(name: str) -> None:
+def test_numbers_are_correlated_as_published(name: str) -> None:
     population = profiles.load_population(name)
     keys = list(population.numbers())
     values, _ = draw(population, 4000, np.random.Generator(np.random.PCG64(1)))
@@ -98,7 +98,7 @@ def test_any_published_quantiles_are_those_of_the_devices(
         assert np.mean(speeds < x - 1e-9) <= share + 0.07
 
 
-def test_a_drawn_device_says_where_it_was_drawn() -> None:
+def test_the_source_of_a_drawn_number_states_its_share() -> None:
     device = drawn(profiles.load_population("phones-2025"), 1)[0]
     assert device.name == "phones-2025"
     assert "% of phones-2025: CPU float scores" in device.one_core.source
@@ -134,7 +134,7 @@ def test_a_bad_population_is_refused(old: str, new: str, words: str, tmp_path: P
     assert profiles.check(path)[0] in str(caught.value)
 
 
-def test_correlations_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
+def test_contradictory_correlations_are_refused(tmp_path: Path) -> None:
     rank = 'rank = { value = %s, tag = "literature", source = "made up" }\n'
     pairs = (("cores", "core_speed", 0.9), ("core_speed", "memory_bytes", 0.9))
     text = TEXT.split("[[correlations]]")[0]
@@ -146,14 +146,14 @@ def test_correlations_that_exclude_each_other_are_refused(tmp_path: Path) -> Non
         profiles.load_population(path)
 
 
-def test_check_knows_a_link_and_a_population_by_what_they_hold(tmp_path: Path) -> None:
+def test_check_detects_a_link_and_a_population_by_their_keys(tmp_path: Path) -> None:
     for name in ("phones-2025", "lte-driving", "raspberry-pi-3b"):
         path = tmp_path / f"{name}.toml"
         path.write_text(profiles.find(name).read_text(encoding="utf-8"), encoding="utf-8")
         assert profiles.check(path) == []
 
 
-def test_quantiles_are_linear_between_points_and_end_there() -> None:
+def test_quantiles_are_linear_between_points() -> None:
     quantiles = Quantiles(((0.25, 1.0), (0.75, 3.0)))
     assert quantiles.at(np.array([0.0, 0.25, 0.5, 1.0])).tolist() == [1.0, 1.0, 2.0, 3.0]
 
@@ -166,7 +166,7 @@ def test_quantiles_are_linear_between_points_and_end_there() -> None:
         (((0.5, float("nan")),), "values must be finite, got nan at point 0"),
     ],
 )
-def test_broken_quantiles_are_refused(points: tuple[tuple[float, float], ...], words: str) -> None:
+def test_bad_quantiles_are_refused(points: tuple[tuple[float, float], ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Quantiles(points)
 

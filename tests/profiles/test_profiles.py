@@ -1,4 +1,4 @@
-"""Profiles: every shipped number is sourced and plausible, every bad file gets its line."""
+"""Profiles: shipped numbers have sources and are plausible; bad files are refused in a line."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def test_every_shipped_file_is_without_problems() -> None:
 
 
 @pytest.mark.parametrize("item", shipped(), ids=lambda item: item.name)
-def test_every_number_says_where_it_comes_from(item: Profile | LinkProfile) -> None:
+def test_every_number_has_a_source(item: Profile | LinkProfile) -> None:
     found = list(quantities(item))
     assert len(found) >= 3
     for _, quantity in found:
@@ -64,9 +64,9 @@ def test_every_number_says_where_it_comes_from(item: Profile | LinkProfile) -> N
             assert re.search(r"\d", quantity.source), quantity.source
 
 
-def test_a_file_of_the_first_version_means_what_it_meant(tmp_path: Path) -> None:
+def test_a_file_of_the_first_version_keeps_its_meaning(tmp_path: Path) -> None:
     path = tmp_path / "old.toml"
-    path.write_text(PI_4, encoding="utf-8")  # without what came with the second version
+    path.write_text(PI_4, encoding="utf-8")  # without the fields of the second version
     old = profiles.load(path)
     assert (old.clock, old.thermal, old.availability, old.energy) == (None, None, None, None)
     assert (old.link.jitter_s, old.link.loss_ratio) == (0.0, 0.0)
@@ -164,7 +164,7 @@ def test_an_unknown_name_lists_the_valid_ones() -> None:
         profiles.load_link("4g")
 
 
-def test_near_is_what_is_spelled_alike_or_abbreviated() -> None:
+def test_similar_names_are_close_in_spelling_or_abbreviated() -> None:
     known = profiles.names()
     assert near_names("rapsberry-pi-5", known)[0] == "raspberry-pi-5"
     assert near_names("rpi5", known)[0] == "raspberry-pi-5"
@@ -180,8 +180,8 @@ def replace(old: str, new: str) -> Edit:
     return edit
 
 
-def course(words: str) -> Edit:
-    """Give the downlink of 108 Mbit/s a course."""
+def schedule(words: str) -> Edit:
+    """Give the downlink of 108 Mbit/s a schedule."""
     return replace("down_bps = { value = 108e6", f"down_bps = {{ value = 108e6, {words}")
 
 
@@ -230,31 +230,34 @@ BAD: dict[str, tuple[Edit, str]] = {
         replace("background_load = { value = 0.05", "background_load = { value = 4"),
         "background_load must be less than the 4 cores, got 4.0",
     ),
-    "two courses": (
-        course('series = { t_s = [0], values = [1e6], period_s = 2 }, trace = "a.csv"'),
+    "two schedules": (
+        schedule('series = { t_s = [0], values = [1e6], period_s = 2 }, trace = "a.csv"'),
         "link.down_bps: must have at most one schedule, got series and trace; correct it",
     ),
     "a series that goes back": (
-        course("series = { t_s = [0, 2, 1], values = [1e6, 1e9, 0], period_s = 3 }"),
+        schedule("series = { t_s = [0, 2, 1], values = [1e6, 1e9, 0], period_s = 3 }"),
         "link.down_bps.series: series: times must increase, got 1.0 after 2.0 at row 2; correct",
     ),
     "a series below zero": (
-        course("series = { t_s = [0, 2], values = [1e9, -1], period_s = 3 }"),
+        schedule("series = { t_s = [0, 2], values = [1e9, -1], period_s = 3 }"),
         "link.down_bps.series.values[1]: must be float >= 0.0, got -1; correct it",
     ),
     "a value outside its series": (
-        course("series = { t_s = [0], values = [1e6], period_s = 2 }"),
+        schedule("series = { t_s = [0], values = [1e6], period_s = 2 }"),
         "link.down_bps: value must be within its series, 1e+06 to 1e+06, got 108000000.0; correct",
     ),
     "quantiles that fall": (
-        course("spread = { quantiles = [[0, 9], [1, 3]], step_s = 1, correlation = 0 }"),
+        schedule("spread = { quantiles = [[0, 9], [1, 3]], step_s = 1, correlation = 0 }"),
         "quantiles: values must not decrease, got 3.0 after 9.0 at point 1; correct it",
     ),
     "correlation of one": (
-        course("spread = { quantiles = [[0, 9]], step_s = 1, correlation = 1 }"),
+        schedule("spread = { quantiles = [[0, 9]], step_s = 1, correlation = 1 }"),
         "link.down_bps.spread.correlation: must be float < 1.0, got 1; correct it",
     ),
-    "a trace without name": (course('trace = "data:mahimahi"'), "link.down_bps.trace: must be str"),
+    "a trace without name": (
+        schedule('trace = "data:mahimahi"'),
+        "link.down_bps.trace: must be str",
+    ),
     "certain loss": (
         lambda text: text + 'loss_ratio = { value = 1.0, tag = "measured", source = "a wall" }\n',
         "link.loss_ratio.value: must be float < 1.0, got 1.0",
@@ -279,7 +282,9 @@ BAD: dict[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_file_gets_its_file_rule_value_and_advice(case: str, tmp_path: Path) -> None:
+def test_the_message_of_a_bad_file_has_file_rule_value_and_advice(
+    case: str, tmp_path: Path
+) -> None:
     edit, complaint = BAD[case]
     path = tmp_path / "board.toml"
     path.write_text(edit(PI_4), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Series: steps in time that repeat, against a plain scan and numpy."""
+"""Series: periodic steps, compared with a plain scan and numpy."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_the_next_change_is_the_first_other_value(track: Series, eighths: int) -
 
 
 @given(series(), st.lists(st.tuples(st.integers(0, 999), st.integers(-2, 20)), min_size=1))
-def test_following_is_looking_wherever_the_last_look_was(
+def test_any_previous_step_gives_the_same_value(
     track: Series, looks: list[tuple[int, int]]
 ) -> None:
     for eighths, step in looks:
@@ -89,7 +89,7 @@ def test_the_mean_weighs_values_by_their_time() -> None:
         ((0.0, 1.0), (math.nan, 1.0), 2.0, "got nan at row 0"),
     ],
 )
-def test_a_broken_series_is_refused_by_place(
+def test_a_bad_series_is_refused_by_row(
     times: tuple[float, ...], values: tuple[float, ...], period_s: float, words: str
 ) -> None:
     with pytest.raises(ValueError, match=r"^series: ") as caught:
@@ -98,7 +98,7 @@ def test_a_broken_series_is_refused_by_place(
 
 
 @given(series(), st.integers(0, 999), st.integers(0, 999))
-def test_starting_later_is_the_same_series_moved(track: Series, start: int, eighths: int) -> None:
+def test_starting_later_shifts_the_series(track: Series, start: int, eighths: int) -> None:
     moved = track.starting_at(start / 8.0)
     assert moved.period_s == track.period_s
     assert moved.at(eighths / 8.0) == track.at((start + eighths) / 8.0)

@@ -1,4 +1,4 @@
-"""Shipped numbers are those of the data that their sources name, where these are at hand."""
+"""Shipped numbers equal those of the data named as their sources, if available here."""
 
 import csv
 import lzma

@@ -1,4 +1,4 @@
-"""Courses: followed where they are known, drawn where only their distribution is."""
+"""Schedules: read from series and traces, drawn from distributions."""
 
 from pathlib import Path
 
@@ -27,8 +27,8 @@ RATES = ((0.0, 0.0), (0.05, 1e6), (0.5, 4e6), (0.95, 20e6), (1.0, 60e6))
 SPREAD: Spread[float] = Spread(quantiles=RATES, step_s=1.0, correlation=0.8)
 
 
-def number(value: float, **course: object) -> Varying[float, float]:
-    return Varying(value=value, tag="measured", source="made up 1 time", **course)  # type: ignore[arg-type]
+def number(value: float, **schedule: object) -> Varying[float, float]:
+    return Varying(value=value, tag="measured", source="made up 1 time", **schedule)  # type: ignore[arg-type]
 
 
 def tracks(
@@ -48,7 +48,7 @@ def test_a_constant_profile_never_changes() -> None:
     assert found.thermal is None
 
 
-def test_this_machine_is_always_there() -> None:
+def test_this_machine_is_always_available() -> None:
     rng = np.random.Generator(np.random.PCG64(0))
     found = device_tracks(None, None, TraceReader({}), rng)
     assert (found.link, found.available) == (None, Series.constant(1.0))
@@ -61,7 +61,7 @@ def test_a_series_is_followed_from_its_beginning_wherever_traces_start() -> None
     assert found.link.down_bps == Series((0.0, 5.0), (1e6, 2e6), 8.0)
 
 
-def test_both_ways_of_a_trace_start_at_the_same_moment(tmp_path: Path) -> None:
+def test_both_directions_of_a_trace_start_at_the_same_time(tmp_path: Path) -> None:
     path = tmp_path / "walk.csv"
     path.write_text("t_s,down_bps,up_bps\n0,1,10\n1,2,20\n2,3,30\n3,4,40\n")
     found = tracks(start=0.5, down=number(1.0, trace=str(path)), up=number(10.0, trace=str(path)))
@@ -70,7 +70,7 @@ def test_both_ways_of_a_trace_start_at_the_same_moment(tmp_path: Path) -> None:
     assert found.link.up_bps.values == (30.0, 40.0, 10.0, 20.0)
 
 
-def test_a_trace_that_cannot_be_had_is_an_error_and_no_constant() -> None:
+def test_a_missing_trace_is_an_error() -> None:
     with pytest.raises(profiles.TraceError, match=r"FAIRBED_DATA must name"):
         tracks(down=number(1e6, trace="data:mahimahi/a"))
 
@@ -95,19 +95,19 @@ def test_the_same_seed_draws_the_same_and_another_does_not() -> None:
     assert tracks(3, down=drawn) != tracks(4, down=drawn)
 
 
-def test_drawn_courses_have_the_quantiles_and_the_correlation_asked_for() -> None:
+def test_drawn_schedules_have_the_given_quantiles_and_correlation() -> None:
     rng = np.random.Generator(np.random.PCG64(5))
-    courses = np.array([draw_spread(SPREAD, rng).values for _ in range(200)])
+    schedules = np.array([draw_spread(SPREAD, rng).values for _ in range(200)])
     for share, value in RATES[1:-1]:
-        assert np.mean(courses <= value) == pytest.approx(share, abs=0.01)
-    ranks = courses.ravel().argsort().argsort().reshape(courses.shape)
+        assert np.mean(schedules <= value) == pytest.approx(share, abs=0.01)
+    ranks = schedules.ravel().argsort().argsort().reshape(schedules.shape)
     found = np.corrcoef(ranks[:, :-1].ravel(), ranks[:, 1:].ravel())[0, 1]
     pearson_of_normal = 2 * np.sin(np.pi / 6 * found)  # rank correlation -> normal scores
     assert pearson_of_normal == pytest.approx(0.8, abs=0.02)
 
 
 @given(st.floats(0.01, 0.99), st.one_of(st.none(), st.floats(1.0, 1e5)), st.integers(0, 1 << 32))
-def test_stays_make_up_the_share_of_the_time(
+def test_sessions_add_up_to_the_share_of_the_time(
     share: float, session_s: float | None, seed: int
 ) -> None:
     series = draw_sessions(share, session_s, np.random.Generator(np.random.PCG64(seed)))
@@ -116,7 +116,7 @@ def test_stays_make_up_the_share_of_the_time(
     assert series.period_s >= DAY_S * 0.99 or len(series.t_s) >= 60
 
 
-def test_stays_last_as_long_as_asked_on_average() -> None:
+def test_sessions_have_the_given_mean_length() -> None:
     series = draw_sessions(0.3, 600.0, np.random.Generator(np.random.PCG64(1)))
     stays = sum(a != b for a, b in zip(series.values, series.values[1:], strict=False)) / 2
     assert series.mean * series.period_s / stays == pytest.approx(600.0, rel=0.05)
@@ -128,7 +128,7 @@ def test_never_and_always_are_constant(share: float) -> None:
     assert draw_sessions(share, 60.0, rng) == Series.constant(share)
 
 
-def test_each_device_has_a_share_of_its_own_where_shares_are_distributed() -> None:
+def test_each_device_has_its_own_share_if_shares_are_distributed() -> None:
     spread: Spread[float] = Spread(
         quantiles=((0.25, 0.02), (0.5, 0.07), (0.95, 0.42)), step_s=DAY_S, correlation=0.0
     )

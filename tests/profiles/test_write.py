@@ -1,4 +1,4 @@
-"""Writing: a profile that is written and read again is the same."""
+"""Writing: a profile that is written and read again is equal."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_a_series_and_a_trace_beside_the_file_are_written(tmp_path: Path) -> Non
 
 
 @given(st.text(min_size=3, max_size=60).filter(lambda text: text < "\ud800"))
-def test_any_words_survive(words: str) -> None:
+def test_any_text_survives(words: str) -> None:
     profile = msgspec.structs.replace(PI, title=words)
     raw = msgspec.toml.decode(profiles.to_toml(profile))
     assert raw["title"] == words

@@ -1,4 +1,4 @@
-"""Fairness metrics: the worked examples, bounds, and devices without test data."""
+"""Fairness metrics: worked examples, bounds, and devices without test data."""
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def test_neither_depends_on_order(values: Floats, seed: int) -> None:
     np.testing.assert_allclose(jain(shuffled), jain(values))
 
 
-def test_rates_of_a_run_and_of_the_rounds_a_device_was_there() -> None:
+def test_rates_over_a_run_and_over_the_rounds_of_a_device() -> None:
     counts = np.array([8, 4, 0])
     assert selection_rates(counts, 16).tolist() == [0.5, 0.25, 0.0]
     there = selection_rates(counts, np.array([16, 8, 0]))
@@ -109,8 +109,8 @@ def test_rates_of_a_run_and_of_the_rounds_a_device_was_there() -> None:
     assert np.isnan(there[2])
 
 
-def test_the_guarantee_allows_for_the_open_debt() -> None:
-    """A rate of 0.10 keeps a promise of 0.15 after 500 rounds with a queue of 25."""
+def test_the_guarantee_allows_for_the_virtual_queue() -> None:
+    """A rate of 0.10 satisfies beta = 0.15 after 500 rounds with a queue of 25."""
     slack = rate_slack(np.array([50, 50]), 500, 0.15, np.array([25.0, 24.0]))
     assert slack[0] == pytest.approx(0.0, abs=1e-12)
     assert slack[1] < 0.0

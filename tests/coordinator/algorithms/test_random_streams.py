@@ -1,4 +1,4 @@
-"""Keyed numbers depend on their key and on nothing else."""
+"""Keyed random numbers depend on their key only."""
 
 import numpy as np
 from scipy import stats
@@ -9,8 +9,8 @@ ROWS = np.arange(20_000)
 
 
 def test_a_device_has_the_same_numbers_in_any_cohort() -> None:
-    everybody = normals(7, 3, np.arange(1000), 4)
-    np.testing.assert_array_equal(normals(7, 3, np.array([17, 900]), 4), everybody[[17, 900]])
+    all_rows = normals(7, 3, np.arange(1000), 4)
+    np.testing.assert_array_equal(normals(7, 3, np.array([17, 900]), 4), all_rows[[17, 900]])
 
 
 def test_seed_round_row_and_purpose_each_change_the_number() -> None:

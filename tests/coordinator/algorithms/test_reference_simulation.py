@@ -17,7 +17,7 @@ from tests.coordinator.algorithms.world import BETA, ROUNDS, Run, draw_world, si
 
 SEEDS = 10
 MILD, WILD = 0.1, 1.0
-"""By how much of itself a time may deviate."""
+"""Relative deviation of a time."""
 WEIGHTS = (0.0, 5.0, 20.0, 50.0)
 
 
@@ -81,7 +81,7 @@ def test_the_guarantee_holds_exactly_in_every_run(V: float) -> None:
 
 
 @pytest.mark.full
-def test_time_falls_and_debt_and_unfairness_rise_with_the_weight_on_time() -> None:
+def test_time_falls_and_queues_and_unfairness_rise_with_the_weight_on_time() -> None:
     times = [mean_total_s(policy) for policy in ("random", "5", "20", "50")]
     debts = [float(np.mean([r.mean_queue for r in runs(f"{V:g}")])) for V in WEIGHTS]
     evenness = [float(np.mean([r.jain for r in runs(f"{V:g}")])) for V in WEIGHTS]
@@ -91,7 +91,7 @@ def test_time_falls_and_debt_and_unfairness_rise_with_the_weight_on_time() -> No
 
 
 @pytest.mark.full
-def test_a_deadline_alone_is_quickest_and_starves_the_slow() -> None:
+def test_a_deadline_alone_is_fastest_and_excludes_slow_devices() -> None:
     assert mean_total_s("fedcs") < mean_total_s("50")
     for run in runs("fedcs"):
         assert run.group_rates[3] < 0.05 < BETA

@@ -1,4 +1,4 @@
-"""The linear world of the RBCS-F paper's experiment, drawn ahead so that policies share it."""
+"""The linear model of the RBCS-F paper's experiment, drawn in advance for all policies."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ THETA = np.array(
 
 @dataclass(frozen=True)
 class World:
-    """Everything that chance decides, for all rounds."""
+    """All random numbers of a run, for all rounds."""
 
     is_available: Bools
     """Shape (T, N)."""
@@ -40,7 +40,7 @@ class World:
 
 @dataclass(frozen=True)
 class Run:
-    """What one policy did in one world."""
+    """Result of one policy in one world."""
 
     total_s: float
     counts: Ints
@@ -66,7 +66,7 @@ class Run:
 
 
 def draw_world(seed: int, noise: float) -> World:
-    """Return the world of a seed; times deviate by up to `noise` of themselves."""
+    """Return the random numbers of a seed; times deviate by up to `noise`, relatively."""
     rng, shape = np.random.default_rng(seed), (ROUNDS, DEVICES)
     return World(
         is_available=rng.uniform(size=shape) < AVAILABILITY,
@@ -78,7 +78,7 @@ def draw_world(seed: int, noise: float) -> World:
 
 
 def simulate(selector: Selector, world: World) -> Run:
-    """Return what becomes of a policy with ridge estimates in a world."""
+    """Return the result of a policy with ridge estimates in a world."""
     ridge, is_warm = LinearModels(3), np.zeros(DEVICES, dtype=np.bool_)
     counts, total_s = np.zeros(DEVICES, dtype=np.int64), 0.0
     backlog, errors = list[float](), list[float]()

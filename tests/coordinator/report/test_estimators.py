@@ -1,4 +1,4 @@
-"""Estimators on the exchanges of a run: the run's own one says what it said then."""
+"""Errors of estimators on the exchanges of a run; those of its own are as in the run."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
     return RunReader(fake_run(tmp_path_factory.mktemp("runs") / "run-1"))
 
 
-def test_every_estimator_sees_the_same_exchanges(reader: RunReader) -> None:
+def test_every_estimator_learns_from_the_same_exchanges(reader: RunReader) -> None:
     found = compare_estimators(reader)
     assert list(found) == ["ridge", "phases", "last value", "device mean", "global mean"]
     assert len({errors.count for errors in found.values()}) == 1
@@ -23,7 +23,7 @@ def test_every_estimator_sees_the_same_exchanges(reader: RunReader) -> None:
     assert found["ridge"].count == len(valid) - len({x.device for x in valid})
 
 
-def test_devices_that_differ_are_told_apart_by_all_but_the_global_mean(reader: RunReader) -> None:
+def test_only_the_global_mean_ignores_differences_between_devices(reader: RunReader) -> None:
     found = compare_estimators(reader)
     best = found["device mean"].median_ape, found["phases"].median_ape
     worst = found["global mean"].median_ape

@@ -1,4 +1,4 @@
-"""Quantities are short, have a unit, and never lie about what is unknown."""
+"""Texts of quantities: short, with a unit, and with a mark for unknown values."""
 
 from math import nan
 
@@ -63,7 +63,7 @@ def test_bytes_have_a_prefix(value: float | None, text: str) -> None:
     assert size(value) == text
 
 
-def test_ratios_and_percents_say_what_is_unknown() -> None:
+def test_unknown_ratios_and_percents_are_marked() -> None:
     assert [ratio(0.8714), ratio(nan), ratio(None), ratio(0.5, 2)] == [
         "0.871",
         MISSING,

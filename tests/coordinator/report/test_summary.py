@@ -1,4 +1,4 @@
-"""The summary: every number against one worked out by hand."""
+"""The summary: every number compared with one computed by hand."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ CONTRACT = {
     "queues": {"mean_total", "max"},
     "bytes": {"down", "up"},
 }
-"""Keys that scripts of strangers rely on."""
+"""Keys that scripts of users rely on."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def tau(row: ExchangeRow) -> float:
     return row.tau_s
 
 
-def test_the_object_has_every_key_of_the_contract(summary: RunSummary) -> None:
+def test_the_summary_has_every_documented_key(summary: RunSummary) -> None:
     found = json.loads(msgspec.json.encode(summary))
     for key, inner in CONTRACT.items():
         assert key in found
@@ -93,7 +93,7 @@ def test_exchange_times_are_those_of_valid_done_exchanges(
     assert summary.exchange.unaccounted_ratio == pytest.approx(median(ratios))
 
 
-def test_what_was_encoded_is_counted_by_what_was_really_used(tmp_path: Path) -> None:
+def test_codecs_are_counted_by_actual_use(tmp_path: Path) -> None:
     def change(row: ExchangeRow) -> ExchangeRow:
         packed = replace(row, codec_up="int8", bytes_up=100, coordinator_decode_s=0.25)
         return packed if row.round == 2 else replace(row, coordinator_decode_s=None)
@@ -122,7 +122,7 @@ def test_the_model_is_the_last_one_evaluated(summary: RunSummary, reader: RunRea
     assert summary.loss.std == last.loss_std
 
 
-def test_fairness_is_judged_by_the_exact_bound(summary: RunSummary, reader: RunReader) -> None:
+def test_fairness_uses_the_exact_bound(summary: RunSummary, reader: RunReader) -> None:
     fair = summary.fairness
     assert fair.beta == 0.15
     assert fair.min_selection_rate == pytest.approx(min(summary.selected.values()) / 30)
@@ -153,7 +153,7 @@ def test_the_table_names_codecs_only_where_there_are_any(summary: RunSummary) ->
 
 
 def changed(path: Path, change: Callable[[ExchangeRow], ExchangeRow]) -> RunSummary:
-    """Return the summary of a short run whose exchanges were changed."""
+    """Return the summary of a short run with changed exchanges."""
     run = FakeRun(path, rounds=2)
     run.play(2)
     run.store.flush()
@@ -165,7 +165,7 @@ def changed(path: Path, change: Callable[[ExchangeRow], ExchangeRow]) -> RunSumm
 
 
 @pytest.mark.parametrize("outcome", ["failed", "lost", "rejected"])
-def test_what_did_not_arrive_has_failed(tmp_path: Path, outcome: str) -> None:
+def test_lost_and_rejected_exchanges_count_as_failed(tmp_path: Path, outcome: str) -> None:
     summary = changed(tmp_path / "r", lambda row: replace(row, outcome=outcome, tau_s=None))
     assert (summary.exchange.failed, summary.exchange.median_s) == (8, None)
 
@@ -177,7 +177,7 @@ def test_an_invalid_exchange_is_counted_but_measures_nothing(tmp_path: Path) -> 
     assert summary.estimator.mape_second_half is None
 
 
-def test_exchanges_under_contention_are_counted_apart(tmp_path: Path) -> None:
+def test_contended_exchanges_are_counted_separately(tmp_path: Path) -> None:
     def change(row: ExchangeRow) -> ExchangeRow:
         return replace(row, is_valid=row.round != 2, is_contended=row.round == 2)
 
@@ -197,7 +197,7 @@ def test_a_run_without_rounds_is_all_nulls(tmp_path: Path) -> None:
     assert "raspberry-pi-00" in summary_table(summary)
 
 
-def test_the_table_of_a_run_says_the_same(summary: RunSummary) -> None:
+def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
     lines = summary_table(summary).splitlines()
     assert lines[0].split() == ["run", "run-1", "done"]
     assert "30 of 30 (1 void)" in lines[1]
@@ -210,6 +210,6 @@ def test_the_table_of_a_run_says_the_same(summary: RunSummary) -> None:
     assert all(len(line) < 120 for line in lines)
 
 
-def test_a_large_fleet_is_cut_short(tmp_path: Path) -> None:
+def test_the_table_of_a_large_fleet_is_cut(tmp_path: Path) -> None:
     with RunReader(fake_run(tmp_path / "r", rounds=1, devices=45)) as reader:
         assert summary_table(summarise_run(reader)).splitlines()[-1] == "and 5 more devices"

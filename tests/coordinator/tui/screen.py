@@ -1,4 +1,4 @@
-"""What is on the screen of a Textual application, as plain lines."""
+"""The screen of a Textual application as plain lines."""
 
 import html
 import re
@@ -7,7 +7,7 @@ from typing import Any
 from textual.app import App
 
 CELL_WIDTH = 12.2
-"""Of the SVG that Textual exports, in its units."""
+"""Width of a cell in the SVG that Textual exports, in its units."""
 
 _TEXT = re.compile(
     r'<text [^>]*?x="(?P<x>[\d.]+)"[^>]*?clip-path="url\(#[\w-]+-line-(?P<line>\d+)\)"[^>]*>'
@@ -16,7 +16,7 @@ _TEXT = re.compile(
 
 
 def lines_on(app: App[Any]) -> list[str]:
-    """Return the lines of the screen, without what only fills them."""
+    """Return the lines of the screen, without trailing spaces."""
     svg = app.export_screenshot(simplify=True)
     lines = [""] * app.size.height
     for match in _TEXT.finditer(svg):

@@ -1,4 +1,4 @@
-"""The device screen says what keeps a device away, as far as the coordinator knows."""
+"""The device screen explains the absence of a device, as far as the coordinator knows."""
 
 import pytest
 
@@ -21,5 +21,5 @@ from fairbed.coordinator.tui.view import DeviceView
         (DeviceView("pi", state="gone"), "gone: disconnected"),
     ],
 )
-def test_only_what_keeps_a_device_away_is_explained(device: DeviceView, words: str) -> None:
+def test_only_states_of_absence_are_explained(device: DeviceView, words: str) -> None:
     assert state_words(device, 100.0) == words

@@ -1,4 +1,4 @@
-"""The control room at a terminal: what is on the screen, and what the keys do."""
+"""The control room in a terminal: its screens and keys."""
 
 import json
 import threading
@@ -47,13 +47,13 @@ def run(tmp_path: Path) -> Iterator[FakeRun]:
 
 
 class Coordinator:
-    """Takes orders."""
+    """Records commands."""
 
     def __init__(self) -> None:
-        self.orders: list[tuple[str, str | None]] = []
+        self.commands: list[tuple[str, str | None]] = []
 
     async def __call__(self, command: OperatorCommand) -> None:
-        self.orders.append((command.action, command.device))
+        self.commands.append((command.action, command.device))
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ def text_of(app: ControlRoom) -> str:
 
 
 async def settled(app: ControlRoom, pilot: Pilot[Any]) -> str:
-    """Return what is on the screen once a turn of the loop changes it no more."""
+    """Return the screen once another turn of the event loop does not change it."""
     before = ""
     for _ in range(50):
         await pilot.pause()
@@ -84,7 +84,7 @@ async def settled(app: ControlRoom, pilot: Pilot[Any]) -> str:
 
 
 async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> bool:
-    """Return whether something comes true in some turns of the loop; a footer takes a few."""
+    """Return whether a condition becomes true within some turns of the event loop."""
     for _ in range(50):
         await pilot.pause()
         if is_so():
@@ -93,12 +93,12 @@ async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> bool:
 
 
 async def shows(app: ControlRoom, pilot: Pilot[Any], *texts: str) -> bool:
-    """Return whether texts come on the screen together."""
+    """Return whether texts appear on the screen together."""
     return await comes(pilot, lambda: all(text in text_of(app) for text in texts))
 
 
 async def opens(app: ControlRoom, pilot: Pilot[Any], screen: type[Screen[Any]]) -> bool:
-    """Return whether a screen comes."""
+    """Return whether a screen opens."""
     return await comes(pilot, lambda: isinstance(app.screen, screen))
 
 
@@ -140,7 +140,7 @@ async def test_every_part_can_be_shown_in_full(finished: Path, size: tuple[int, 
 
 
 def is_alone(app: ControlRoom, titles: dict[str, str], part: str) -> bool:
-    """Tell whether one part is on the screen and the others are not."""
+    """Return whether one part is on the screen and the others are not."""
     text = text_of(app)
     return [name for name, title in titles.items() if title in text] == [part]
 
@@ -183,7 +183,7 @@ async def test_a_live_run_is_followed(run: FakeRun) -> None:
         assert await shows(app, pilot, "● paused", "4/30")
 
 
-async def test_a_contended_and_dilated_run_says_so_at_the_top(tmp_path: Path) -> None:
+async def test_the_header_shows_contention_and_dilation(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "slow", dilation=4.0)
     run.play(3)
     run.store.flush()
@@ -216,7 +216,7 @@ async def test_p_pauses_and_resumes(run: FakeRun) -> None:
         await app.refresh_view()
         await pilot.press("p")
         await app.workers.wait_for_complete()
-    assert coordinator.orders == [("pause", None), ("resume", None)]
+    assert coordinator.commands == [("pause", None), ("resume", None)]
 
 
 async def test_the_footer_names_what_a_key_would_do_now(run: FakeRun) -> None:
@@ -243,7 +243,7 @@ async def test_x_excludes_the_device_under_the_cursor_and_takes_it_back(run: Fak
         assert await opens(app, pilot, DeviceDetail)
         await pilot.press("x")
         await app.workers.wait_for_complete()
-    assert coordinator.orders == [("exclude", run.names[2]), ("include", run.names[2])]
+    assert coordinator.commands == [("exclude", run.names[2]), ("include", run.names[2])]
 
 
 async def test_the_cursor_stays_on_its_device_when_others_change(run: FakeRun) -> None:
@@ -258,15 +258,15 @@ async def test_the_cursor_stays_on_its_device_when_others_change(run: FakeRun) -
         assert app.screen.selected_device == run.names[3]
 
 
-async def test_orders_are_not_offered_where_nobody_can_carry_them_out(finished: Path) -> None:
+async def test_commands_are_not_offered_for_a_finished_run(finished: Path) -> None:
     coordinator = Coordinator()
     async with room(finished, send_command=coordinator) as (app, pilot):
         await pilot.press("p", "x")
         assert "Pause" not in await settled(app, pilot)
-    assert coordinator.orders == []
+    assert coordinator.commands == []
 
 
-async def test_an_order_that_is_not_delivered_is_told(run: FakeRun) -> None:
+async def test_a_command_that_is_not_delivered_is_reported(run: FakeRun) -> None:
     async def fail(_command: OperatorCommand) -> None:
         raise Disconnected("the broker is gone")
 
@@ -277,19 +277,19 @@ async def test_an_order_that_is_not_delivered_is_told(run: FakeRun) -> None:
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
-async def test_closing_never_stops_a_run_of_somebody_else(run: FakeRun, key: str) -> None:
+async def test_closing_never_stops_a_run_of_another_process(run: FakeRun, key: str) -> None:
     coordinator = Coordinator()
     async with room(run.folder, send_command=coordinator) as (app, pilot):
         await pilot.press(key)
     assert app.return_value == "quit"
-    assert coordinator.orders == []
+    assert coordinator.commands == []
 
 
 @pytest.mark.parametrize(
     ("keys", "choice"),
     [(["s"], "stop"), (["l"], "detach"), (["ctrl+c"], "stop"), (["enter"], "stop")],
 )
-async def test_leaving_an_own_run_asks_what_becomes_of_it(
+async def test_leaving_an_own_run_opens_a_dialog(
     run: FakeRun, keys: list[str], choice: str
 ) -> None:
     async with room(run.folder, owns_run=True) as (app, pilot):
@@ -301,7 +301,7 @@ async def test_leaving_an_own_run_asks_what_becomes_of_it(
 
 
 @pytest.mark.parametrize("key", ["escape", "c", "q"])
-async def test_leaving_can_be_taken_back(run: FakeRun, key: str) -> None:
+async def test_leaving_can_be_cancelled(run: FakeRun, key: str) -> None:
     async with room(run.folder, owns_run=True) as (app, pilot):
         await pilot.press("q")
         assert await opens(app, pilot, ExitDialog)
@@ -310,13 +310,13 @@ async def test_leaving_can_be_taken_back(run: FakeRun, key: str) -> None:
         assert app.is_running
 
 
-async def test_an_own_run_that_is_over_is_left_without_a_question(finished: Path) -> None:
+async def test_a_finished_own_run_is_left_without_a_dialog(finished: Path) -> None:
     async with room(finished, owns_run=True) as (app, pilot):
         await pilot.press("q")
     assert app.return_value == "quit"
 
 
-async def test_a_room_may_close_while_it_reads(
+async def test_the_application_may_close_while_it_reads(
     run: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, is_reading = ViewReader.refresh, threading.Event()
@@ -330,7 +330,7 @@ async def test_a_room_may_close_while_it_reads(
         return read(feed, view)
 
     monkeypatch.setattr(ViewReader, "refresh", read_until_closed)
-    async with room(run.folder) as (app, pilot):  # raises what its last look raises
+    async with room(run.folder) as (app, pilot):  # raises the error of its last read
         is_reading.clear()
         rooms.append(app)
         run.play(1)
@@ -341,7 +341,7 @@ async def test_a_room_may_close_while_it_reads(
     assert not app.screen_stack
 
 
-async def test_a_store_that_breaks_is_told_once_and_the_view_stays(run: FakeRun) -> None:
+async def test_a_store_error_is_reported_once_and_the_view_stays(run: FakeRun) -> None:
     async with room(run.folder) as (app, pilot):
         app._view_reader.reader._connection.close()
         for _ in range(3):
@@ -358,14 +358,14 @@ async def test_the_colours_follow_the_theme(finished: Path) -> None:
 
 
 async def test_a_thousand_devices_can_be_watched(tmp_path: Path) -> None:
-    crowd = FakeRun(tmp_path / "crowd", devices=1_000)
-    crowd.play(2)
-    crowd.store.flush()
-    async with room(crowd.folder) as (app, pilot):
+    large = FakeRun(tmp_path / "large", devices=1_000)
+    large.play(2)
+    large.store.flush()
+    async with room(large.folder) as (app, pilot):
         assert await shows(app, pilot, "Fleet · 1000 devices")
-        crowd.play(1)
-        crowd.store.flush()
+        large.play(1)
+        large.store.flush()
         with anyio.fail_after(30.0):
             await app.refresh_view()
         assert await shows(app, pilot, "3/30")
-    crowd.store.close()
+    large.store.close()

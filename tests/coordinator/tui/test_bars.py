@@ -1,4 +1,4 @@
-"""Bars are an eighth of a cell fine, and nothing that lasted is invisible."""
+"""Bars have a resolution of an eighth of a cell, and show every span."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def bars(draw: st.DrawFn) -> tuple[list[Span], float, int]:
 
 
 @given(case=bars())
-def test_a_bar_has_its_width_and_knows_only_its_phases(case: tuple[list[Span], float, int]) -> None:
+def test_a_bar_has_its_width_and_only_its_phases(case: tuple[list[Span], float, int]) -> None:
     spans, scale_s, width = case
     cells = bar(spans, scale_s, width)
     assert len(cells) == width
@@ -61,7 +61,7 @@ def test_an_instant_is_still_an_eighth() -> None:
     assert bar([Span("encode", 1.0, 1.0)], 4.0, 4)[1] == BarCell("▏", "encode", None)
 
 
-def test_work_that_is_over_is_not_drawn() -> None:
+def test_time_after_the_work_is_not_drawn() -> None:
     assert bar([Span(OVER, 0.0, 1.0)], 1.0, 1) == [BarCell(" ", None, None)]
 
 

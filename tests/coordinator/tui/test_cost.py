@@ -1,4 +1,4 @@
-"""What the control room draws: what changed, once, and nothing that nobody sees."""
+"""Drawing of the control room: only visible lines that changed, and each once."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from tests.coordinator.tui.test_app import opens, room, settled, shows, text_of
 pytestmark = pytest.mark.anyio
 
 HEADER_LINES = 2
-"""Its clock may go on meanwhile."""
+"""The run clock may advance meanwhile."""
 
 PARTS: tuple[type[Widget], ...] = (RunHeader, FleetTable, RoundTimeline, EventLogView, CurvePlot)
 EVERYTHING: tuple[type[Widget], ...] = (*PARTS, Footer)
@@ -87,12 +87,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def refreshed(app: ControlRoom, run: FakeRun) -> None:
-    """Have the room show all that the run was told."""
+    """Refresh the screen until it shows all rows of the run."""
     run.store.flush()
     await app.refresh_view()
 
 
-async def test_what_changed_nothing_draws_nothing(run: FakeRun, drawn: Counter[str]) -> None:
+async def test_an_update_without_changes_draws_nothing(run: FakeRun, drawn: Counter[str]) -> None:
     async with room(run.folder) as (app, pilot):
         await settled(app, pilot)
         drawn.clear()
@@ -153,7 +153,7 @@ async def test_a_hidden_part_is_drawn_when_it_is_shown(run: FakeRun, drawn: Coun
         assert await shows(app, pilot, "unwilling", "round 4 ")
 
 
-async def test_events_that_came_while_the_log_was_hidden_are_in_it(run: FakeRun) -> None:
+async def test_events_received_while_the_log_is_hidden_are_shown_later(run: FakeRun) -> None:
     async with room(run.folder) as (app, pilot):
         await pilot.press("5")
         await settled(app, pilot)
@@ -166,7 +166,7 @@ async def test_events_that_came_while_the_log_was_hidden_are_in_it(run: FakeRun)
         assert await shows(app, pilot, "the lamp went out")
 
 
-async def test_a_room_that_is_covered_is_drawn_when_it_is_uncovered(
+async def test_a_covered_screen_is_drawn_when_it_is_uncovered(
     run: FakeRun, drawn: Counter[str]
 ) -> None:
     async with room(run.folder) as (app, pilot):
@@ -183,7 +183,7 @@ async def test_a_room_that_is_covered_is_drawn_when_it_is_uncovered(
         assert await shows(app, pilot, "unwilling")
 
 
-async def test_the_footer_is_built_when_a_key_does_something_else(
+async def test_the_footer_is_rebuilt_when_a_key_changes_its_command(
     run: FakeRun, drawn: Counter[str]
 ) -> None:
     async def send(_command: object) -> None:

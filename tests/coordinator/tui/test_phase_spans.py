@@ -1,4 +1,4 @@
-"""When an exchange was in which phase."""
+"""Phases of an exchange over time."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -27,7 +27,7 @@ def test_the_phases_of_an_exchange_follow_each_other_without_gaps(row: ExchangeR
         assert span.end_s == following.start_s
 
 
-def test_phases_and_the_way_of_the_messages_make_up_the_exchange(row: ExchangeRow) -> None:
+def test_phases_and_control_messages_add_up_to_the_exchange(row: ExchangeRow) -> None:
     spans = spans_of(row, 10.0, 60.0)
     assert row.tau_wall_s is not None
     before, after = spans[0].start_s, row.tau_wall_s - spans[-1].end_s

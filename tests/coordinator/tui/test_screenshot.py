@@ -1,4 +1,4 @@
-"""The picture of the control room needs nothing but itself."""
+"""The picture of the control room needs no other file."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ PICTURE = Path(__file__).parents[3] / "docs" / "images" / "tui.svg"
 
 
 def addresses(svg: str) -> set[str]:
-    """Return what a browser would fetch: the name space and the credits in comments are none."""
+    """Return the addresses that a browser fetches, without the XML name space and comments."""
     text = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     return set(re.findall(r"https?://[^\s\"')]+", text)) - {"http://www.w3.org/2000/svg"}
 

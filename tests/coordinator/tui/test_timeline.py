@@ -1,4 +1,4 @@
-"""Names on the timeline are short enough for the bars and long enough to tell devices apart."""
+"""Names on the timeline: short enough for the bars, and distinct."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The view: a pure fold, and the same however the update is cut into pieces."""
+"""The view: a pure fold, independent of how updates are split."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def next_view(run: FakeRun, feed: ViewReader, view: RunView) -> RunView:
     return feed.refresh(view) or view
 
 
-def test_a_run_without_rounds_shows_who_joined(run: FakeRun, feed: ViewReader) -> None:
+def test_a_run_without_rounds_shows_its_devices(run: FakeRun, feed: ViewReader) -> None:
     view = next_view(run, feed, RunView())
     assert [device.name for device in view.devices] == run.names
     assert view.devices[0].profile == "raspberry-pi-3b-plus"
@@ -39,9 +39,7 @@ def test_a_run_without_rounds_shows_who_joined(run: FakeRun, feed: ViewReader) -
     assert view.rounds == ()
 
 
-def test_reading_piece_by_piece_comes_to_the_same_as_reading_at_once(
-    run: FakeRun, feed: ViewReader
-) -> None:
+def test_reading_in_parts_equals_reading_at_once(run: FakeRun, feed: ViewReader) -> None:
     view = RunView()
     for _ in range(10):
         run.play(1)
@@ -76,7 +74,7 @@ def test_counts_are_those_of_the_store(run: FakeRun, feed: ViewReader) -> None:
     assert sum(device.queue or 0.0 for device in view.devices) == pytest.approx(view.queues[-1][1])
 
 
-def test_what_exchanges_are_worth_is_counted_on(run: FakeRun, feed: ViewReader) -> None:
+def test_exchange_quality_is_accumulated(run: FakeRun, feed: ViewReader) -> None:
     run.play(5)
     view = next_view(run, feed, RunView())
     run.play(4)
@@ -92,7 +90,7 @@ def test_a_void_round_is_on_the_timeline_without_exchanges(run: FakeRun, feed: V
     assert view.rounds[-1].exchanges == ()
 
 
-def test_a_device_that_has_taught_nothing_has_no_prediction(run: FakeRun, feed: ViewReader) -> None:
+def test_a_device_without_exchanges_has_no_prediction(run: FakeRun, feed: ViewReader) -> None:
     run.play(1)
     view = next_view(run, feed, RunView())
     assert {device.tau_hat_s for device in view.devices} == {None}
@@ -152,7 +150,7 @@ def state_of(view: RunView, name: str) -> str:
     return device.state
 
 
-def test_orders_of_people_show_at_once(run: FakeRun, feed: ViewReader) -> None:
+def test_operator_commands_show_at_once(run: FakeRun, feed: ViewReader) -> None:
     name, view = run.names[3], next_view(run, feed, RunView())
     for number, (action, state) in enumerate([("exclude", "excluded"), ("include", "idle")]):
         run.store.add(CommandRow(id=str(number), at_s=3.0 + number, action=action, device=name))
@@ -160,7 +158,7 @@ def test_orders_of_people_show_at_once(run: FakeRun, feed: ViewReader) -> None:
         assert state_of(view, name) == state
 
 
-def test_a_device_that_left_or_fell_silent_is_told_apart(run: FakeRun, feed: ViewReader) -> None:
+def test_a_device_that_left_or_is_silent_is_marked(run: FakeRun, feed: ViewReader) -> None:
     view = next_view(run, feed, RunView())
     run.now_s += 1.0
     run.event("left", "the device disconnected", device=run.names[0])
@@ -175,7 +173,7 @@ def test_a_device_that_left_or_fell_silent_is_told_apart(run: FakeRun, feed: Vie
     assert [state_of(view, name) for name in run.names[:2]] == ["idle", "idle"]
 
 
-def test_nobody_works_in_a_finished_run(tmp_path: Path) -> None:
+def test_no_device_works_in_a_finished_run(tmp_path: Path) -> None:
     with RunReader(fake_run(tmp_path / "run", rounds=2)) as reader:
         view = ViewReader(reader).refresh(RunView())
     assert view is not None

@@ -1,4 +1,4 @@
-"""Traces are found beside a profile and under FAIRBED_DATA, or the line says what is missing."""
+"""Traces are found beside a profile and in FAIRBED_DATA, or the message names what is missing."""
 
 import csv
 import io
@@ -68,12 +68,12 @@ def test_a_known_set_may_be_an_archive_or_a_long_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "got"), [({}, "got nothing"), ({"FAIRBED_DATA": "/no/where"}, "got no folder /no/")]
 )
-def test_without_the_data_the_line_says_what_to_set(environ: dict[str, str], got: str) -> None:
+def test_without_the_data_the_message_names_the_variable(environ: dict[str, str], got: str) -> None:
     with pytest.raises(TraceError, match=f"FAIRBED_DATA must name the folder .*{got}.*; set it"):
         TraceReader(environ)("data:mahimahi/a", "down_bps")
 
 
-def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("t_s,clock_ratio\n0,1\n")
     with pytest.raises(TraceError, match=r"must have a column down_bps, got clock_ratio; name"):
@@ -92,7 +92,7 @@ def test_a_huge_file_is_refused_unread(ending: str, tmp_path: Path) -> None:
         path.write_bytes(lzma.compress(bytes(MAX_BYTES + 1), preset=0))
     else:
         with path.open("wb") as file:
-            file.truncate(MAX_BYTES + 1)  # a hole: takes no space, and would read as zeros
+            file.truncate(MAX_BYTES + 1)  # a sparse file
     with pytest.raises(TraceError, match=r"must be at most 100 MB, got 100 MB or more; shorten it"):
         TraceReader({}).trace(str(path))
 

@@ -1,4 +1,4 @@
-"""Traces of mahimahi: packets become rates of payload, nothing is lost."""
+"""Traces of mahimahi: packets become payload rates, without loss."""
 
 import numpy as np
 import pytest

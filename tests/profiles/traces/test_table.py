@@ -1,4 +1,4 @@
-"""Our format of traces: read back what was written, and refuse the rest by row."""
+"""Our trace format: reading gives what was written, and bad rows are refused by number."""
 
 import tracemalloc
 
@@ -20,7 +20,7 @@ def test_reads_columns_as_series() -> None:
     assert trace.period_s == 2.0
 
 
-def test_the_last_row_holds_as_long_as_a_comment_says() -> None:
+def test_a_comment_sets_the_end_of_the_last_row() -> None:
     trace = parse_trace(b"# period_s = 4.5\nt_s,clock_ratio\n0,1\n3,0.6\n", "a.csv")
     assert trace.period_s == 4.5
     assert trace.mean("clock_ratio") == pytest.approx((3 * 1.0 + 1.5 * 0.6) / 4.5)
@@ -40,7 +40,7 @@ def test_megabits_become_bits() -> None:
     assert (trace.series("down_bps").values, trace.series("up_bps").values) == ((1.5e6,), (25e4,))
 
 
-def test_a_rate_without_direction_serves_both() -> None:
+def test_a_rate_without_direction_is_used_for_both() -> None:
     trace = parse_trace(b"t_s,mbps\n0,3\n", "a.csv")
     assert trace.series("down_bps") == trace.series("up_bps")
     with pytest.raises(KeyError):
@@ -136,7 +136,7 @@ def test_a_bad_table_is_refused_by_row(content: bytes) -> None:
         st.text("0123456789 .-e\n\r", max_size=80).map(str.encode),
     )
 )
-def test_any_bytes_are_a_lawful_trace_or_one_line(content: bytes) -> None:
+def test_any_bytes_are_a_valid_trace_or_one_line(content: bytes) -> None:
     try:
         trace = parse_trace(content, "a.csv")
     except TraceError as exc:

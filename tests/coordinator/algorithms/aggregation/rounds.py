@@ -1,4 +1,4 @@
-"""Rounds written out by hand, for the tests of aggregators."""
+"""Rounds with given numbers, for the tests of aggregators."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""AAggFF: the worked examples, and the known wrong turns beside them."""
+"""AAggFF: the worked examples, compared with known wrong variants."""
 
 import math
 
@@ -26,7 +26,7 @@ from tests.coordinator.algorithms.aggregation.test_simplex import nearest
 
 
 def decision_loss(p: Floats, r: Floats) -> float:
-    """Return -log(1 + <p, r>), what weights p cost in a round of responses r, both shape (K,)."""
+    """Return -log(1 + <p, r>), the loss of weights p with responses r, both of shape (K,)."""
     return -math.log1p(float((p * r).sum()))
 
 
@@ -65,7 +65,7 @@ def test_responses_lie_between_their_ends() -> None:
 def test_a_larger_loss_never_lowers_a_response(
     cdf: Cdf, losses: list[float], factor: float
 ) -> None:
-    """Nor does it raise that of another, who compares with a larger mean."""
+    """Nor does it raise the response of another client, relative to the larger mean."""
     higher = [losses[0] * factor, *losses[1:]]
     if sum(losses) / len(losses) <= 1e-9:
         return
@@ -74,8 +74,8 @@ def test_a_larger_loss_never_lowers_a_response(
     assert (after[1:] <= before[1:] + 1e-9).all()
 
 
-def test_the_released_normal_would_turn_fairness_round() -> None:
-    """With erfc who loses most answers least; the numbers are those of the released code."""
+def test_the_released_normal_would_reverse_fairness() -> None:
+    """With erfc the largest loss has the smallest response, as in the released code."""
     x = LOSSES / LOSSES.mean()
     released = [0.5 * (1.0 + math.erfc((v - 1.0) / math.sqrt(2.0))) for v in x]
     assert released == pytest.approx([1.279122, 0.595489, 1.204871], abs=1e-6)
@@ -84,7 +84,7 @@ def test_the_released_normal_would_turn_fairness_round() -> None:
 
 @every_cdf
 @pytest.mark.parametrize("losses", [[0.0, 0.0], [0.0, 1e-300], [0.0, 5.0], [1e308, 1e300]])
-def test_losses_at_the_edge_give_responses_within_bounds(cdf: Cdf, losses: list[float]) -> None:
+def test_extreme_losses_give_responses_within_bounds(cdf: Cdf, losses: list[float]) -> None:
     r = responses(np.array(losses), cdf, 1.0)
     assert np.isfinite(r).all()
     assert r.min() >= 0.0
@@ -92,13 +92,13 @@ def test_losses_at_the_edge_give_responses_within_bounds(cdf: Cdf, losses: list[
 
 
 @every_cdf
-def test_when_nobody_loses_anything_all_are_alike(cdf: Cdf) -> None:
+def test_losses_of_zero_give_equal_responses(cdf: Cdf) -> None:
     r = responses(np.zeros(3), cdf, 1.0)
     assert np.ptp(r) == 0.0
     assert r[0] == pytest.approx(responses(np.ones(2), cdf, 1.0)[0])
 
 
-def test_who_loses_nothing_answers_nothing_by_frechet() -> None:
+def test_a_loss_of_zero_has_response_zero_with_frechet() -> None:
     assert responses(np.array([0.0, 1.0]), "frechet", 1.0)[0] == 0.0
 
 
@@ -142,7 +142,7 @@ def test_worked_example_of_the_silos_with_weibull() -> None:
 
 
 def test_the_released_silos_hardly_move() -> None:
-    """Weights that begin at 1 each, squares centred on 0, and the ridge counted twice."""
+    """Weights start at 1 each, squares are centred on 0, and the ridge counts twice."""
     A, c, p, beta = (1.0 + 0.75) * ALPHA * np.eye(3), np.zeros(3), np.ones(3), 0.75
     released = []
     for losses in (LOSSES, LATER):
@@ -156,7 +156,7 @@ def test_the_released_silos_hardly_move() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["centred on 0", "nearest point"])
-def test_a_wrong_turn_of_the_silos_shows(wrong: str) -> None:
+def test_a_wrong_variant_of_the_silos_is_detected(wrong: str) -> None:
     A, c, p, beta = ALPHA * np.eye(3), np.zeros(3), np.full(3, 1.0 / 3.0), 0.75
     rule, r = AAggFFS(3), responses(np.array([0.1, 0.6, 0.4]), "weibull", 1.0 / 3.0)
     for _ in range(40):
@@ -178,8 +178,8 @@ def test_equal_losses_keep_equal_weights(beta_cap: float) -> None:
     np.testing.assert_allclose(many.p, 0.2, rtol=1e-12)
 
 
-def test_a_cap_on_beta_makes_the_silos_bolder() -> None:
-    """What lies in the past holds them back less."""
+def test_a_cap_on_beta_makes_larger_steps() -> None:
+    """Past rounds weigh less."""
     free, capped = AAggFFS(11), AAggFFS(11, 0.5)
     losses = np.array([3.0] + [0.2] * 10)
     for _ in range(30):
@@ -206,8 +206,8 @@ def test_worked_example_of_the_devices() -> None:
     assert weights_of(rule.p, later).tolist() == pytest.approx([0.482112, 0.517888], abs=1e-6)
 
 
-def test_without_the_mean_given_back_taking_part_is_penalised() -> None:
-    """The released estimate: devices that lose as much as all others get less when they report."""
+def test_without_the_imputed_mean_taking_part_is_penalised() -> None:
+    """The released estimate: a device with the mean loss gets less weight when it reports."""
     r, p = np.full(2, 0.25), np.full(4, 0.25)
     mean = 0.25
     released = np.full(4, mean)
@@ -218,7 +218,7 @@ def test_without_the_mean_given_back_taking_part_is_penalised() -> None:
     assert np.ptp(mine) < 1e-15
 
 
-def test_the_previous_mean_may_stand_for_what_was_not_seen() -> None:
+def test_the_previous_mean_may_be_imputed() -> None:
     rule, first = AAggFFD(4, 2, "previous_mean"), np.array([0.1, 0.3])
     rule.learn(PAIR, first)
     p, second = rule.p, np.array([0.2, 0.4])
@@ -235,13 +235,13 @@ def test_those_that_fail_count_as_not_drawn() -> None:
     assert AAggFFD(3, 8).inclusion(3) == 1.0
 
 
-def test_one_device_alone_is_refused_for_it_learns_nothing() -> None:
+def test_one_device_alone_is_refused() -> None:
     with pytest.raises(ValueError, match="per_round must be at least 2 with impute 'mean', got 1"):
         AAggFFD(4, 1)
     assert AAggFFD(4, 1, "previous_mean").p.tolist() == [0.25] * 4
 
 
-def test_who_keeps_losing_more_gains_weight() -> None:
+def test_a_persistently_larger_loss_gains_weight() -> None:
     rng, few, many = np.random.default_rng(3), AAggFFS(6), AAggFFD(6, 3)
     losses = np.array([0.5, 0.5, 0.5, 0.5, 0.5, 2.0])
     for _ in range(60):
@@ -275,7 +275,7 @@ def learn_once(rule: AAggFFS | AAggFFD) -> None:
 
 
 @pytest.mark.parametrize("kind", ["silos", "devices", "devices, previous mean"])
-def test_a_checkpoint_has_the_same_future(kind: str) -> None:
+def test_a_restored_rule_continues_the_same(kind: str) -> None:
     def made() -> AAggFFS | AAggFFD:
         if kind == "silos":
             return AAggFFS(4)

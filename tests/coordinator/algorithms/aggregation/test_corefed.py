@@ -1,4 +1,4 @@
-"""CoreFed: the worked examples, and what a loss near M, or above it, must not do."""
+"""CoreFed: the worked examples, and losses near or above M."""
 
 import numpy as np
 import pytest
@@ -63,8 +63,8 @@ def test_utilities_below_one_lengthen_the_step() -> None:
 
 
 @pytest.mark.parametrize("loss", [0.96, 1.0, 2.3, 1e9])
-def test_a_loss_near_m_or_above_it_throws_nobody(loss: float) -> None:
-    """At M = 1 and the first loss of ten classes, 2.30, 1 / (M - F) turns the update round."""
+def test_a_loss_near_m_or_above_it_does_not_reverse_an_update(loss: float) -> None:
+    """At M = 1 and the first loss of ten classes, 2.30, 1 / (M - F) reverses the update."""
     losses = np.array([loss, 0.5])
     a = corefed_weights(losses, 1.0)
     assert a.min() > 0.0
@@ -80,7 +80,7 @@ def test_the_smallest_utility_is_a_twentieth_of_m() -> None:
 
 
 @pytest.mark.parametrize("M", [0.0, -1.0, float("nan"), float("inf")])
-def test_refuses_an_m_that_no_loss_is_below(M: float) -> None:
+def test_refuses_an_m_that_is_not_positive_and_finite(M: float) -> None:
     with pytest.raises(ValueError, match="M must be finite and > 0"):
         corefed_weights(LOSSES, M)
 
@@ -103,18 +103,18 @@ def test_worked_example_as_a_rule() -> None:
 
 
 def test_a_step_may_be_longer_than_every_update() -> None:
-    """Utilities of a half: twice the mean; the sum then goes beyond the models, as it must."""
+    """Utilities of a half give twice the mean step, which goes beyond the models."""
     merge = CoreFed(1.0).merge(SENT, 2, reports([[2, 1, 0], [2, 1, 0]], losses=[0.5, 0.5]))
     assert merge.vector.tolist() == pytest.approx([3.0, 1.0, 0.0], abs=1e-6)
     assert merge.weights.tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_a_first_loss_above_m_makes_no_leap() -> None:
+def test_a_first_loss_above_m_makes_no_large_step() -> None:
     merge = CoreFed(1.0).merge(SENT, 2, reports([[2, 1, 0], [2, 1, 0]], losses=[2.3, 2.3]))
     assert merge.vector.tolist() == pytest.approx([2.0, 1.0, 0.0], abs=1e-6)
 
 
-def test_the_losses_must_be_there() -> None:
+def test_missing_losses_are_refused() -> None:
     silent = Reports(BACK.rows, BACK.n_k, BACK.models, None, 0.1)
     assert CoreFed.needs_loss is True
     with pytest.raises(ValueError, match="loss_before must be given"):

@@ -1,4 +1,4 @@
-"""One contract, held by every aggregation rule."""
+"""The contract of an aggregation rule, checked for every rule."""
 
 import copy
 import inspect
@@ -78,7 +78,7 @@ def test_weights_explain_the_parameters(name: str, given_: Reports) -> None:
 @every_rule
 @settings(max_examples=examples(40))
 @given(given_=client_models())
-def test_stays_inside_the_hull_of_what_was_sent_and_what_came_back(
+def test_stays_inside_the_hull_of_the_sent_and_the_trained_models(
     name: str, given_: Reports
 ) -> None:
     points = np.array([SENT, *given_.models])
@@ -102,7 +102,7 @@ def test_ignores_client_order_to_the_last_bit(
 @every_rule
 @settings(max_examples=examples(40))
 @given(given_=client_models())
-def test_leaves_its_input_alone(name: str, given_: Reports) -> None:
+def test_does_not_change_its_input(name: str, given_: Reports) -> None:
     before, sent = copy.deepcopy(given_), SENT.copy()
     merge = merged(name, given_)
     merge.vector[:] = 77.0
@@ -154,7 +154,7 @@ def test_clients_that_did_not_move_leave_the_model_where_it_is(name: str) -> Non
 @every_rule
 @settings(max_examples=examples(40))
 @given(given_=st.lists(client_models(), min_size=2, max_size=4))
-def test_a_checkpoint_has_the_same_future(name: str, given_: list[Reports]) -> None:
+def test_a_restored_rule_continues_the_same(name: str, given_: list[Reports]) -> None:
     original, resumed = make_aggregator(CONFIGS[name]), make_aggregator(CONFIGS[name])
     merged(name, given_[0], original)
     resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(original.to_state())))
@@ -173,7 +173,7 @@ def test_a_state_from_before_the_first_round_is_restored(name: str) -> None:
 
 
 @every_rule
-def test_says_what_it_is(name: str) -> None:
+def test_has_a_docstring(name: str) -> None:
     assert "Source:" in (inspect.getdoc(type(make_aggregator(CONFIGS[name]))) or "")
 
 

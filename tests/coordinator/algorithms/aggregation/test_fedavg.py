@@ -25,7 +25,7 @@ def test_agrees_with_numpy_on_parameters_and_buffers(given_: Reports) -> None:
 
 
 def test_sums_in_double_precision() -> None:
-    """A thousand float32 additions of 0.1 to a large value would lose them all."""
+    """A thousand additions of 0.1 to a large value are lost in float32."""
     large = 1e7
     models = [[large], *[[large + 1.0]] * 1000]
     merge = FedAvg().merge(vector(0), 1, reports(models))
@@ -39,7 +39,7 @@ def test_needs_no_loss() -> None:
     assert FedAvg().merge(vector(0), 1, silent).vector.tolist() == [2.0]
 
 
-def test_a_device_that_is_merged_half_as_often_counts_twice() -> None:
+def test_a_device_aggregated_half_as_often_counts_twice() -> None:
     rule = FedAvg("n_over_pi")
     for t in range(10):
         both = t % 2 == 1
@@ -50,7 +50,7 @@ def test_a_device_that_is_merged_half_as_often_counts_twice() -> None:
 
 
 def test_the_correction_learns_the_rates_of_a_random_selection() -> None:
-    """Merged nine times of ten and three times of ten: once together, the rare one counts 3/4."""
+    """Aggregated in 9 and in 3 of 10 rounds: in a common round the rare one has weight 3/4."""
     rng, rule = np.random.default_rng(1), FedAvg("n_over_pi")
     for _ in range(2000):
         present = [at for at in (0, 1) if rng.uniform() < (0.9, 0.3)[at]]
@@ -64,7 +64,7 @@ def test_participation_counts_from_when_a_row_must_have_existed() -> None:
     for _ in range(9):
         counts.observe(np.array([0]))
     assert counts.observe(np.array([2, 0])).tolist() == [1.0, 1.0]
-    assert counts.observe(np.array([1])).tolist() == [0.5], "row 1 was there when row 2 reported"
+    assert counts.observe(np.array([1])).tolist() == [0.5], "row 1 existed when row 2 reported"
 
 
 def test_participation_has_a_floor() -> None:

@@ -1,4 +1,4 @@
-"""AAggFF as a rule: the weights of a round are decided from its own losses."""
+"""AAggFF as a rule: the weights of a round follow from its own losses."""
 
 from dataclasses import replace
 
@@ -22,8 +22,8 @@ FIRST = replace(
 SECOND = replace(FIRST, rows=np.array([1, 2]), loss_before=np.array([2.0, 2.0]))
 
 
-def test_worked_example_with_the_weights_that_this_round_decides() -> None:
-    """What round t decides merges round t: with the weights before it would be a plain mean."""
+def test_worked_example_with_the_weights_of_this_round() -> None:
+    """Round t merges with the weights after its update; those before give a plain mean."""
     rule = AAggFF("d", per_round=2)
     first, second = rule.merge(SENT, 2, FIRST), rule.merge(SENT, 2, SECOND)
     assert first.weights.tolist() == pytest.approx([0.456276, 0.543724], abs=1e-6)
@@ -35,7 +35,7 @@ def test_buffers_are_averaged_by_examples() -> None:
     assert AAggFF("d").merge(SENT, 2, FIRST).vector[2] == pytest.approx(1.25)
 
 
-def test_a_silo_that_is_missing_answers_what_the_others_do_on_average() -> None:
+def test_a_missing_silo_has_the_mean_response() -> None:
     rule, alone = AAggFF("s", "normal"), AAggFFS(4)
     merge = rule.merge(SENT, 2, FIRST)
     seen = responses(np.array([1.0, 3.0]), "normal", 0.25)
@@ -58,8 +58,8 @@ def test_a_faulty_report_counts_as_not_drawn() -> None:
     assert rule.to_state() == clean.to_state()
 
 
-def test_who_is_seldom_merged_counts_more_when_asked() -> None:
-    """Rows 0 and 1 lose alike; row 1 is there in one round of four."""
+def test_a_seldom_aggregated_device_counts_more_with_n_over_pi() -> None:
+    """Rows 0 and 1 have equal losses; row 1 reports in one round of four."""
     ends = {}
     for weights in ("n", "n_over_pi"):
         rule = AAggFF("d", per_round=2, weights=weights)
@@ -82,30 +82,30 @@ def test_a_device_that_joins_later_gets_an_equal_share(kind: str) -> None:
     assert sum(p) == pytest.approx(1.0)
 
 
-def test_devices_nobody_told_of_are_known_by_the_largest_row() -> None:
+def test_the_largest_row_implies_the_number_of_devices() -> None:
     rule = AAggFF("d")
     rule.merge(SENT, 2, replace(FIRST, registered=0))
     assert len(rule.to_state()["rule"]["p"]) == 3
 
 
-def test_when_no_weight_is_left_in_a_round_all_count_the_same() -> None:
+def test_weights_of_zero_are_replaced_by_equal_ones() -> None:
     assert weights_of(np.array([0.0, 1.0, 0.0]), np.array([0, 2])).tolist() == [0.5, 0.5]
 
 
-def test_losses_whose_sum_is_infinite_are_losses() -> None:
+def test_losses_with_an_infinite_sum_are_usable() -> None:
     huge = replace(FIRST, loss_before=np.array([1.7e308, 1.7e308]))
     for kind in ("s", "d"):
         rule = AAggFF(kind)
         assert rule.merge(SENT, 2, huge).weights.tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_the_losses_must_be_there() -> None:
+def test_missing_losses_are_refused() -> None:
     silent = Reports(FIRST.rows, FIRST.n_k, FIRST.models, None, 0.1)
     with pytest.raises(ValueError, match="loss_before must be given"):
         AAggFF("d").merge(SENT, 2, silent)
 
 
-def test_state_is_that_of_the_weights() -> None:
+def test_the_state_contains_the_weights() -> None:
     rule = AAggFF("d", per_round=2)
     rule.merge(SENT, 2, FIRST)
     alone = AAggFFD(4, 2)

@@ -1,4 +1,4 @@
-"""q-FedAvg: the worked examples, its limits, and what it does with losses at the edge."""
+"""q-FedAvg: the worked examples, its limits, and extreme losses."""
 
 import numpy as np
 import pytest
@@ -99,12 +99,12 @@ def test_weights_sum_to_less_than_one_and_the_rest_stays() -> None:
     assert merge.weights.tolist() == pytest.approx([2 / 3, 1 / 6])
 
 
-def test_a_large_q_listens_to_the_worst_device() -> None:
+def test_a_large_q_follows_the_worst_device() -> None:
     weights = QFedAvg(15.0).merge(SENT, 2, BACK).weights
     assert weights[0] > 1e6 * weights[1]
 
 
-def test_when_no_device_loses_anything_the_model_stays() -> None:
+def test_with_losses_of_zero_the_model_does_not_change() -> None:
     perfect = reports([[0.8, 1.0], [1.0, 0.9]], losses=[0.0, 0.0])
     merge = QFedAvg(2.0).merge(SENT, 2, perfect)
     assert merge.vector.tolist() == [1.0, 1.0]
@@ -118,7 +118,7 @@ def test_uniform_sampling_multiplies_both_sums_by_the_share_of_examples() -> Non
     assert merge.vector.tolist() == pytest.approx([1 - 3 / 19.5, 1 - 0.125 / 19.5], abs=1e-6)
 
 
-def test_a_biased_selection_is_undone_when_asked() -> None:
+def test_n_over_pi_corrects_a_biased_selection() -> None:
     rule = QFedAvg(0.0, weights="n_over_pi")
     pair = reports([[0.8, 1.0], [1.0, 0.9]])
     rule.merge(SENT, 2, pair)
@@ -127,7 +127,7 @@ def test_a_biased_selection_is_undone_when_asked() -> None:
     assert rule.merge(SENT, 2, pair).weights.tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
-def test_the_losses_must_be_there() -> None:
+def test_missing_losses_are_refused() -> None:
     silent = Reports(BACK.rows, BACK.n_k, BACK.models, None, 0.1)
     assert QFedAvg.needs_loss is True
     with pytest.raises(ValueError, match="loss_before must be given"):
@@ -135,6 +135,6 @@ def test_the_losses_must_be_there() -> None:
 
 
 @pytest.mark.parametrize("q", [-1.0, float("nan"), float("inf")])
-def test_refuses_an_exponent_that_is_none(q: float) -> None:
+def test_refuses_a_negative_or_infinite_exponent(q: float) -> None:
     with pytest.raises(ValueError, match="q must be finite and >= 0"):
         QFedAvg(q)

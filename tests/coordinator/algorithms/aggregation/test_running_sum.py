@@ -1,4 +1,4 @@
-"""The running sum: rounded once, whatever the order, over more values than one block."""
+"""The running sum: rounded once, in any order, over more values than one block."""
 
 import math
 from fractions import Fraction
@@ -29,7 +29,7 @@ def mean(terms: list[tuple[float, Vector]], divisor: float) -> Vector:
 
 
 def exact_mean(n_k: list[int], values: list[float]) -> float:
-    """Rounded to float64 before and after the division, and to float32, as the sum does it."""
+    """Rounded to float64 before and after the division, and to float32, like the sum."""
     total = sum(n * Fraction(value) for n, value in zip(n_k, values, strict=True))
     return float(np.float32(float(total) / sum(n_k)))
 
@@ -73,7 +73,7 @@ def test_small_terms_survive_between_large_ones() -> None:
 
 
 def test_a_tie_is_rounded_alike_in_every_order() -> None:
-    """Half way between two float32 lies the mean of both; one lost bit would tip it over."""
+    """The mean is halfway between two float32, so one lost bit changes the rounding."""
     rng = np.random.default_rng(2)
     low = rng.uniform(1.0, 2.0, SIZE).astype(np.float32)
     high = np.nextafter(low, np.float32(2.0))

@@ -1,4 +1,4 @@
-"""The least value of a quadratic form on the simplex, beside trying every support."""
+"""Minimum of a quadratic form on the simplex, compared with enumeration of all supports."""
 
 from itertools import chain, combinations
 
@@ -10,7 +10,7 @@ from fairbed.coordinator.algorithms.arrays import Floats
 
 
 def form(K: int, rng: np.random.Generator, ridge: float = 0.1) -> tuple[Floats, Floats]:
-    """Return A and c of a random form, with a least value at the edge more often than not."""
+    """Return A and c of a random form, whose minimum is usually on the boundary."""
     x = rng.normal(size=(K, K))
     return x @ x.T + ridge * np.eye(K), rng.normal(0.0, 3.0, K)
 
@@ -20,7 +20,7 @@ def value(A: Floats, c: Floats, p: Floats) -> float:
 
 
 def by_enumeration(A: Floats, c: Floats) -> Floats:
-    """Return the best of the least points of all supports that are on the simplex."""
+    """Return the best minimiser over all supports."""
     K = len(c)
     supports = chain.from_iterable(combinations(range(K), k) for k in range(1, K + 1))
     found = []
@@ -35,7 +35,7 @@ def by_enumeration(A: Floats, c: Floats) -> Floats:
 
 
 def nearest(A: Floats, c: Floats) -> Floats:
-    """Return the point of the simplex nearest to A^-1 c: the projection that is not meant."""
+    """Return the Euclidean projection of A^-1 c on the simplex, which is not the minimiser."""
     v = np.linalg.solve(A, c)
     u = np.sort(v)[::-1]
     excess = np.cumsum(u) - 1.0
@@ -45,7 +45,7 @@ def nearest(A: Floats, c: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("K", [1, 2, 3, 5, 8])
-def test_finds_what_trying_every_support_finds(K: int) -> None:
+def test_agrees_with_enumeration_of_every_support(K: int) -> None:
     rng = np.random.default_rng(K)
     for _ in range(20):
         A, c = form(K, rng)
@@ -53,7 +53,7 @@ def test_finds_what_trying_every_support_finds(K: int) -> None:
         np.testing.assert_allclose(p, by_enumeration(A, c), atol=1e-9)
 
 
-def test_the_nearest_point_of_the_simplex_is_another_one() -> None:
+def test_the_nearest_point_of_the_simplex_is_a_different_one() -> None:
     rng, misses = np.random.default_rng(0), 0
     for _ in range(40):
         A, c = form(4, rng)
@@ -84,4 +84,4 @@ def test_the_point_it_starts_from_changes_nothing() -> None:
     np.testing.assert_allclose(
         least_on_simplex(A, c, corner), least_on_simplex(A, c, np.full(7, 1 / 7)), atol=1e-10
     )
-    assert corner.tolist() == np.eye(7)[3].tolist(), "the start is left alone"
+    assert corner.tolist() == np.eye(7)[3].tolist(), "the start does not change"

@@ -1,4 +1,4 @@
-"""What an update counts that comes late."""
+"""Weights of stale updates."""
 
 import numpy as np
 import pytest
@@ -20,22 +20,22 @@ def vector(*values: float) -> Vector:
 
 
 @pytest.mark.parametrize(("staleness", "weight"), [(0, 1.0), (3, 0.5), (8, 1 / 3), (99, 0.1)])
-def test_an_update_counts_less_with_the_root_of_its_age(staleness: int, weight: float) -> None:
+def test_the_weight_falls_with_the_root_of_staleness(staleness: int, weight: float) -> None:
     assert Lateness().weight(staleness) == pytest.approx(weight, rel=1e-12)
 
 
-def test_age_may_be_made_to_count_more_or_not_at_all() -> None:
+def test_the_exponent_sets_the_effect_of_staleness() -> None:
     assert Lateness(exponent=2.0).weight(1) == 0.25
     assert Lateness(exponent=0.0).weight(7) == 1.0
     assert Lateness(staleness="constant").weight(7) == 1.0
 
 
-def test_an_update_cannot_be_early() -> None:
+def test_a_negative_staleness_is_refused() -> None:
     with pytest.raises(ValueError, match="staleness: must be >= 0, got -1"):
         Lateness().weight(-1)
 
 
-def test_a_late_change_is_weighted_and_added_to_the_model_of_now() -> None:
+def test_a_stale_update_is_weighted_and_added_to_the_current_model() -> None:
     """By hand: a(3) = 1/2; params 10 + (1.5 - 1) / 2, buffer halfway from 4 to 8."""
     made = Lateness().rebased(
         vector(1.5, 2.0, 3.0, 8.0),
@@ -59,7 +59,7 @@ def test_a_late_change_is_weighted_and_added_to_the_model_of_now() -> None:
     ),
     st.integers(0, 1000),
 )
-def test_late_updates_move_the_model_by_their_weighted_changes(
+def test_stale_updates_move_the_model_by_their_weighted_changes(
     updates: list[tuple[int, int, list[float]]], seed: int
 ) -> None:
     """FedBuff, Algorithm 1, with n_k for 1: w' = w + sum_k n_k a(s_k) D_k / sum_k n_k."""

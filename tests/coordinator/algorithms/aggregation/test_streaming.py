@@ -1,4 +1,4 @@
-"""Merging while updates arrive: any order, no trace before the end, nothing kept but the sums."""
+"""Merging as updates arrive: any order, no effect before the end, constant memory."""
 
 import weakref
 from dataclasses import replace
@@ -48,7 +48,7 @@ def streamed(rule: Streaming, arrivals: list[Report], learning_rate: float = 0.1
 @every_rule
 @settings(max_examples=examples(40))
 @given(given_=client_models(), data=st.data())
-def test_streaming_in_any_order_is_the_batch(
+def test_streaming_in_any_order_equals_the_batch(
     name: str, given_: Reports, data: st.DataObject
 ) -> None:
     order = data.draw(st.permutations(range(len(given_.rows))))
@@ -135,7 +135,7 @@ def test_agrees_with_the_plain_float64_formula(name: str) -> None:
 
 @every_rule
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_never_enters(name: str, bad: float) -> None:
+def test_values_that_are_not_finite_never_enter(name: str, bad: float) -> None:
     good = list(reports([[1, 2, 3, 4, 5], [3, 2, 1, 0, -1]], losses=[1.0, 2.0]).one_by_one())
     poison = replace(good[0], row=9, model=vector(0, 0, 0, 0, bad))
     clean = streamed(streaming(name), good)
@@ -146,7 +146,7 @@ def test_what_is_not_finite_never_enters(name: str, bad: float) -> None:
 
 
 @every_rule
-def test_a_round_that_is_given_up_leaves_no_trace(name: str) -> None:
+def test_an_abandoned_round_has_no_effect(name: str) -> None:
     given_up, untouched = streaming(name), streaming(name)
     first = list(reports([[1, 2, 3, 4, 5]], rows=[3]).one_by_one())
     later = list(reports([[0, 1, 0, 1, 0], [2, 2, 2, 2, 2]], rows=[0, 3]).one_by_one())
@@ -159,7 +159,7 @@ def test_a_round_that_is_given_up_leaves_no_trace(name: str) -> None:
 
 
 @every_rule
-def test_a_model_is_let_go_as_soon_as_it_is_added(name: str) -> None:
+def test_a_model_is_released_once_it_is_added(name: str) -> None:
     merge = streaming(name).begin(SENT, N_PARAMS, 0.1)
     model = vector(1, 2, 3, 4, 5)
     gone = weakref.ref(model)
@@ -172,7 +172,7 @@ def test_a_model_is_let_go_as_soon_as_it_is_added(name: str) -> None:
 @pytest.mark.parametrize("q", [0.5, 15.0, 1000.0])
 @pytest.mark.parametrize("losses", [[1e-9, 1.0, 1e3, 1e9], [1e9, 1e3, 1.0, 0.0]])
 def test_a_much_larger_loss_may_arrive_at_any_time(q: float, losses: list[float]) -> None:
-    """The powers span up to 10^19000; what is small against the largest leaves no bit behind."""
+    """The powers span up to 10^19000; terms far below the largest change no bit."""
     rng = np.random.default_rng(7)
     given_ = reports(rng.standard_normal((4, 5)).tolist(), losses=losses)
     merge = QFedAvg(q, "none").merge(SENT, 5, given_)
@@ -193,7 +193,7 @@ def test_the_rate_is_known_before_the_round_is_counted(rounds: list[set[int]]) -
 
 
 class Median:
-    """A rule that must see all updates at once."""
+    """A rule that needs all updates at once."""
 
     needs_loss = True
 
@@ -204,28 +204,28 @@ class Median:
         return Merge(np.median(np.array(reports.models), axis=0).astype(np.float32), share)
 
     def to_state(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return the empty state."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
+        """Restore the empty state."""
 
 
 class Kept(list[Vector]):
     """Models in a list."""
 
     def all(self) -> list[Vector]:
-        """Return them."""
+        """Return all models."""
         return self
 
 
 @pytest.mark.parametrize("name", GATHERED)
-def test_the_others_need_every_loss_before_any_weight(name: str) -> None:
+def test_the_other_rules_need_every_loss_before_any_weight(name: str) -> None:
     assert not isinstance(make_aggregator(CONFIGS[name]), Streaming)
 
 
 @pytest.mark.parametrize("name", GATHERED)
-def test_gathered_in_any_order_they_are_the_batch(name: str) -> None:
+def test_gathered_in_any_order_they_equal_the_batch(name: str) -> None:
     rng = np.random.default_rng(8)
     given_ = replace(reports(rng.random((4, 5)).tolist(), losses=[1, 2, 5, 0.1]), registered=9)
     batch = merged(name, given_)

@@ -46,12 +46,12 @@ def rounds(rng: np.random.Generator, devices: int, n: int) -> Floats:
 
 
 def test_one_exchange_by_hand() -> None:
-    """One observation says nothing of the slope, so times stay proportional."""
+    """One observation does not change the slope, so times stay proportional."""
     model = Elasticities(1.0)
     model.observe(of(1), np.array([2.0]), np.array([3.0]))
     assert slopes(model) == (1.0, 0.0)
-    said, width = model.predict(np.array([4.0]))
-    assert said == pytest.approx([6.0 / 2.0])
+    predicted, width = model.predict(np.array([4.0]))
+    assert predicted == pytest.approx([6.0 / 2.0])
     assert width == pytest.approx([4.0 / math.sqrt(2.0)])
 
 
@@ -92,9 +92,9 @@ def test_a_device_borrows_from_the_fleet_as_random_effects_have_it(apart: float)
     model = Elasticities(1e-12)
     for column in z.T:
         model.observe(np.arange(6), np.ones(6), np.exp(column))
-    level, borrowed = random_effects(z)
-    assert 0.0 < borrowed <= FLEET_LIMIT
-    expected = (4.0 * z.mean(axis=1) + borrowed * level) / (4.0 + borrowed)
+    level, fleet_weight = random_effects(z)
+    assert 0.0 < fleet_weight <= FLEET_LIMIT
+    expected = (4.0 * z.mean(axis=1) + fleet_weight * level) / (4.0 + fleet_weight)
     assert np.log(model.predict(np.ones(6))[0]) == pytest.approx(expected, abs=1e-9)
 
 
@@ -120,8 +120,8 @@ def test_a_fleet_that_is_alike_makes_few_exchanges_worth_more() -> None:
         for value in z[row]:
             model.observe(of(1), np.ones(1), np.exp([value]))
         alone.append(float(model.predict(np.ones(1))[0][0]))
-    said = np.log(together.predict(np.ones(20))[0])
-    assert np.std(said) < 0.3 * np.std(np.log(alone))
+    predicted = np.log(together.predict(np.ones(20))[0])
+    assert np.std(predicted) < 0.3 * np.std(np.log(alone))
 
 
 def test_what_is_kept_of_the_fleet_is_what_its_devices_add_up_to() -> None:
@@ -140,8 +140,8 @@ def test_what_is_kept_of_the_fleet_is_what_its_devices_add_up_to() -> None:
     assert totals[11:] == pytest.approx([(one * other / w).sum() for one, other in pairs])
 
 
-def test_news_that_tell_are_learned_beside_what_is_known() -> None:
-    """Times follow half of what c says and all of what the news say."""
+def test_an_informative_rate_change_is_learned() -> None:
+    """Both slopes are learned from z = 0.5 x + 0.9 q plus noise."""
     rng = np.random.default_rng(15)
     model = Elasticities(1e-12)
     for _ in range(60):
@@ -149,11 +149,11 @@ def test_news_that_tell_are_learned_beside_what_is_known() -> None:
         z = 0.5 * x + 0.9 * q + 0.02 * rng.standard_normal(8)
         model.observe(np.arange(8), np.exp(x), np.exp(z), q)
     assert slopes(model) == pytest.approx((0.5, 0.9), abs=0.03)
-    said = model.predict(np.exp(np.full(8, 0.2)), np.full(8, -0.1))[0]
-    assert np.log(said) == pytest.approx(np.full(8, 0.01), abs=0.02)
+    predicted = model.predict(np.exp(np.full(8, 0.2)), np.full(8, -0.1))[0]
+    assert np.log(predicted) == pytest.approx(np.full(8, 0.01), abs=0.02)
 
 
-def test_news_that_are_noise_are_left_alone() -> None:
+def test_a_rate_change_that_is_noise_is_ignored() -> None:
     rng = np.random.default_rng(16)
     model = Elasticities(1e-12)
     for _ in range(200):
@@ -203,7 +203,7 @@ def test_a_hole_in_the_link_does_not_set_the_level() -> None:
     assert plain.predict(np.ones(1))[0] == pytest.approx([3.9])
 
 
-def test_no_transfer_teaches_and_takes_nothing() -> None:
+def test_an_exchange_without_a_transfer_is_ignored() -> None:
     model = Elasticities()
     model.observe(of(3), np.array([0.0, 1.0, -1.0]), np.array([1.0, 0.0, 1.0]))
     assert model.to_state() == Elasticities().to_state()
@@ -211,7 +211,7 @@ def test_no_transfer_teaches_and_takes_nothing() -> None:
     assert model.predict(np.zeros(2))[0].tolist() == [0.0, 0.0]
 
 
-def test_who_forgets_follows_a_link_that_became_slower() -> None:
+def test_a_discount_follows_a_link_that_became_slower() -> None:
     steady, nimble = Elasticities(0.1), Elasticities(0.1, discount=0.5)
     for model in (steady, nimble):
         model.observe(of(20), np.ones(20), np.repeat([1.0, 3.0], 10))
@@ -248,6 +248,6 @@ def test_an_empty_checkpoint_restores_the_prior() -> None:
 
 
 @pytest.mark.parametrize(("lambda_", "discount"), [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
-def test_refuses_priors_that_are_none(lambda_: float, discount: float) -> None:
+def test_refuses_bad_priors(lambda_: float, discount: float) -> None:
     with pytest.raises(ValueError, match="must be"):
         Elasticities(lambda_, discount)

@@ -39,23 +39,23 @@ def world(rng: np.random.Generator, n: int, noise: float) -> tuple[Floats, Measu
 
 
 def learn(estimator: RidgeEstimator | PhaseEstimator, context: Floats, measured: Measured) -> None:
-    """Have a device's exchanges learned from one after the other, as rounds do."""
+    """Learn from a device's exchanges one after the other, as in rounds."""
     for at in range(len(context)):
         one = slice(at, at + 1)
-        told = Measured(measured.tau_s[one], measured.phases_s[one])
-        estimator.observe(rows(0), context[one], told)
+        one_exchange = Measured(measured.tau_s[one], measured.phases_s[one])
+        estimator.observe(rows(0), context[one], one_exchange)
 
 
 def test_worked_example() -> None:
-    """Lambda = 1 and one exchange: half of each phase, whatever the unit of its number."""
+    """Lambda = 1 and one exchange: half of each phase, for any unit of c."""
     estimator = PhaseEstimator(1.0)
     context = np.array([[0.5, 1.0, 2.0, 1.0]])
     measured = Measured(np.array([8.0]), np.array([[4.0, 0.5, 1.0, 2.0, 0.5]]))
     estimator.observe(rows(0), context, measured)
-    said = estimator.predict(context)
-    assert said.tau_hat_s[0] == pytest.approx(8.0 / 2)
-    assert said.transfer_hat_s[0] == pytest.approx((4.0 + 2.0) / 2)
-    assert said.width_s[0] == pytest.approx(np.sqrt((4.0 + 1.0 + 0.25 + 1.0 + 1.0) / 2))
+    predicted = estimator.predict(context)
+    assert predicted.tau_hat_s[0] == pytest.approx(8.0 / 2)
+    assert predicted.transfer_hat_s[0] == pytest.approx((4.0 + 2.0) / 2)
+    assert predicted.width_s[0] == pytest.approx(np.sqrt((4.0 + 1.0 + 0.25 + 1.0 + 1.0) / 2))
     twice = estimator.predict(np.array([[1.0, 1.0, 4.0, 1.0]]))
     assert twice.tau_hat_s[0] == pytest.approx((2 * 4.0 + 0.5 + 2 * 1.0 + 2.0 + 0.5) / 2)
 
@@ -67,36 +67,36 @@ def test_a_proportion_agrees_with_ridge_regression_of_the_ratios() -> None:
     one.observe(of, c, y)
     ridge = LinearModels(1, 0.5)
     ridge.observe(of, np.ones((9, 1)), y / c)
-    (said, width), (theirs, raw) = one.predict(c[:1]), ridge.predict(np.ones((1, 1)))
-    assert said == pytest.approx(theirs * c[0])
+    (predicted, width), (theirs, raw) = one.predict(c[:1]), ridge.predict(np.ones((1, 1)))
+    assert predicted == pytest.approx(theirs * c[0])
     assert width == pytest.approx(raw * c[0])
 
 
-def test_a_number_that_was_far_off_once_spoils_one_exchange() -> None:
+def test_a_wrong_number_affects_one_exchange_only() -> None:
     one, of = Proportions(0.1), np.zeros(10, dtype=np.int64)
-    numbers = np.array([20.0] + [1.0] * 9)  # a link that was thought to be 20 times slower
+    numbers = np.array([20.0] + [1.0] * 9)  # a link measured as 20 times slower
     one.observe(of, numbers, np.ones(10))
     assert one.predict(np.ones(1))[0] == pytest.approx([0.9], abs=0.02)
 
 
-def test_a_warm_device_neither_pays_nor_teaches_the_load() -> None:
+def test_a_warm_device_neither_has_nor_trains_the_load_phase() -> None:
     estimator = PhaseEstimator(1e-9)
     rng = np.random.default_rng(1)
     context, measured = world(rng, 20, noise=0.0)
     warm = context[:, 1] == 0.0
     estimator.observe(np.zeros(20, dtype=np.int64), context, measured)
     assert estimator.to_state()["load"]["sums"][0][0] == int((~warm).sum())
-    said = estimator.predict(np.array([[1.0, 0.0, 0.0, 0.0]]))
-    assert said.tau_hat_s[0] == pytest.approx(2.0 + 0.05, rel=1e-6)
+    predicted = estimator.predict(np.array([[1.0, 0.0, 0.0, 0.0]]))
+    assert predicted.tau_hat_s[0] == pytest.approx(2.0 + 0.05, rel=1e-6)
 
 
-def test_a_device_never_seen_takes_no_time_and_is_uncertain() -> None:
-    said = PhaseEstimator(4.0).predict(np.array([[1.0, 0.0, 2.0, 2.0]]))
-    assert said.tau_hat_s.tolist() == [0.0]
-    assert said.width_s[0] == pytest.approx(np.sqrt(1 + 4 + 4 + 1) / 2.0)
+def test_a_device_never_measured_is_predicted_at_0_s_with_a_large_width() -> None:
+    predicted = PhaseEstimator(4.0).predict(np.array([[1.0, 0.0, 2.0, 2.0]]))
+    assert predicted.tau_hat_s.tolist() == [0.0]
+    assert predicted.width_s[0] == pytest.approx(np.sqrt(1 + 4 + 4 + 1) / 2.0)
 
 
-def test_few_exchanges_teach_more_by_phase_than_as_a_whole() -> None:
+def test_few_exchanges_give_better_predictions_by_phase() -> None:
     errors: dict[str, list[float]] = {"ridge": [], "phases": []}
     for seed in range(100):
         rng = np.random.default_rng(seed)
@@ -104,13 +104,13 @@ def test_few_exchanges_teach_more_by_phase_than_as_a_whole() -> None:
         later, truth = world(rng, 1, noise=0.0)
         for name, estimator in (("ridge", RidgeEstimator(0.1)), ("phases", PhaseEstimator(0.1))):
             learn(estimator, context, measured)
-            said = estimator.predict(later).tau_hat_s[0]
-            errors[name].append(abs(said / truth.tau_s[0] - 1.0))
+            predicted = estimator.predict(later).tau_hat_s[0]
+            errors[name].append(abs(predicted / truth.tau_s[0] - 1.0))
     assert np.median(errors["phases"]) < np.median(errors["ridge"])
 
 
-def test_control_messages_that_waited_in_a_hole_do_not_set_the_rest() -> None:
-    """One exchange in ten waited for 4 s, the first one among them."""
+def test_control_messages_that_waited_in_an_outage_do_not_set_the_rest() -> None:
+    """One exchange in ten waits for 4 s, including the first one."""
     estimator = PhaseEstimator(1e-9)
     context = np.array([[1.0, 0.0, 0.2, 0.6]])
     for index in range(20):
@@ -120,7 +120,7 @@ def test_control_messages_that_waited_in_a_hole_do_not_set_the_rest() -> None:
     assert estimator.predict(context).tau_hat_s == pytest.approx([2.07], abs=0.02)
 
 
-def test_a_bound_teaches_nothing() -> None:
+def test_an_exchange_without_phases_is_ignored() -> None:
     estimator = PhaseEstimator()
     estimator.observe(rows(0), np.ones((1, 4)), Measured.of([60.0], [None]))
     assert estimator.to_state() == PhaseEstimator().to_state()
@@ -153,15 +153,15 @@ def test_a_discount_follows_a_device_that_becomes_slower(
     rng = np.random.default_rng(5)
     for slower in (1.0, 3.0):
         context, measured = world(rng, 25, noise=0.05)
-        told = Measured(slower * measured.tau_s, slower * measured.phases_s)
+        one_exchange = Measured(slower * measured.tau_s, slower * measured.phases_s)
         for estimator in (steady, nimble):
-            learn(estimator, context, told)
+            learn(estimator, context, one_exchange)
     context, measured = world(rng, 1, noise=0.0)
     true_s = 3.0 * measured.tau_s[0]
     errors = [abs(e.predict(context).tau_hat_s[0] / true_s - 1.0) for e in (nimble, steady)]
     assert errors[0] < 0.1 < errors[1]
     widths = [float(e.predict(context).width_s[0]) for e in (nimble, steady)]
-    assert widths[0] > widths[1], "who forgets is less certain"
+    assert widths[0] > widths[1], "a discount makes the width larger"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_refuses_a_wrong_observation_and_learns_nothing_of_it(
 
 
 @pytest.mark.parametrize("discount", [0.0, -0.5, 1.1, float("nan")])
-def test_refuses_a_discount_that_is_none(discount: float) -> None:
+def test_refuses_a_discount_outside_its_range(discount: float) -> None:
     with pytest.raises(ValueError, match=r"discount must be in \(0, 1\]"):
         PhaseEstimator(discount=discount)
 

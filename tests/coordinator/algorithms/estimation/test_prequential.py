@@ -1,4 +1,4 @@
-"""Prequential errors: nobody is measured by what it has learned from already."""
+"""Prequential errors: each exchange is predicted before it is learned from."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def simple(trials: list[EstimatorTrial]) -> dict[str, list[float]]:
     return {name: [e.mape or 0.0, e.bias or 0.0, e.count] for name, e in found.items()}
 
 
-def test_the_simple_learners_by_hand() -> None:
+def test_the_baselines_by_hand() -> None:
     found = simple(TRIALS)
     # known before: device 0 at 4 s and 3 s, device 1 at the second 8 s
     assert found["last"] == pytest.approx([(0.5 + 1 / 3 + 0.0) / 3, (-0.5 + 1 / 3) / 3, 3])
@@ -41,12 +41,12 @@ def test_the_simple_learners_by_hand() -> None:
     assert found["all"] == pytest.approx([np.mean(np.abs(errors)), np.mean(errors), 3])
 
 
-def test_the_first_exchange_of_a_device_counts_for_nobody() -> None:
+def test_the_first_exchange_of_a_device_has_no_error() -> None:
     found = simple([trial({0: 1.0, 1: 2.0, 2: 3.0})])
     assert [counts[2] for counts in found.values()] == [0, 0, 0]
 
 
-def test_errors_are_told_apart_by_what_was_known() -> None:
+def test_errors_are_grouped_by_known_exchanges() -> None:
     steady = [trial({0: 2.0}) for _ in range(12)]
     (errors,) = prequential({"ridge": RidgeEstimator(1.0)}, steady, alpha=0.1).values()
     assert list(errors.median_ape_from) == ["1", "2", "5", "10"]

@@ -1,4 +1,4 @@
-"""A prior that no regression can begin with is refused by every estimator, by its own name."""
+"""Every estimator refuses a bad prior, with its own name in the message."""
 
 import re
 
@@ -30,7 +30,7 @@ REGRESSIONS = {
         (1.0, 1.1, "discount must be in (0, 1], got 1.1; 1 keeps all"),
     ],
 )
-def test_every_regression_refuses_it_by_the_name_of_its_estimator(
+def test_every_regression_refuses_a_bad_prior_by_its_name(
     kind: type[RidgeEstimator | PhaseEstimator | Proportions | Elasticities | Transfers],
     lambda_: float,
     discount: float,
@@ -40,7 +40,7 @@ def test_every_regression_refuses_it_by_the_name_of_its_estimator(
         kind(lambda_, discount)
 
 
-def test_the_usual_prior_is_one() -> None:
+def test_the_usual_prior_is_accepted() -> None:
     settings = SelectionConfig()
     check_prior(settings.estimator, settings.ridge_lambda, settings.discount)
     make_estimator(settings)

@@ -1,4 +1,4 @@
-"""Ridge: the worked example, a batch oracle, and the way a round uses it."""
+"""Ridge: the worked example, the normal equations, and its use in a round."""
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ def floats(*of: float) -> Floats:
 
 
 def contexts(*of: tuple[float, float, float]) -> Floats:
-    """Return contexts (N, 4); a quarter of the transfer is on the way up."""
+    """Return contexts (N, 4); a quarter of the transfer is the upload."""
     paper = np.array(of, dtype=np.float64)
     return both_ways(paper)
 
@@ -73,14 +73,14 @@ def test_agrees_with_the_normal_equations(
     assert predicted.width_s[0] == pytest.approx(width, abs=1e-8)
 
 
-def test_a_device_never_seen_takes_no_time_and_is_uncertain() -> None:
+def test_a_device_never_measured_is_predicted_at_0_s_with_a_large_width() -> None:
     predicted = RidgeEstimator(4.0).predict(contexts((3.0, 0.0, 4.0)))
     assert predicted.tau_hat_s.tolist() == [0.0]
     assert predicted.transfer_hat_s.tolist() == [0.0]
     assert predicted.width_s.tolist() == [5.0 / 2.0]
 
 
-def test_devices_do_not_teach_each_other() -> None:
+def test_devices_are_learned_separately() -> None:
     ridge, c = RidgeEstimator(), contexts((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
     ridge.observe(rows(1), c[:1], times(6.0))
     predicted = ridge.predict(c)
@@ -116,7 +116,7 @@ def test_the_transfer_part_is_never_negative() -> None:
     assert ridge.predict(contexts((1.0, 0.0, 1.0))).transfer_hat_s.tolist() == [0.0]
 
 
-def test_predicting_neither_needs_nor_changes_what_is_known() -> None:
+def test_predicting_changes_no_state() -> None:
     ridge = RidgeEstimator()
     ridge.observe(rows(1), contexts((1.0, 1.0, 0.5)), times(3.0))
     state, c = ridge.to_state(), contexts(*[(1.0, 0.0, 1.0)] * 5)
@@ -147,7 +147,7 @@ def test_a_checkpoint_predicts_the_same_bits() -> None:
     assert original.to_state() == resumed.to_state()
 
 
-def test_an_empty_checkpoint_knows_nobody() -> None:
+def test_an_empty_checkpoint_has_no_device() -> None:
     ridge = RidgeEstimator()
     ridge.observe(rows(2), contexts((1.0, 1.0, 1.0)), times(1.0))
     ridge.load_state(RidgeEstimator().to_state())
@@ -174,7 +174,7 @@ def test_refuses_a_wrong_observation_and_learns_nothing_of_it(
 
 
 @pytest.mark.parametrize("lambda_", [0.0, -1.0, float("nan"), float("inf")])
-def test_refuses_a_penalty_that_is_none(lambda_: float) -> None:
+def test_refuses_a_penalty_that_is_not_positive(lambda_: float) -> None:
     with pytest.raises(ValueError, match="lambda must be > 0"):
         RidgeEstimator(lambda_)
 

@@ -1,4 +1,4 @@
-"""Transfers: what the last one says by itself, as an agent's own rates have it."""
+"""Transfers: predictions from the last transfer, with the rates that an agent reports."""
 
 import math
 
@@ -30,7 +30,7 @@ def numbers(*of: float) -> Floats:
 
 
 class Device:
-    """An agent that measures its link by its own transfers, one every 3 s."""
+    """An agent that measures its link with its transfers, one every 3 s."""
 
     def __init__(self, first_s: float) -> None:
         self.link, self.now = LinkEstimate(), 0.0
@@ -47,7 +47,7 @@ class Device:
 
 
 def moving(rng: np.random.Generator, n: int) -> list[float]:
-    """Return how long transfers take on a link that moves, seconds."""
+    """Return the durations of transfers on a varying link, seconds."""
     score, times_s = float(rng.standard_normal()), []
     for _ in range(n):
         score = RHO * score + math.sqrt(1.0 - RHO**2) * float(rng.standard_normal())
@@ -55,35 +55,35 @@ def moving(rng: np.random.Generator, n: int) -> list[float]:
     return times_s
 
 
-def test_an_agent_counts_its_newest_transfer_as_is_assumed_here() -> None:
+def test_an_agent_weighs_its_newest_transfer_as_assumed_here() -> None:
     assert NEWEST_SHARE == SMOOTHING
 
 
 def test_one_transfer_by_hand() -> None:
-    """The nominal time is thought to have been wrong by as much before, and will be again."""
+    """The ratio of measured and nominal time is assumed to be the same before and after."""
     model = Transfers(1.0)
     model.observe(rows(0), numbers(2.0), numbers(4.0))
-    said, width = model.predict(numbers(2.0))
-    assert said == pytest.approx([4.0 / 2.0])
+    predicted, width = model.predict(numbers(2.0))
+    assert predicted == pytest.approx([4.0 / 2.0])
     assert width == pytest.approx([2.0 / math.sqrt(2.0)])
     assert model.predict(numbers(4.0))[0] == pytest.approx([8.0 / 2.0])
 
 
-def test_news_are_what_the_newest_transfer_says_beside_the_mean_of_an_agent() -> None:
-    """Whatever the agent has averaged: c e^q is how long its newest transfer took."""
+def test_the_rate_change_corrects_the_mean_of_an_agent_to_its_newest_transfer() -> None:
+    """For any average of the agent, c e^q is the duration of its newest transfer."""
     rng = np.random.default_rng(1)
-    device, news = Device(1.0), list[float]()
+    device, rate_change = Device(1.0), list[float]()
     for _ in range(12):
         nominal_s = device.nominal_s()
         took_s = nominal_s * math.exp(float(rng.uniform(-1.3, 1.3)))
         device.sends(took_s)
-        news.append(float(_rate_change(numbers(nominal_s / took_s))[0]))
-        assert device.nominal_s() * math.exp(news[-1]) == pytest.approx(took_s)
-    assert max(news) > 0.3, "they say something"
-    assert min(news) < -0.3
+        rate_change.append(float(_rate_change(numbers(nominal_s / took_s))[0]))
+        assert device.nominal_s() * math.exp(rate_change[-1]) == pytest.approx(took_s)
+    assert max(rate_change) > 0.3, "the rate change is not 0"
+    assert min(rate_change) < -0.3
 
 
-def test_on_a_link_that_moves_the_last_transfer_says_more_than_the_mean_of_some() -> None:
+def test_on_a_varying_link_the_last_transfer_predicts_better_than_the_mean() -> None:
     rng = np.random.default_rng(2)
     fleet = [moving(rng, 60) for _ in range(12)]
     devices = [Device(times_s[0]) for times_s in fleet]
@@ -101,7 +101,7 @@ def test_on_a_link_that_moves_the_last_transfer_says_more_than_the_mean_of_some(
     assert newest < 0.93 * averaged
 
 
-def test_a_link_that_never_moves_loses_nothing_by_it() -> None:
+def test_on_a_constant_link_the_last_transfer_costs_no_accuracy() -> None:
     rng = np.random.default_rng(3)
     device, model = Device(1.0), Transfers(1e-9)
     for took_s in np.exp(0.02 * rng.standard_normal(40)).tolist():
@@ -110,8 +110,8 @@ def test_a_link_that_never_moves_loses_nothing_by_it() -> None:
     assert model.predict(numbers(device.nominal_s()))[0] == pytest.approx([1.0], rel=0.03)
 
 
-def test_a_transfer_that_met_a_hole_counts_as_four_times_its_nominal_time() -> None:
-    """And one that was thought much slower, as a quarter: the rate may be another one by now."""
+def test_a_transfer_during_an_outage_counts_as_four_times_its_nominal_time() -> None:
+    """And a much faster one as a quarter: the rate may have been measured again since."""
     for took_s, least_s in ((100.0, MAX_RATIO), (0.001, 1.0 / MAX_RATIO)):
         model, bounded = Transfers(1e-9), Transfers(1e-9)
         for one, second_s in ((model, took_s), (bounded, least_s)):
@@ -121,7 +121,7 @@ def test_a_transfer_that_met_a_hole_counts_as_four_times_its_nominal_time() -> N
         assert lasts[0] == lasts[1]
 
 
-def test_no_transfer_teaches_and_takes_nothing() -> None:
+def test_an_exchange_without_a_transfer_is_ignored() -> None:
     model = Transfers()
     model.observe(rows(0, 1), numbers(0.0, 1.0), numbers(1.0, 0.0))
     assert model.to_state() == Transfers().to_state()
@@ -141,6 +141,6 @@ def test_a_checkpoint_predicts_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(("lambda_", "discount"), [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
-def test_refuses_priors_that_are_none(lambda_: float, discount: float) -> None:
+def test_refuses_bad_priors(lambda_: float, discount: float) -> None:
     with pytest.raises(ValueError, match="must be"):
         Transfers(lambda_, discount)

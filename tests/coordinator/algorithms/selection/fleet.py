@@ -1,4 +1,4 @@
-"""Fleets written out by hand, for the tests of selectors."""
+"""Fleets with given numbers, for the tests of selectors."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def fleet(
     absent: Sequence[int] = (),
     round_id: int = 1,
 ) -> Candidates:
-    """Return a fleet with these predictions, everybody there but `absent`."""
+    """Return a fleet with these predictions; all devices but `absent` are available."""
     n = len(tau_hat_s)
     is_available = np.ones(n, dtype=np.bool_)
     is_available[list(absent)] = False
@@ -40,7 +40,7 @@ def outcomes(
     tau_s: Sequence[float] | None = None,
     loss: Sequence[float] | None = None,
 ) -> Outcomes:
-    """Return what became of a round of `n` rows; all selected are merged unless told otherwise."""
+    """Return the outcomes of a round of `n` rows; by default all selected are aggregated."""
     is_selected, is_aggregated = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     is_selected[list(selected)] = True
     is_aggregated[list(selected if merged is None else merged)] = True
@@ -55,5 +55,5 @@ def outcomes(
 
 
 def column(values: Sequence[float] | None, n: int) -> Floats:
-    """Return one number a device: 1 + its row, unless told otherwise."""
+    """Return one number per device, by default 1 + its row."""
     return np.arange(1.0, n + 1.0) if values is None else np.array(values, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The audit sample: who is drawn how often, and that nothing else changes."""
+"""The audit sample: frequencies of the draw, and no other effect."""
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ def test_without_an_audit_nothing_is_drawn_and_nothing_changes() -> None:
 
 
 def test_a_void_round_has_no_audit() -> None:
-    nobody = np.zeros(3, dtype=np.bool_)
-    audited = audit(np.zeros(0, dtype=np.int64), nobody, 1.0, rng())
+    none_available = np.zeros(3, dtype=np.bool_)
+    audited = audit(np.zeros(0, dtype=np.int64), none_available, 1.0, rng())
     assert (audited.rows.size, audited.audit_row) == (0, None)
     assert audited.propensity.tolist() == [0.0] * 3
 

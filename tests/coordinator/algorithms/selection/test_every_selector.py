@@ -1,4 +1,4 @@
-"""One contract, held by every selector: the same checks that `fairbed doctor --selector` runs."""
+"""Every built-in selector passes the checks of `fairbed doctor --selector`."""
 
 import inspect
 import time
@@ -60,8 +60,8 @@ def test_refuses_a_negative_cohort(name: str) -> None:
 
 
 @every_selector
-def test_tries_a_device_that_it_has_never_seen(name: str) -> None:
-    """It is predicted at 0 s; three rounds of two reach four devices, whatever they cost."""
+def test_tries_a_device_never_measured(name: str) -> None:
+    """It is predicted at 0 s, so three rounds of two devices reach all four."""
     selector, seen = make_selector(CONFIGS[name]), set[int]()
     for t in range(40):
         tau = [0.5 if row in seen else 0.0 for row in range(4)]
@@ -74,7 +74,7 @@ def test_tries_a_device_that_it_has_never_seen(name: str) -> None:
 LEARNERS = [
     n for n in CONFIGS if n.startswith(("fedcs", "rbcs-f")) and not CONFIGS[n].needs_known_times
 ]
-"""Policies that go by predicted times."""
+"""Policies that select by predicted times."""
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -86,12 +86,12 @@ def test_refuses_a_prediction_that_is_not_finite_only_for_available_devices(name
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_says_what_it_is(name: str) -> None:
+def test_has_a_docstring(name: str) -> None:
     kind = type(make_selector(CONFIGS[name]))
     assert "Source:" in (inspect.getdoc(kind) or "")
 
 
-def test_only_those_that_ask_are_told_losses() -> None:
+def test_only_two_step_selectors_get_losses() -> None:
     asking = [name for name in CONFIGS if isinstance(make_selector(CONFIGS[name]), TwoStepSelector)]
     assert asking == ["pow-d", "cpow-d"]
 

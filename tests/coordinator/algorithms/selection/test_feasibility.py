@@ -1,4 +1,4 @@
-"""The feasibility condition against enumeration, and against queues that do diverge."""
+"""The feasibility condition, compared with enumeration and with queues that diverge."""
 
 from itertools import product
 
@@ -12,7 +12,7 @@ from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE, firs
 
 
 def by_enumeration(availability: Floats, m: int, beta: float) -> int | None:
-    """Return the first k that fails, from all 2^k patterns of who is there."""
+    """Return the first k that fails, from all 2^k patterns of available devices."""
     p = np.sort(availability)
     for k in range(1, len(p) + 1):
         expected = 0.0
@@ -49,23 +49,23 @@ def test_the_boundary_is_feasible() -> None:
 @pytest.mark.parametrize(
     ("m", "beta", "expected"), [(1000, 0.001, None), (1000, 0.0011, 909_091), (1, 0.25, 4)]
 )
-def test_of_a_million_devices_only_the_first_few_are_looked_at(
+def test_only_the_first_few_of_a_million_devices_are_examined(
     m: int, beta: float, expected: int | None
 ) -> None:
-    """Once m of them are sure to be there, more bring nothing: a division tells the rest."""
+    """Once m devices are always available, the rest follows from a division."""
     assert first_infeasible_k(np.full(1_000_000, 0.9), m, beta) == expected
 
 
-def test_one_device_that_is_hardly_there_is_named_first() -> None:
+def test_one_seldom_available_device_fails_first() -> None:
     assert first_infeasible_k(np.array([0.9, 0.1, 0.9]), m=2, beta=0.15) == 1
 
 
-def test_a_fleet_without_devices_promises_nothing() -> None:
+def test_an_empty_fleet_is_feasible() -> None:
     assert first_infeasible_k(np.zeros(0), m=1, beta=0.5) is None
 
 
 def first_infeasible_k_in_trace(is_available: Bools, m: int, beta: float) -> int | None:
-    """Return the smallest group that a trace of shape (T, N) cannot serve, by its averages."""
+    """Return the smallest group that is infeasible by the averages of a trace (T, N)."""
     least_first = np.argsort(is_available.mean(axis=0), kind="stable")
     present = np.cumsum(is_available[:, least_first], axis=1)
     expected = np.minimum(present, m).mean(axis=0)
@@ -90,6 +90,6 @@ def test_a_long_independent_trace_agrees_with_its_probabilities() -> None:
         ([0.5], 0, "m must be >= 1, got 0"),
     ],
 )
-def test_refuses_what_is_no_fleet(availability: list[float], m: int, message: str) -> None:
+def test_refuses_bad_availability(availability: list[float], m: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         first_infeasible_k(np.array(availability), m, 0.1)

@@ -24,7 +24,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def published(way_s: Floats, update_s: Floats, deadline_s: float, k: int) -> list[int]:
-    """Return the greedy as Nishio & Yonetani print it: score each, try the best, accept or drop."""
+    """Return the published greedy choice: score each, try the best, accept or drop."""
     left, chosen, theta, broadcast = list(range(len(way_s))), list[int](), 0.0, 0.0
     while left and len(chosen) < k:
         costs = [
@@ -91,18 +91,18 @@ def test_sequential_uploads_queue_for_the_channel() -> None:
 
 
 @pytest.mark.parametrize("uploads", UPLOADS)
-def test_the_quickest_goes_alone_when_nobody_fits(uploads: Uploads) -> None:
+def test_the_fastest_device_goes_alone_if_none_meets_the_deadline(uploads: Uploads) -> None:
     selector = FedCs(deadline_s=1.0, uploads=uploads)
     assert selector.select(fleet([5.0, 4.0, 6.0]), 2, rng()).tolist() == [1]
 
 
 @pytest.mark.parametrize("uploads", UPLOADS)
-def test_a_device_never_seen_fits_and_comes_first(uploads: Uploads) -> None:
+def test_a_device_never_measured_comes_first(uploads: Uploads) -> None:
     selector = FedCs(deadline_s=10.0, uploads=uploads)
     assert selector.select(fleet([1.0, 0.0, 2.0]), 1, rng()).tolist() == [1]
 
 
-def test_devices_that_never_answer_do_not_block_the_others_for_good() -> None:
+def test_devices_that_never_reply_do_not_block_the_others() -> None:
     selector = FedCs(deadline_s=10.0)
     chosen = {int(selector.select(fleet([0.0] * 4), 1, rng(seed))[0]) for seed in range(40)}
     assert chosen == {0, 1, 2, 3}
@@ -115,6 +115,6 @@ def test_a_negative_estimate_counts_as_no_time() -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_refuses_a_deadline_that_is_none(deadline_s: float) -> None:
+def test_refuses_a_deadline_that_is_not_positive(deadline_s: float) -> None:
     with pytest.raises(ValueError, match="deadline_s must be > 0"):
         FedCs(deadline_s=deadline_s)

@@ -1,4 +1,4 @@
-"""Oort: the worked examples, the pacer, and the balance of exploring and exploiting."""
+"""Oort: worked examples, the pacer, and the shares of exploration and exploitation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,30 +19,30 @@ def taught(
     tau_s: Sequence[float] | None = None,
     settings: OortSettings | None = None,
 ) -> Oort:
-    """Return a selector after one round in which everybody took part."""
+    """Return a selector after one round in which all devices took part."""
     policy, n = Oort(settings), len(loss)
     policy.observe(outcomes(n, range(n), loss=loss, tau_s=tau_s or [1.0] * n))
     return policy
 
 
 def test_the_utility_is_the_loss_of_all_examples() -> None:
-    told = outcomes(2, [0, 1], loss=[2.0, 3.0])
+    observed = outcomes(2, [0, 1], loss=[2.0, 3.0])
     policy = Oort()
     policy.observe(
-        type(told)(
+        type(observed)(
             round=1,
-            is_selected=told.is_selected,
-            is_aggregated=told.is_aggregated,
+            is_selected=observed.is_selected,
+            is_aggregated=observed.is_aggregated,
             n_k=np.array([4, 2]),
-            tau_s=told.tau_s,
-            loss=told.loss,
+            tau_s=observed.tau_s,
+            loss=observed.loss,
         )
     )
     assert policy.to_state()["utility"] == [8.0, 6.0]
 
 
 def test_worked_example_of_the_speed_penalty() -> None:
-    """Twice as slow as preferred and penalty 2: a quarter."""
+    """Twice as slow as preferred and penalty 2: a factor of 1/4."""
     settings = OortSettings(threshold=50.0)
     policy = taught([1.0, 1.0, 1.0], [10.0, 10.0, 20.0], settings)
     score = policy.score(np.arange(3), round_id=2)
@@ -50,7 +50,7 @@ def test_worked_example_of_the_speed_penalty() -> None:
     assert score[0] == score[1], "no bonus for being faster than preferred"
 
 
-def test_without_a_preference_nobody_is_too_slow() -> None:
+def test_without_a_preference_no_device_is_too_slow() -> None:
     policy = taught([1.0, 1.0], [1.0, 99.0], OortSettings(threshold=100.0))
     assert len(set(policy.score(np.arange(2), 2).tolist())) == 1
 
@@ -63,7 +63,7 @@ def test_the_score_is_the_clipped_utility_in_its_range_and_a_bonus() -> None:
     np.testing.assert_allclose(policy.score(np.arange(3), 5), expected)
 
 
-def test_who_was_not_asked_for_long_has_a_bonus() -> None:
+def test_a_device_not_selected_for_long_has_a_bonus() -> None:
     policy = taught([1.0, 1.0])
     policy.observe(outcomes(2, [0], round_id=8, loss=[1.0, 1.0], tau_s=[1.0, 1.0]))
     score = policy.score(np.arange(2), 9)
@@ -135,7 +135,7 @@ def test_refuses_settings_out_of_range(settings: OortSettings, message: str) -> 
         Oort(settings)
 
 
-def test_a_round_of_which_nothing_was_measured_changes_no_utility() -> None:
+def test_a_round_without_measurements_changes_no_utility() -> None:
     policy = taught([2.0, 3.0], [4.0, 5.0])
     before = policy.to_state()
     unmeasured = replace(outcomes(2, [0], round_id=2), tau_s=None, loss=None)

@@ -1,4 +1,4 @@
-"""Policies that are told the true times: they go by them, and refuse without."""
+"""Policies with the true times: they select by them, and refuse to select without."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 @pytest.mark.parametrize("policy", ORACLE_POLICIES)
-def test_goes_by_the_true_times_and_not_by_estimates(policy: Policy) -> None:
+def test_selects_by_true_times_and_not_by_estimates(policy: Policy) -> None:
     wrong = replace(fleet([9.0, 8.0, 1.0, 2.0]), true_tau_s=np.array([1.0, 2.0, 9.0, 8.0]))
     selector = make_selector(SelectionConfig(policy=policy, V=1e6, deadline_s=5.0))
     assert selector.select(wrong, 2, rng()).tolist() == [0, 1]
@@ -34,7 +34,7 @@ def test_the_fastest_are_always_the_same() -> None:
     assert chosen == {(1, 2)}
 
 
-def test_times_that_nobody_believes_are_refused() -> None:
+def test_infinite_true_times_are_refused() -> None:
     strange = replace(fleet([1.0, 1.0]), true_tau_s=np.array([np.inf, 1.0]))
     with pytest.raises(ValueError, match="must be finite, got inf at row 0"):
         OracleTimes(Fastest()).select(strange, 1, rng())

@@ -19,7 +19,7 @@ def objective(x: P4Instance, chosen: Ints | tuple[int, ...]) -> float:
 
 
 def brute_force(x: P4Instance) -> float:
-    """Return the least objective over all sets of k."""
+    """Return the smallest objective over all sets of k."""
     return min(objective(x, chosen) for chosen in combinations(range(len(x.queues)), x.k))
 
 
@@ -89,14 +89,14 @@ def test_the_order_of_the_devices_does_not_change_the_value(x: P4Instance) -> No
 
 
 @given(p4_instances())
-def test_without_a_weight_on_time_it_takes_the_largest_debts(x: P4Instance) -> None:
+def test_without_a_weight_on_time_it_takes_the_largest_queues(x: P4Instance) -> None:
     chosen = solve_p4(x.tau_bar_s, x.queues, x.k, 0.0)
     assert x.queues[chosen].sum() == pytest.approx(np.sort(x.queues)[-x.k :].sum(), abs=1e-9)
 
 
 @given(p4_instances(max_devices=6))
-def test_a_larger_debt_never_loses_a_place(x: P4Instance) -> None:
-    """Monotone: who is chosen stays chosen when its own debt grows."""
+def test_a_larger_queue_never_loses_its_place(x: P4Instance) -> None:
+    """Monotone: a selected device stays selected when its own queue grows."""
     chosen = solve_p4(x.tau_bar_s, x.queues, x.k, x.V)
     queues = x.queues.copy()
     queues[chosen[0]] += 1.0
@@ -135,7 +135,7 @@ def test_ties_follow_the_stated_rule(
     assert chosen.tolist() == expected, rule
 
 
-def test_nobody_and_everybody_need_no_problem() -> None:
+def test_a_cohort_of_none_or_all_needs_no_search() -> None:
     times, debts = np.array([2.0, 1.0]), np.array([0.0, 1.0])
     assert solve_p4(times, debts, 0, 1.0).tolist() == []
     assert solve_p4(times, debts, 2, 1.0).tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""The few first of many: what a sort would say, without sorting."""
+"""The k smallest values: equal to the start of a sort."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""pow-d and cpow-d: the worked example, who is asked how often, and who is never selected."""
+"""pow-d and cpow-d: the worked example, frequencies of queries, and devices never selected."""
 
 from dataclasses import replace
 
@@ -17,16 +17,16 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def told(*losses: float, absent: tuple[int, ...] = ()) -> Candidates:
+def with_losses(*losses: float, absent: tuple[int, ...] = ()) -> Candidates:
     candidates = fleet([0.0] * len(losses), absent=absent)
     return replace(candidates, loss=np.array(losses, dtype=np.float64))
 
 
 def test_worked_example() -> None:
-    assert PowD(3).select(told(0.4, 1.2, 0.9), 2, rng()).tolist() == [1, 2]
+    assert PowD(3).select(with_losses(0.4, 1.2, 0.9), 2, rng()).tolist() == [1, 2]
 
 
-def test_it_asks_before_it_selects() -> None:
+def test_it_queries_losses_before_it_selects() -> None:
     policy = PowD(3, "batch")
     assert isinstance(policy, TwoStepSelector)
     assert (policy.sample, PowD(3).sample) == ("batch", "all")
@@ -34,17 +34,17 @@ def test_it_asks_before_it_selects() -> None:
         policy.select(fleet([0.0] * 3), 2, rng())
 
 
-def test_who_was_not_asked_or_did_not_answer_with_a_number_is_not_available() -> None:
-    assert PowD(9).select(told(0.1, NAN, 9.0, INF, 0.2), 3, rng()).tolist() == [0, 2, 4]
-    assert PowD(9).select(told(0.1, 9.0, 0.2, absent=(1,)), 2, rng()).tolist() == [0, 2]
-    assert PowD(9).select(told(NAN, NAN), 1, rng()).size == 0
+def test_a_device_without_a_finite_loss_is_not_selected() -> None:
+    assert PowD(9).select(with_losses(0.1, NAN, 9.0, INF, 0.2), 3, rng()).tolist() == [0, 2, 4]
+    assert PowD(9).select(with_losses(0.1, 9.0, 0.2, absent=(1,)), 2, rng()).tolist() == [0, 2]
+    assert PowD(9).select(with_losses(NAN, NAN), 1, rng()).size == 0
 
 
-def test_all_are_asked_where_there_are_fewer_than_d() -> None:
+def test_all_are_queried_if_fewer_than_d_are_available() -> None:
     assert PowD(9).candidates(fleet([0.0] * 5, absent=[2]), 2, rng()).tolist() == [0, 1, 3, 4]
 
 
-def test_at_least_as_many_are_asked_as_are_selected() -> None:
+def test_at_least_k_devices_are_queried() -> None:
     assert len(PowD(2).candidates(fleet([0.0] * 9), 4, rng())) == 4
     assert PowD(2).candidates(fleet([0.0] * 9), 0, rng()).size == 0
 
@@ -57,24 +57,24 @@ def test_candidates_are_drawn_in_proportion_to_their_examples() -> None:
     np.testing.assert_allclose(counts / 4000, examples / 800.0, atol=0.025)
 
 
-def test_equal_losses_are_broken_by_chance() -> None:
+def test_ties_are_broken_at_random() -> None:
     counts = np.zeros(5)
     for seed in range(1000):
-        counts[PowD(5).select(told(1.0, 1.0, 1.0, 1.0, 0.5), 1, rng(seed))] += 1.0
+        counts[PowD(5).select(with_losses(1.0, 1.0, 1.0, 1.0, 0.5), 1, rng(seed))] += 1.0
     assert counts[4] == 0.0
     assert counts[:4].min() > 200
 
 
 def test_with_d_equal_to_k_it_is_a_draw_by_examples_whatever_the_losses() -> None:
-    """Then everybody asked is selected."""
+    """Then every device queried is selected."""
     policy, losses = PowD(2), np.array([5.0, 1.0, 1.0, 0.0])
     for seed in range(20):
         candidates = fleet([0.0] * 4)
-        asked = policy.candidates(candidates, 2, rng(seed))
+        queried = policy.candidates(candidates, 2, rng(seed))
         loss = np.full(4, NAN)
-        loss[asked] = losses[asked]
+        loss[queried] = losses[queried]
         chosen = policy.select(replace(candidates, loss=loss), 2, rng(seed))
-        assert chosen.tolist() == asked.tolist()
+        assert chosen.tolist() == queried.tolist()
 
 
 def test_refuses_no_candidates() -> None:

@@ -1,4 +1,4 @@
-"""Power-of-Choice: the worked example, and who is drawn how often."""
+"""Power-of-Choice: the worked example, and the frequencies of draws."""
 
 from dataclasses import replace
 
@@ -25,32 +25,32 @@ def test_worked_example() -> None:
     assert with_losses(0.4, 1.2, 0.9).select(fleet([0.0] * 3), 2, rng()).tolist() == [1, 2]
 
 
-def test_a_device_never_seen_comes_first() -> None:
+def test_a_device_without_a_loss_comes_first() -> None:
     assert with_losses(9.0, 8.0).select(fleet([0.0] * 4), 2, rng()).tolist() == [2, 3]
 
 
-def test_a_loss_that_is_no_number_is_not_believed() -> None:
+def test_a_loss_that_is_not_finite_is_ignored() -> None:
     policy = with_losses(0.4, 1.2, 0.9)
     policy.observe(outcomes(3, [0], loss=[np.nan, 0.0, 0.0]))
     policy.observe(outcomes(3, [2], loss=[0.0, 0.0, np.inf]))
     assert policy.select(fleet([0.0] * 3), 2, rng()).tolist() == [1, 2]
 
 
-def test_an_update_that_was_not_merged_teaches_nothing() -> None:
+def test_the_loss_of_an_update_that_was_not_aggregated_is_ignored() -> None:
     policy = with_losses(0.4, 1.2, 0.9)
     policy.observe(outcomes(3, [0], merged=[], loss=[99.0, 0.0, 0.0]))
     assert policy.select(fleet([0.0] * 3), 2, rng()).tolist() == [1, 2]
 
 
 def test_only_the_candidates_that_were_drawn_are_compared() -> None:
-    """With d = k it is a draw by examples, whatever the losses."""
+    """With d = k it is a draw by examples for any losses."""
     policy, counts = with_losses(5.0, 1.0, 1.0, 1.0, candidates=1), np.zeros(4)
     for seed in range(400):
         counts[policy.select(fleet([0.0] * 4), 1, rng(seed))] += 1
     assert counts.min() > 60
 
 
-def test_weights_decide_how_often_somebody_is_drawn_first() -> None:
+def test_weights_are_the_probabilities_of_the_first_draw() -> None:
     weights, first = np.array([1.0, 2.0, 0.0, 5.0]), np.zeros(4)
     for seed in range(4000):
         first[weighted_draw(rng(seed), weights, 1)] += 1
@@ -69,13 +69,13 @@ def test_a_draw_without_replacement_is_one_after_the_other() -> None:
 
 
 def test_candidates_without_examples_come_last() -> None:
-    nobody = fleet([0.0] * 3)
+    no_examples = fleet([0.0] * 3)
     empty = Candidates(
         round=1,
-        is_available=nobody.is_available,
-        tau_hat_s=nobody.tau_hat_s,
-        width_s=nobody.width_s,
-        transfer_hat_s=nobody.transfer_hat_s,
+        is_available=no_examples.is_available,
+        tau_hat_s=no_examples.tau_hat_s,
+        width_s=no_examples.width_s,
+        transfer_hat_s=no_examples.transfer_hat_s,
         n_k=np.array([0, 5, 0]),
     )
     assert 1 in PowerOfChoice(1).select(empty, 1, rng())
@@ -87,7 +87,7 @@ def test_refuses_no_candidates() -> None:
         PowerOfChoice(0)
 
 
-def test_a_round_without_losses_teaches_nothing() -> None:
+def test_a_round_without_losses_changes_no_state() -> None:
     policy = with_losses(0.4, 1.2, 0.9)
     before = policy.to_state()
     policy.observe(replace(outcomes(3, [0, 1]), loss=None))

@@ -1,4 +1,4 @@
-"""RBCS-F: bounds, queues and the guarantee, by the worked examples of the specification."""
+"""RBCS-F: bounds, queues and the guarantee, with worked examples."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_the_queue_of_an_absent_device_grows_too() -> None:
     assert selector.queues(2).tolist() == [0.0, BETA]
 
 
-def test_a_device_that_joins_late_starts_without_debt() -> None:
+def test_a_device_that_joins_late_starts_with_an_empty_queue() -> None:
     selector = RbcsF(beta=BETA, V=1.0)
     for _ in range(4):
         selector.observe(outcomes(1, []))
@@ -67,7 +67,7 @@ def test_a_device_that_joins_late_starts_without_debt() -> None:
 
 
 def test_the_bound_is_a_lower_one_and_floored_at_zero() -> None:
-    """Uncertainty makes a device look quicker, never slower; and never quicker than no time."""
+    """Uncertainty makes a device look faster, never slower, and never below 0 s."""
     uncertain = fleet([2.0, 2.0, 2.0], width_s=[0.0, 1.0, 0.0])
     assert RbcsF(beta=0.0, V=1.0, alpha=0.5).select(uncertain, 1, rng()).tolist() == [1]
     contexts = fleet([0.0, 0.0], width_s=[1.0, 5.0])
@@ -76,7 +76,7 @@ def test_the_bound_is_a_lower_one_and_floored_at_zero() -> None:
         int(RbcsF(beta=0.0, V=1.0, lcb_floor_s=None).select(contexts, 1, rng(s))[0])
         for s in range(20)
     }
-    assert floored == {0, 1}, "both count as 0 s: chance decides"
+    assert floored == {0, 1}, "both count as 0 s: a random draw decides"
     assert unbounded == {1}, "pure optimism: the slower context looks faster"
 
 
@@ -90,7 +90,7 @@ def test_the_theory_schedule_follows_its_formula() -> None:
     assert selector.select(tight_and_loose, 1, rng()).tolist() == [1]
 
 
-def test_counting_merged_updates_leaves_the_debt_of_a_failure() -> None:
+def test_counting_aggregated_updates_keeps_the_queue_of_a_failure() -> None:
     paper, strict = RbcsF(beta=BETA, V=1.0), RbcsF(beta=BETA, V=1.0, counts="aggregated")
     for selector in (paper, strict):
         selector.observe(outcomes(2, [0, 1], merged=[0]))
@@ -142,7 +142,7 @@ def test_rates_count_from_the_round_a_row_appeared() -> None:
     cohorts=st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=60),
     beta=st.sampled_from([0.0, 0.15, 1 / 3, 1.0]),
 )
-def test_every_device_has_its_rate_less_its_open_debt_always(
+def test_every_device_has_its_rate_minus_its_queue_always(
     cohorts: list[set[int]], beta: float
 ) -> None:
     selector = RbcsF(beta=beta, V=1.0)

@@ -1,4 +1,4 @@
-"""Draws by fixed weights: shares as promised, and what is no weight is refused."""
+"""Draws by fixed weights: frequencies, and bad weights."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ DRAWS = 4000
 
 
 def shares(selector: Weighted, n_k: Sequence[int], absent: Sequence[int] = ()) -> list[float]:
-    """Return how often each device comes up when one is drawn."""
+    """Return the frequency of each device when one is drawn."""
     candidates = replace(fleet([1.0] * len(n_k), absent=absent), n_k=np.array(n_k))
     rng, counts = np.random.default_rng(0), np.zeros(len(n_k))
     for _ in range(DRAWS):
@@ -22,13 +22,13 @@ def shares(selector: Weighted, n_k: Sequence[int], absent: Sequence[int] = ()) -
     return found
 
 
-def test_a_device_comes_up_in_proportion_to_its_weight() -> None:
+def test_a_device_is_drawn_in_proportion_to_its_weight() -> None:
     assert shares(Weighted([1.0, 2.0, 5.0]), [9, 9, 9]) == pytest.approx(
         [1 / 8, 2 / 8, 5 / 8], abs=0.025
     )
 
 
-def test_without_weights_it_is_the_examples_that_count() -> None:
+def test_without_weights_the_draw_is_by_examples() -> None:
     assert shares(Weighted(), [10, 20, 50]) == pytest.approx([1 / 8, 2 / 8, 5 / 8], abs=0.025)
 
 
@@ -37,7 +37,7 @@ def test_the_shares_of_the_absent_go_to_the_others() -> None:
     assert found == pytest.approx([1 / 3, 2 / 3, 0.0], abs=0.025)
 
 
-def test_who_has_no_weight_comes_last_and_so_does_who_joins_late() -> None:
+def test_devices_of_weight_zero_or_without_one_are_drawn_last() -> None:
     selector, rng = Weighted([0.0, 1.0, 1.0]), np.random.default_rng(0)
     for k, always in ((1, set[int]()), (2, {1, 2}), (3, {1, 2})):
         chosen = set(selector.select(fleet([1.0] * 4), k, rng).tolist())
@@ -56,6 +56,6 @@ def test_who_has_no_weight_comes_last_and_so_does_who_joins_late() -> None:
         ([], "at least one weight must be > 0, got 0"),
     ],
 )
-def test_what_is_no_weight_is_refused(weights: list[float], words: str) -> None:
+def test_bad_weights_are_refused(weights: list[float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Weighted(weights)

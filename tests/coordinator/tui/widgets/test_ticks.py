@@ -1,4 +1,4 @@
-"""Axes have round numbers."""
+"""Ticks of axes are round numbers."""
 
 import pytest
 from hypothesis import given
@@ -34,5 +34,5 @@ def test_ticks_lie_on_the_axis_and_are_not_too_many(low: float, span: float, cou
     assert all(low - 1e-3 * span <= value <= low + span * 1.001 for value in found)
 
 
-def test_a_tick_is_written_short() -> None:
+def test_the_text_of_a_tick_is_short() -> None:
     assert [label(value) for value in (0.0, 0.1 + 0.2, 25.0)] == ["0", "0.3", "25"]
