@@ -1,4 +1,4 @@
-"""What every way to train a cohort takes and gives."""
+"""The interface of all trainers of a cohort."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from fairbed.wire.messages import Hyperparameters
 
 @dataclass(frozen=True, slots=True)
 class CohortJob:
-    """What one device is asked to do in a round."""
+    """The training of one device in a round."""
 
     device: int
     """Number of its shard."""
     seed: int
-    """Of the order of its mini-batches, as in `wire.messages.Train`."""
+    """Seed of the order of its mini-batches, as in `wire.messages.Train`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CohortResult:
-    """What G devices answer, side by side; columns of shape (G,)."""
+    """Training results of G devices; columns of shape (G,)."""
 
     at: Ints
-    """Which of the jobs."""
+    """Indices of the jobs."""
     vectors: Vector
-    """`[params | buffers]` after the last step, shape (G, n_values); gone with the next answer."""
+    """`[params | buffers]` after the last step, (G, n_values); valid until the next result."""
     steps: Ints
     """Mini-batches taken."""
     loss_train: Floats
-    """Mean loss of the last epoch begun, nats per example; NaN when no step was taken."""
+    """Mean loss of the last epoch begun, nats per example; NaN if no step was taken."""
     problems: tuple[str, ...]
-    """Why there is no update, in the words of the device; empty where there is one."""
+    """Why there is no update, as the device reports it; empty where there is one."""
 
     @property
     def has_failed(self) -> Bools:
-        """There is no update."""
+        """Whether there is no update."""
         return np.array([bool(problem) for problem in self.problems], dtype=np.bool_)
 
 
@@ -46,13 +46,13 @@ class Trainer(Protocol):
     """Trains many devices from one model. One call at a time."""
 
     name: str
-    """How it is done, for people."""
+    """Name of the method, for messages."""
     spec: TaskSpec
 
     def train(
         self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
     ) -> Iterator[CohortResult]:
-        """Yield the answers to all jobs, in an order that depends on the jobs alone.
+        """Yield the results of all jobs, in an order that depends only on the jobs.
 
         Every device does what `device_agent.trainer.train` does: the same mini-batches in the
         same order, the same steps.
@@ -60,17 +60,17 @@ class Trainer(Protocol):
         Args:
             vector: The global model w_t, shape (n_values,); not changed.
             jobs: Any number, each device at most once.
-            hyperparameters: Of the round.
+            hyperparameters: Hyperparameters of the round.
         """
         ...
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, on the training data of each device, shape (K,).
 
-        A loss that is not finite is infinite: no answer of a device may carry it.
+        A loss that is not finite is infinite, because no report of a device may contain it.
         """
         ...
 
     def close(self) -> None:
-        """Let its threads go."""
+        """End its threads."""
         ...

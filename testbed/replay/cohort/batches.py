@@ -1,4 +1,4 @@
-"""The mini-batches of several devices, side by side."""
+"""Mini-batches of several devices, stacked into one array."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,31 +11,31 @@ from fairbed.wire.messages import Hyperparameters
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class StackedBatch:
     """One mini-batch of each of the first A devices of a chunk."""
 
     index: Ints
-    """Row of each example in the data set, shape (A, B); what is beyond `count` is padding with
-    a row of the same device."""
+    """Row of each example in the data set, shape (A, B); beyond `count`, padding with a row of the
+    same device."""
     count: Ints
     """Examples of each mini-batch, 1 .. B, shape (A,)."""
     weights: Vector
-    """What each example weighs in its mean: 1 / count, and 0 for padding; shape (A, B)."""
+    """Weight of each example in its mean: 1 / count, and 0 for padding; shape (A, B)."""
     begins: Ints
-    """Which of them open an epoch, ascending, shape (<= A,)."""
+    """Devices that begin an epoch with it, ascending, shape (<= A,)."""
 
 
 def steps_of(n_k: int, hyperparameters: Hyperparameters) -> int:
-    """Return how many mini-batches a device of `n_k` examples takes."""
+    """Return the number of mini-batches of a device with `n_k` examples."""
     steps = hyperparameters.epochs * -(-n_k // hyperparameters.batch_size)
     limit = hyperparameters.max_steps
     return steps if limit is None else min(steps, limit)
 
 
 def longest_first(n_k: Sequence[int], hyperparameters: Hyperparameters) -> list[int]:
-    """Return the places of devices by steps, most first, so that the active are always the first.
+    """Return the indices of devices by steps, most first, so that active devices always come first.
 
-    Equal steps go by examples, and then by place: the order depends on nothing else.
+    Devices with equal steps are ordered by examples, then by index.
     """
     steps = [steps_of(n, hyperparameters) for n in n_k]
     return sorted(range(len(n_k)), key=lambda at: (-steps[at], -n_k[at], at))
@@ -45,9 +45,9 @@ class Batches:
     """Draws the mini-batches of a chunk, with the devices' own function and seeds.
 
     Args:
-        seeds: Of the order of each device's mini-batches; those with more steps first.
-        rows: Of each device, where its examples lie in the data set; none empty.
-        hyperparameters: Of the round.
+        seeds: Seed of the order of each device's mini-batches; devices with more steps first.
+        rows: Rows of each device's examples in the data set; not empty.
+        hyperparameters: Hyperparameters of the round.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Batches:
         hyperparameters: Hyperparameters,
     ) -> None:
         self._rows, self._batch_size = rows, hyperparameters.batch_size
-        sizes = [len(of_one) for of_one in rows]
+        sizes = [len(device_rows) for device_rows in rows]
         self.steps = [steps_of(n, hyperparameters) for n in sizes]
-        """Mini-batches of each."""
-        assert self.steps == sorted(self.steps, reverse=True), "those with more steps come first"
+        """Mini-batches of each device."""
+        assert self.steps == sorted(self.steps, reverse=True), "devices with more steps come first"
         n_k: Ints = np.array(sizes, dtype=np.int64)
         self._is_even = min(sizes) == max(sizes)
-        """All have equally many examples, so that all are at the same place of their epochs."""
+        """All devices have the same number of examples, so that their epochs are in step."""
         self._per_epoch: Ints = -(-n_k // self._batch_size)
         last_start = (self._per_epoch - 1) * self._batch_size
         self._all = np.arange(len(sizes))
@@ -74,20 +74,20 @@ class Batches:
         self._full_weights = _weights(self._full, len(self._columns))
         self._last_weights = _weights(self._last, len(self._columns))
         self._seeds, self._orders = seeds, EpochOrders()
-        first = np.array([of_one[0] for of_one in rows], dtype=np.int64)
+        first = np.array([device_rows[0] for device_rows in rows], dtype=np.int64)
         width = int(last_start.max()) + len(self._columns)
         if hyperparameters.max_steps is not None:
             width = min(width, hyperparameters.max_steps * self._batch_size)
         self._order: Ints = np.repeat(first[:, np.newaxis], width, axis=1)
-        """The rows of each device in the order of its epoch, as far as it gets, (G, width)."""
+        """Rows of each device in the order of its epoch, up to its last step, shape (G, width)."""
         self._step = 0
 
-    def next(self, active: int) -> SideBySide:
-        """Return the next mini-batch of each of the first `active` devices, until the next call."""
+    def next(self, active: int) -> StackedBatch:
+        """Return the next mini-batch of the first `active` devices; valid until the next call."""
         step, self._step = self._step, self._step + 1
         return self._even(step, active) if self._is_even else self._uneven(step, active)
 
-    def _even(self, step: int, active: int) -> SideBySide:
+    def _even(self, step: int, active: int) -> StackedBatch:
         per_epoch = int(self._per_epoch[0])
         place = step % per_epoch
         begins = self._all[: 0 if place else active]
@@ -97,9 +97,9 @@ class Batches:
         is_last = place == per_epoch - 1
         count = self._last if is_last else self._full
         weights = self._last_weights if is_last else self._full_weights
-        return SideBySide(index, count[:active], weights[:active], begins)
+        return StackedBatch(index, count[:active], weights[:active], begins)
 
-    def _uneven(self, step: int, active: int) -> SideBySide:
+    def _uneven(self, step: int, active: int) -> StackedBatch:
         per_epoch = self._per_epoch[:active]
         place = step % per_epoch
         begins = np.flatnonzero(place == 0)
@@ -111,20 +111,20 @@ class Batches:
         if is_last.any():
             count = np.where(is_last, self._last[:active], count)
             weights = np.where(is_last[:, np.newaxis], self._last_weights[:active], weights)
-        return SideBySide(index, count, weights, begins)
+        return StackedBatch(index, count, weights, begins)
 
     def _begin(self, which: Ints, step: int) -> None:
-        """Let devices begin an epoch with a step."""
+        """Begin an epoch of some devices: draw the order of its examples."""
         epochs = step // self._per_epoch[which]
         for i, epoch in zip(which.tolist(), epochs.tolist(), strict=True):
             rows = self._rows[i]
-            line = self._order[i, : len(rows)]
+            target = self._order[i, : len(rows)]
             order = self._orders.draw(self._seeds[i], epoch, len(rows))
-            rows.take(order[: len(line)], out=line, mode="clip")
+            rows.take(order[: len(target)], out=target, mode="clip")
 
 
 def _weights(count: Ints, width: int) -> Vector:
-    """Return 1 / count for each of so many examples and 0 for the others, shape (A, width)."""
+    """Return 1 / count for the first `count` examples and 0 for padding, shape (A, width)."""
     size = count[:, np.newaxis]
     w: Vector = ((np.arange(width) < size) / size).astype(np.float32)
     return w

@@ -1,4 +1,4 @@
-"""Which way to train a cohort suits a model on this machine."""
+"""Chooses the trainer of a cohort for a model and this machine."""
 
 import ctypes
 import importlib.util
@@ -14,15 +14,15 @@ from fairbed.testbed.run.evaluation import check_fit
 from fairbed.wire.artifact import Artifact, TaskSpec
 
 CUDA_DRIVER = "libcuda.so.1"
-"""Loaded to find out whether importing torch can be worth a second."""
+"""Loaded to check for a GPU before torch is imported, which takes about a second."""
 
 
 def make_trainer(
     artifact: Artifact, data: FleetData, engine: CohortEngine = "auto", threads: int = 1
 ) -> Trainer:
-    """Return what trains cohorts of a model on the data of a fleet.
+    """Return a trainer of cohorts for a model on the data of a fleet.
 
-    `auto` takes batched matrix products for softmax and mlp, torch for others where it finds a
+    `auto` takes batched matrix products for softmax and mlp, torch for other models if there is a
     GPU, and else the devices' own engine (docs/decisions/0011-a-cohort-trains-in-cache.md).
 
     Raises:
@@ -41,7 +41,7 @@ def make_trainer(
                 f"replay.engine: batched must have one of the models {', '.join(FLAT_MODELS)}, got "
                 f"{spec.model}; choose auto, device or torch"
             )
-        # threadpoolctl looks at every library of the process, which only training needs.
+        # threadpoolctl inspects every library of the process, which only training needs.
         from fairbed.testbed.replay.cohort.dense import DenseTrainer
 
         return DenseTrainer(spec, shards, threads)
@@ -57,7 +57,7 @@ def _best(spec: TaskSpec) -> CohortEngine:
 
 
 def _may_be_vectorised(spec: TaskSpec) -> bool:
-    """Tell whether a model has parameters only: vmap cannot update buffers in place."""
+    """Return whether a model has parameters only: vmap cannot update buffers in place."""
     return spec.layout.n_values == spec.layout.n_params and spec.x_dtype == "float32"
 
 

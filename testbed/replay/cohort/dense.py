@@ -1,4 +1,4 @@
-"""Cohorts of dense models by batched matrix products: no torch, no engine, no call per device.
+"""Trains cohorts of dense models by batched matrix products, without a call per device.
 
 See docs/decisions/0011-a-cohort-trains-in-cache.md.
 """
@@ -21,9 +21,9 @@ from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
 
 CHUNK_BYTES = 1 << 20
-"""What the models, steps and mini-batches of one chunk may take, unless one device takes more:
-about the second-level cache of a core. Larger chunks train more devices a call, but every value
-then travels to memory and back in every step."""
+"""Limit of the models, steps and mini-batches of one chunk of several devices: about the
+second-level cache of a core. Larger chunks train more devices per call, but move every value to
+memory and back in every step."""
 
 LOSS_ROWS = 1024
 """Examples whose losses are computed at a time."""
@@ -32,17 +32,17 @@ LOSS_ROWS = 1024
 class DenseTrainer:
     """Trains a cohort in chunks that fit into a core's cache, each as one array of models.
 
-    Holds at most twice `threads` and one chunks, so that memory does not grow with the cohort.
+    Holds at most 2 `threads` + 1 chunks, so that memory does not grow with the cohort.
 
     Args:
         spec: The task, softmax or mlp.
         shards: The training data.
-        threads: Chunks trained at the same time, one here and each other in a process of its own
-            as soon as that has loaded what it needs; no bit depends on it.
+        threads: Chunks trained at the same time, one in this process and each other one in a
+            worker process once that is ready; the results do not depend on it.
 
     Raises:
-        SelfCheckFailed: What is computed here is not what the task says.
-        EngineError: The machine has no room for the processes; in `train`, one has ended.
+        SelfCheckFailed: The results differ from those of the task.
+        EngineError: The machine cannot start the processes; in `train`, one has ended.
     """
 
     name = "batched matrix products"
@@ -61,7 +61,7 @@ class DenseTrainer:
     def train(
         self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
     ) -> Iterator[CohortResult]:
-        """Yield the answers to all jobs, those with more steps first."""
+        """Yield the results of all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters)
         pool = self._pool
         if pool is not None:
@@ -69,15 +69,15 @@ class DenseTrainer:
 
         def here(chunk: Sequence[int]) -> CohortResult:
             params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
-            mine = [jobs[at] for at in chunk]
-            return train_chunk(self._net, self._shards, params, chunk, mine, hyperparameters)
+            chunk_jobs = [jobs[at] for at in chunk]
+            return train_chunk(self._net, self._shards, params, chunk, chunk_jobs, hyperparameters)
 
         def elsewhere(chunk: Sequence[int]) -> CohortResult:
             if pool is None or not pool.is_ready():
                 return here(chunk)
             return pool.train(chunk, [jobs[at] for at in chunk], hyperparameters)
 
-        # A product that BLAS cuts for its own threads may round differently on another machine.
+        # A product that BLAS splits among its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):
             yield from self._threads.run(here, chunks, elsewhere)
 
@@ -96,7 +96,7 @@ class DenseTrainer:
             return np.array(list(self._threads.run(work, devices)), dtype=np.float64)
 
     def close(self) -> None:
-        """Let the threads and processes go."""
+        """End the threads and processes."""
         self._threads.close()
         if self._pool is not None:
             self._pool.close()
@@ -104,7 +104,7 @@ class DenseTrainer:
     def _chunks(
         self, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
     ) -> list[list[int]]:
-        """Return which jobs are trained together, those with more steps first."""
+        """Return the jobs of each chunk, those with more steps first."""
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         chunks: list[list[int]] = []
         size = 0

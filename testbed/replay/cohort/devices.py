@@ -19,20 +19,20 @@ from fairbed.wire.messages import Hyperparameters
 
 
 class DeviceTrainer:
-    """Does what the devices do, with as many engines as threads: the same bits as they.
+    """Trains with the devices' code, with one engine per thread; the results have the same bits.
 
-    Holds one shard a thread, and twice as many models as threads. On processors a convolution
-    gains nothing from being computed for many models in one call
+    Holds one shard per thread, and twice as many models as threads. On processors a convolution is
+    not faster if one call computes it for many models
     (docs/decisions/0011-a-cohort-trains-in-cache.md).
 
     Args:
         artifact: The task.
         shards: The training data.
-        threads: Devices trained at the same time; no bit depends on it.
+        threads: Devices trained at the same time; the results do not depend on it.
         make_engine: Opens one engine.
 
     Raises:
-        EngineError: The engine cannot run the task, or computes something else.
+        EngineError: The engine cannot run the task, or computes wrong values.
     """
 
     name = "the devices' engine"
@@ -56,7 +56,7 @@ class DeviceTrainer:
     def train(
         self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
     ) -> Iterator[CohortResult]:
-        """Yield the answer of each job, in their order."""
+        """Yield the result of each job, in the order of the jobs."""
 
         def work(at: int) -> CohortResult:
             return self._train(vector, at, jobs[at], hyperparameters)
@@ -77,7 +77,7 @@ class DeviceTrainer:
         return np.array(list(self._threads.run(work, devices)), dtype=np.float64)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
         self._threads.close()
 
     def _train(
@@ -90,13 +90,13 @@ class DeviceTrainer:
                     engine, vector, x, y, hyperparameters, job.seed, _Unpaced(), lambda: False
                 )
             except trainer.TrainingDiverged as exc:
-                return _alone(at, vector, steps=0, loss_train=np.nan, problem=str(exc))
+                return _single_result(at, vector, steps=0, loss_train=np.nan, problem=str(exc))
         loss = np.nan if result.loss_train is None else max(0.0, result.loss_train)
-        return _alone(at, result.vector, steps=result.steps, loss_train=loss, problem="")
+        return _single_result(at, result.vector, steps=result.steps, loss_train=loss, problem="")
 
     @contextmanager
     def _engine(self) -> Iterator[Engine]:
-        """Borrow an engine; there is one for each thread."""
+        """Take an engine for the time of a job; there is one for each thread."""
         engine = self._engines.get()
         try:
             yield engine
@@ -104,8 +104,10 @@ class DeviceTrainer:
             self._engines.put(engine)
 
 
-def _alone(at: int, vector: Vector, *, steps: int, loss_train: float, problem: str) -> CohortResult:
-    """Return the answer of one device."""
+def _single_result(
+    at: int, vector: Vector, *, steps: int, loss_train: float, problem: str
+) -> CohortResult:
+    """Return the result of one device."""
     return CohortResult(
         at=np.array([at]),
         vectors=vector[np.newaxis],
@@ -116,10 +118,10 @@ def _alone(at: int, vector: Vector, *, steps: int, loss_train: float, problem: s
 
 
 class _Unpaced:
-    """The meter of a device that nothing holds back."""
+    """The meter of a device without pacing."""
 
     def step(self, n_examples: int) -> None:
-        """Let it go on."""
+        """Do nothing."""
 
     def read(self, n_bytes: int) -> None:
-        """Let it go on."""
+        """Do nothing."""

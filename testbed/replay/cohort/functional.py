@@ -1,6 +1,6 @@
-"""Cohorts by torch: one vectorised call for many models, on a GPU where there is one.
+"""Trains cohorts with torch: one vectorised call for many models, on a GPU if there is one.
 
-The only module of the replay that needs torch.
+This is the only module of the replay that needs torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
 
 CHUNK_BYTES = 1 << 30
-"""What the models and gradients of one chunk may take."""
+"""Limit of the models and gradients of one chunk."""
 
 CHUNK_DEVICES = 128
-"""Devices of one chunk at most: bounds the activations, which depend on the model."""
+"""Limit of the devices of one chunk; it bounds the activations, which depend on the model."""
 
 LOSS_ROWS = 1024
 """Examples whose losses are computed at a time."""
@@ -48,7 +48,7 @@ class TorchTrainer:
         accelerator: Name of a torch device, such as `cpu` or `cuda`.
 
     Raises:
-        SelfCheckFailed: What is computed here is not what the task says.
+        SelfCheckFailed: The results differ from those of the task.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TorchTrainer:
     def train(
         self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
     ) -> Iterator[CohortResult]:
-        """Yield the answers to all jobs, those with more steps first."""
+        """Yield the results of all jobs, those with more steps first."""
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         order = longest_first(n_k, hyperparameters)
         vectors = 3 + bool(hyperparameters.momentum) + bool(hyperparameters.proximal)
@@ -86,7 +86,7 @@ class TorchTrainer:
         return np.array([self._mean_loss(vector, device) for device in devices])
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no threads."""
 
     def _train(
         self,
@@ -105,9 +105,9 @@ class TorchTrainer:
             batch = batches.next(active)
             x, y = self._shards.take(batch.index)
             gradient, loss = self._gradient(params[:active], x, y, batch.weights)
-            progress.note(step, batch, loss.double().cpu().numpy())
+            progress.record(step, batch, loss.double().cpu().numpy())
             descent.step(gradient, active)
-        return progress.answers(chunk, params.cpu().numpy())
+        return progress.results(chunk, params.cpu().numpy())
 
     def _gradient(
         self, params: torch.Tensor, x: Vector, y: Ints, w: Vector
@@ -158,7 +158,7 @@ class TorchTrainer:
 
 
 class _Descent:
-    """`device_agent.trainer.Descent` on tensors, shape (G, n_params), wherever they lie."""
+    """`device_agent.trainer.Descent` on tensors of any device, shape (G, n_params)."""
 
     def __init__(self, params: torch.Tensor, hyperparameters: Hyperparameters) -> None:
         self._params, self._h = params, hyperparameters
@@ -166,7 +166,7 @@ class _Descent:
         self._velocity = torch.zeros_like(params) if hyperparameters.momentum else None
 
     def step(self, direction: torch.Tensor, active: int) -> None:
-        """Take one step with the first `active` models; `direction` is used up."""
+        """Take one step with the first `active` models; overwrites `direction`."""
         h, params = self._h, self._params[:active]
         if self._start is not None:
             direction += h.proximal * (params - self._start[:active])

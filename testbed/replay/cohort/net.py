@@ -1,7 +1,7 @@
 """Loss, gradient and training of many dense nets at once, by matrix products alone.
 
-Each model has parameters and a mini-batch of its own; a product of the batch is one call of BLAS
-a model, so no model's numbers depend on who is beside it.
+Each model has parameters and a mini-batch of its own. A product of the batch is one call of BLAS
+per model, so that no result depends on the other models of the batch.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Where the weight, shape (O, I), and the bias, shape (O,), lie in a row of parameters."""
+    """Position of the weight, shape (O, I), and the bias, shape (O,), in a row of parameters."""
 
     start: int
     split: int
@@ -52,7 +52,7 @@ class DenseNet:
     """
 
     def __init__(self, spec: TaskSpec) -> None:
-        assert spec.model in FLAT_MODELS, "the others have other layers"
+        assert spec.model in FLAT_MODELS, "other models have other layers"
         tensors = spec.layout.tensors
         self._layers: list[_Layer] = []
         for weight, bias in zip(tensors[::2], tensors[1::2], strict=True):
@@ -61,7 +61,7 @@ class DenseNet:
             self._layers.append(_Layer(weight.offset, bias.offset, end, (rows, columns)))
         self.n_params = spec.layout.n_params
         self.values_per_example = sum(sum(layer.shape) for layer in self._layers)
-        """About how many values a pass holds for each example."""
+        """Approximate number of values that a pass holds per example."""
 
     def gradient(
         self, params: Array, x: Array, y: Ints, w: Array, out: Array, factor: float = 1.0
@@ -74,7 +74,7 @@ class DenseNet:
             y: Labels, shape (A, B).
             w: Weight of each example in the loss, 1 / n or 0 for padding, shape (A, B).
             out: The gradients times `factor`, shape (A, n_params).
-            factor: Costs nothing here; later it would cost a pass over all values.
+            factor: Factor of the gradients; a later product would cost a pass over all values.
         """
         inputs = [x.swapaxes(1, 2)]
         for layer in self._layers[:-1]:
@@ -117,10 +117,10 @@ def _ones(size: int) -> Array:
 
 
 def _affine(layer: _Layer, params: Array, h: Array) -> Array:
-    """Return W h + b of each model, shape (A, O, B), which lies in memory as (O, A, B).
+    """Return W h + b of each model, shape (A, O, B), with memory layout (O, A, B).
 
-    With examples as columns a product takes two thirds of the time that it takes with rows, and
-    with outputs outermost so does what is summed over them.
+    With examples as columns a product takes two thirds of the time that it takes with rows; with
+    outputs outermost, so do sums over outputs.
     """
     outputs, models, batch = layer.shape[0], len(params), h.shape[2]
     z: Array = np.empty((outputs, models, batch), dtype=np.float32).swapaxes(0, 1)
@@ -130,15 +130,15 @@ def _affine(layer: _Layer, params: Array, h: Array) -> Array:
 
 
 def _columns(z: Array) -> Array:
-    """Return what `_affine` made as one column for each example of each model, (O, A * B)."""
+    """Return a result of `_affine` with one column per example of each model, (O, A * B)."""
     columns: Array = z.swapaxes(0, 1).reshape(z.shape[1], -1)
     return columns
 
 
 def _cross_entropy(logits: Array, y: Ints) -> Array:
-    """Return the loss of each of n examples, shape (n,), whose logits are columns, shape (C, n).
+    """Return the loss of each of n examples, shape (n,); the logits are columns, shape (C, n).
 
-    The memory of `logits` is left with the derivatives by them.
+    Overwrites `logits` with the derivatives of the losses.
     """
     n = len(y)
     logits -= np.maximum.reduce(logits, axis=0)
@@ -160,15 +160,15 @@ def train_chunk(
     jobs: Sequence[CohortJob],
     hyperparameters: Hyperparameters,
 ) -> CohortResult:
-    """Train the models of a chunk side by side, step by step; return the answers.
+    """Train the models of a chunk together, step by step; return the results.
 
     Args:
         net: The models.
         examples: The training data.
-        params: The start of each, shape (G, n_params); changed to its end.
-        at: Places of the jobs in the cohort.
-        jobs: Those with more steps first.
-        hyperparameters: Of the round.
+        params: Initial parameters, shape (G, n_params); overwritten with the trained ones.
+        at: Indices of the jobs in the cohort.
+        jobs: Jobs of the chunk, those with more steps first.
+        hyperparameters: Hyperparameters of the round.
     """
     rows = [examples.rows(job.device) for job in jobs]
     batches = Batches([job.seed for job in jobs], rows, hyperparameters)
@@ -183,5 +183,5 @@ def train_chunk(
             x, y = examples.take(batch.index)
             loss = net.gradient(params[part], x, y, batch.weights, gradient[part], factor)
             descent.step(gradient[part], part, is_scaled=descent.is_plain)
-            progress.note(step, batch, loss)
-    return progress.answers(at, params)
+            progress.record(step, batch, loss)
+    return progress.results(at, params)

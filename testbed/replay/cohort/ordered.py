@@ -1,4 +1,4 @@
-"""Work on several threads whose results come in the order of the work."""
+"""Runs work on several threads; the results come in the order of the work."""
 
 import os
 from collections import deque
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def free_cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS has no affinity
@@ -26,10 +26,10 @@ class _Task(Generic[Work, Result]):
 
 
 class OrderedThreads:
-    """Threads that are kept from call to call; the caller's own is one of them.
+    """Threads that persist between calls; the caller's own thread is one of them.
 
-    A caller that waits for a result does work that no thread has begun, so that as many threads
-    are busy as there should be.
+    A caller that waits for a result does work that no thread has begun, so that all threads stay
+    busy.
     """
 
     def __init__(self, threads: int) -> None:
@@ -43,12 +43,14 @@ class OrderedThreads:
         work: Iterable[Work],
         elsewhere: Callable[[Work], Result] | None = None,
     ) -> Iterator[Result]:
-        """Yield `do` of each, in order; at most twice as many results as threads wait.
+        """Yield the result of `do` for each piece of work, in order.
+
+        At most twice as many results as threads wait to be taken.
 
         Args:
             do: Does one piece of work.
-            work: Any number.
-            elsewhere: Does it in the other threads, instead of `do`.
+            work: Pieces of work.
+            elsewhere: Replaces `do` in the other threads.
         """
         if self._pool is None:
             yield from map(do, work)
@@ -67,13 +69,13 @@ class OrderedThreads:
                 task.future.cancel()
 
     def close(self) -> None:
-        """End the threads; each finishes what it has begun."""
+        """End the threads; each finishes the work that it has begun."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
 
 def _first(pending: deque[_Task[Work, Result]], do: Callable[[Work], Result]) -> Result:
-    """Return the result of the first task, and do others until it is there."""
+    """Return the result of the first task; do other tasks while waiting."""
     while not pending[0].future.done():
         left = next((task for task in pending if task.future.cancel()), None)
         if left is None:
@@ -83,7 +85,7 @@ def _first(pending: deque[_Task[Work, Result]], do: Callable[[Work], Result]) ->
 
 
 def _done(do: Callable[[Work], Result], work: Work) -> Future[Result]:
-    """Return the outcome of work that this thread has done itself."""
+    """Do work in this thread and return its outcome."""
     outcome: Future[Result] = Future()
     try:
         outcome.set_result(do(work))

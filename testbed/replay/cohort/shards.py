@@ -1,4 +1,4 @@
-"""Training examples by device and place, read from the one copy that the data set is."""
+"""Training examples by device, read from the one copy in the data set."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,16 +11,16 @@ from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.shard import make_shard
 
 PIXEL_MAX = np.float32(255.0)
-"""uint8 stands for pixels, and a device divides by this (`wire.shard`)."""
+"""uint8 values are pixels, which a device divides by this (`wire.shard`)."""
 
 
 class Examples:
-    """Examples as rows of numbers, and who trains on which.
+    """Examples as rows of numbers, and the rows of each device.
 
     Args:
-        x: Of all devices, float32 or uint8, shape (n, features).
+        x: Examples of all devices, float32 or uint8, shape (n, features).
         y: Labels, shape (n,).
-        train_rows: Of each device, shape (n_k,).
+        train_rows: Rows of each device, shape (n_k,).
     """
 
     def __init__(self, x: NDArray[Any], y: Ints, train_rows: Sequence[Ints]) -> None:
@@ -43,7 +43,7 @@ class Shards(Examples):
     """The training data of a fleet.
 
     Args:
-        data: Who holds what.
+        data: Data set and its partition.
         x_shape: Shape of one example, as the model takes it.
     """
 
@@ -56,7 +56,7 @@ class Shards(Examples):
         """Training examples of each device, shape (N,)."""
 
     def whole(self, device: int) -> tuple[Vector | Ints, Ints]:
-        """Return x, shape (n_k, *x_shape), and y, shape (n_k,), as the device itself has them."""
+        """Return x, shape (n_k, *x_shape), and y, shape (n_k,), with the values on the device."""
         rows, dataset = self.train_rows[device], self._data.dataset
         x, y = make_shard(dataset.x[rows], dataset.y[rows]).arrays()
         return x.reshape((len(y), *self._x_shape)), y

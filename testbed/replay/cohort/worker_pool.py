@@ -1,8 +1,8 @@
 """Worker processes that train chunks of a cohort beside the replay's own process.
 
-Processes, because threads that train wait for each other at the interpreter's lock. The examples,
-the global model and the trained models lie in memory that all processes share: one chunk moves a
-few hundred bytes through a pipe. A worker is `python -m fairbed.testbed.replay.cohort.worker_pool`.
+Threads that train would wait for each other at the interpreter's lock. The examples, the global
+model and the trained models are in shared memory, so that a chunk moves a few hundred bytes through
+a pipe. A worker is `python -m fairbed.testbed.replay.cohort.worker_pool`.
 docs/decisions/0011-a-cohort-trains-in-cache.md compares this with loky.
 """
 
@@ -36,18 +36,18 @@ ADVICE = "--threads 1 needs no other process"
 CACHE_LINE_BYTES = 64
 """Shared arrays begin at multiples of this."""
 EXIT_TIMEOUT_S = 5.0
-"""For a worker to end after its pipe was closed."""
+"""Limit of the time in which a worker ends after its pipe was closed."""
 
 Layout: TypeAlias = "Mapping[str, tuple[DTypeLike, tuple[int, ...]]]"
 """Type and shape of each array by its name."""
 
 
 class SharedArrays:
-    """Arrays in anonymous memory, which ends with the last process that maps it.
+    """Arrays in anonymous memory, which is freed with the last process that maps it.
 
     Args:
-        layout: Of the arrays; all are zero at first.
-        memory: Descriptor of memory that has these arrays; None to make it.
+        layout: Layout of the arrays; all are zero at first.
+        memory: Descriptor of memory with these arrays; None to create it.
 
     Raises:
         OSError: The machine has too little memory.
@@ -72,7 +72,7 @@ class SharedArrays:
         return array
 
     def close(self) -> None:
-        """Give the descriptor back; arrays that are still in use stay."""
+        """Close the descriptor; arrays that are in use remain valid."""
         os.close(self.memory)
 
 
@@ -92,11 +92,11 @@ def _make_memory(size: int) -> int:
 
 
 class _Worker:
-    """One worker process, seen from the replay.
+    """One worker process, as the replay controls it.
 
     Args:
         spec: The task.
-        layout: Of the shared arrays.
+        layout: Layout of the shared arrays.
         memory: Descriptor of the shared memory.
         slot: Index of its models in `trained`.
 
@@ -121,7 +121,7 @@ class _Worker:
         self._pipe.send((spec, layout, slot))
 
     def is_ready(self) -> bool:
-        """Return whether the process has loaded what it needs; does not wait."""
+        """Return whether the process has loaded its modules; does not wait."""
         if not self._is_ready and self._pipe.poll():
             with suppress(EOFError, OSError):  # `call` reports the death
                 self._pipe.recv()
@@ -156,24 +156,24 @@ class _Worker:
             return f"replay: a process that trains has closed its pipe; {ADVICE}"
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         return (
-            f"replay: a process that trains ended with {how}; the same command goes on from the "
+            f"replay: a process that trains ended with {how}; the same command resumes from the "
             f"last checkpoint, {ADVICE}"
         )
 
 
 class WorkerPool:
-    """Worker processes; as many threads as there are workers may have chunks trained at a time.
+    """Worker processes; as many threads as workers may call `train` at a time.
 
-    They load what they need while the replay goes on: until then `is_ready` is False.
+    The workers load their modules while the replay goes on; until then `is_ready` is False.
 
     Args:
         spec: The task.
         examples: The training data; all processes share one copy.
-        most: Devices of the largest chunk.
+        most: Largest number of devices in a chunk.
         size: Number of processes, and of threads that call `train`; at least 1.
 
     Raises:
-        EngineError: The machine has too little room.
+        EngineError: The machine cannot start the processes, or has too little memory.
     """
 
     def __init__(self, spec: TaskSpec, examples: Examples, most: int, size: int) -> None:
@@ -196,17 +196,17 @@ class WorkerPool:
             self._idle.put(worker)
 
     def is_ready(self) -> bool:
-        """Return whether every process has loaded what it needs; does not wait."""
+        """Return whether every process has loaded its modules; does not wait."""
         return all([worker.is_ready() for worker in self._workers])
 
     def begin_at(self, vector: Vector) -> None:
-        """Set where all later training begins: `vector`, shape (n_values,)."""
+        """Set the model from which all later training begins, shape (n_values,)."""
         self._shared["vector"][:] = vector
 
     def train(
         self, at: Sequence[int], jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
     ) -> CohortResult:
-        """Have a worker train a chunk; see `train_chunk`.
+        """Train a chunk in a worker; see `train_chunk`.
 
         Raises:
             EngineError: A worker has ended.
@@ -227,10 +227,10 @@ class WorkerPool:
 
 
 def _layout(spec: TaskSpec, examples: Examples, most: int, size: int) -> Layout:
-    """Return the arrays that all processes see.
+    """Return the layout of the shared arrays.
 
-    `rows` are those of all devices, one device after the other, and `ends` where each one's end;
-    `trained` has a slot for the models of each worker.
+    `rows` has the rows of all devices, device after device, and `ends` the end of each device's
+    rows; `trained` has a slot for the models of each worker.
     """
     n_rows = sum(len(rows) for rows in examples.train_rows)
     return {

@@ -150,7 +150,7 @@ def test_the_death_of_a_worker_is_one_line() -> None:
         with pytest.raises(
             EngineError,
             match=r"^replay: a process that trains ended with signal 9;"
-            r" the same command goes on .*--threads 1 needs no other process$",
+            r" the same command resumes .*--threads 1 needs no other process$",
         ):
             pool.train([0], jobs_of(1), PLAIN)
 
