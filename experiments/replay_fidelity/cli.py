@@ -21,7 +21,7 @@ from fairbed.testbed.cli import DONE
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
-from fairbed.testbed.recording.analysis.compose import NotEnough
+from fairbed.testbed.recording.analysis.compose import IncompleteProfile
 
 COMPARISONS = Path("comparisons")
 """Folder of comparisons without `--out`: by name, so that the next call resumes."""
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
         text = _saved(found, folder)
     except (DatasetError, ExperimentError, ProfileError, TaskError) as exc:
         raise UsageError(str(exc)) from exc
-    except (BackendError, LiveRunError, NotEnough, StoreError, ValueError) as exc:
+    except (BackendError, LiveRunError, IncompleteProfile, StoreError, ValueError) as exc:
         raise RunError(str(exc)) from exc
     except OSError as exc:
         raise RunError(f"--out: must be a folder to write to, got {exc}") from exc

@@ -99,7 +99,7 @@ def compare_live_replay(
         ExperimentError: Its fleet cannot be run or replayed.
         ProfileError: A profile of the fleet is unknown, or breaks a rule.
         LiveRunError: A live run failed, or the folder holds another comparison.
-        NotEnough: The recorded run has too little data of a device.
+        IncompleteProfile: The recorded run has too little data of a device.
         StoreError: A run cannot be read.
         ValueError: Too few exchanges are valid.
     """

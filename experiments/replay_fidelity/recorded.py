@@ -88,7 +88,7 @@ def record_fleet(run: Path, planned: Sequence[PlannedDevice], folder: Path) -> l
         folder: Receives the files.
 
     Raises:
-        NotEnough: The run lacks a number that a profile needs.
+        IncompleteProfile: The run lacks a number that a profile needs.
         StoreError: The run cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)

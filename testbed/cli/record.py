@@ -16,8 +16,8 @@ from fairbed.testbed.cli import DONE
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.recording.analysis.compose import (
     Identity,
+    IncompleteProfile,
     Kind,
-    NotEnough,
     Recorded,
     compose,
     trace_name,
@@ -90,13 +90,13 @@ def _from_machine(options: argparse.Namespace, name: str) -> tuple[Findings, Ide
         raise UsageError(f"record: {exc}") from exc
     began = datetime.now(timezone.utc)
     try:
-        observed, cost = record(session, lambda line: print(f"fairbed: {line}", file=sys.stderr))
+        recording, cost = record(session, lambda line: print(f"fairbed: {line}", file=sys.stderr))
     except ProbeFailed as exc:
         raise RunError(str(exc)) from exc
     except OSError as exc:
         raise RunError(f"{options.out}: must be writable, got: {exc.strerror or exc}") from exc
-    findings = findings_of_machine(observed)
-    findings.remarks.append(f"The observation took {100 * cost.ratio:.2f} % of one core.")
+    findings = findings_of_machine(recording)
+    findings.remarks.append(f"Recording took {100 * cost.ratio:.2f} % of one core.")
     board = RealSensors().board()
     title = board or f"{platform.machine()} {platform.system()} machine, {cpu_model()}"
     origin = f"on {socket.gethostname()}, {began:%Y-%m-%d %H:%M} UTC, fairbed {version('fairbed')}"
@@ -129,7 +129,7 @@ def _save(
         identity = Identity(identity.name, identity.title, base.kind, identity.origin)
     try:
         recorded = compose(identity, findings, base)
-    except NotEnough as exc:
+    except IncompleteProfile as exc:
         raise RunError(str(exc)) from exc
     path, trace = _write(options.out, identity.name, recorded)
     if options.json:

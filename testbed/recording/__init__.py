@@ -1,6 +1,6 @@
 """Measures a device and writes its profile. See docs/record.md.
 
-samples --> findings --> profile        pure: rates, processor, heat, presence, findings, compose
+samples --> findings --> profile        analysis/ (pure)
    ^
-   shells: a run's store, or this machine
+   sources: the store of a run, or this machine
 """

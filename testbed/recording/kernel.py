@@ -1,6 +1,6 @@
-"""Runs the training step that defines core speeds, for some time, in a child process.
+"""Runs the training step that defines core speeds in a child process, for a given time.
 
-    python -m fairbed.testbed.recording.kernel PARENT SECONDS > a `Window` in JSON, one a line
+    python -m fairbed.testbed.recording.kernel PARENT SECONDS > `Window`s in JSON, one per line
 
 The step and the training loop are those of `testbed.host.speed`, so that recorded and calibrated
 speeds are comparable.
@@ -22,21 +22,21 @@ from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.recording.analysis.findings import NotMeasured
 
 WINDOW_S = 0.25
-"""Steps are counted over at least this time."""
+"""Shortest time over which steps are counted."""
 
-CALM_RATE = 1e-6
-"""Learning rate that leaves the model where it is."""
+TINY_LEARNING_RATE = 1e-6
+"""A learning rate with which the model hardly changes."""
 
 EPOCHS = 10_000
 BATCHES = 4
-"""Of one epoch: as many examples as these take."""
+"""Mini-batches of one epoch, which give the number of examples."""
 
 GRACE_S = 60.0
-"""To load the training runtime, and to end; a Raspberry Pi Zero takes 20."""
+"""Time to load the training runtime and to end; a Raspberry Pi Zero takes 20 s."""
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """Some steps in a row."""
+    """Consecutive training steps."""
 
     ends_s: float
     """On this machine's monotonic clock, which all processes share."""
@@ -46,8 +46,8 @@ class Window(Struct, frozen=True, kw_only=True):
     """Processor time of the training thread."""
 
 
-class _Counter:
-    """A meter that tells of windows, and when the time is over."""
+class _WindowMeter:
+    """A meter that writes windows until the time is over."""
 
     def __init__(self, duration_s: float, out: IO[bytes]) -> None:
         self._out = out
@@ -78,15 +78,15 @@ class _Counter:
 
 @contextmanager
 def kernels(processes: int, duration_s: float, folder: Path) -> Iterator["Kernels"]:
-    """Have so many processes train side by side; end them all at the end.
+    """Run training processes at the same time; end all of them at the end.
 
     Args:
-        processes: How many.
-        duration_s: For how long, once the runtime is loaded.
-        folder: Takes what they tell, while they run.
+        processes: Number of processes.
+        duration_s: Duration of training, once the runtime is loaded.
+        folder: Folder for their output while they run.
 
     Raises:
-        NotMeasured: None can be started.
+        NotMeasured: A process cannot be started.
     """
     with ExitStack() as stack:
         try:
@@ -99,10 +99,10 @@ def kernels(processes: int, duration_s: float, folder: Path) -> Iterator["Kernel
         yield Kernels(started, folder / "kernel-0", time.monotonic() + duration_s + GRACE_S)
 
 
-def _start(stack: ExitStack, told: Path, duration_s: float) -> "subprocess.Popen[bytes]":
-    """Start one process that tells into a file; the stack ends it and removes the file."""
-    stack.callback(told.unlink, missing_ok=True)
-    out = stack.enter_context(told.open("wb"))
+def _start(stack: ExitStack, output: Path, duration_s: float) -> "subprocess.Popen[bytes]":
+    """Start one process that writes to `output`; the stack ends it and removes the file."""
+    stack.callback(output.unlink, missing_ok=True)
+    out = stack.enter_context(output.open("wb"))
     process = subprocess.Popen(
         [
             sys.executable,
@@ -128,52 +128,54 @@ class Kernels:
     """Processes that train; made by `kernels`."""
 
     def __init__(
-        self, processes: list["subprocess.Popen[bytes]"], told: Path, deadline_s: float
+        self, processes: list["subprocess.Popen[bytes]"], output: Path, deadline_s: float
     ) -> None:
-        self._processes, self._told, self._deadline_s = processes, told, deadline_s
+        self._processes, self._output, self._deadline_s = processes, output, deadline_s
 
     def is_over(self) -> bool:
-        """Return whether they have ended, or take far too long."""
+        """Return whether all processes have ended, or have missed the deadline."""
         has_ended = all(process.poll() is not None for process in self._processes)
         return has_ended or time.monotonic() > self._deadline_s
 
     def windows(self) -> list[Window]:
-        """Return what the first of them has told; call it when `is_over`.
+        """Return the windows of the first process; call it when `is_over`.
 
         Raises:
-            NotMeasured: It failed.
+            NotMeasured: The process failed.
         """
         first = self._processes[0]
         if first.poll() != 0:
-            words = b"" if first.poll() is None or first.stderr is None else first.stderr.read()
-            last = (words.decode(errors="replace").strip().splitlines() or ["it took too long"])[-1]
+            stderr = b"" if first.poll() is None or first.stderr is None else first.stderr.read()
+            errors = stderr.decode(errors="replace").strip().splitlines()
+            last = errors[-1] if errors else "it took too long"
             raise NotMeasured(f"a step of training must run here, got: {last}")
         return [
-            msgspec.json.decode(line, type=Window) for line in self._told.read_bytes().splitlines()
+            msgspec.json.decode(line, type=Window)
+            for line in self._output.read_bytes().splitlines()
         ]
 
 
 def train(duration_s: float, out: IO[bytes]) -> None:
-    """Train for so long, and tell."""
+    """Train for `duration_s`, and write windows to `out`."""
     from fairbed.device_agent import trainer
     from fairbed.device_agent.engines.onnx import OnnxEngine
     from fairbed.testbed.host.speed import BATCH, probe
     from fairbed.wire.artifact import decode_artifact
     from fairbed.wire.selfcheck import selfcheck_inputs
 
-    wanted = probe()
-    engine = OnnxEngine(decode_artifact(wanted.artifact))
+    task = probe()
+    engine = OnnxEngine(decode_artifact(task.artifact))
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=BATCHES * BATCH)
-    calm = msgspec.structs.replace(
-        wanted.hyperparameters, epochs=EPOCHS, learning_rate=CALM_RATE, max_steps=None
+    hyperparameters = msgspec.structs.replace(
+        task.hyperparameters, epochs=EPOCHS, learning_rate=TINY_LEARNING_RATE, max_steps=None
     )
-    counter = _Counter(duration_s, out)
-    while not counter.is_over():
-        trainer.train(engine, vector, x, y, calm, 0, counter, counter.is_over)
+    meter = _WindowMeter(duration_s, out)
+    while not meter.is_over():
+        trainer.train(engine, vector, x, y, hyperparameters, 0, meter, meter.is_over)
 
 
 def main() -> int:
-    """Train for the seconds of the second argument; the first is our parent's process id."""
+    """Train for the seconds of the second argument; the first is the process id of the parent."""
     die_with_parent(int(sys.argv[1]))
     train(float(sys.argv[2]), sys.stdout.buffer)
     return 0

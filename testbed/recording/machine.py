@@ -1,4 +1,4 @@
-"""Reads this machine, at a cost that it watches itself. No reader ever raises."""
+"""Reads sensors and counters of this machine within a limit of processor time; never raises."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from fairbed.device_agent.sensors import RealSensors, pi_throttle_causes
 from fairbed.testbed.recording.analysis.readings import InterfaceCounters, Reading
 
 BUDGET = 0.005
-"""Share of a core that looking may take: half of what was promised, for what comes on top."""
+"""Share of a core that reading may take: half of the documented limit, to leave a margin."""
 
 MIN_PERIOD_S = 0.25
 MAX_PERIOD_S = 10.0
@@ -21,23 +21,23 @@ MAX_PERIOD_S = 10.0
 VCGENCMD = "vcgencmd"
 VCGENCMD_EVERY_S = 10.0
 VCGENCMD_TIMEOUT_S = 2.0
-"""A program of the Raspberry Pi's that costs some 10 ms a call; asked where no file tells."""
+"""A Raspberry Pi program that takes about 10 ms per call; used if no file has the same values."""
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _IDLE_FIELDS = (3, 4)
-"""Of the first line of /proc/stat: idle, and waiting for a disk."""
+"""Idle fields in the first line of /proc/stat: idle, and waiting for a disk."""
 _COUNTED_FIELDS = 8
-"""Guests are counted in the first of them already."""
+"""The later fields, of guests, are contained in the first ones."""
 
 
 @dataclass(slots=True)
 class MachineReader:
-    """Looks at the machine below `root`.
+    """Reads the machine below `root`.
 
     Args:
-        interface: Whose counters; None is that of the default route.
-        root: Where /proc and /sys are.
-        now: Monotonic seconds.
+        interface: Network interface; None is that of the default route.
+        root: Folder with /proc and /sys.
+        now: Returns monotonic seconds.
     """
 
     interface: str | None = None
@@ -45,10 +45,10 @@ class MachineReader:
     now: Callable[[], float] = time.monotonic
     sensors: RealSensors = field(default_factory=RealSensors)
     began_s: float = 0.0
-    """On this machine's monotonic clock: where the times of readings count from."""
+    """Origin of the times of readings, on this machine's monotonic clock."""
     _program: str | None = None
-    _asked_s: float = float("-inf")
-    _told: tuple[str, ...] | None = None
+    _queried_s: float = float("-inf")
+    _reasons: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         self.sensors = RealSensors(root=self.root)
@@ -58,7 +58,7 @@ class MachineReader:
             self._program = shutil.which(VCGENCMD)
 
     def read(self) -> Reading:
-        """Return what the machine tells now."""
+        """Return a reading of the machine at this instant."""
         counters = self._counters()
         return Reading(
             t_s=self.now() - self.began_s,
@@ -80,17 +80,17 @@ class MachineReader:
         if self.interface is None:
             return None
         state = read_text(self.root / f"sys/class/net/{self.interface}/carrier")
-        if state is None:  # what has been switched off cannot be read
+        if state is None:  # the file of an interface that is down cannot be read
             return None if read_text(self.root / "proc/net/dev") is None else False
         return state == "1"
 
     def _throttled(self) -> tuple[str, ...] | None:
         if self._program is None:
             return self.sensors.throttled()
-        if self.now() - self._asked_s >= VCGENCMD_EVERY_S:
-            self._asked_s = self.now()
-            self._told = ask_vcgencmd(self._program)
-        return self._told
+        if self.now() - self._queried_s >= VCGENCMD_EVERY_S:
+            self._queried_s = self.now()
+            self._reasons = query_vcgencmd(self._program)
+        return self._reasons
 
 
 def sample(
@@ -99,15 +99,15 @@ def sample(
     sleep: Callable[[float], None] = time.sleep,
     is_over: Callable[[], bool] = lambda: False,
 ) -> list[Reading]:
-    """Look again and again for some time, as seldom as `BUDGET` asks.
+    """Read the machine repeatedly, at a rate within `BUDGET`.
 
-        period = what a look costs / BUDGET, within MIN_PERIOD_S to MAX_PERIOD_S
+        period = cost of a reading / BUDGET, within MIN_PERIOD_S to MAX_PERIOD_S
 
     Args:
-        reader: What looks.
-        duration_s: For how long.
-        sleep: Waits.
-        is_over: Ends it early.
+        reader: Reads the machine.
+        duration_s: Duration of the sampling.
+        sleep: Waits for some seconds.
+        is_over: Returns whether to end early.
     """
     ends_s = reader.now() + duration_s
     readings: list[Reading] = []
@@ -125,13 +125,13 @@ def sample(
 
 
 def own_s() -> float:
-    """Return the processor time of this process and of those that it has waited for, seconds."""
+    """Return the processor time of this process and of its ended children, seconds."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
 
 def busy_s(root: Path) -> float | None:
-    """Return the processor time that all cores have spent on work, seconds."""
+    """Return the processor time that all cores have spent on work, seconds; None if unknown."""
     line = (read_text(root / "proc/stat") or "").partition("\n")[0].split()
     try:
         ticks = [int(text) for text in line[1 : 1 + _COUNTED_FIELDS]]
@@ -143,7 +143,7 @@ def busy_s(root: Path) -> float | None:
 
 
 def available_bytes(root: Path) -> int | None:
-    """Return the memory that programs could still have."""
+    """Return the memory available to programs, bytes; None if unknown."""
     for line in (read_text(root / "proc/meminfo") or "").splitlines():
         if line.startswith("MemAvailable:"):
             try:
@@ -163,7 +163,7 @@ def default_interface(root: Path) -> str | None:
 
 
 def counters_of(root: Path, interface: str) -> tuple[InterfaceCounters, InterfaceCounters] | None:
-    """Return what an interface has moved, down and up; None if it does not exist."""
+    """Return the counters of an interface, down and up; None if it does not exist."""
     for line in (read_text(root / "proc/net/dev") or "").splitlines():
         name, colon, rest = line.partition(":")
         if colon and name.strip() == interface:
@@ -176,8 +176,8 @@ def counters_of(root: Path, interface: str) -> tuple[InterfaceCounters, Interfac
     return None
 
 
-def ask_vcgencmd(program: str) -> tuple[str, ...] | None:
-    """Return what the firmware of a Raspberry Pi says of throttling; None if it does not."""
+def query_vcgencmd(program: str) -> tuple[str, ...] | None:
+    """Return why the firmware of a Raspberry Pi throttles the processor; None if unknown."""
     try:
         done = subprocess.run(
             [program, "get_throttled"], capture_output=True, text=True, timeout=VCGENCMD_TIMEOUT_S

@@ -1,7 +1,7 @@
-"""A broker as the peer of a link probe: any broker that accepts our login.
+"""A broker as the peer of a link probe; any broker that accepts the login will do.
 
 up      chunks at QoS 1; the broker acknowledges each when it has received it
-down    retained chunks; the broker sends them all when we subscribe
+down    retained chunks; the broker sends them all after a subscription
 
 The topics are random, and the retained chunks are cleared at the end.
 """
@@ -19,20 +19,20 @@ from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
 
 CHUNK_BYTES = 64 * 1024
-"""What brokers with a small limit take, too."""
+"""A size within the message limit of every common broker."""
 
 MAX_BYTES = 4 << 20
-"""What the broker keeps for us at most."""
+"""Limit of the retained chunks."""
 
 IN_FLIGHT = 8
-"""Chunks that are sent without waiting for an acknowledgement."""
+"""Chunks in flight without an acknowledgement."""
 
 CONNECT_S = 10.0
 CLEAR_S = 10.0
 
 
 class MqttPeer:
-    """The asking end; made by `mqtt_peer`."""
+    """The client of a broker; made by `mqtt_peer`."""
 
     max_bytes = MAX_BYTES
 
@@ -40,11 +40,11 @@ class MqttPeer:
         self.name = transport.url
         self._transport, self._root = transport, root
         self._payload = os.urandom(CHUNK_BYTES)
-        self._kept = 0
-        """Chunks that the broker keeps."""
+        self._retained = 0
+        """Chunks that the broker retains."""
 
     async def round_trip(self) -> float:
-        """Have one empty message acknowledged."""
+        """Publish an empty message and wait for the acknowledgement."""
         began = time.perf_counter()
         await self._transport.publish(f"{self._root}/ping", b"", qos=1)
         return time.perf_counter() - began
@@ -56,8 +56,8 @@ class MqttPeer:
         return time.perf_counter() - began
 
     async def down(self, n_bytes: int) -> float:
-        """Have the broker send what it keeps."""
-        if n_bytes > self._kept * CHUNK_BYTES:
+        """Receive retained chunks from the broker."""
+        if n_bytes > self._retained * CHUNK_BYTES:
             await self._publish(n_bytes, retain=True)
         topics = [self._topic(number) for number in range(_chunks(n_bytes))]
         began = time.perf_counter()
@@ -73,24 +73,24 @@ class MqttPeer:
         return elapsed_s
 
     async def clear(self) -> None:
-        """Have the broker forget what it keeps."""
-        for number in range(self._kept):
+        """Clear the retained chunks."""
+        for number in range(self._retained):
             await self._transport.publish(self._topic(number), b"", qos=1, retain=True)
 
     def _topic(self, number: int) -> str:
         return f"{self._root}/{number}"
 
     async def _publish(self, n_bytes: int, *, retain: bool) -> None:
-        places = anyio.CapacityLimiter(IN_FLIGHT)
+        in_flight = anyio.CapacityLimiter(IN_FLIGHT)
 
         async def send(number: int) -> None:
             size = min(CHUNK_BYTES, n_bytes - number * CHUNK_BYTES)
             topic = self._topic(number) if retain else f"{self._root}/up"
-            async with places:
+            async with in_flight:
                 await self._transport.publish(topic, self._payload[:size], qos=1, retain=retain)
 
         if retain:
-            self._kept = max(self._kept, _chunks(n_bytes))
+            self._retained = max(self._retained, _chunks(n_bytes))
         async with anyio.create_task_group() as group:
             for number in range(_chunks(n_bytes)):
                 group.start_soon(send, number, name=f"probe.chunk-{number}")
@@ -98,10 +98,10 @@ class MqttPeer:
 
 @asynccontextmanager
 async def mqtt_peer(url: str) -> AsyncIterator[MqttPeer]:
-    """Connect to a broker; leave nothing there.
+    """Connect to a broker; clear all retained chunks at the end.
 
     Raises:
-        TransportError: It cannot be reached, or refuses us.
+        TransportError: The broker cannot be reached, or refuses the login.
     """
     name = secrets.token_hex(6)
     transport = MqttTransport(url, f"fairbed-record-{name}")

@@ -1,8 +1,8 @@
 """Measures the link of this machine with transfers to a peer.
 
-First round trips, then in each direction transfers that grow until they last long enough to show
-the rate, then some of that size. A peer is a broker, or `fairbed record --serve` on a machine
-at the other end.
+A probe consists of round trips, then, in each direction, transfers that grow until they last long
+enough to show the rate, then some transfers of that size. A peer is a broker, or
+`fairbed record --serve` on a machine at the other end.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 import anyio
 
-from fairbed.testbed.recording.analysis.from_machine import Probed
+from fairbed.testbed.recording.analysis.from_machine import ProbeResult
 from fairbed.testbed.recording.analysis.rates import Transfer, transfer
 from fairbed.wire.errors import TransportError
 from fairbed.wire.transport.address import parse_url
@@ -21,13 +21,13 @@ from fairbed.wire.transport.address import parse_url
 FIRST_BYTES = 64 * 1024
 GROWTH = 4
 ENOUGH_S = 0.5
-"""A transfer that lasts this long is hardly touched by what the first round trips do to TCP."""
+"""In a transfer of this length the slow start of TCP hardly counts."""
 
 REPEATS = 5
 ROUND_TRIPS = 10
 
 LIMIT_S = 180.0
-"""For everything: a link of 64 kbit/s manages."""
+"""Limit of a whole probe; a link of 64 kbit/s needs less."""
 
 
 class ProbeFailed(Exception):
@@ -35,30 +35,30 @@ class ProbeFailed(Exception):
 
 
 class Peer(Protocol):
-    """Whoever answers at the other end. Each method returns the seconds that it took."""
+    """The other end of a link probe. Each method returns its duration, seconds."""
 
     name: str
     max_bytes: int
-    """The largest transfer that it takes part in."""
+    """Size of the largest transfer."""
 
     async def round_trip(self) -> float:
-        """Have something tiny go there and come back."""
+        """Send a small message and wait for the reply."""
         ...
 
     async def down(self, n_bytes: int) -> float:
-        """Ask for bytes; one round trip is part of the time."""
+        """Request bytes; the duration includes one round trip."""
         ...
 
     async def up(self, n_bytes: int) -> float:
-        """Send bytes until the peer says that it has them."""
+        """Send bytes until the peer acknowledges them."""
         ...
 
 
 OpenPeer: TypeAlias = Callable[[], AbstractAsyncContextManager[Peer]]
 
 
-def open_probe(where: str) -> Callable[[], Probed]:
-    """Return what probes the link to `mqtt://...` or to `HOST:PORT`.
+def open_probe(where: str) -> Callable[[], ProbeResult]:
+    """Return a function that probes the link to `mqtt://...` or to `HOST:PORT`.
 
     Raises:
         ValueError: It is neither.
@@ -66,20 +66,20 @@ def open_probe(where: str) -> Callable[[], Probed]:
     from fairbed.testbed.recording.mqtt_peer import mqtt_peer
     from fairbed.testbed.recording.tcp_peer import split_address, tcp_peer
 
-    opened: OpenPeer
+    open_peer: OpenPeer
     if "://" in where:
         parse_url(where)
-        opened = partial(mqtt_peer, where)
+        open_peer = partial(mqtt_peer, where)
     else:
-        opened = partial(tcp_peer, *split_address(where))
-    return lambda: anyio.run(_probe, opened, where.rpartition("@")[2])
+        open_peer = partial(tcp_peer, *split_address(where))
+    return lambda: anyio.run(_probe, open_peer, where.rpartition("@")[2])
 
 
-async def _probe(opened: OpenPeer, name: str) -> Probed:
+async def _probe(open_peer: OpenPeer, name: str) -> ProbeResult:
     try:
         with anyio.fail_after(LIMIT_S):
-            async with opened() as peer:
-                return await ask(peer)
+            async with open_peer() as peer:
+                return await probe_peer(peer)
     except TimeoutError as exc:
         raise ProbeFailed(
             f"--probe {name}: must answer within {LIMIT_S:g} s in all; take a nearer peer"
@@ -89,19 +89,21 @@ async def _probe(opened: OpenPeer, name: str) -> Probed:
         raise ProbeFailed(f"--probe {name}: must be reachable, got: {reason}") from exc
 
 
-async def ask(peer: Peer) -> Probed:
-    """Return what a peer tells of the link to it."""
+async def probe_peer(peer: Peer) -> ProbeResult:
+    """Probe the link to a peer."""
     began_s = time.monotonic()
     trips = [await peer.round_trip() for _ in range(ROUND_TRIPS)]
-    quick_s = min(trips)
-    moved: dict[str, list[Transfer | None]] = {}
-    for way, move in (("down", peer.down), ("up", peer.up)):
+    shortest_s = min(trips)
+    transfers: dict[str, list[Transfer | None]] = {}
+    for direction, move in (("down", peer.down), ("up", peer.up)):
         n_bytes = FIRST_BYTES
-        while await move(n_bytes) - quick_s < ENOUGH_S and n_bytes < peer.max_bytes:
+        while await move(n_bytes) - shortest_s < ENOUGH_S and n_bytes < peer.max_bytes:
             n_bytes = min(n_bytes * GROWTH, peer.max_bytes)
-        moved[way] = []
+        transfers[direction] = []
         for _ in range(REPEATS):
             elapsed_s = await move(n_bytes)
             now_s = time.monotonic() - began_s
-            moved[way].append(transfer(now_s, elapsed_s, quick_s, n_bytes))
-    return Probed(peer=peer.name, round_trips_s=trips, down=moved["down"], up=moved["up"])
+            transfers[direction].append(transfer(now_s, elapsed_s, shortest_s, n_bytes))
+    return ProbeResult(
+        peer=peer.name, round_trips_s=trips, down=transfers["down"], up=transfers["up"]
+    )

@@ -1,4 +1,4 @@
-"""Read a run for the sake of one of its devices."""
+"""Reads from the store of a run what a recording needs of one device."""
 
 import os
 from pathlib import Path
@@ -22,14 +22,14 @@ CONFIG = "experiment.toml"
 
 
 class NoSuchDevice(Exception):
-    """The run has no device of this name; the message says which are near."""
+    """The run has no device of this name; the message lists similar names."""
 
 
 def read_device(folder: Path, name: str) -> DeviceOfRun:
-    """Return what a run's store holds of a device.
+    """Return the rows of a device in the store of a run.
 
     Raises:
-        NoSuchDevice: It never joined.
+        NoSuchDevice: The device never joined.
         StoreError: The store cannot be read.
     """
     with RunReader(folder) as reader:
@@ -38,26 +38,26 @@ def read_device(folder: Path, name: str) -> DeviceOfRun:
         if row is None:
             near = near_names(name, sorted(rows))
             hint = f"similar names: {', '.join(near)}; " if near else ""
-            known = ", ".join(sorted(rows)[:20]) or "none that ever joined"
-            raise NoSuchDevice(f"{name}: no such device in {folder}; {hint}there are {known}")
+            joined = ", ".join(sorted(rows)[:20]) or "no devices"
+            raise NoSuchDevice(f"{name}: no such device in {folder}; {hint}there are {joined}")
         info, telemetry = reader.run(), reader.telemetry_of(name)
         return DeviceOfRun(
             row=row,
             capabilities=msgspec.json.decode(row.capabilities, type=Capabilities),
             exchanges=reader.exchanges_of(name, limit=-1),
             telemetry=telemetry,
-            # A live run knows of closed rounds only; its devices go on talking.
+            # The elapsed time ends with the last closed round; contexts may be later.
             length_s=max([info.elapsed_s, *(row.at_s for row in telemetry[-1:])]),
             run_created=info.row.created,
         )
 
 
 def read_training(folder: Path) -> TrainingSettings:
-    """Return what local training was in a run, and what its steps cost.
+    """Return the settings of local training in a run, and the costs of its steps.
 
-    The costs are those that a run with emulated devices keeps, or that a replay was told. One of
-    physical devices only has none: its steps are then run here, for a second, and kept; and so is
-    the speed of this machine.
+    A run with emulated devices stores the costs; a replay has them in its configuration. A run of
+    physical devices has no costs: its steps are run on this machine for about a second, and the
+    result is stored in the folder.
 
     Raises:
         BackendError: The costs cannot be measured.

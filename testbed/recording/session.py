@@ -1,6 +1,6 @@
-"""Records this machine: watches it, has it train, asks its storage and its link.
+"""Records this machine: idle readings, training, storage and link.
 
-How fast the storage of a folder is read, past the cache of the system.
+The read rate of the storage is measured without the system's cache.
 """
 
 import os
@@ -12,7 +12,11 @@ from pathlib import Path
 
 from fairbed.device_agent.cgroup import read_text
 from fairbed.testbed.recording.analysis.findings import Finding, NotMeasured
-from fairbed.testbed.recording.analysis.from_machine import Probed, TrainingPace, Watched
+from fairbed.testbed.recording.analysis.from_machine import (
+    MachineRecording,
+    ProbeResult,
+    TrainingSpeed,
+)
 from fairbed.testbed.recording.analysis.readings import Reading
 from fairbed.testbed.recording.kernel import Window, kernels
 from fairbed.testbed.recording.machine import MachineReader, own_s, sample
@@ -23,45 +27,46 @@ FILE_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 
 SPARE_RATIO = 4
-"""The disk must have this many times the file free."""
+"""Free space that the disk must have, in sizes of the file."""
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 CACHED_RATIO = 0.7
-"""Who reads past the cache at more than this share of the cache's own rate did not read past it."""
+"""An uncached read faster than this share of the cached rate came from the cache."""
 
 
 def read_rate(folder: Path, n_bytes: int = FILE_BYTES, root: Path = Path("/")) -> Finding:
-    """Return the sequential read rate, bytes/s, of a file that is written for this and deleted.
+    """Return the sequential read rate, bytes/s, measured with a temporary file.
 
     Raises:
-        NotMeasured: The folder lies in memory, is full or not writable, or the system keeps the
-            file in its cache.
+        NotMeasured: The folder is in memory, is full or not writable, or the system reads the
+            file from its cache.
     """
     kind = filesystem(folder.resolve(), root)
     if kind in IN_MEMORY:
-        raise NotMeasured(f"{folder} lies in memory ({kind}); take --out on the storage")
+        raise NotMeasured(f"{folder} is in memory ({kind}); set --out to a folder on the storage")
     path = folder / f".fairbed-record-{os.getpid()}"
     try:
         if shutil.disk_usage(folder).free < SPARE_RATIO * n_bytes:
             raise NotMeasured(f"{folder} has less than {SPARE_RATIO * n_bytes >> 20} MB free")
         try:
             _write(path, n_bytes)
-            past_s = _read_s(path, is_cached=False)
+            uncached_s = _read_s(path, is_cached=False)
             cached_s = _read_s(path, is_cached=True)
         finally:
             path.unlink(missing_ok=True)
     except OSError as exc:
         raise NotMeasured(f"{folder} must be writable, got: {exc.strerror or exc}") from exc
-    if cached_s > CACHED_RATIO * past_s:
-        raise NotMeasured(f"the system keeps what is read from {folder} in its cache")
+    if cached_s > CACHED_RATIO * uncached_s:
+        raise NotMeasured(f"the system serves reads of {folder} from its cache")
     return Finding(
-        n_bytes / past_s, f"{n_bytes >> 20} MB on {kind or 'its file system'}, past the cache"
+        n_bytes / uncached_s,
+        f"{n_bytes >> 20} MB on {kind or 'its file system'}, without the cache",
     )
 
 
 def filesystem(folder: Path, root: Path = Path("/")) -> str | None:
-    """Return the kind of file system that a folder lies on; None if nobody tells."""
+    """Return the file system type of a folder; None if unknown."""
     found: tuple[int, str] | None = None
     for line in (read_text(root / "proc/self/mounts") or "").splitlines():
         fields = line.split()
@@ -92,28 +97,28 @@ def _read_s(path: Path, *, is_cached: bool) -> float:
         return max(time.perf_counter() - began, 1e-9)
 
 
-ALONE_S = 3.0
-"""Training on one core, before the device is warm: what `core_speed` is told by."""
+SINGLE_CORE_S = 3.0
+"""Training on one core before the device heats up, which gives `core_speed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingSession:
-    """What to do, and for how long."""
+    """Settings of a recording."""
 
     folder: Path
-    """Where the profile will be; its storage is measured."""
+    """Folder of the profile; its storage is measured."""
     watch_s: float
-    """While nothing is started: background load, transfers of others, clock, temperature."""
+    """Duration of idle readings: background load, transfers, clock and temperature."""
     load_s: float
-    """Training on all cores; 0 leaves it out."""
+    """Duration of training on all cores; 0 leaves it out."""
     interface: str | None = None
-    """None is that of the default route."""
-    probe: Callable[[], Probed] | None = None
+    """Network interface; None is that of the default route."""
+    probe: Callable[[], ProbeResult] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What the watching itself took."""
+class RecordingCost:
+    """Processor time of the idle readings."""
 
     cpu_s: float
     wall_s: float
@@ -124,47 +129,49 @@ class Cost:
         return self.cpu_s / self.wall_s if self.wall_s > 0.0 else 0.0
 
 
-def record(session: RecordingSession, say: Callable[[str], None]) -> tuple[Watched, Cost]:
-    """Return what was seen of this machine, and what the watching cost.
+def record(
+    session: RecordingSession, report: Callable[[str], None]
+) -> tuple[MachineRecording, RecordingCost]:
+    """Record this machine; return the recording and the cost of the idle readings.
 
     Args:
-        session: What to do.
-        say: Told what is going on, a line each.
+        session: Settings of the recording.
+        report: Called with a line of progress at each step.
 
     Raises:
-        ProbeFailed: The link was to be probed and cannot be.
+        ProbeFailed: The link cannot be probed.
     """
     session.folder.mkdir(parents=True, exist_ok=True)
-    probed = None
-    if session.probe is not None:  # first: a peer that is not there should cost nobody a minute
-        say("probing the link")
-        probed = session.probe()
+    probe = None
+    if session.probe is not None:  # first, so that an unreachable peer fails at once
+        report("probing the link")
+        probe = session.probe()
     reader = MachineReader(session.interface)
-    say(f"watching for {session.watch_s:g} s")
+    report(f"recording the idle machine for {session.watch_s:g} s")
     cpu_s, wall_s = own_s(), time.monotonic()
     idle = sample(reader, session.watch_s)
-    cost = Cost(own_s() - cpu_s, time.monotonic() - wall_s)
-    say("reading the storage")
+    cost = RecordingCost(own_s() - cpu_s, time.monotonic() - wall_s)
+    report("reading the storage")
     storage = _storage(session.folder)
-    say(f"training on one core for {ALONE_S:g} s")
-    alone = _alone(session.folder, reader.began_s)
+    report(f"training on one core for {SINGLE_CORE_S:g} s")
+    single_core = _single_core(session.folder, reader.began_s)
     load: Sequence[Reading] = ()
-    loaded: Sequence[TrainingPace] = ()
-    if session.load_s > 0.0 and not isinstance(alone, NotMeasured):
+    all_cores: Sequence[TrainingSpeed] = ()
+    if session.load_s > 0.0 and not isinstance(single_core, NotMeasured):
         cores = reader.sensors.cores()
-        say(f"training on all {cores} cores for {session.load_s:g} s")
-        load, loaded = _loaded(session, reader, cores)
-    seen = Watched(
+        report(f"training on all {cores} cores for {session.load_s:g} s")
+        load, all_cores = _all_cores(session, reader, cores)
+    recording = MachineRecording(
         cores=reader.sensors.cores(),
         memory_bytes=reader.sensors.memory_bytes(),
         idle=idle,
-        alone=alone,
+        single_core=single_core,
         load=load,
-        loaded=loaded,
+        all_cores=all_cores,
         storage=storage,
-        probed=probed,
+        probe=probe,
     )
-    return seen, cost
+    return recording, cost
 
 
 def _storage(folder: Path) -> Finding | NotMeasured:
@@ -174,32 +181,32 @@ def _storage(folder: Path) -> Finding | NotMeasured:
         return exc
 
 
-def _alone(folder: Path, began_s: float) -> Sequence[TrainingPace] | NotMeasured:
+def _single_core(folder: Path, began_s: float) -> Sequence[TrainingSpeed] | NotMeasured:
     try:
-        with kernels(1, ALONE_S, folder) as running:
+        with kernels(1, SINGLE_CORE_S, folder) as running:
             while not running.is_over():
                 time.sleep(0.05)
-            return paces(running.windows(), began_s)
+            return training_speeds(running.windows(), began_s)
     except NotMeasured as exc:
         return exc
 
 
-def _loaded(
+def _all_cores(
     session: RecordingSession, reader: MachineReader, cores: int
-) -> tuple[Sequence[Reading], Sequence[TrainingPace]]:
+) -> tuple[Sequence[Reading], Sequence[TrainingSpeed]]:
     with kernels(cores, session.load_s, session.folder) as running:
         load = sample(reader, float("inf"), is_over=running.is_over)
         try:
-            return load, paces(running.windows(), reader.began_s)
+            return load, training_speeds(running.windows(), reader.began_s)
         except NotMeasured:
             return load, ()
 
 
-def paces(windows: Sequence[Window], began_s: float) -> list[TrainingPace]:
-    """Return windows of the reference step in seconds of the reference machine."""
+def training_speeds(windows: Sequence[Window], began_s: float) -> list[TrainingSpeed]:
+    """Convert windows of reference steps to seconds of the reference machine."""
     from fairbed.testbed.host.speed import REFERENCE_STEP_S
 
     return [
-        TrainingPace(window.ends_s - began_s, window.steps * REFERENCE_STEP_S, window.cpu_s)
+        TrainingSpeed(window.ends_s - began_s, window.steps * REFERENCE_STEP_S, window.cpu_s)
         for window in windows
     ]

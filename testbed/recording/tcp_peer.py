@@ -1,11 +1,11 @@
 """A peer for link probes over plain TCP: `fairbed record --serve`, and its client.
 
     request    U or D, then a number of bytes n, 8 bytes big-endian
-    U          n bytes follow; the answer is one byte when all have arrived
-    D          the answer is n bytes
+    U          n bytes follow; the reply is one byte when all have arrived
+    D          the reply is n bytes
 
-The server sends and stores nothing else. It serves every client that reaches it, so run it only
-for as long as a recording takes.
+The server sends and stores nothing else. It serves every client that can reach it, so run it only
+for the time of a recording.
 """
 
 import socket
@@ -18,11 +18,11 @@ import anyio
 from anyio.abc import SocketStream, TaskStatus
 
 MAX_BYTES = 32 << 20
-"""Of one transfer: 0.27 s at a gigabit, and no burden for a server."""
+"""Limit of one transfer: 0.27 s at 1 Gbit/s."""
 
 MAX_CLIENTS = 16
 IDLE_S = 60.0
-"""Who says nothing for so long is hung up on."""
+"""A client that sends nothing for this time is disconnected."""
 
 CONNECT_S = 10.0
 BLOCK = bytes(1 << 16)
@@ -31,7 +31,7 @@ _DONE = b"."
 
 
 def split_address(where: str, host: str = "") -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`, or of `PORT` where there is a default host.
+    """Return host and port of `HOST:PORT`, or of `PORT` if there is a default host.
 
     Raises:
         ValueError: It is neither.
@@ -44,7 +44,7 @@ def split_address(where: str, host: str = "") -> tuple[str, int]:
 
 
 class TcpPeer:
-    """The asking end; made by `tcp_peer`."""
+    """The client of a peer; made by `tcp_peer`."""
 
     max_bytes = MAX_BYTES
 
@@ -53,36 +53,36 @@ class TcpPeer:
         self._stream = stream
 
     async def round_trip(self) -> float:
-        """Have one byte sent up and one back."""
+        """Send one byte and wait for one byte."""
         return await self.up(1)
 
     async def down(self, n_bytes: int) -> float:
-        """Ask for bytes."""
+        """Request bytes and wait for them."""
         began = time.perf_counter()
         await self._stream.send(_HEADER.pack(b"D", n_bytes))
-        await _drain(self._stream, n_bytes)
+        await _receive_bytes(self._stream, n_bytes)
         return time.perf_counter() - began
 
     async def up(self, n_bytes: int) -> float:
-        """Send bytes until the peer has them."""
+        """Send bytes until the peer has received them."""
         began = time.perf_counter()
-        await _pour(self._stream, n_bytes, _HEADER.pack(b"U", n_bytes))
-        await _drain(self._stream, 1)
+        await _send_bytes(self._stream, n_bytes, _HEADER.pack(b"U", n_bytes))
+        await _receive_bytes(self._stream, 1)
         return time.perf_counter() - began
 
 
 @asynccontextmanager
 async def tcp_peer(host: str, port: int) -> AsyncIterator[TcpPeer]:
-    """Connect to who serves probes.
+    """Connect to a server of probes.
 
     Raises:
-        OSError: Nobody does.
+        OSError: No server replies.
     """
     try:
         with anyio.fail_after(CONNECT_S):
             stream = await anyio.connect_tcp(host, port)
     except TimeoutError as exc:
-        raise OSError(f"no answer in {CONNECT_S:g} s") from exc
+        raise OSError(f"no reply within {CONNECT_S:g} s") from exc
     async with stream:
         _send_at_once(stream)
         yield TcpPeer(stream, f"{host}:{port}")
@@ -91,45 +91,45 @@ async def tcp_peer(host: str, port: int) -> AsyncIterator[TcpPeer]:
 async def serve(
     host: str, port: int, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer probes for ever; `task_status` is told the port.
+    """Serve probes until cancelled; report the port by `task_status`.
 
     Raises:
-        OSError: The address cannot be had.
+        OSError: The address cannot be bound.
     """
-    places = anyio.CapacityLimiter(MAX_CLIENTS)
+    clients = anyio.CapacityLimiter(MAX_CLIENTS)
 
-    async def answer(stream: SocketStream) -> None:
+    async def serve_client(stream: SocketStream) -> None:
         async with stream:
             try:
-                places.acquire_nowait()
+                clients.acquire_nowait()
             except anyio.WouldBlock:
                 return
             try:
-                await _answer(stream)
+                await _serve_requests(stream)
             except (OSError, TimeoutError, anyio.BrokenResourceError, anyio.EndOfStream):
-                pass  # who went away needs no answer
+                pass  # the client has disconnected
             finally:
-                places.release()
+                clients.release()
 
     listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
     async with listener:
         task_status.started(listener.extra(anyio.abc.SocketAttribute.local_port))
-        await listener.serve(answer)
+        await listener.serve(serve_client)
 
 
-async def _answer(stream: SocketStream) -> None:
+async def _serve_requests(stream: SocketStream) -> None:
     _send_at_once(stream)
     while True:
         with anyio.fail_after(IDLE_S):
-            header = await _exactly(stream, _HEADER.size)
-        what, n_bytes = _HEADER.unpack(header)
-        if what not in (b"U", b"D") or not 0 < n_bytes <= MAX_BYTES:
+            header = await _receive_exactly(stream, _HEADER.size)
+        direction, n_bytes = _HEADER.unpack(header)
+        if direction not in (b"U", b"D") or not 0 < n_bytes <= MAX_BYTES:
             return
-        if what == b"U":
-            await _drain(stream, n_bytes)
+        if direction == b"U":
+            await _receive_bytes(stream, n_bytes)
             await stream.send(_DONE)
         else:
-            await _pour(stream, n_bytes)
+            await _send_bytes(stream, n_bytes)
 
 
 def _send_at_once(stream: SocketStream) -> None:
@@ -137,20 +137,20 @@ def _send_at_once(stream: SocketStream) -> None:
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-async def _exactly(stream: SocketStream, n_bytes: int) -> bytes:
-    read = b""
-    while len(read) < n_bytes:
-        read += await stream.receive(n_bytes - len(read))
-    return read
+async def _receive_exactly(stream: SocketStream, n_bytes: int) -> bytes:
+    data = b""
+    while len(data) < n_bytes:
+        data += await stream.receive(n_bytes - len(data))
+    return data
 
 
-async def _drain(stream: SocketStream, n_bytes: int) -> None:
+async def _receive_bytes(stream: SocketStream, n_bytes: int) -> None:
     while n_bytes > 0:
         with anyio.fail_after(IDLE_S):
             n_bytes -= len(await stream.receive(min(n_bytes, len(BLOCK))))
 
 
-async def _pour(stream: SocketStream, n_bytes: int, first: bytes = b"") -> None:
+async def _send_bytes(stream: SocketStream, n_bytes: int, first: bytes = b"") -> None:
     block = first + BLOCK[: min(n_bytes, len(BLOCK))]
     n_bytes += len(first)
     while n_bytes > 0:

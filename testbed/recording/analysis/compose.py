@@ -48,32 +48,32 @@ OPTIONAL = (
 )
 """Key paths, in the order of a profile."""
 
-TOGETHER = ("thermal", "availability")
-"""Sections that come from one hand: measured, or of the profile that was named."""
+LINKED_SECTIONS = ("thermal", "availability")
+"""Sections whose numbers all come from one source: the recording, or the profile of `--like`."""
 
-WHOLE = frozenset({"cores", "memory_bytes", "engine_threads"})
-"""Numbers that are counts."""
+COUNTS = frozenset({"cores", "memory_bytes", "engine_threads"})
+"""Keys of integers."""
 
 DIGITS = 6
-"""Significant ones: more than anything here is known to."""
+"""Significant digits: more than any of these numbers is accurate to."""
 
-MAX_WORDS = 600
-"""Of a source (`profiles.quantities.Text`)."""
+MAX_SOURCE_CHARS = 600
+"""Limit of a source (`profiles.quantities.Text`)."""
 
 
-class NotEnough(Exception):
-    """There is no profile in this: a number is missing or impossible; the message is one line."""
+class IncompleteProfile(Exception):
+    """A number of the profile is missing or impossible; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose profile it is."""
+    """Name, title and kind of the recorded device."""
 
     name: str
     title: str
     kind: Kind
     origin: str
-    """Ends every source: when, on what, by what."""
+    """End of every source: date, machine and program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Recorded:
     profile: str
     """TOML."""
     trace: str | None
-    """Our CSV, to lie beside it as `trace_name(name)`; None if nothing moves."""
+    """CSV for the file `trace_name(name)` beside the profile; None if no number varies."""
 
 
 def trace_name(name: str) -> str:
@@ -92,15 +92,15 @@ def trace_name(name: str) -> str:
 
 
 def compose(identity: Identity, findings: Findings, base: Profile | None) -> Recorded:
-    """Return the profile of what was found.
+    """Return the profile of the findings.
 
     Args:
-        identity: Whose.
-        findings: What was measured.
-        base: Gives what was not; None gives nothing.
+        identity: The device.
+        findings: Measured numbers.
+        base: Profile with the numbers that are not measured; None for no such profile.
 
     Raises:
-        NotEnough: A number that must be given is in neither, or one is impossible.
+        IncompleteProfile: A required number is in neither, or a number is impossible.
     """
     given = {} if base is None else _numbers(base)
     raw: dict[str, Any] = {
@@ -120,8 +120,8 @@ def compose(identity: Identity, findings: Findings, base: Profile | None) -> Rec
         elif _is_of_base(key, section, findings) and key in given:
             number = given[key]
         elif key in REQUIRED:
-            why = findings.missing.get(key, "nothing here can tell it")
-            raise NotEnough(
+            why = findings.missing.get(key, "it cannot be measured here")
+            raise IncompleteProfile(
                 f"{identity.name}: {key} must be measured or taken from a profile, got neither "
                 f"({why}); add --like PROFILE"
             )
@@ -131,7 +131,9 @@ def compose(identity: Identity, findings: Findings, base: Profile | None) -> Rec
     try:
         profile = msgspec.convert(raw, Profile)
     except msgspec.ValidationError as exc:
-        raise NotEnough(f"{identity.name}: what was measured is no profile: {exc}") from exc
+        raise IncompleteProfile(
+            f"{identity.name}: the measured numbers must be a valid profile: {exc}"
+        ) from exc
     notes = [f"Recorded {identity.origin}.", *findings.remarks]
     notes += [f"Not measured: {key}: {why}" for key, why in findings.missing.items()]
     comments = "".join(f"# {' '.join(note.split())}\n" for note in notes)
@@ -139,11 +141,11 @@ def compose(identity: Identity, findings: Findings, base: Profile | None) -> Rec
 
 
 def _measured(key: str, finding: Finding, identity: Identity) -> Any:
-    value = round(finding.value) if key in WHOLE else float(f"{finding.value:.{DIGITS}g}")
+    value = round(finding.value) if key in COUNTS else float(f"{finding.value:.{DIGITS}g}")
     number: dict[str, Any] = {
         "value": value,
         "tag": "measured",
-        "source": f"{finding.how}; {identity.origin}"[:MAX_WORDS],
+        "source": f"{finding.how}; {identity.origin}"[:MAX_SOURCE_CHARS],
     }
     if finding.series is not None:
         number["trace"] = trace_name(identity.name)
@@ -151,21 +153,21 @@ def _measured(key: str, finding: Finding, identity: Identity) -> Any:
 
 
 def _is_of_base(key: str, section: str, findings: Findings) -> bool:
-    if key in findings.settled or section in findings.settled:
+    if key in findings.examined or section in findings.examined:
         return False
-    return section not in TOGETHER or not any(
+    return section not in LINKED_SECTIONS or not any(
         found.startswith(f"{section}.") for found in findings.found
     )
 
 
 def _numbers(base: Profile) -> dict[str, Any]:
-    """Return the numbers of a profile by key path, as they would stand in a file."""
+    """Return the numbers of a profile by key path, in the form of a file."""
     numbers: dict[str, Any] = {}
 
     def walk(value: Mapping[str, Any], prefix: str) -> None:
         for name, item in value.items():
             if isinstance(item, dict) and "value" in item:
-                source = f"{base.name}: {item['source']}"[:MAX_WORDS]
+                source = f"{base.name}: {item['source']}"[:MAX_SOURCE_CHARS]
                 numbers[f"{prefix}{name}"] = _without_none({**item, "source": source})
             elif isinstance(item, dict):
                 walk(item, f"{prefix}{name}.")
@@ -184,11 +186,15 @@ def _without_none(value: Any) -> Any:
 
 def _licence(base: Profile | None) -> str:
     own = "measurements of one device with fairbed record, free to use"
-    return own if base is None else f"{own}; what names {base.name}: {base.licence}"[:MAX_WORDS]
+    return (
+        own
+        if base is None
+        else f"{own}; numbers from {base.name}: {base.licence}"[:MAX_SOURCE_CHARS]
+    )
 
 
 def _trace_text(series_by_key: Mapping[str, Series], origin: str) -> str | None:
-    """Return all series over their common times; the longest sets the period."""
+    """Return a trace of all series at their common times; the longest sets the period."""
     if not series_by_key:
         return None
     period_s = max(series.period_s for series in series_by_key.values())

@@ -1,4 +1,4 @@
-"""What was found out about a device, number by number, and what was not."""
+"""Findings about a device, number by number, and the numbers that are missing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ import numpy as np
 
 from fairbed.profiles.series import Series
 
-MOVING_RATIO = 0.15
+VARYING_RATIO = 0.15
 """A number whose middle 80 % spread by more than this share of the median gets a series."""
 
 
 class NotMeasured(Exception):
-    """There is too little to tell a number from; the message is one line that says why."""
+    """There is too little data for a number; the message is one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,38 +22,38 @@ class Finding:
     value: float
     """In the unit of its key."""
     how: str
-    """Half a sentence: from how much of what it follows."""
+    """A phrase: the kind and amount of data that it follows from."""
     series: Series | None = None
-    """How it moves in time; None is not at all."""
+    """The number over time; None for a constant one."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """All that a recording tells, by the key paths of a profile."""
+    """Findings of a recording, by the key paths of a profile."""
 
     found: dict[str, Finding] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """Why a number could not be told."""
-    settled: set[str] = field(default_factory=set)
-    """Keys that were looked at: where nothing was found there is nothing, whatever others say."""
+    """Reasons for missing numbers, by key path."""
+    examined: set[str] = field(default_factory=set)
+    """Keys that were examined: without a finding, the device does not have them."""
     remarks: list[str] = field(default_factory=list)
-    """What a reader of the profile should know, one line each."""
+    """Remarks for readers of the profile, one line each."""
 
-    def take(self, key: str, tell: Callable[[], Finding]) -> None:
-        """Keep what `tell` finds, or why it finds nothing."""
+    def take(self, key: str, measure: Callable[[], Finding]) -> None:
+        """Add the finding of `measure`, or the reason why it is missing."""
         try:
-            self.found[key] = tell()
+            self.found[key] = measure()
         except NotMeasured as exc:
             self.missing[key] = str(exc)
 
     def add(self, key: str, value: float, how: str) -> None:
-        """Keep a number that was simply read."""
+        """Add a number that was read directly."""
         self.found[key] = Finding(value, how)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A number that was read now and then: `values[i]` at `t_s[i]`."""
+    """Samples of a number: `values[i]` at `t_s[i]`."""
 
     t_s: Sequence[float]
     """Seconds from the beginning of the recording, increasing."""
@@ -68,14 +68,14 @@ class Sampled:
         return float(np.median(self.values))
 
     def spread(self) -> float:
-        """Return what lies between a tenth and nine tenths of the values."""
+        """Return the distance between the 10th and the 90th percentile."""
         low, high = np.quantile(self.values, (0.1, 0.9))
         return float(high - low)
 
     def series(self, step_s: float, length_s: float) -> Series:
-        """Return the means over steps; an empty step has the value of the one before.
+        """Return the means over steps; an empty step has the value of the step before.
 
-        The last step may be shorter. Before the first value holds the first one.
+        The last step may be shorter. Steps before the first sample have its value.
         """
         steps = max(1, int(np.ceil(length_s / step_s - 1e-9)))
         rows = np.minimum((np.asarray(self.t_s) / step_s).astype(int), steps - 1)
@@ -91,6 +91,20 @@ class Sampled:
 
 
 def merged(starts: Sequence[float], values: Sequence[float], period_s: float) -> Series:
-    """Return steps as a series; neighbours with one value become one step."""
+    """Return steps as a series; adjacent steps with equal values become one step."""
     kept = [i for i, value in enumerate(values) if i == 0 or value != values[i - 1]]
     return Series(tuple(starts[i] for i in kept), tuple(values[i] for i in kept), period_s)
+
+
+def throttling_remark(reasons: Sequence[Sequence[str]], what: str) -> str:
+    """Return a remark on why and how often a processor was throttled.
+
+    Args:
+        reasons: Reasons in each sample; an empty one is not throttled.
+        what: Plural noun for the samples, such as `contexts`.
+    """
+    shares = [
+        f"{reason} in {100 * sum(reason in sample for sample in reasons) / len(reasons):.0f} %"
+        for reason in sorted({reason for sample in reasons for reason in sample if reason})
+    ]
+    return f"The processor was throttled: {', '.join(shares) or 'never'} of {len(reasons)} {what}."

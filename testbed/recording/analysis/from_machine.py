@@ -4,8 +4,8 @@ The slow-down under sustained load follows from the clock and the temperature:
 
     T(t) = T_0 + b (1 - exp(-t / time_constant))          least squares over the time constant
 
-The clock counts relative to the one that the load began with. It has dropped when it stays 3 %
-below that; `onset_s` is when, `sustained_clock_ratio` its mean from there on.
+The clock is relative to its value at the beginning of the load. It has dropped when it stays 3 %
+below that value; `onset_s` is that instant, `sustained_clock_ratio` the mean from there on.
 """
 
 from collections.abc import Sequence
@@ -15,65 +15,71 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.testbed.recording.analysis.availability import Heard, available
-from fairbed.testbed.recording.analysis.findings import Finding, Findings, NotMeasured, Sampled
-from fairbed.testbed.recording.analysis.processor import Lap, background_load, core_speed
+from fairbed.testbed.recording.analysis.availability import PresenceSample, measure_availability
+from fairbed.testbed.recording.analysis.findings import (
+    Finding,
+    Findings,
+    NotMeasured,
+    Sampled,
+    throttling_remark,
+)
+from fairbed.testbed.recording.analysis.processor import TimedTraining, background_load, core_speed
 from fairbed.testbed.recording.analysis.rates import Transfer, link_rate, one_way_delay
-from fairbed.testbed.recording.analysis.readings import Reading, others_load, pieces
+from fairbed.testbed.recording.analysis.readings import Reading, busy_transfers, others_load
 
 DROPPED = 0.97
-"""Below this share of its first value a clock has dropped; governors step by 5 % or more."""
+"""A clock below this share of its first value has dropped; governors step by 5 % or more."""
 
 IN_A_ROW = 3
-"""As many samples below it are a drop, not a flicker."""
+"""Consecutive samples below `DROPPED` that count as a drop."""
 
 MIN_SAMPLES = 10
 
 MIN_RISE_CELSIUS = 3.0
-"""A smaller rise of temperature has no time constant worth the name."""
+"""Least rise of the temperature for a time constant."""
 
 TIME_CONSTANTS_S = np.geomspace(3.0, 600.0, 120)
-"""What boards and phones have, with room on both sides."""
+"""Candidate time constants: a range around those of boards and phones."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """The device in the middle of full load on all cores."""
+    """A sample of the device under full load on all cores."""
 
     t_s: float
     """Since the load began, from idle."""
-    pace: float
-    """Clock / nominal clock, or speed of training where the clock cannot be read."""
+    speed: float
+    """Clock / nominal clock, or speed of training if the clock cannot be read."""
     celsius: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class ThermalFit:
-    """The numbers of `[thermal]`."""
+    """Numbers of the section `[thermal]`."""
 
     sustained: Finding
     onset: Finding
     time_constant: Finding | None
-    """None where the temperature cannot tell."""
+    """None if the temperature does not show it."""
     idle_celsius: Finding | None
     limit_celsius: Finding | None
 
 
 def heat(samples: Sequence[LoadSample], what: str) -> ThermalFit | None:
-    """Return how the device slowed down; None if its clock held.
+    """Return how heat slowed the device down; None if it did not.
 
     Args:
-        samples: In order of time.
-        what: Was measured: the clock, or the speed of training.
+        samples: Samples in order of time.
+        what: The measured quantity: the clock, or the speed of training.
 
     Raises:
         NotMeasured: There are too few samples.
     """
     if len(samples) < MIN_SAMPLES:
         raise NotMeasured(f"needs {MIN_SAMPLES} samples under load, got {len(samples)}; --load 60s")
-    pace = np.array([sample.pace for sample in samples])
-    first = float(np.median(pace[: max(IN_A_ROW, len(pace) // 10)]))
-    relative = pace / first
+    speed = np.array([sample.speed for sample in samples])
+    first = float(np.median(speed[: max(IN_A_ROW, len(speed) // 10)]))
+    relative = speed / first
     start = _first_drop(relative < DROPPED)
     if start is None:
         return None
@@ -120,140 +126,143 @@ def _time_constant(samples: Sequence[LoadSample], how: str) -> Finding | None:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingPace:
-    """Training of the reference step for a moment."""
+class TrainingSpeed:
+    """Speed of the reference step in a short window."""
 
     t_s: float
-    """When it ended, since the recording began."""
+    """End of the window, since the recording began."""
     reference_s: float
-    """What these steps take on one core of the reference machine."""
+    """Time of these steps on one core of the reference machine."""
     cpu_s: float
-    """What they took here, of processor time."""
+    """Processor time of these steps on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
-    """What an active probe of the link saw."""
+class ProbeResult:
+    """Results of an active probe of the link."""
 
     peer: str
-    """Whom it asked."""
+    """Name of the peer."""
     round_trips_s: Sequence[float]
     down: Sequence[Transfer | None]
     up: Sequence[Transfer | None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Watched:
-    """All that was seen of a machine."""
+class MachineRecording:
+    """Readings, training speeds and probes of a machine."""
 
     cores: int
     memory_bytes: int
     idle: Sequence[Reading]
-    """While we did nothing."""
-    alone: Sequence[TrainingPace] | NotMeasured
-    """Training with one thread, at first."""
+    """Readings of the idle machine."""
+    single_core: Sequence[TrainingSpeed] | NotMeasured
+    """Training with one thread, before the load."""
     load: Sequence[Reading] = ()
-    """While all cores trained."""
-    loaded: Sequence[TrainingPace] = ()
-    """One of them."""
-    storage: Finding | NotMeasured = field(default_factory=lambda: NotMeasured("not asked for"))
-    probed: Probed | None = None
+    """Readings during training on all cores."""
+    all_cores: Sequence[TrainingSpeed] = ()
+    """Training on one of these cores."""
+    storage: Finding | NotMeasured = field(default_factory=lambda: NotMeasured("not requested"))
+    probe: ProbeResult | None = None
 
 
-def findings_of_machine(seen: Watched) -> Findings:
-    """Return what was found out about the machine."""
+def findings_of_machine(recording: MachineRecording) -> Findings:
+    """Return the findings about a machine."""
     found = Findings()
-    length_s = seen.idle[-1].t_s - seen.idle[0].t_s if seen.idle else 0.0
-    found.add("cores", seen.cores, "affinity and quota of the recorder")
+    length_s = recording.idle[-1].t_s - recording.idle[0].t_s if recording.idle else 0.0
+    found.add("cores", recording.cores, "affinity and quota of the recorder")
     found.add("engine_threads", 1, "what core_speed was measured with, and the agent's default")
-    found.add("memory_bytes", seen.memory_bytes, "of the system, or of the control group")
-    found.take("core_speed", lambda: _speed(seen.alone))
-    found.take("storage_read_bytes_per_s", lambda: _given(seen.storage))
-    others = others_load(seen.idle)
-    free = Sampled(others.t_s, [seen.cores - value for value in others.values])
-    found.take("background_load", lambda: background_load(free, seen.cores, length_s))
-    _link(found, seen, length_s)
-    _heat(found, seen)
-    _presence(found, seen.idle, length_s)
-    _remarks(found, seen)
+    found.add("memory_bytes", recording.memory_bytes, "of the system, or of the control group")
+    found.take("core_speed", lambda: _speed(recording.single_core))
+    found.take("storage_read_bytes_per_s", lambda: _or_raise(recording.storage))
+    others = others_load(recording.idle)
+    free = Sampled(others.t_s, [recording.cores - value for value in others.values])
+    found.take("background_load", lambda: background_load(free, recording.cores, length_s))
+    _link(found, recording, length_s)
+    _heat(found, recording)
+    _availability(found, recording.idle, length_s)
+    _remarks(found, recording)
     return found
 
 
-def _given(found: Finding | NotMeasured) -> Finding:
+def _or_raise(found: Finding | NotMeasured) -> Finding:
     if isinstance(found, NotMeasured):
         raise found
     return found
 
 
-def _speed(alone: Sequence[TrainingPace] | NotMeasured) -> Finding:
-    if isinstance(alone, NotMeasured):
-        raise alone
-    laps = [Lap(pace.reference_s, pace.cpu_s, 1.0) for pace in alone]
-    return core_speed(laps, "moments of training with one thread, by processor time")
+def _speed(single_core: Sequence[TrainingSpeed] | NotMeasured) -> Finding:
+    if isinstance(single_core, NotMeasured):
+        raise single_core
+    trainings = [TimedTraining(window.reference_s, window.cpu_s, 1.0) for window in single_core]
+    return core_speed(trainings, "windows of training with one thread, by processor time")
 
 
-def _link(found: Findings, seen: Watched, length_s: float) -> None:
-    for way, key in (("down", "link.down_bps"), ("up", "link.up_bps")):
-        moved: Sequence[Transfer | None]
-        if seen.probed is None:
-            moved, what = pieces(seen.idle, way), f"seconds of {way}loads over the interface"
+def _link(found: Findings, recording: MachineRecording, length_s: float) -> None:
+    for direction, key in (("down", "link.down_bps"), ("up", "link.up_bps")):
+        transfers: Sequence[Transfer | None]
+        if recording.probe is None:
+            transfers = busy_transfers(recording.idle, direction)
+            what = f"seconds of {direction}loads over the interface"
         else:
-            moved = seen.probed.down if way == "down" else seen.probed.up
-            what = f"{way}loads of a probe of {seen.probed.peer}"
-        found.take(key, partial(link_rate, moved, length_s, what))
-    trips = [] if seen.probed is None else seen.probed.round_trips_s
+            transfers = recording.probe.down if direction == "down" else recording.probe.up
+            what = f"{direction}loads of a probe of {recording.probe.peer}"
+        found.take(key, partial(link_rate, transfers, length_s, what))
+    trips = [] if recording.probe is None else recording.probe.round_trips_s
     found.take("link.delay_s", lambda: one_way_delay(trips, "round trips of a --probe"))
 
 
-def _heat(found: Findings, seen: Watched) -> None:
-    samples, what = load_samples(seen)
+def _heat(found: Findings, recording: MachineRecording) -> None:
+    samples, what = load_samples(recording)
     if not samples:
         return
     try:
-        told = heat(samples, what)
+        fit = heat(samples, what)
     except NotMeasured as exc:
         found.missing["thermal"] = str(exc)
         return
-    if told is None:
+    if fit is None:
         found.remarks.append(
             f"{what.capitalize()} held for {samples[-1].t_s:.0f} s of load on all cores."
         )
         return
-    if told.time_constant is None:
+    if fit.time_constant is None:
         found.missing["thermal"] = (
-            f"{what} dropped to {told.sustained.value:.2f} after {told.onset.value:.0f} s, but the "
-            "temperature does not tell its time constant"
+            f"{what} dropped to {fit.sustained.value:.2f} after {fit.onset.value:.0f} s, but the "
+            "temperature does not show its time constant"
         )
         return
     found.found |= {
-        "thermal.sustained_clock_ratio": told.sustained,
-        "thermal.onset_s": told.onset,
-        "thermal.time_constant_s": told.time_constant,
+        "thermal.sustained_clock_ratio": fit.sustained,
+        "thermal.onset_s": fit.onset,
+        "thermal.time_constant_s": fit.time_constant,
     }
-    for name, finding in (("idle", told.idle_celsius), ("limit", told.limit_celsius)):
+    for name, finding in (("idle", fit.idle_celsius), ("limit", fit.limit_celsius)):
         if finding is not None:
             found.found[f"thermal.{name}_celsius"] = finding
 
 
-def load_samples(seen: Watched) -> tuple[list[LoadSample], str]:
-    """Return the samples under load, and what they are of: the clock, or else the training."""
-    if not seen.load or not seen.loaded:
+def load_samples(recording: MachineRecording) -> tuple[list[LoadSample], str]:
+    """Return the samples under load, and their quantity: the clock, or the speed of training."""
+    if not recording.load or not recording.all_cores:
         return [], ""
-    began_s = seen.loaded[0].t_s
-    under = [reading for reading in seen.load if began_s <= reading.t_s <= seen.loaded[-1].t_s]
+    began_s, ended_s = recording.all_cores[0].t_s, recording.all_cores[-1].t_s
+    under_load = [reading for reading in recording.load if began_s <= reading.t_s <= ended_s]
     clocked = [
         LoadSample(reading.t_s - began_s, reading.clock_ratio, reading.celsius)
-        for reading in under
+        for reading in under_load
         if reading.clock_ratio is not None
     ]
     if clocked:
         return clocked, "the clock"
     return [
         LoadSample(
-            pace.t_s - began_s, pace.reference_s / pace.cpu_s, _celsius_at(seen.load, pace.t_s)
+            window.t_s - began_s,
+            window.reference_s / window.cpu_s,
+            _celsius_at(recording.load, window.t_s),
         )
-        for pace in seen.loaded
-        if pace.cpu_s > 0.0
+        for window in recording.all_cores
+        if window.cpu_s > 0.0
     ], "the speed of training"
 
 
@@ -262,37 +271,31 @@ def _celsius_at(readings: Sequence[Reading], t_s: float) -> float | None:
     return before[-1].celsius if before else None
 
 
-def _presence(found: Findings, readings: Sequence[Reading], length_s: float) -> None:
+def _availability(found: Findings, readings: Sequence[Reading], length_s: float) -> None:
     if not readings or readings[0].is_linked is None:
         return
     start_s = readings[0].t_s
-    heard = [Heard(reading.t_s - start_s, bool(reading.is_linked)) for reading in readings]
+    samples = [
+        PresenceSample(reading.t_s - start_s, bool(reading.is_linked)) for reading in readings
+    ]
     try:
-        there = available(heard, [], length_s)
+        finding = measure_availability(samples, [], length_s)
     except NotMeasured:
         return
-    if there.series is None and there.value == 1.0:
-        found.remarks.append(f"The interface had its link all the time: {there.how}.")
+    if finding.series is None and finding.value == 1.0:
+        found.remarks.append(f"The interface had a link all the time: {finding.how}.")
     else:
-        found.found["availability.available"] = there
+        found.found["availability.available"] = finding
 
 
-def _remarks(found: Findings, seen: Watched) -> None:
-    readings = [*seen.idle, *seen.load]
-    told = [reading.throttled for reading in readings if reading.throttled is not None]
-    if told:
-        words = sorted({word for reasons in told for word in reasons})
-        shares = [
-            f"{word} in {100 * sum(word in reasons for reasons in told) / len(told):.0f} %"
-            for word in words
-        ]
-        what = ", ".join(shares) if shares else "never"
-        found.remarks.append(f"The processor was held back: {what} of {len(told)} readings.")
+def _remarks(found: Findings, recording: MachineRecording) -> None:
+    readings = [*recording.idle, *recording.load]
+    reasons = [reading.throttled for reading in readings if reading.throttled is not None]
+    if reasons:
+        found.remarks.append(throttling_remark(reasons, "readings"))
     celsius = [reading.celsius for reading in readings if reading.celsius is not None]
     if celsius:
         found.remarks.append(f"Temperature: {min(celsius):.1f} to {max(celsius):.1f} C.")
     free = [reading.free_bytes for reading in readings if reading.free_bytes is not None]
     if free:
-        found.remarks.append(
-            f"Memory that programs could have: {min(free) / 2**20:.0f} MB at least."
-        )
+        found.remarks.append(f"Memory available to programs: {min(free) / 2**20:.0f} MB at least.")

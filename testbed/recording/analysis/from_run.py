@@ -1,13 +1,12 @@
 """Findings about a device from the rows of a run. Pure.
 
 Only valid exchanges count: in the others the machine that emulates the fleet, or the coordinator,
-kept the device waiting. Transfers with repeated chunks do not count either.
+delayed the device. Transfers with repeated chunks do not count either.
 
-The work of decoding models and encoding updates follows from their durations. An emulated device
-is paced in these two phases by its speed, as in training, and the cost of training is known. So an
-exchange gives its own speed:
+The work of decoding models and encoding updates follows from their durations. The speed of an
+emulated device paces these two phases, as it paces training, whose cost is known:
 
-    work = lap s * speed,   speed = work of its training / train_s
+    work = duration of the phase * speed,   speed = work of training / train_s
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,10 +17,20 @@ import numpy as np
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
 from fairbed.testbed.emulation.work import WorkCosts, passes_s
-from fairbed.testbed.recording.analysis.availability import Heard, TimeSpan, available
-from fairbed.testbed.recording.analysis.findings import Finding, Findings, NotMeasured, Sampled
+from fairbed.testbed.recording.analysis.availability import (
+    PresenceSample,
+    TimeSpan,
+    measure_availability,
+)
+from fairbed.testbed.recording.analysis.findings import (
+    Finding,
+    Findings,
+    NotMeasured,
+    Sampled,
+    throttling_remark,
+)
 from fairbed.testbed.recording.analysis.processor import (
-    Lap,
+    TimedTraining,
     background_load,
     clock_ratio,
     core_speed,
@@ -30,42 +39,42 @@ from fairbed.testbed.recording.analysis.rates import (
     Transfer,
     link_rate,
     one_way_delay,
-    settled_transfer,
+    steady_transfer,
     whole_transfer,
 )
 from fairbed.wire.messages import Capabilities
 
 MIN_COLD = 2
-"""Cold rounds that tell of the cost of being cold."""
+"""Least number of cold rounds for the cost of a cold start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOfRun:
-    """All that a run's store holds of one device."""
+    """Rows of one device in the store of a run."""
 
     row: DeviceRow
     capabilities: Capabilities
     exchanges: Sequence[ExchangeRow]
     telemetry: Sequence[TelemetryRow]
     length_s: float
-    """Of the run, on its clock."""
+    """Length of the run, on its clock."""
     run_created: str
-    """Wall clock."""
+    """Wall clock time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """What local training was."""
+    """Settings and costs of local training in a run."""
 
     epochs: int
     batch_size: int
     costs: WorkCosts
-    """Of its steps, in seconds of one core of the machine that measured them."""
+    """Costs of its steps, in seconds of one core of the machine that measured them."""
     core_speed: float
-    """Of that machine, in cores of the reference machine."""
+    """Speed of that machine, in cores of the reference machine."""
 
     def reference_s(self, n_k: int, steps: int) -> float | None:
-        """Return what so many steps over `n_k` examples cost; None if that cannot have been."""
+        """Return the cost of `steps` over `n_k` examples; None if there cannot be so many steps."""
         if not 0 < steps <= self.epochs * -(-n_k // self.batch_size):
             return None
         cost_s = passes_s(self.costs.train, np.array([n_k]), np.array([steps]), self.batch_size)
@@ -73,13 +82,11 @@ class TrainingSettings:
 
 
 def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings:
-    """Return what the run tells of the device."""
+    """Return the findings of a run about a device."""
     found = Findings()
     exchanges = valid(device.exchanges)
     others = len(device.exchanges) - len(exchanges)
-    found.remarks.append(
-        f"From {len(exchanges)} valid exchanges; {others} others were passed over."
-    )
+    found.remarks.append(f"From {len(exchanges)} valid exchanges; {others} others were ignored.")
     _capabilities(found, device.capabilities)
     telemetry = list(device.telemetry)
     cores, length_s = device.capabilities.cores, device.length_s
@@ -87,13 +94,13 @@ def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings
     clock = sampled((row.at_s, row.clock_ratio) for row in telemetry)
     found.take("background_load", lambda: background_load(free, cores, length_s))
     found.take("clock_ratio", lambda: clock_ratio(clock, length_s))
-    found.settled.update({"clock_ratio", "thermal"} if len(clock) else ())
-    laps = list(_laps(exchanges, telemetry, training))
-    found.take("core_speed", lambda: core_speed(laps, "rounds of training"))
+    found.examined.update({"clock_ratio", "thermal"} if len(clock) else ())
+    trainings = list(_timed_trainings(exchanges, telemetry, training))
+    found.take("core_speed", lambda: core_speed(trainings, "rounds of training"))
     _link(found, exchanges, length_s)
     found.take("cold_start_s", lambda: _cold_start(exchanges))
-    _presence(found, device)
-    _held_back(found, telemetry)
+    _availability(found, device)
+    _throttling(found, telemetry)
     celsius = [row.temperature_celsius for row in telemetry if row.temperature_celsius is not None]
     if celsius:
         found.remarks.append(f"Temperature: {min(celsius):.1f} to {max(celsius):.1f} C.")
@@ -101,7 +108,7 @@ def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings
 
 
 def valid(exchanges: Iterable[ExchangeRow]) -> list[ExchangeRow]:
-    """Return the exchanges that were the device's own from end to end."""
+    """Return the completed exchanges that nothing but the device delayed."""
     return [x for x in exchanges if x.outcome == "done" and x.is_valid and not x.is_contended]
 
 
@@ -117,10 +124,10 @@ def _capabilities(found: Findings, capabilities: Capabilities) -> None:
     found.add("memory_bytes", capabilities.memory_bytes, "memory that the agent may use")
 
 
-def _laps(
+def _timed_trainings(
     exchanges: Sequence[ExchangeRow], telemetry: Sequence[TelemetryRow], training: TrainingSettings
-) -> Iterable[Lap]:
-    """Yield each round of training, with the cores that it had."""
+) -> Iterable[TimedTraining]:
+    """Yield the training of each exchange, with its cores."""
     at_s = np.array([row.at_s for row in telemetry])
     mu = np.array([row.mu_cores for row in telemetry])
     for x in exchanges:
@@ -129,10 +136,10 @@ def _laps(
             continue
         before_s = sum((x.signal_s or 0.0, x.download_s or 0.0, x.decode_s or 0.0))
         start_s = x.dispatched_at_s + before_s + (x.load_s or 0.0) + (x.evaluate_s or 0.0)
-        # A context tells of the seconds before it, so those just after the training count too.
+        # A context covers the second before it, so one just after the training counts too.
         meanwhile = mu[(at_s >= start_s) & (at_s <= start_s + x.train_s + 1.0)]
-        had = float(meanwhile.mean()) if len(meanwhile) else x.mu_cores
-        yield Lap(reference_s, x.train_s, had)
+        cores = float(meanwhile.mean()) if len(meanwhile) else x.mu_cores
+        yield TimedTraining(reference_s, x.train_s, cores)
 
 
 def _link(found: Findings, exchanges: Sequence[ExchangeRow], length_s: float) -> None:
@@ -146,28 +153,28 @@ def _link(found: Findings, exchanges: Sequence[ExchangeRow], length_s: float) ->
 def transfers(
     exchanges: Sequence[ExchangeRow],
 ) -> tuple[list[Transfer | None], list[Transfer | None]]:
-    """Return what went down and what went up, on the run's clock; None tells nothing of a rate.
+    """Return the transfers down and up, on the run's clock; None is one that shows no rate.
 
-    The part after the first chunk tells most; where there is none, the whole does. Both whole
-    times hold one round trip, from the order to the model's last byte and from the grant to the
-    update's, and the waiting of TCP.
+    A transfer is the part after the first chunk, or the whole where that part is unknown. A whole
+    transfer includes the waiting of TCP and one round trip: from the request to the last byte of
+    the model, or from the grant to the last byte of the update.
     """
     signals = [x.signal_s for x in exchanges if x.signal_s is not None]
-    usual_s = float(np.median(signals)) if signals else 0.0
+    median_s = float(np.median(signals)) if signals else 0.0
     down: list[Transfer | None] = []
     up: list[Transfer | None] = []
     for x in exchanges:
-        signal_s = usual_s if x.signal_s is None else x.signal_s
+        signal_s = median_s if x.signal_s is None else x.signal_s
         if x.download_s is not None and not x.rerequests_down and x.bytes_down:
             end_s = x.dispatched_at_s + signal_s / 2.0 + x.download_s
             down.append(
-                settled_transfer(end_s, x.steady_down_s, x.steady_down_bytes, x.bytes_down)
+                steady_transfer(end_s, x.steady_down_s, x.steady_down_bytes, x.bytes_down)
                 or whole_transfer(end_s, x.download_s, signal_s, x.bytes_down)
             )
         if x.upload_s is not None and x.tau_wall_s is not None and not x.resent_up and x.bytes_up:
             end_s = x.dispatched_at_s + x.tau_wall_s
             up.append(
-                settled_transfer(end_s, x.steady_up_s, x.steady_up_bytes, x.bytes_up)
+                steady_transfer(end_s, x.steady_up_s, x.steady_up_bytes, x.bytes_up)
                 or whole_transfer(end_s, x.upload_s, signal_s, x.bytes_up)
             )
     return down, up
@@ -187,10 +194,10 @@ def _cold_start(exchanges: Sequence[ExchangeRow]) -> Finding:
     )
 
 
-def _presence(found: Findings, device: DeviceOfRun) -> None:
+def _availability(found: Findings, device: DeviceOfRun) -> None:
     start_s = min((row.at_s for row in device.telemetry), default=0.0)
-    heard = [
-        Heard(row.at_s - start_s, row.phase not in ("unwilling", "gone"))
+    samples = [
+        PresenceSample(row.at_s - start_s, row.phase not in ("unwilling", "gone"))
         for row in device.telemetry
     ]
     busy = [
@@ -199,48 +206,41 @@ def _presence(found: Findings, device: DeviceOfRun) -> None:
         if x.tau_wall_s is not None
     ]
     key = "availability.available"
-    found.take(key, lambda: available(heard, busy, device.length_s - start_s))
-    there = found.found.get(key)
-    if there is not None:
-        found.settled.add("availability")
-        if there.series is None and there.value == 1.0:
-            del found.found[key]  # absent is always there
-            found.remarks.append(f"Always there: {there.how}.")
+    found.take(key, lambda: measure_availability(samples, busy, device.length_s - start_s))
+    finding = found.found.get(key)
+    if finding is not None:
+        found.examined.add("availability")
+        if finding.series is None and finding.value == 1.0:
+            del found.found[key]  # a profile without the key is always available
+            found.remarks.append(f"Always available: {finding.how}.")
 
 
-def _held_back(found: Findings, telemetry: Sequence[TelemetryRow]) -> None:
-    """Remark what held the processor back, and for which share of the time."""
-    told = [row.throttled for row in telemetry if row.throttled is not None]
-    if not told:
-        return
-    words = sorted({word for text in told for word in text.split(",") if word})
-    shares = [
-        f"{word} in {100 * sum(word in t.split(',') for t in told) / len(told):.0f} %"
-        for word in words
-    ]
-    what = ", ".join(shares) if shares else "never"
-    found.remarks.append(f"The processor was held back: {what} of {len(told)} contexts.")
+def _throttling(found: Findings, telemetry: Sequence[TelemetryRow]) -> None:
+    """Add a remark on why and how often the processor was throttled."""
+    reasons = [row.throttled.split(",") for row in telemetry if row.throttled is not None]
+    if reasons:
+        found.remarks.append(throttling_remark(reasons, "contexts"))
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Work on one model and on one update, seconds of one core of the reference machine."""
+    """Work of unpacking a model and packing an update, seconds of one reference core."""
 
     decode_s: float
-    """0 where no model came packed."""
+    """0 if no model was sent packed."""
     encode_s: float
-    """0 where no update was measured."""
+    """0 if no update was measured."""
 
 
 def packing_of(
     exchanges: Iterable[ExchangeRow], training: TrainingSettings, settings: ExchangeConfig
 ) -> Packing:
-    """Return what packing cost in a run, the medians over its exchanges.
+    """Return the cost of packing in a run, the medians over its exchanges.
 
     Args:
-        exchanges: Of the run; those that are not valid do not count.
+        exchanges: Exchanges of the run; those that are not valid do not count.
         training: Settings and costs of training in the run.
-        settings: Codecs that are asked for; exchanges with others do not count.
+        settings: Wanted codecs; exchanges with other codecs do not count.
     """
     decoded, encoded = list[float](), list[float]()
     for x in valid(exchanges):

@@ -1,4 +1,4 @@
-"""What a machine tells of itself at one moment, and what two moments tell together. Pure."""
+"""Readings of a machine, and loads and transfers between consecutive readings. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from fairbed.testbed.recording.analysis.findings import Sampled
 from fairbed.testbed.recording.analysis.rates import Transfer
 
 HEADER_BYTES = 66
-"""Of a packet on Ethernet: 14 of the frame, 20 of IPv4, 32 of TCP with its time stamps."""
+"""Headers of a packet on Ethernet: 14 of the frame, 20 of IPv4, 32 of TCP with time stamps."""
 
 BUSY_BPS = 256e3
-"""An interface that moves less is idle: chatter of services."""
+"""An interface with a lower rate is idle: background traffic of services."""
 
-PIECE_S = 1.0
-PIECE_BYTES = 64 * 1024
-"""A piece of a transfer that tells of the rate lasts and holds at least this much."""
+MIN_TRANSFER_S = 1.0
+MIN_TRANSFER_BYTES = 64 * 1024
+"""Least duration and size of a transfer that shows the rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +27,20 @@ class InterfaceCounters:
 
     @property
     def payload_bytes(self) -> int:
-        """Less headers, as TCP counts."""
+        """Bytes without headers, as TCP counts them."""
         return max(0, self.n_bytes - HEADER_BYTES * self.packets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One look at the machine; None is what it does not tell."""
+    """One reading of the machine; None for a value that cannot be read."""
 
     t_s: float
-    """Since the recording began."""
+    """Seconds since the recording began."""
     busy_s: float | None
-    """Processor time that was used on all cores, by anybody, since the machine started."""
+    """Processor time of all processes on all cores since the machine started."""
     own_s: float
-    """Of that, by the recorder and what it started."""
+    """Processor time of the recorder and its children."""
     clock_ratio: float | None
     celsius: float | None
     throttled: tuple[str, ...] | None
@@ -49,11 +49,11 @@ class Reading:
     is_linked: bool | None
     """The interface has a link."""
     free_bytes: int | None
-    """Memory that programs could still have."""
+    """Memory available to programs."""
 
 
 def others_load(readings: Sequence[Reading]) -> Sampled:
-    """Return the cores that others used between one reading and the next, at the later one."""
+    """Return the cores that other processes used between readings, at the later reading."""
     t_s, cores = [], []
     for one, after in pairwise(readings):
         if one.busy_s is None or after.busy_s is None or not after.t_s > one.t_s:
@@ -64,45 +64,45 @@ def others_load(readings: Sequence[Reading]) -> Sampled:
     return Sampled(t_s, cores)
 
 
-def pieces(readings: Sequence[Reading], way: str) -> list[Transfer]:
-    """Return what an interface carried while it was in the middle of transfers.
+def busy_transfers(readings: Sequence[Reading], direction: str) -> list[Transfer]:
+    """Return the transfers of an interface while it was busy.
 
-    The first and the last interval of each busy stretch are left out, since the transfer began
-    and ended somewhere in them.
+    The first and the last interval between readings of each busy time are left out, because the
+    transfer began and ended within them.
 
     Args:
-        readings: In order of time.
-        way: `down` or `up`.
+        readings: Readings in order of time.
+        direction: `down` or `up`.
     """
     found: list[Transfer] = []
-    stretch: list[Transfer] = []
+    busy: list[Transfer] = []
     for one, after in pairwise(readings):
-        moved = _moved(one, after, way)
-        if moved is not None and moved.rate_bps >= BUSY_BPS:
-            stretch.append(moved)
+        transfer = _transfer_between(one, after, direction)
+        if transfer is not None and transfer.rate_bps >= BUSY_BPS:
+            busy.append(transfer)
             continue
-        found += _whole(stretch[1:-1])
-        stretch = []
-    return found + _whole(stretch[1:-1])
+        found += _joined(busy[1:-1])
+        busy = []
+    return found + _joined(busy[1:-1])
 
 
-def _moved(one: Reading, after: Reading, way: str) -> Transfer | None:
-    first: InterfaceCounters | None = getattr(one, way)
-    last: InterfaceCounters | None = getattr(after, way)
+def _transfer_between(one: Reading, after: Reading, direction: str) -> Transfer | None:
+    first: InterfaceCounters | None = getattr(one, direction)
+    last: InterfaceCounters | None = getattr(after, direction)
     if first is None or last is None or not after.t_s > one.t_s:
         return None
-    n_bytes = last.payload_bytes - first.payload_bytes  # negative when a counter began anew
+    n_bytes = last.payload_bytes - first.payload_bytes  # negative after a reset of the counter
     return Transfer(one.t_s, after.t_s, n_bytes) if n_bytes >= 0 else None
 
 
-def _whole(stretch: Sequence[Transfer]) -> list[Transfer]:
-    """Return adjoining transfers put together until each is large enough; the rest is dropped."""
+def _joined(busy: Sequence[Transfer]) -> list[Transfer]:
+    """Join adjacent transfers until each is long and large enough; drop the rest."""
     found: list[Transfer] = []
     start_s, n_bytes = 0.0, 0
-    for moved in stretch:
-        start_s = moved.start_s if n_bytes == 0 else start_s
-        n_bytes += moved.n_bytes
-        if moved.end_s - start_s >= PIECE_S and n_bytes >= PIECE_BYTES:
-            found.append(Transfer(start_s, moved.end_s, n_bytes))
+    for transfer in busy:
+        start_s = transfer.start_s if n_bytes == 0 else start_s
+        n_bytes += transfer.n_bytes
+        if transfer.end_s - start_s >= MIN_TRANSFER_S and n_bytes >= MIN_TRANSFER_BYTES:
+            found.append(Transfer(start_s, transfer.end_s, n_bytes))
             n_bytes = 0
     return found

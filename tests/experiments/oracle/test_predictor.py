@@ -9,9 +9,9 @@ from experiments.oracle.ground_truth import GroundTruth, ground_truth_of
 from experiments.oracle.predictor import RECENT_S, oracle_trials
 from fairbed.coordinator.algorithms.estimation.prequential import Errors, prequential
 from fairbed.coordinator.store.tables import ConditionRow, ExchangeRow, TruthRow
-from tests.testbed.recording.rows import COURSE, World
+from tests.testbed.recording.rows import TRAINING, World
 
-HOST = COURSE.core_speed
+HOST = TRAINING.core_speed
 
 TRUTH = TruthRow(
     name="pi-1",
@@ -26,7 +26,7 @@ TRUTH = TruthRow(
 
 
 def work_s(x: ExchangeRow) -> float:
-    reference_s = COURSE.reference_s(x.n_k, x.steps)
+    reference_s = TRAINING.reference_s(x.n_k, x.steps)
     assert reference_s is not None
     return reference_s / HOST
 

@@ -1,4 +1,4 @@
-"""Rows of a run's store, made by hand: one device with known numbers."""
+"""Rows of a run's store, built by hand: one device with known numbers."""
 
 from dataclasses import dataclass, field, replace
 
@@ -14,11 +14,11 @@ COSTS = WorkCosts(
     train=StepCost(fixed_s=1e-3, per_example_s=1e-4),
     evaluate=StepCost(fixed_s=0.0, per_example_s=1e-5),
 )
-COURSE = TrainingSettings(epochs=2, batch_size=20, costs=COSTS, core_speed=2.0)
+TRAINING = TrainingSettings(epochs=2, batch_size=20, costs=COSTS, core_speed=2.0)
 N_K = 110
 STEPS = 12
 REFERENCE_S = 2.0 * 2.0 * (5 * 3e-3 + 2e-3)
-"""Two epochs of five batches of 20 and one of 10, on a core that is worth two."""
+"""Two epochs of five batches of 20 and one of 10, on a core of speed 2."""
 
 MODEL_BYTES = 1_000_000
 CAPABILITIES = Capabilities(
@@ -34,7 +34,7 @@ CAPABILITIES = Capabilities(
 
 
 def carried_s(rate_bps: float, round_trip_s: float) -> float:
-    """Return what TCP takes for a model after a pause."""
+    """Return the time of TCP for a model after a pause, seconds."""
     transmission_s = 8.0 * MODEL_BYTES / rate_bps
     waited = slow_start_s(8.0 * MODEL_BYTES, np.array([transmission_s]), np.array([round_trip_s]))
     return transmission_s + float(waited[0])
@@ -42,7 +42,7 @@ def carried_s(rate_bps: float, round_trip_s: float) -> float:
 
 @dataclass
 class World:
-    """A device as it is; the rows are what a coordinator would have seen of it."""
+    """A device with known numbers, and the rows that a coordinator would store of it."""
 
     core_speed: float = 0.4
     down_bps: list[float] = field(default_factory=lambda: [16e6])
@@ -139,7 +139,7 @@ class World:
         )
 
     def device(self) -> DeviceOfRun:
-        """Return all of it."""
+        """Return the device with all its rows."""
         length_s = 5.0 + self.rounds * self.every_s
         row = DeviceRow(
             name="pi-1", row=0, first_seen_s=0.0, n_k=N_K, capabilities="", has_own_data=False
@@ -155,5 +155,5 @@ class World:
 
 
 def with_exchanges(device: DeviceOfRun, *exchanges: ExchangeRow) -> DeviceOfRun:
-    """Return a device with these exchanges in front of its own."""
+    """Return a device with these exchanges before its own."""
     return replace(device, exchanges=[*exchanges, *device.exchanges])

@@ -8,7 +8,7 @@ import pytest
 from fairbed.testbed.host.speed import REFERENCE_STEP_S
 from fairbed.testbed.recording.analysis.findings import NotMeasured
 from fairbed.testbed.recording.kernel import Kernels, kernels
-from fairbed.testbed.recording.session import paces
+from fairbed.testbed.recording.session import training_speeds
 
 LIMIT_S = 60.0
 
@@ -20,7 +20,7 @@ def _wait(running: Kernels) -> None:
         time.sleep(0.02)
 
 
-def test_a_kernel_tells_of_its_steps_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_kernel_writes_windows_and_leaves_no_file(tmp_path: Path) -> None:
     began_s = time.monotonic()
     with kernels(1, 1.0, tmp_path) as running:
         _wait(running)
@@ -29,12 +29,12 @@ def test_a_kernel_tells_of_its_steps_and_leaves_nothing(tmp_path: Path) -> None:
     assert all(window.steps > 0 and window.cpu_s > 0.0 for window in windows)
     assert sum(window.wall_s for window in windows) >= 0.99
     assert list(tmp_path.iterdir()) == []
-    told = paces(windows, began_s)
-    assert told[0].t_s > 0.0
-    assert told[0].reference_s == pytest.approx(windows[0].steps * REFERENCE_STEP_S)
+    speeds = training_speeds(windows, began_s)
+    assert speeds[0].t_s > 0.0
+    assert speeds[0].reference_s == pytest.approx(windows[0].steps * REFERENCE_STEP_S)
 
 
-def test_a_kernel_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+def test_a_kernel_that_is_stopped_leaves_no_file(tmp_path: Path) -> None:
     with kernels(2, 600.0, tmp_path) as running:
         assert not running.is_over()
         with pytest.raises(NotMeasured, match="it took too long"):
@@ -42,7 +42,7 @@ def test_a_kernel_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_one_line_error(tmp_path: Path) -> None:
     with (
         pytest.raises(NotMeasured, match="training cannot be started here: No such file"),
         kernels(1, 1.0, tmp_path / "none"),
@@ -50,7 +50,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         pass
 
 
-def test_a_step_that_cannot_run_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('no wheel for this board')\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
     out = tmp_path / "out"

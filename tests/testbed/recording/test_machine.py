@@ -1,4 +1,4 @@
-"""Reading a machine that is a folder, and this one."""
+"""Readings of a machine in a folder, and of this machine."""
 
 import math
 import subprocess
@@ -12,10 +12,10 @@ from fairbed.testbed.recording.machine import (
     MAX_PERIOD_S,
     MIN_PERIOD_S,
     MachineReader,
-    ask_vcgencmd,
     counters_of,
     default_interface,
     own_s,
+    query_vcgencmd,
     sample,
 )
 
@@ -49,7 +49,7 @@ def board(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_board_tells_what_it_has(board: Path) -> None:
+def test_a_reading_has_every_value_of_a_board(board: Path) -> None:
     reading = MachineReader(root=board).read()
     assert reading.busy_s == pytest.approx(1.6)
     assert reading.celsius == 61.5
@@ -62,21 +62,21 @@ def test_a_board_tells_what_it_has(board: Path) -> None:
     assert reading.clock_ratio is None
 
 
-def test_a_board_without_its_link_says_so(board: Path) -> None:
+def test_a_board_without_a_link_is_not_linked(board: Path) -> None:
     _file(board, "sys/class/net/wlan0/carrier", "0\n")
     assert MachineReader(root=board).read().is_linked is False
     (board / "sys/class/net/wlan0/carrier").unlink()
     assert MachineReader(root=board).read().is_linked is False
 
 
-def test_a_machine_that_tells_nothing_is_read_all_the_same(tmp_path: Path) -> None:
+def test_a_machine_without_files_gives_an_empty_reading(tmp_path: Path) -> None:
     reading = MachineReader(root=tmp_path).read()
-    told = (reading.busy_s, reading.celsius, reading.down, reading.is_linked, reading.free_bytes)
-    assert told == (None,) * 5
+    values = (reading.busy_s, reading.celsius, reading.down, reading.is_linked, reading.free_bytes)
+    assert values == (None,) * 5
 
 
 @pytest.mark.parametrize("garbage", ["", "x", "cpu", "cpu a b c d e f g h", "wlan0: 1 2", "\0"])
-def test_garbage_tells_nothing(board: Path, garbage: str) -> None:
+def test_malformed_files_give_no_values(board: Path, garbage: str) -> None:
     for name in ("stat", "net/dev", "net/route", "meminfo"):
         _file(board, f"proc/{name}", garbage)
     reading = MachineReader(interface="wlan0", root=board).read()
@@ -91,18 +91,18 @@ def test_another_interface_may_be_named(board: Path) -> None:
     assert counters_of(board, "eth7") is None
 
 
-def test_the_firmware_is_asked_where_no_file_tells(tmp_path: Path) -> None:
+def test_the_firmware_is_queried_if_there_is_no_file(tmp_path: Path) -> None:
     program = tmp_path / "vcgencmd"
     program.write_text("#!/bin/sh\necho throttled=0x50005\n")
     program.chmod(0o755)
-    assert ask_vcgencmd(str(program)) == ("under-voltage", "throttled")
+    assert query_vcgencmd(str(program)) == ("under-voltage", "throttled")
     program.write_text("#!/bin/sh\necho 'VCHI initialization failed'\nexit 1\n")
-    assert ask_vcgencmd(str(program)) is None
-    assert ask_vcgencmd(str(tmp_path / "none")) is None
+    assert query_vcgencmd(str(program)) is None
+    assert query_vcgencmd(str(tmp_path / "none")) is None
 
 
 class _Sleeper:
-    """Time that passes only while somebody sleeps."""
+    """Time that passes only during a sleep."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -116,7 +116,7 @@ class _Sleeper:
         self.now_s += duration_s
 
 
-def test_looks_are_spread_over_the_time_that_was_asked_for(board: Path) -> None:
+def test_readings_are_spread_over_the_requested_time(board: Path) -> None:
     time = _Sleeper()
     readings = sample(MachineReader(root=board, now=time.now), 5.0, time.sleep)
     assert readings[0].t_s == 0.0
@@ -125,15 +125,15 @@ def test_looks_are_spread_over_the_time_that_was_asked_for(board: Path) -> None:
     assert all(MIN_PERIOD_S <= slept <= MAX_PERIOD_S for slept in time.slept[:-1])
 
 
-def test_a_watch_may_end_early(board: Path) -> None:
+def test_sampling_may_end_early(board: Path) -> None:
     time = _Sleeper()
     reader = MachineReader(root=board, now=time.now)
     readings = sample(reader, math.inf, time.sleep, is_over=lambda: time.now_s > 2.0)
     assert 2.0 < readings[-1].t_s < 3.0
 
 
-class _Dear(MachineReader):
-    """A look costs some milliseconds, as on a small board."""
+class _Expensive(MachineReader):
+    """A reading costs some milliseconds, as on a small board."""
 
     def read(self):  # type: ignore[no-untyped-def]  # as in the class above
         until = own_s() + 0.01
@@ -142,9 +142,9 @@ class _Dear(MachineReader):
         return super().read()
 
 
-def test_a_machine_that_is_dear_to_look_at_is_looked_at_less_often(board: Path) -> None:
+def test_expensive_readings_are_less_frequent(board: Path) -> None:
     time = _Sleeper()
-    readings = sample(_Dear(root=board, now=time.now), 40.0, time.sleep)
+    readings = sample(_Expensive(root=board, now=time.now), 40.0, time.sleep)
     assert min(time.slept[:-1]) >= 0.009 / BUDGET
     assert len(readings) < 40
 
@@ -163,8 +163,8 @@ print(min(ratios))
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_watching_this_machine_takes_at_most_a_hundredth_of_a_core() -> None:
-    """The best of three: a virtual machine counts as used what its host took for others."""
+def test_sampling_this_machine_takes_at_most_a_hundredth_of_a_core() -> None:
+    """The best of three: a virtual machine counts time that its host gave to others as used."""
     done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) <= 0.01

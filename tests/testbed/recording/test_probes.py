@@ -11,10 +11,10 @@ import pytest
 
 from fairbed.testbed.backends.proxy.links import shaped_links
 from fairbed.testbed.backends.proxy.protocol import Shape
-from fairbed.testbed.recording.analysis.from_machine import Probed
+from fairbed.testbed.recording.analysis.from_machine import ProbeResult
 from fairbed.testbed.recording.analysis.rates import link_rate, one_way_delay
 from fairbed.testbed.recording.mqtt_peer import mqtt_peer
-from fairbed.testbed.recording.probes import ProbeFailed, ask, open_probe
+from fairbed.testbed.recording.probes import ProbeFailed, open_probe, probe_peer
 from fairbed.testbed.recording.tcp_peer import MAX_BYTES, serve, split_address, tcp_peer
 from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.transport.base import LinkUp
@@ -34,10 +34,10 @@ async def _shaped(host: str, port: int) -> AsyncIterator[int]:
             yield links.ports["pi"]
 
 
-def _expect_the_link(probed: Probed) -> None:
-    assert link_rate(probed.down, 60.0, "downloads").value == pytest.approx(LINK.down_bps, rel=0.05)
-    assert link_rate(probed.up, 60.0, "uploads").value == pytest.approx(LINK.up_bps, rel=0.05)
-    delay = one_way_delay(probed.round_trips_s, "round trips")
+def _expect_the_link(result: ProbeResult) -> None:
+    assert link_rate(result.down, 60.0, "downloads").value == pytest.approx(LINK.down_bps, rel=0.05)
+    assert link_rate(result.up, 60.0, "uploads").value == pytest.approx(LINK.up_bps, rel=0.05)
+    delay = one_way_delay(result.round_trips_s, "round trips")
     assert LINK.delay_s <= delay.value <= LINK.delay_s + 0.02
 
 
@@ -53,7 +53,7 @@ def test_a_probe_over_tcp_finds_rates_and_delay_of_a_link() -> None:
                     _shaped("127.0.0.1", port) as near,
                     tcp_peer("127.0.0.1", near) as peer,
                 ):
-                    _expect_the_link(await ask(peer))
+                    _expect_the_link(await probe_peer(peer))
                 tasks.cancel_scope.cancel()
 
     anyio.run(run)
@@ -70,14 +70,14 @@ def test_a_probe_of_a_broker_finds_rates_and_delay_of_a_link(kind: str) -> None:
                 async with _shaped("127.0.0.1", broker.port) as near:
                     url = broker.url.replace(f":{broker.port}", f":{near}")
                     async with mqtt_peer(url) as peer:
-                        _expect_the_link(await ask(peer))
-                assert await _kept(broker.url) == 0
+                        _expect_the_link(await probe_peer(peer))
+                assert await _retained(broker.url) == 0
 
     anyio.run(run)
 
 
-async def _kept(url: str) -> int:
-    """Return how many messages a broker still keeps of probes."""
+async def _retained(url: str) -> int:
+    """Return the number of retained probe messages at a broker."""
     seen = 0
     async with MqttTransport(url, "look") as transport:
         events = transport.events()
@@ -95,21 +95,21 @@ async def _kept(url: str) -> int:
 
 
 def test_loopback_is_fast_enough_for_anything() -> None:
-    async def run() -> Probed:
+    async def run() -> ProbeResult:
         async with anyio.create_task_group() as tasks:
             port = await tasks.start(partial(serve, "127.0.0.1", 0))
             with anyio.fail_after(LIMIT_S):
                 async with tcp_peer("127.0.0.1", port) as peer:
-                    probed = await ask(peer)
+                    result = await probe_peer(peer)
             tasks.cancel_scope.cancel()
-        return probed
+        return result
 
-    probed = anyio.run(run)
-    assert link_rate(probed.down, 60.0, "downloads").value > 50e6
-    assert min(probed.round_trips_s) < 0.05
+    result = anyio.run(run)
+    assert link_rate(result.down, 60.0, "downloads").value > 50e6
+    assert min(result.round_trips_s) < 0.05
 
 
-def test_a_server_hangs_up_on_who_asks_for_nonsense() -> None:
+def test_a_server_disconnects_clients_with_invalid_requests() -> None:
     async def run() -> None:
         async with anyio.create_task_group() as tasks:
             port = await tasks.start(partial(serve, "127.0.0.1", 0))
@@ -128,7 +128,7 @@ def test_a_server_hangs_up_on_who_asks_for_nonsense() -> None:
     anyio.run(run)
 
 
-def test_a_peer_that_is_not_there_is_one_line() -> None:
+def test_an_unreachable_peer_is_a_one_line_error() -> None:
     with pytest.raises(ProbeFailed, match=r"--probe 127.0.0.1:1: must be reachable, got: "):
         open_probe("127.0.0.1:1")()
 

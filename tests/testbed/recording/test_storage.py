@@ -1,4 +1,4 @@
-"""How fast a folder's storage is read."""
+"""The read rate of a folder's storage."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -25,16 +25,16 @@ def test_memory_is_no_storage(tmp_path: Path) -> None:
     mounts = tmp_path / "proc/self/mounts"
     mounts.parent.mkdir(parents=True)
     mounts.write_text("tmpfs / tmpfs rw 0 0\n")
-    with pytest.raises(NotMeasured, match="lies in memory"):
+    with pytest.raises(NotMeasured, match="is in memory"):
         read_rate(tmp_path, BLOCK_BYTES, root=tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(NotMeasured, match="must be writable"):
         read_rate(tmp_path / "none", BLOCK_BYTES)
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    with suppress(NotMeasured):  # a file system that cannot read past its cache says so
+def test_no_file_is_left(tmp_path: Path) -> None:
+    with suppress(NotMeasured):  # a file system that always reads from its cache
         assert read_rate(tmp_path, 8 * BLOCK_BYTES).value > 1e6
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ from fairbed.testbed.replay.engine.engine import ReplayEngine, column
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.run_folder import WORK
-from tests.testbed.recording.rows import COURSE, World
+from tests.testbed.recording.rows import TRAINING, World
 from tests.testbed.replay.fleets import COSTS, experiment, played
 from tests.testbed.replay.test_profile_replay import DEVICE, TRAIN_S
 
@@ -196,7 +196,7 @@ WANTED = ExchangeConfig(up="int8", down="int8")
 def test_the_laps_of_a_run_tell_the_work() -> None:
     """0.02 and 0.05 s at 0.4 cores, and the median of three."""
     odd = measured(1, encode_s=9.0), measured(2, decode_s=0.0)
-    found = packing_of([measured(0), *odd], COURSE, WANTED)
+    found = packing_of([measured(0), *odd], TRAINING, WANTED)
     assert found.decode_s == pytest.approx(8e-3)
     assert found.encode_s == pytest.approx(20e-3)
 
@@ -204,7 +204,7 @@ def test_the_laps_of_a_run_tell_the_work() -> None:
 def test_a_moment_at_which_a_device_was_slow_tells_the_same_work() -> None:
     train_s = 3.0 * (World().exchange(0).train_s or 0.0)
     slowed = measured(0, train_s=train_s, decode_s=3.0 * DECODE_S, encode_s=3.0 * ENCODE_S)
-    found = packing_of([slowed], COURSE, WANTED)
+    found = packing_of([slowed], TRAINING, WANTED)
     assert found.decode_s == pytest.approx(8e-3)
     assert found.encode_s == pytest.approx(20e-3)
 
@@ -224,12 +224,12 @@ def test_a_moment_at_which_a_device_was_slow_tells_the_same_work() -> None:
     ids=str,
 )
 def test_an_exchange_that_tells_nothing_does_not_count(changes: dict[str, Any]) -> None:
-    assert packing_of([measured(0, **changes)], COURSE, WANTED) == Packing(0.0, 0.0)
+    assert packing_of([measured(0, **changes)], TRAINING, WANTED) == Packing(0.0, 0.0)
 
 
 def test_models_that_come_whole_are_not_unpacked_however_long_the_lap() -> None:
     whole = measured(0, codec_down="float32", codec_up="float32")
-    found = packing_of([whole], COURSE, ExchangeConfig())
+    found = packing_of([whole], TRAINING, ExchangeConfig())
     assert found.decode_s == 0.0
     assert found.encode_s == pytest.approx(20e-3)
 

@@ -13,14 +13,14 @@ from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.recording.analysis.compose import (
     Identity,
-    NotEnough,
+    IncompleteProfile,
     Recorded,
     compose,
     trace_name,
 )
 from fairbed.testbed.recording.analysis.findings import Finding, Findings
 
-WHO = Identity("pi-7", 'A "Pi" \\ with ü', "board", "recorded on a bench")
+IDENTITY = Identity("pi-7", 'A "Pi" \\ with ü', "board", "recorded on a bench")
 
 
 def _findings() -> Findings:
@@ -41,17 +41,17 @@ def _findings() -> Findings:
 
 
 def _written(folder: Path, recorded: Recorded) -> Profile:
-    path = folder / f"{WHO.name}.toml"
+    path = folder / f"{IDENTITY.name}.toml"
     path.write_text(recorded.profile, encoding="utf-8")
     if recorded.trace is not None:
-        (folder / trace_name(WHO.name)).write_text(recorded.trace, encoding="utf-8")
+        (folder / trace_name(IDENTITY.name)).write_text(recorded.trace, encoding="utf-8")
     assert profiles.check(path, {}) == []
     return profiles.load(path)
 
 
-def test_every_number_says_that_it_was_measured_how_and_on_what(tmp_path: Path) -> None:
-    profile = _written(tmp_path, compose(WHO, _findings(), None))
-    assert profile.title == WHO.title
+def test_every_number_has_its_method_and_machine_as_source(tmp_path: Path) -> None:
+    profile = _written(tmp_path, compose(IDENTITY, _findings(), None))
+    assert profile.title == IDENTITY.title
     assert (profile.cores, profile.memory_bytes, profile.core_speed) == (4, 4 << 30, 0.123457)
     for number in (profile.core_count, profile.one_core, profile.link.down, profile.storage_read):
         assert number.tag == "measured"
@@ -59,18 +59,18 @@ def test_every_number_says_that_it_was_measured_how_and_on_what(tmp_path: Path) 
         assert number.source.endswith("; recorded on a bench")
 
 
-def test_what_moves_has_one_trace_beside_the_profile(tmp_path: Path) -> None:
+def test_varying_numbers_share_one_trace_beside_the_profile(tmp_path: Path) -> None:
     found = _findings()
     down = Series((0.0, 10.0, 25.0), (16e6, 0.0, 4e6), 60.0)
-    there = Series((0.0, 30.0), (1.0, 0.0), 60.0)
+    available = Series((0.0, 30.0), (1.0, 0.0), 60.0)
     found.found["link.down_bps"] = Finding(down.mean, "many", down)
-    found.found["availability.available"] = Finding(there.mean, "heard", there)
-    profile = _written(tmp_path, compose(WHO, found, None))
+    found.found["availability.available"] = Finding(available.mean, "samples", available)
+    profile = _written(tmp_path, compose(IDENTITY, found, None))
     assert profile.availability is not None
     read = TraceReader({})
     for number, column, wanted in (
         (profile.link.down, "down_bps", down),
-        (profile.availability.share, "available", there),
+        (profile.availability.share, "available", available),
     ):
         assert number.trace == str(tmp_path / "pi-7.csv")
         again = read(number.trace, column)
@@ -79,11 +79,11 @@ def test_what_moves_has_one_trace_beside_the_profile(tmp_path: Path) -> None:
             assert again.at(t) == wanted.at(t)
 
 
-def test_what_was_not_measured_comes_from_the_profile_that_was_named(tmp_path: Path) -> None:
+def test_missing_numbers_come_from_the_base_profile(tmp_path: Path) -> None:
     found = _findings()
     del found.found["storage_read_bytes_per_s"], found.found["link.up_bps"]
     base = profiles.load("raspberry-pi-4b")
-    profile = _written(tmp_path, compose(WHO, found, base))
+    profile = _written(tmp_path, compose(IDENTITY, found, base))
     assert profile.storage_read.value == base.storage_read.value
     assert profile.storage_read.source == f"raspberry-pi-4b: {base.storage_read.source}"
     assert profile.link.up.tag == base.link.up.tag
@@ -95,37 +95,39 @@ def test_what_was_not_measured_comes_from_the_profile_that_was_named(tmp_path: P
     assert profile.energy.idle_w.value == base.energy.idle_w.value
 
 
-def test_without_such_a_profile_the_line_says_why_and_what_to_do() -> None:
+def test_without_a_base_profile_the_error_has_reason_and_advice() -> None:
     found = _findings()
     del found.found["link.up_bps"]
     found.missing["link.up_bps"] = "needs 3 updates, got 1"
-    with pytest.raises(NotEnough, match=r"pi-7: link.up_bps must .* got 1\); add --like PROFILE"):
-        compose(WHO, found, None)
+    with pytest.raises(
+        IncompleteProfile, match=r"pi-7: link.up_bps must .* got 1\); add --like PROFILE"
+    ):
+        compose(IDENTITY, found, None)
 
 
-def test_what_was_looked_at_and_not_found_is_not_taken_from_others(tmp_path: Path) -> None:
+def test_an_examined_section_without_findings_is_not_taken_from_the_base(tmp_path: Path) -> None:
     base = profiles.load("raspberry-pi-3b")
     assert base.thermal is not None
-    assert _written(tmp_path, compose(WHO, _findings(), base)).thermal is not None
+    assert _written(tmp_path, compose(IDENTITY, _findings(), base)).thermal is not None
     found = _findings()
-    found.settled.add("thermal")
-    assert _written(tmp_path, compose(WHO, found, base)).thermal is None
+    found.examined.add("thermal")
+    assert _written(tmp_path, compose(IDENTITY, found, base)).thermal is None
 
 
-def test_a_section_is_of_one_hand(tmp_path: Path) -> None:
+def test_a_section_comes_from_one_source(tmp_path: Path) -> None:
     found = _findings()
     for key, value in (("sustained_clock_ratio", 0.5), ("onset_s", 9.0), ("time_constant_s", 7.0)):
         found.add(f"thermal.{key}", value, "seen")
-    profile = _written(tmp_path, compose(WHO, found, profiles.load("raspberry-pi-3b")))
+    profile = _written(tmp_path, compose(IDENTITY, found, profiles.load("raspberry-pi-3b")))
     assert profile.thermal is not None
     assert profile.thermal.onset_s == 9.0
     assert profile.thermal.limit_celsius is None, "the base has one"
 
 
 @pytest.mark.parametrize("name", profiles.names())
-def test_any_profile_can_give_what_was_not_measured(name: str, tmp_path: Path) -> None:
+def test_any_profile_can_be_the_base(name: str, tmp_path: Path) -> None:
     base = profiles.load(name)
-    profile = _written(tmp_path, compose(WHO, Findings(), base))
+    profile = _written(tmp_path, compose(IDENTITY, Findings(), base))
     assert profile.core_speed == base.core_speed
     assert profile.link.down.spread == base.link.down.spread
     assert profile.link.down.trace == base.link.down.trace
@@ -134,15 +136,17 @@ def test_any_profile_can_give_what_was_not_measured(name: str, tmp_path: Path) -
 def test_remarks_become_comments_of_one_line_each() -> None:
     found = _findings()
     found.remarks.append("two\nlines")
-    text = compose(replace(WHO, name="a"), found, None).profile
+    text = compose(replace(IDENTITY, name="a"), found, None).profile
     assert "# two lines\n" in text
 
 
 def test_an_impossible_number_is_one_line() -> None:
     found = _findings()
     found.add("core_speed", 5000.0, "a clock that stood still")
-    with pytest.raises(NotEnough, match=r"pi-7: what was measured is no profile: .*core_speed"):
-        compose(WHO, found, None)
+    with pytest.raises(
+        IncompleteProfile, match=r"pi-7: the measured numbers must be a valid profile: .*core_speed"
+    ):
+        compose(IDENTITY, found, None)
 
 
 def test_the_series_of_a_base_is_taken_over(tmp_path: Path) -> None:
@@ -152,4 +156,4 @@ def test_the_series_of_a_base_is_taken_over(tmp_path: Path) -> None:
     base = msgspec.structs.replace(base, busy=busy)
     found = _findings()
     del found.found["background_load"]
-    assert _written(tmp_path, compose(WHO, found, base)).busy.series == steps
+    assert _written(tmp_path, compose(IDENTITY, found, base)).busy.series == steps

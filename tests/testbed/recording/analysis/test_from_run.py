@@ -1,4 +1,4 @@
-"""What a run tells of one of its devices."""
+"""Findings about a device from the rows of a run."""
 
 from dataclasses import replace
 from itertools import cycle
@@ -6,13 +6,13 @@ from itertools import cycle
 import pytest
 
 from fairbed.testbed.recording.analysis.from_run import findings_of_run
-from tests.testbed.recording.rows import COURSE, N_K, STEPS, World, with_exchanges
+from tests.testbed.recording.rows import N_K, STEPS, TRAINING, World, with_exchanges
 
 
-def test_a_device_is_found_as_it_is() -> None:
-    found = findings_of_run(World().device(), COURSE).found
-    told = {key: finding.value for key, finding in found.items()}
-    assert told == pytest.approx(
+def test_findings_equal_the_numbers_of_the_device() -> None:
+    found = findings_of_run(World().device(), TRAINING).found
+    values = {key: finding.value for key, finding in found.items()}
+    assert values == pytest.approx(
         {
             "cores": 4,
             "engine_threads": 1,
@@ -30,29 +30,29 @@ def test_a_device_is_found_as_it_is() -> None:
 
 
 def test_a_core_is_as_fast_as_at_its_nominal_clock() -> None:
-    found = findings_of_run(World(clock_ratio=0.6).device(), COURSE).found
+    found = findings_of_run(World(clock_ratio=0.6).device(), TRAINING).found
     assert found["core_speed"].value == pytest.approx(0.4)
     assert found["clock_ratio"].value == pytest.approx(0.6)
 
 
-def test_what_was_contended_or_invalid_or_sent_twice_does_not_count() -> None:
+def test_contended_invalid_and_repeated_transfers_do_not_count() -> None:
     good = World().device()
     bad = World(core_speed=0.01, down_bps=[1e3], up_bps=[1e3], delay_s=3.0, cold_s=99.0)
     row = bad.exchange(0)
     contended = replace(row, is_valid=False, is_contended=True)
     late = replace(row, outcome="late")
     spoiled = with_exchanges(good, *[contended] * 30, *[late] * 30)
-    assert findings_of_run(spoiled, COURSE).found == findings_of_run(good, COURSE).found
+    assert findings_of_run(spoiled, TRAINING).found == findings_of_run(good, TRAINING).found
     again = replace(good.exchanges[1], rerequests_down=1, resent_up=1, download_s=9e9, upload_s=9e9)
-    found = findings_of_run(with_exchanges(good, *[again] * 30), COURSE).found
+    found = findings_of_run(with_exchanges(good, *[again] * 30), TRAINING).found
     assert found["link.down_bps"].value == pytest.approx(16e6)
     assert found["link.up_bps"].value == pytest.approx(8e6)
 
 
-def test_a_link_that_moves_has_a_course_through_its_transfers() -> None:
+def test_a_varying_link_has_a_series_through_its_transfers() -> None:
     rates = [16e6, 4e6, 8e6, 2e6]
     device = World(down_bps=rates, rounds=16).device()
-    series = findings_of_run(device, COURSE).found["link.down_bps"].series
+    series = findings_of_run(device, TRAINING).found["link.down_bps"].series
     assert series is not None
     for x, rate in zip(device.exchanges, cycle(rates), strict=False):
         assert x.download_s is not None
@@ -75,7 +75,7 @@ def test_a_rate_is_that_of_the_part_after_the_first_chunk() -> None:
         )
         for x in device.exchanges
     ]
-    found = findings_of_run(replace(device, exchanges=hesitating), COURSE).found
+    found = findings_of_run(replace(device, exchanges=hesitating), TRAINING).found
     assert found["link.down_bps"].value == pytest.approx(16e6)
     assert found["link.up_bps"].value == pytest.approx(8e6)
 
@@ -83,61 +83,59 @@ def test_a_rate_is_that_of_the_part_after_the_first_chunk() -> None:
 @pytest.mark.parametrize(
     ("n_bytes", "lasted_s"), [(10_000, 0.005), (2_000_000, 0.5), (500_000, 0.0)]
 )
-def test_a_part_that_tells_nothing_or_cannot_be_leaves_the_whole(
-    n_bytes: int, lasted_s: float
-) -> None:
+def test_without_a_valid_part_the_whole_transfer_counts(n_bytes: int, lasted_s: float) -> None:
     device = World().device()
     odd = [replace(x, steady_down_bytes=n_bytes, steady_down_s=lasted_s) for x in device.exchanges]
-    found = findings_of_run(replace(device, exchanges=odd), COURSE).found
+    found = findings_of_run(replace(device, exchanges=odd), TRAINING).found
     assert found["link.down_bps"].value == pytest.approx(16e6)
 
 
 def test_training_that_was_cut_short_is_charged_for_the_steps_it_took() -> None:
-    whole = COURSE.reference_s(N_K, STEPS)
-    half = COURSE.reference_s(N_K, STEPS // 2)
+    whole = TRAINING.reference_s(N_K, STEPS)
+    half = TRAINING.reference_s(N_K, STEPS // 2)
     assert whole is not None
     assert half == pytest.approx(whole / 2)
-    assert COURSE.reference_s(N_K, STEPS + 1) is None
-    assert COURSE.reference_s(N_K, 0) is None
+    assert TRAINING.reference_s(N_K, STEPS + 1) is None
+    assert TRAINING.reference_s(N_K, 0) is None
 
 
-def test_a_short_run_says_what_is_missing() -> None:
-    found = findings_of_run(World(rounds=1).device(), COURSE)
+def test_a_short_run_has_missing_numbers() -> None:
+    found = findings_of_run(World(rounds=1).device(), TRAINING)
     assert set(found.missing) >= {"core_speed", "link.down_bps", "link.up_bps", "cold_start_s"}
     assert "got 1" in found.missing["link.up_bps"]
 
 
-def test_agents_of_before_tell_no_clock_and_no_free_cores() -> None:
-    found = findings_of_run(World(free_cores=None, clock_ratio=None).device(), COURSE)
+def test_contexts_without_clock_and_free_cores_leave_them_out() -> None:
+    found = findings_of_run(World(free_cores=None, clock_ratio=None).device(), TRAINING)
     assert found.found["core_speed"].value == pytest.approx(0.4)
     assert set(found.missing) == {"background_load", "clock_ratio"}
-    assert "thermal" not in found.settled
+    assert "thermal" not in found.examined
 
 
-def test_an_absence_is_recorded_and_a_presence_is_settled() -> None:
+def test_availability_is_examined_and_recorded_if_the_device_was_away() -> None:
     device = World().device()
-    always = findings_of_run(device, COURSE)
+    always = findings_of_run(device, TRAINING)
     assert "availability.available" not in always.found
-    assert "availability" in always.settled
+    assert "availability" in always.examined
     away = [row for row in device.telemetry if not 60.0 < row.at_s < 100.0]
     rounds = [x for x in device.exchanges if not 40.0 < x.dispatched_at_s < 110.0]
-    there = findings_of_run(replace(device, telemetry=away, exchanges=rounds), COURSE)
-    assert there.found["availability.available"].value == pytest.approx(1 - 39 / 205, abs=0.01)
+    partly = findings_of_run(replace(device, telemetry=away, exchanges=rounds), TRAINING)
+    assert partly.found["availability.available"].value == pytest.approx(1 - 39 / 205, abs=0.01)
 
 
-def test_what_held_the_processor_back_is_remarked() -> None:
-    told = findings_of_run(World(throttled="under-voltage").device(), COURSE).remarks
-    assert any("under-voltage in 100 %" in remark for remark in told)
-    told = findings_of_run(World(throttled="").device(), COURSE).remarks
-    assert any("held back: never" in remark for remark in told)
+def test_throttling_is_remarked() -> None:
+    remarks = findings_of_run(World(throttled="under-voltage").device(), TRAINING).remarks
+    assert any("under-voltage in 100 %" in remark for remark in remarks)
+    remarks = findings_of_run(World(throttled="").device(), TRAINING).remarks
+    assert any("throttled: never" in remark for remark in remarks)
 
 
 def test_the_temperature_is_remarked() -> None:
-    assert "Temperature: 50.0 to 50.0 C." in findings_of_run(World().device(), COURSE).remarks
+    assert "Temperature: 50.0 to 50.0 C." in findings_of_run(World().device(), TRAINING).remarks
 
 
 def test_an_exchange_without_a_training_time_does_not_count() -> None:
     good = World().device()
     untimed = replace(World(core_speed=0.01).device().exchanges[0], train_s=None)
     spoiled = with_exchanges(good, *[untimed] * 30)
-    assert findings_of_run(spoiled, COURSE).found["core_speed"].value == pytest.approx(0.4)
+    assert findings_of_run(spoiled, TRAINING).found["core_speed"].value == pytest.approx(0.4)

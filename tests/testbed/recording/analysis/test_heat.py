@@ -14,14 +14,14 @@ def _load(
     return [
         LoadSample(
             t_s=t,
-            pace=float((1.0 if t < onset_s else sustained) + 0.005 * rng.standard_normal()),
+            speed=float((1.0 if t < onset_s else sustained) + 0.005 * rng.standard_normal()),
             celsius=45.0 + 35.0 * float(1.0 - np.exp(-t / tau_s)),
         )
         for t in np.arange(0.0, length_s, 1.0).tolist()
     ]
 
 
-def test_a_drop_of_the_clock_is_found_with_its_depth_and_its_lag() -> None:
+def test_a_drop_of_the_clock_has_a_depth_and_a_time_constant() -> None:
     found = heat(_load(90.0, 0.7), "the clock")
     assert found is not None
     assert found.onset.value == pytest.approx(90.0, abs=2.0)
@@ -34,11 +34,11 @@ def test_a_drop_of_the_clock_is_found_with_its_depth_and_its_lag() -> None:
     assert found.limit_celsius.value == pytest.approx(45.0 + 35.0 * (1 - np.exp(-90 / 40)), abs=0.5)
 
 
-def test_a_clock_that_holds_has_no_heat() -> None:
+def test_a_constant_clock_has_no_thermal_fit() -> None:
     assert heat(_load(1e9, 1.0), "the clock") is None
 
 
-def test_a_flicker_is_no_drop() -> None:
+def test_single_low_readings_are_no_drop() -> None:
     samples = _load(1e9, 1.0)
     samples[50] = LoadSample(50.0, 0.5, 70.0)
     samples[90] = LoadSample(90.0, 0.5, 75.0)
@@ -46,19 +46,19 @@ def test_a_flicker_is_no_drop() -> None:
 
 
 def test_without_a_thermometer_the_time_constant_stays_unknown() -> None:
-    cold = [LoadSample(s.t_s, s.pace, None) for s in _load(90.0, 0.7)]
+    cold = [LoadSample(s.t_s, s.speed, None) for s in _load(90.0, 0.7)]
     found = heat(cold, "the speed of training")
     assert found is not None
     assert found.time_constant is found.idle_celsius is found.limit_celsius is None
 
 
 def test_a_temperature_that_hardly_moves_has_no_time_constant() -> None:
-    flat = [LoadSample(s.t_s, s.pace, 60.0 + s.t_s / 1000.0) for s in _load(90.0, 0.7)]
+    flat = [LoadSample(s.t_s, s.speed, 60.0 + s.t_s / 1000.0) for s in _load(90.0, 0.7)]
     found = heat(flat, "the clock")
     assert found is not None
     assert found.time_constant is None
 
 
-def test_a_short_load_tells_nothing() -> None:
+def test_a_short_load_is_not_measured() -> None:
     with pytest.raises(NotMeasured, match="needs 10 samples under load, got 5"):
         heat(_load(1e9, 1.0)[:5], "the clock")

@@ -5,7 +5,7 @@ import pytest
 
 from fairbed.testbed.recording.analysis.findings import NotMeasured, Sampled
 from fairbed.testbed.recording.analysis.processor import (
-    Lap,
+    TimedTraining,
     background_load,
     clock_ratio,
     core_speed,
@@ -17,29 +17,32 @@ def _every_second(values: list[float]) -> Sampled:
 
 
 def test_speed_is_reference_time_over_time_per_core() -> None:
-    laps = [Lap(reference_s=1.0, took_s=4.0, mu_cores=0.5)] * 5
-    assert core_speed(laps, "rounds").value == pytest.approx(0.5)
+    trainings = [TimedTraining(reference_s=1.0, took_s=4.0, mu_cores=0.5)] * 5
+    assert core_speed(trainings, "rounds").value == pytest.approx(0.5)
 
 
-def test_one_slow_lap_does_not_matter_and_short_ones_do_not_count() -> None:
-    laps = [Lap(1.0, 2.0, 1.0)] * 5 + [Lap(1.0, 50.0, 1.0), Lap(1.0, 1e-4, 1.0)]
-    found = core_speed(laps, "rounds")
+def test_one_slow_training_does_not_matter_and_short_ones_do_not_count() -> None:
+    trainings = [TimedTraining(1.0, 2.0, 1.0)] * 5 + [
+        TimedTraining(1.0, 50.0, 1.0),
+        TimedTraining(1.0, 1e-4, 1.0),
+    ]
+    found = core_speed(trainings, "rounds")
     assert found.value == pytest.approx(0.5)
     assert "median of 6 rounds" in found.how
 
 
-def test_two_laps_are_chance() -> None:
+def test_two_trainings_are_too_few() -> None:
     with pytest.raises(NotMeasured, match=r"needs 3 rounds .* got 2 of 3"):
-        core_speed([Lap(1.0, 2.0, 1.0)] * 2 + [Lap(1.0, 1e-4, 1.0)], "rounds")
+        core_speed([TimedTraining(1.0, 2.0, 1.0)] * 2 + [TimedTraining(1.0, 1e-4, 1.0)], "rounds")
 
 
-def test_background_load_is_what_is_not_free() -> None:
+def test_background_load_is_cores_minus_free_cores() -> None:
     found = background_load(_every_second([3.9, 3.95, 3.9, 4.2]), 4, 4.0)
     assert found.value == pytest.approx(0.075)
     assert found.series is None
 
 
-def test_background_load_that_moves_has_a_course_that_leaves_some_processor() -> None:
+def test_varying_background_load_has_a_series_that_leaves_free_cores() -> None:
     found = background_load(_every_second([4.0] * 50 + [0.0] * 50), 4, 100.0)
     assert found.series is not None
     assert found.series.highest < 4.0
@@ -47,14 +50,14 @@ def test_background_load_that_moves_has_a_course_that_leaves_some_processor() ->
     assert found.value == pytest.approx(found.series.mean)
 
 
-def test_a_clock_that_nobody_can_read_is_said_so() -> None:
+def test_a_clock_that_cannot_be_read_is_not_measured() -> None:
     with pytest.raises(NotMeasured, match="the clock cannot be read"):
         clock_ratio(_every_second([]), 10.0)
     with pytest.raises(NotMeasured, match="got 2"):
         clock_ratio(_every_second([1.0, 1.0]), 10.0)
 
 
-def test_a_clock_that_holds_is_one_number_and_one_that_drops_a_course() -> None:
+def test_a_constant_clock_is_one_number_and_a_dropping_one_a_series() -> None:
     assert clock_ratio(_every_second([1.0] * 20), 20.0).series is None
     dropped = clock_ratio(_every_second([1.0] * 30 + [0.6] * 30), 60.0)
     assert dropped.series is not None

@@ -35,9 +35,9 @@ def test_the_round_trip_is_no_part_of_the_rate() -> None:
 @pytest.mark.parametrize(
     ("elapsed_s", "round_trip_s", "n_bytes"),
     [(1.0, 0.9, MB), (1.0, 2.0, MB), (0.0, 0.0, MB), (math.nan, 0.0, MB), (1.0, 0.0, 1000)],
-    ids=["latency", "quicker than light", "no time", "no number", "small"],
+    ids=["latency", "less than a round trip", "no time", "no number", "small"],
 )
-def test_what_tells_of_latency_is_rejected(
+def test_transfers_that_show_only_latency_are_rejected(
     elapsed_s: float, round_trip_s: float, n_bytes: int
 ) -> None:
     assert transfer(5.0, elapsed_s, round_trip_s, n_bytes) is None
@@ -51,17 +51,17 @@ def test_a_steady_link_has_the_median_of_its_transfers() -> None:
     assert found.series is None
 
 
-def test_two_transfers_are_chance() -> None:
+def test_two_transfers_are_too_few() -> None:
     with pytest.raises(NotMeasured, match=r"needs 3 models .* got 2 of 4"):
         link_rate([*_steady(2), None, None], 60.0, "models")
 
 
-def test_a_few_transfers_that_differ_do_not_make_a_moving_link() -> None:
+def test_a_few_transfers_that_differ_do_not_make_a_varying_link() -> None:
     few = [*_steady(3, 8e6), *_steady(3, 4e6)]
     assert link_rate(few, 60.0, "models").series is None
 
 
-def test_a_moving_link_keeps_the_volume_of_each_transfer() -> None:
+def test_a_varying_link_keeps_the_volume_of_each_transfer() -> None:
     rng = np.random.default_rng(5)
     transfers: list[Transfer | None] = []
     now = 0.0
@@ -79,7 +79,7 @@ def test_a_moving_link_keeps_the_volume_of_each_transfer() -> None:
         assert found.series.integral(item.start_s, item.end_s) == pytest.approx(8.0 * item.n_bytes)
 
 
-def test_overlapping_transfers_still_make_a_course() -> None:
+def test_overlapping_transfers_still_make_a_series() -> None:
     series = rate_series(
         [Transfer(0.0, 4.0, MB), Transfer(1.0, 2.0, MB), Transfer(1.5, 5.0, MB)], 5.0
     )
@@ -107,5 +107,5 @@ def test_the_waiting_of_tcp_is_not_the_line_s(n_bytes: int, down_bps: float) -> 
         assert seen.rate_bps == pytest.approx(down_bps)
 
 
-def test_a_connection_that_did_not_begin_anew_waits_for_nothing() -> None:
+def test_a_connection_without_a_slow_start_does_not_wait() -> None:
     assert transmission_s(8.0 * MB, 0.05, 0.04) == 0.05

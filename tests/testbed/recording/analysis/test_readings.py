@@ -1,4 +1,4 @@
-"""What two looks at a machine tell together."""
+"""Loads and transfers between two readings of a machine."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ from fairbed.testbed.recording.analysis.rates import link_rate
 from fairbed.testbed.recording.analysis.readings import (
     InterfaceCounters,
     Reading,
+    busy_transfers,
     others_load,
-    pieces,
 )
 
 STEP_S = 0.25
@@ -32,7 +32,7 @@ def _reading(t_s: float, payload: int = 0, busy_s: float = 0.0, own_s: float = 0
     )
 
 
-def _moving(rates_bps: list[float]) -> list[Reading]:
+def _at_rates(rates_bps: list[float]) -> list[Reading]:
     total, readings = 0.0, [_reading(0.0)]
     for index, rate in enumerate(rates_bps, 1):
         total += rate * STEP_S / 8.0
@@ -47,30 +47,30 @@ def test_the_recorders_own_work_is_no_load() -> None:
     assert list(others.t_s) == [1.0, 2.0]
 
 
-def test_an_idle_interface_carried_nothing() -> None:
-    assert pieces(_moving([10e3] * 100), "down") == []
+def test_an_idle_interface_has_no_transfers() -> None:
+    assert busy_transfers(_at_rates([10e3] * 100), "down") == []
 
 
-def test_transfers_are_told_from_chatter_and_their_ends_left_out() -> None:
-    chatter, half, full = [10e3] * 20, [4e6], [8e6] * 16
-    found = pieces(_moving(chatter + half + full + half + chatter), "down")
+def test_background_traffic_and_the_ends_of_transfers_are_left_out() -> None:
+    background, half, full = [10e3] * 20, [4e6], [8e6] * 16
+    found = busy_transfers(_at_rates(background + half + full + half + background), "down")
     assert len(found) == 4
-    assert [piece.rate_bps for piece in found] == pytest.approx([8e6] * 4, rel=1e-3)
-    assert found[0].start_s >= len(chatter) * STEP_S
+    assert [one.rate_bps for one in found] == pytest.approx([8e6] * 4, rel=1e-3)
+    assert found[0].start_s >= len(background) * STEP_S
 
 
 def test_the_rate_is_payload_without_headers() -> None:
-    found = link_rate(pieces(_moving([8e6] * 40), "down"), 10.0, "seconds of downloads")
+    found = link_rate(busy_transfers(_at_rates([8e6] * 40), "down"), 10.0, "seconds of downloads")
     assert found.value == pytest.approx(8e6, rel=2e-3)
 
 
-def test_counters_that_began_anew_or_do_not_exist_tell_nothing() -> None:
+def test_reset_or_missing_counters_give_no_transfers() -> None:
     readings = [_reading(0.0, 10**9), _reading(1.0, 0), _reading(2.0, 1000)]
-    assert pieces(readings, "down") == []
-    assert pieces(_moving([8e6] * 40), "up") == []
+    assert busy_transfers(readings, "down") == []
+    assert busy_transfers(_at_rates([8e6] * 40), "up") == []
 
 
-def test_readings_without_processor_time_tell_no_load() -> None:
+def test_readings_without_processor_time_give_no_load() -> None:
     known = [_reading(t, busy_s=1.5 * t, own_s=0.5 * t) for t in (0.0, 1.0, 2.0, 3.0)]
     unknown = replace(known[2], busy_s=None)
     again = replace(known[1], t_s=1.0)
