@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -178,6 +179,7 @@ class WorkerPool:
 
     def __init__(self, spec: TaskSpec, examples: Examples, most: int, size: int) -> None:
         self._workers: list[_Worker] = []
+        self._readiness = Lock()
         layout = _layout(spec, examples, most, size)
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -196,8 +198,9 @@ class WorkerPool:
             self._idle.put(worker)
 
     def is_ready(self) -> bool:
-        """Return whether every process has loaded its modules; does not wait."""
-        return all([worker.is_ready() for worker in self._workers])
+        """Return whether every process has loaded its modules; any thread may call it."""
+        with self._readiness:  # two threads must not read the same message
+            return all([worker.is_ready() for worker in self._workers])
 
     def begin_at(self, vector: Vector) -> None:
         """Set the model from which all later training begins, shape (n_values,)."""
