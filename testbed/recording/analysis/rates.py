@@ -109,8 +109,8 @@ def link_rate(transfers: Iterable[Transfer | None], length_s: float, what: str) 
     useful = [item for item in all_transfers if item is not None]
     if len(useful) < MIN_TRANSFERS:
         raise NotMeasured(
-            f"needs {MIN_TRANSFERS} {what} of {MIN_BYTES // 1024} kB or more that take longer than a "
-            f"round trip, got {len(useful)} of {len(all_transfers)}; send more or larger models"
+            f"needs {MIN_TRANSFERS} {what} of {MIN_BYTES // 1024} kB or more that take longer than "
+            f"a round trip, got {len(useful)} of {len(all_transfers)}; send more or larger models"
         )
     rates = np.array([item.rate_bps for item in useful])
     low, middle, high = np.quantile(rates, (0.1, 0.5, 0.9)).tolist()
