@@ -8,6 +8,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
+from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
     Bytes,
@@ -120,6 +121,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         rounds_completed=info.rounds_completed,
         rounds_planned=info.plan.rounds,
         rounds_void=len(rounds) - len(lasted),
+        clock=info.row.clock,
         wall_s=info.elapsed_s * info.row.dilation,
         virtual_s=sum(row.duration_s for row in rounds),
         dilation=info.row.dilation,
@@ -133,7 +135,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         loss_queries=_loss_queries(queries, rounds),
         audits=audits,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
-        fairness=_fairness(reader, counts, queues)
+        fairness=_fairness(reader, counts, queues, max([1, *(row.selected for row in rounds)]))
         if fleet_stats is None
         else _fairness_of(fleet_stats, reader.plan),
         round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
@@ -220,11 +222,13 @@ def _estimator(table: _Table, rounds: int) -> EstimatorError:
     round_ids, tau_hat_s = table.numbers["round"], table.numbers["tau_hat_s"]
     counted = table.valid & (round_ids > rounds / 2) & np.isfinite(tau_hat_s)
     tau_s = table.tau_s[counted]
+    if not (tau_hat_s[counted] > 0.0).any():  # the estimator predicted nothing yet
+        return EstimatorError(mape_second_half=None, median_ape=None, bias=None)
     error: Floats = (tau_hat_s[counted] - tau_s) / tau_s
     return EstimatorError(
-        mape_second_half=float(np.abs(error).mean()) if error.size else None,
+        mape_second_half=float(np.abs(error).mean()),
         median_ape=_median(np.abs(error)),
-        bias=float(error.mean()) if error.size else None,
+        bias=float(error.mean()),
     )
 
 
@@ -249,7 +253,10 @@ def _loss_queries(
 
 
 def _fairness(
-    reader: RunReader, counts: Mapping[str, SelectionCounts], queues: Mapping[str, float]
+    reader: RunReader,
+    counts: Mapping[str, SelectionCounts],
+    queues: Mapping[str, float],
+    most_selected: int,
 ) -> Fairness:
     beta, queue_counts = reader.plan.beta, reader.plan.selection.queue_counts
     if not counts:
@@ -257,6 +264,7 @@ def _fairness(
             beta=beta,
             min_selection_rate=None,
             min_aggregation_rate=None,
+            highest_rate=None,
             jain=None,
             invariant_holds=None,
             queue_counts=queue_counts,
@@ -265,12 +273,14 @@ def _fairness(
     aggregated = np.array([count.aggregated for count in counts.values()], dtype=np.int64)
     counted = selected if queue_counts == "selected" else aggregated
     rounds = np.array([count.rounds for count in counts.values()], dtype=np.int64)
+    available = np.array([count.available for count in counts.values()], dtype=np.int64)
     z = np.array([queues.get(name, 0.0) for name in counts], dtype=np.float64)
     index = jain(selected)
     return Fairness(
         beta=beta,
         min_selection_rate=float((selected / rounds).min()),
         min_aggregation_rate=float((aggregated / rounds).min()),
+        highest_rate=None if beta is None else highest_rate(available / rounds, most_selected),
         queue_counts=queue_counts,
         jain=None if np.isnan(index) else index,
         invariant_holds=None
@@ -285,6 +295,7 @@ def _fairness_of(fleet_stats: FleetStatsRow, plan: ExperimentExcerpt) -> Fairnes
         beta=plan.beta,
         min_selection_rate=fleet_stats.min_selection_rate,
         min_aggregation_rate=fleet_stats.min_aggregation_rate,
+        highest_rate=None,
         queue_counts=plan.selection.queue_counts,
         jain=fleet_stats.jain,
         invariant_holds=None if plan.beta is None else fleet_stats.slack >= -EXACT,

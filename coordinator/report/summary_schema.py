@@ -99,6 +99,9 @@ class Fairness(Struct, frozen=True, kw_only=True):
     """Lowest selections / rounds since the device joined."""
     min_aggregation_rate: float | None
     """Lowest aggregated updates / rounds since the device joined."""
+    highest_rate: float | None
+    """Highest rate that every device could have, by the availability in the run; None without beta
+    or where that is not stored."""
     jain: float | None
     """Jain index of the selection counts; 1 if all are equal."""
     invariant_holds: bool | None
@@ -170,6 +173,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     rounds_completed: int
     rounds_planned: int | None
     rounds_void: int
+    clock: str
+    """real, or virtual for a replay."""
     wall_s: float
     """Real time from the start to the last record, seconds."""
     virtual_s: float

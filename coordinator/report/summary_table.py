@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.report.quantities import MISSING, clock, percent, ratio, seconds, size
 from fairbed.coordinator.report.summary_schema import (
     DeviceSummary,
@@ -12,6 +13,9 @@ from fairbed.coordinator.report.summary_schema import (
 
 MAX_DEVICES = 40
 """Maximum number of devices listed."""
+
+NOTABLE_SHARE = 0.001
+"""A smaller share of the exchange times is not worth a word."""
 
 _HEADINGS = (
     ("device", "<"),
@@ -36,15 +40,14 @@ def _facts(s: RunSummary) -> list[str]:
     void = f" ({s.rounds_void} void)" if s.rounds_void else ""
     reason = f": {s.reason}" if s.reason else ""
     x, fair = s.exchange, s.fairness
-    contended = f" ({x.contended} by contention on this machine)" if x.contended else ""
-    dilated = f", time dilation {s.dilation:.3g}" if s.dilation != 1.0 else ""
+    contended = f" ({x.contended} because this machine was busy)" if x.contended else ""
     pairs = [
         ("run", f"{s.run_id}  {s.status}{reason}"),
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
             f"p95 {seconds(s.round_s.p95)} s; "
-            f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in total{dilated}",
+            f"{_durations(s)}",
         ),
         (
             "accuracy",
@@ -55,23 +58,20 @@ def _facts(s: RunSummary) -> list[str]:
         (
             "exchanges",
             f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
-            f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} invalid{contended}; "
-            f"{percent(x.unaccounted_ratio)} of the time in no phase",
+            f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} untimed{contended}"
+            f"{_unaccounted(x)}",
         ),
-        (
-            "prediction",
-            f"mean error {percent(s.estimator.mape_second_half)} in the second half, "
-            f"bias {percent(s.estimator.bias, is_signed=True)}",
-        ),
+        *_prediction(s),
         (
             "selection",
-            f"selection rate: min {ratio(fair.min_selection_rate)} ({_guarantee(fair)}); "
+            f"selection rate: min {ratio(fair.min_selection_rate)}; "
             f"aggregation rate: min {ratio(fair.min_aggregation_rate)}; "
-            f"Jain index {ratio(fair.jain)}",
+            f"{_guarantee(fair)}; Jain index {ratio(fair.jain)}",
         ),
         (
             "fairness",
-            f"virtual queues: sum {ratio(s.queues.mean_total, 2)}, max {ratio(s.queues.max, 2)}",
+            f"virtual queues: sum {ratio(s.queues.mean_total, 2)}, max {ratio(s.queues.max, 2)}"
+            f"{_invariant(fair)}",
         ),
         *_queries(s),
         (
@@ -83,11 +83,48 @@ def _facts(s: RunSummary) -> list[str]:
     return [f"{label:<11}{text}" for label, text in pairs]
 
 
+def _durations(s: RunSummary) -> str:
+    """Return how long the rounds took, and the run: on the virtual clock of a replay, or here."""
+    if s.clock == "virtual":
+        return f"{clock(s.virtual_s)} of virtual time in rounds, replayed in {seconds(s.wall_s)} s"
+    dilated = f", time dilation {s.dilation:.3g}" if s.dilation != 1.0 else ""
+    return f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in total{dilated}"
+
+
+def _prediction(s: RunSummary) -> list[tuple[str, str]]:
+    """Return the errors of the predictions; nothing if the estimator predicted no exchange."""
+    if s.estimator.mape_second_half is None:
+        return []
+    text = f"mean error {percent(s.estimator.mape_second_half)} in the second half of the rounds, "
+    return [("prediction", f"{text}bias {percent(s.estimator.bias, is_signed=True)}")]
+
+
+def _unaccounted(x: ExchangeSummary) -> str:
+    """Return the share of the exchange times that no phase explains, if it is worth a word."""
+    if x.unaccounted_ratio is None or abs(x.unaccounted_ratio) < NOTABLE_SHARE:
+        return ""
+    return f"; {percent(x.unaccounted_ratio)} of the time in no phase"
+
+
 def _guarantee(fair: Fairness) -> str:
     if fair.beta is None:
         return "no guarantee"
-    bound = {True: "bound holds", False: "bound violated", None: "bound unknown"}
-    return f"guaranteed {fair.beta:g}, {bound[fair.invariant_holds]}"
+    counts_selections = fair.queue_counts == "selected"
+    rate = fair.min_selection_rate if counts_selections else fair.min_aggregation_rate
+    if rate is None:
+        return f"guarantee of {fair.beta:g} unknown"
+    if rate * (1.0 + TOLERANCE) >= fair.beta:
+        return f"guarantee of {fair.beta:g} kept"
+    limit = fair.highest_rate
+    possible = "" if limit is None or limit >= fair.beta else f" (at most {limit:.3f} possible)"
+    return f"below guarantee: {rate:.3f} of {fair.beta:g}{possible}"
+
+
+def _invariant(fair: Fairness) -> str:
+    """Return whether rate >= beta - Z_T / T for every device, which holds after any round T."""
+    if fair.invariant_holds is None:
+        return ""
+    return f"; rate >= beta - Z/T {'holds' if fair.invariant_holds else 'VIOLATED'}"
 
 
 def _queries(s: RunSummary) -> list[tuple[str, str]]:

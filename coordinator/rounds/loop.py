@@ -56,6 +56,17 @@ class FleetMissingError(Exception):
     """Too few devices joined in time."""
 
 
+class NothingAggregatedError(Exception):
+    """The run is over, and no update of any device entered the model."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(
+            f"no update was aggregated in {rounds} rounds, so the model is still the first one; "
+            "`fairbed watch` shows why each exchange failed; raise round.deadline_s if they are "
+            "late, or see the devices' logs: fairbed logs NAME"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
     """A closed round, for progress lines and tests."""
@@ -150,6 +161,7 @@ class TrainingLoop:
 
         Raises:
             FleetMissingError: Too few devices joined in time.
+            NothingAggregatedError: No update entered the model in any round.
         """
         await self._wait_for_fleet()
         # The model of a checkpoint was encoded before, so it is published unchanged.
@@ -162,6 +174,8 @@ class TrainingLoop:
                 await self._fleet.wait_settled()
             await self.run_round(round_id)
             self._attempt = 0
+        if all(device.aggregated_round is None for device in self._registry):
+            raise NothingAggregatedError(self._config.rounds)
 
     async def run_round(self, round_id: int) -> None:
         """Run one round: select, dispatch, collect, merge, record, evaluate.

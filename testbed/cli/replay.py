@@ -9,6 +9,7 @@ import msgspec
 from fairbed.coordinator.algorithms.selection.guarded import PluginError
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.errors import TaskError
@@ -57,7 +58,15 @@ def main(options: argparse.Namespace) -> int:
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DatasetError, ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
-    except (BackendError, EngineError, PluginError, StoreError, TaskError, OSError) as exc:
+    except (
+        BackendError,
+        EngineError,
+        NothingAggregatedError,
+        PluginError,
+        StoreError,
+        TaskError,
+        OSError,
+    ) as exc:
         raise RunError(str(exc)) from exc
     with RunReader(folder) as reader:
         summary = summarise_run(reader)

@@ -22,7 +22,7 @@ from fairbed.coordinator.algorithms.selection.guarded import PluginError
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
-from fairbed.coordinator.rounds.loop import FleetMissingError, RoundProgress
+from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError, RoundProgress
 from fairbed.coordinator.server.lease import AnotherCoordinatorError
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import DATABASE
@@ -66,6 +66,7 @@ RUN_ERRORS = (
     BrokerError,
     EngineError,
     FleetMissingError,
+    NothingAggregatedError,
     OSError,
     PluginError,
     StoreError,

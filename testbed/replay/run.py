@@ -5,7 +5,8 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from fairbed.coordinator.store import NewRun, Store
+from fairbed.coordinator.rounds.loop import NothingAggregatedError
+from fairbed.coordinator.store import NewRun, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.experiment.file import Experiment
@@ -65,9 +66,12 @@ def replay_setup(
     store = _open_store(experiment, folder, run_id, len(setup.names))
     engine = ReplayEngine(setup.decisions, setup.world, cohort=learning)
     checkpointer = Checkpointer(store, setup.names, engine, checkpoint_s, setup.device_records)
-    rounds = 0
+    rounds, aggregated = 0, 0
     try:
         checkpointer.restore()
+        if engine.at.round > 0:
+            with RunReader(folder) as reader:
+                aggregated = sum(row.aggregated for row in reader.rounds())
         store.set_status("running")
         for row in setup.rows:
             store.add(row)
@@ -79,7 +83,10 @@ def replay_setup(
             checkpointer.write(played)
             listener(played)
             rounds += 1
+            aggregated += len(played.merged)
         checkpointer.finish()
+        if learning is not None and aggregated == 0:
+            raise NothingAggregatedError(experiment.rounds)
         store.set_status("done")
     except BaseException as exc:
         is_failure = isinstance(exc, Exception)

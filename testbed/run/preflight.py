@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.selection.feasibility import first_infeasible_k
+from fairbed.coordinator.algorithms.selection.feasibility import first_infeasible_k, highest_rate
 from fairbed.coordinator.policy.config import RoundConfig
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
@@ -76,11 +76,13 @@ def infeasible_rate(experiment: Experiment) -> str | None:
     k = first_infeasible_k(availability, per_round, selection.beta)
     if k is None:
         return None
-    highest = per_round / experiment.devices
+    available = float(np.sort(availability)[:k].sum())
     return (
-        f"selection.beta {selection.beta:g} cannot be guaranteed to the {k} least available of "
-        f"{experiment.devices} devices with {per_round} selected per round; lower beta: with all "
-        f"devices always available, the limit is {highest:.3f}"
+        f"selection.beta {selection.beta:g} cannot be guaranteed: the {k} least available of "
+        f"{experiment.devices} devices need {k} x {selection.beta:g} = {k * selection.beta:g} "
+        f"selections per round, but {available:.3g} of them are available on average and "
+        f"{per_round} devices are selected per round; set beta to at most "
+        f"{highest_rate(availability, per_round):.3f}, or raise selection.per_round"
     )
 
 

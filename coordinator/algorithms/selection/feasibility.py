@@ -1,6 +1,7 @@
 """Feasibility of a guaranteed selection rate, given the availability of each device."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -35,6 +36,33 @@ def first_infeasible_k(availability: Floats, m: int, beta: float) -> int | None:
     Raises:
         ValueError: A probability is outside [0, 1], or `m` is not positive.
     """
+    last_k, expected = 0, 0.0
+    for last_k, expected in expected_selections(availability, m):
+        if last_k * beta > expected * (1.0 + TOLERANCE):
+            return last_k
+    return _first_above(expected * (1.0 + TOLERANCE), beta, last_k, len(availability))
+
+
+def highest_rate(availability: Floats, m: int) -> float:
+    """Return the highest rate at which every device can be selected: min_k E[min(m, X_k)] / k.
+
+    Args:
+        availability: Probability that each device is available in a round, shape (N,), N >= 1.
+        m: Devices selected per round, at least 1.
+
+    Raises:
+        ValueError: A probability is outside [0, 1], or `m` is not positive.
+    """
+    rates = [(expected / k, expected) for k, expected in expected_selections(availability, m)]
+    return min(min(rate for rate, _ in rates), rates[-1][1] / len(availability))
+
+
+def expected_selections(availability: Floats, m: int) -> Iterator[tuple[int, float]]:
+    """Yield k and E[min(m, X_k)] for k = 1, 2, ... up to N, or until the expectation is m.
+
+    Raises:
+        ValueError: A probability is outside [0, 1], or `m` is not positive.
+    """
     outside = ~((availability >= 0.0) & (availability <= 1.0))
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
@@ -50,14 +78,12 @@ def first_infeasible_k(availability: Floats, m: int, beta: float) -> int | None:
     for k, p in enumerate(np.sort(availability).tolist(), start=1):
         missing = float(below_m.sum())
         expected += p * missing
-        if k * beta > expected * (1.0 + TOLERANCE):
-            return k
+        yield k, expected
         if missing < SURE:
-            return _first_above(expected * (1.0 + TOLERANCE), beta, k, len(availability))
+            return
         arrived = p * below_m[:-1]
         below_m *= 1.0 - p
         below_m[1:] += arrived
-    return None
 
 
 def _first_above(expected: float, beta: float, k: int, n: int) -> int | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -183,7 +184,7 @@ def test_contended_exchanges_are_counted_separately(tmp_path: Path) -> None:
 
     summary = changed(tmp_path / "r", change)
     assert (summary.exchange.invalid, summary.exchange.contended) == (4, 4)
-    assert "4 invalid (4 by contention on this machine)" in summary_table(summary)
+    assert "4 untimed (4 because this machine was busy)" in summary_table(summary)
 
 
 def test_a_run_without_rounds_is_all_nulls(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
     lines = summary_table(summary).splitlines()
     assert lines[0].split() == ["run", "run-1", "done"]
     assert "30 of 30 (1 void)" in lines[1]
-    assert "guaranteed 0.15, bound holds" in lines[5]
+    assert "guarantee of 0.15 kept" in lines[5]
     assert lines[6].startswith("fairness   virtual queues: sum ")
     assert lines[9].split()[:3] == ["device", "profile", "selected"]
     assert len(lines) == 10 + 12
@@ -213,3 +214,49 @@ def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
 def test_the_table_of_a_large_fleet_is_cut(tmp_path: Path) -> None:
     with RunReader(fake_run(tmp_path / "r", rounds=1, devices=45)) as reader:
         assert summary_table(summarise_run(reader)).splitlines()[-1] == "and 5 more devices"
+
+
+@pytest.mark.parametrize(
+    ("fair", "text"),
+    [
+        ({"min_selection_rate": 0.233}, "guarantee of 0.15 kept"),
+        ({"min_selection_rate": 0.1}, "below guarantee: 0.100 of 0.15"),
+        (
+            {"min_selection_rate": 0.1, "highest_rate": 0.1},
+            "below guarantee: 0.100 of 0.15 (at most 0.100 possible)",
+        ),
+        (
+            {"queue_counts": "aggregated", "min_aggregation_rate": 0.1},
+            "below guarantee: 0.100 of 0.15",
+        ),
+        ({"beta": None}, "no guarantee"),
+    ],
+)
+def test_the_guarantee_is_what_the_policy_counts(
+    summary: RunSummary, fair: dict[str, Any], text: str
+) -> None:
+    fairness = msgspec.structs.replace(summary.fairness, **fair)
+    lines = summary_table(msgspec.structs.replace(summary, fairness=fairness)).splitlines()
+    assert f"; {text};" in next(line for line in lines if line.startswith("selection "))
+
+
+def test_the_highest_rate_is_that_of_the_availability_in_the_run(summary: RunSummary) -> None:
+    assert summary.fairness.highest_rate is not None
+    assert 0.15 < summary.fairness.highest_rate <= 4 / 12
+
+
+def test_numbers_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+    def untaught(row: ExchangeRow) -> ExchangeRow:
+        return replace(row, tau_hat_s=0.0, unaccounted_s=-1e-6)
+
+    summary = changed(tmp_path / "r", untaught)
+    assert summary.estimator.bias is None
+    text = summary_table(summary)
+    assert "prediction" not in text
+    assert "in no phase" not in text
+
+
+def test_virtual_time_is_called_so(summary: RunSummary) -> None:
+    virtual = msgspec.structs.replace(summary, clock="virtual")
+    assert "of virtual time in rounds, replayed in" in summary_table(virtual)
+    assert "virtual" not in summary_table(summary)

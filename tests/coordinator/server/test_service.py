@@ -16,7 +16,7 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
 )
 from fairbed.coordinator.records.rows import UNACCOUNTED_FLOOR_S
-from fairbed.coordinator.rounds.loop import FleetMissingError, RoundProgress
+from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError, RoundProgress
 from fairbed.wire.codec import encode
 from fairbed.wire.messages import OperatorCommand
 from fairbed.wire.topics import Topics
@@ -292,12 +292,13 @@ async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
         assert await place.run(make_config(rounds=500)) == "stopped"
 
 
-async def test_a_round_in_which_nothing_arrives_is_void_and_counts_for_the_queues(
+async def test_rounds_in_which_nothing_arrives_are_void_and_the_run_fails(
     tmp_path: Path,
 ) -> None:
     hopeless = RoundConfig(min_devices=3, deadline_s=0.001, join_timeout_s=30.0, void_wait_s=0.05)
     async with lab(tmp_path) as place:
-        assert await place.run(make_config(rounds=4, round=hopeless)) == "done"
+        with pytest.raises(NothingAggregatedError, match="no update was aggregated in 4 rounds"):
+            await place.run(make_config(rounds=4, round=hopeless))
     with place.reader() as reader:
         rounds = reader.rounds()
         assert {row.status for row in rounds} == {"void"}

@@ -1,5 +1,6 @@
 """Losses that are asked for before a selection, in a replay: what they cost, and who is told."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
@@ -41,7 +43,8 @@ class Kept:
     """What a replay left."""
 
     def __init__(self, of: Experiment, folder: Path) -> None:
-        replay_experiment(of, folder, "run", lambda played: None)
+        with suppress(NothingAggregatedError):
+            replay_experiment(of, folder, "run", lambda played: None)
         with RunReader(folder) as reader:
             self.summary = summarise_run(reader)
             self.rounds: dict[int, RoundRow] = {row.round: row for row in reader.rounds()}

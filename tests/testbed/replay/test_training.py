@@ -10,6 +10,7 @@ from typing import TypeAlias
 import pytest
 
 from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
@@ -154,8 +155,10 @@ def test_seeds_of_training_and_init_change_the_model(
 
 def test_a_device_that_diverges_has_failed_and_is_not_merged(tmp_path: Path) -> None:
     of = an_experiment(training={"learning_rate": 1e38, "epochs": 2}, rounds=2)
-    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    with pytest.raises(NothingAggregatedError, match="no update was aggregated in 2 rounds"):
+        replay_experiment(of, tmp_path / "run", "run", lambda played: None)
     with RunReader(tmp_path / "run") as reader:
+        assert reader.run().status == "failed"
         rounds, exchanges = reader.rounds(), reader.exchanges()
     assert {row.outcome for row in exchanges} == {"failed"}
     assert {row.status for row in rounds} == {"void"}

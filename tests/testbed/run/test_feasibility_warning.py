@@ -34,8 +34,10 @@ def test_the_example_of_the_specification(tmp_path: Path) -> None:
     assert infeasible_rate(load_experiment(plan(tmp_path, 0.42))) is None
     line = infeasible_rate(load_experiment(plan(tmp_path, 0.5)))
     assert line is not None
-    assert line.startswith(
-        "selection.beta 0.5 cannot be guaranteed to the 2 least available of 2 devices with 1 "
+    assert line == (
+        "selection.beta 0.5 cannot be guaranteed: the 2 least available of 2 devices need "
+        "2 x 0.5 = 1 selections per round, but 1.2 of them are available on average and 1 devices "
+        "are selected per round; set beta to at most 0.420, or raise selection.per_round"
     )
 
 
@@ -62,6 +64,6 @@ def test_a_replay_warns_and_keeps_the_warning(
     out = tmp_path / "out"
     assert main(["replay", str(plan(tmp_path, 0.5)), "--out", str(out)]) == 0
     err = capsys.readouterr().err
-    assert "warning: selection.beta 0.5 cannot be guaranteed to the 2 least available" in err
+    assert "warning: selection.beta 0.5 cannot be guaranteed: the 2 least available" in err
     with RunReader(out) as reader:
         assert [(e.kind, e.level) for _, e in reader.events()] == [("infeasible", "warning")]

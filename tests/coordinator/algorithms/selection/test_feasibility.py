@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
-from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE, first_infeasible_k
+from fairbed.coordinator.algorithms.selection.feasibility import (
+    TOLERANCE,
+    first_infeasible_k,
+    highest_rate,
+)
 
 
 def by_enumeration(availability: Floats, m: int, beta: float) -> int | None:
@@ -93,3 +97,13 @@ def test_a_long_independent_trace_agrees_with_its_probabilities() -> None:
 def test_refuses_bad_availability(availability: list[float], m: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         first_infeasible_k(np.array(availability), m, 0.1)
+
+
+@given(availability=st.lists(st.floats(0.05, 1.0), min_size=1, max_size=7), m=st.integers(1, 5))
+def test_the_highest_rate_is_feasible_and_nothing_above_it(
+    availability: list[float], m: int
+) -> None:
+    p = np.array(availability)
+    rate = highest_rate(p, m)
+    assert first_infeasible_k(p, m, rate) is None
+    assert first_infeasible_k(p, m, rate * 1.001) is not None
