@@ -259,4 +259,4 @@ def test_numbers_that_say_nothing_are_left_out(tmp_path: Path) -> None:
 def test_virtual_time_is_called_so(summary: RunSummary) -> None:
     virtual = msgspec.structs.replace(summary, clock="virtual")
     assert "of virtual time in rounds, replayed in" in summary_table(virtual)
-    assert "virtual" not in summary_table(summary)
+    assert "of virtual time" not in summary_table(summary)
