@@ -1,4 +1,4 @@
-"""Errors of each estimator on the exchanges of a run, replayed in their order."""
+"""Prequential errors of all estimators on the exchanges of a run, in their order."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
@@ -29,14 +29,13 @@ _DEFAULT = SelectionConfig()
 def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[str, Errors]:
     """Return the prequential errors of all estimators on the exchanges of a run, by name.
 
-    `ridge` and `phases` have the settings of the run. All learn from the same exchanges: those
-    of the devices that the run selected, as far as they are valid. Their errors are told for those
-    exchanges, for the audit sample among them, and for all devices where the true expectation is
-    known.
+    `ridge` and `phases` have the settings of the run. All learn from the same exchanges: the valid
+    ones of the devices that the run selected. Errors are those on these exchanges, on the audit
+    sample among them, and on all devices if their true expected times are known.
 
     Args:
-        reader: Of the run.
-        counted_after: Only the errors of later rounds than this are told.
+        reader: Reader of the run.
+        counted_after: Only errors of later rounds count.
     """
     settings = reader.run().plan.selection
     rows = {device.name: device.row for device in reader.devices()}
@@ -70,7 +69,7 @@ def _learners(settings: PlannedSelection) -> dict[str, Learner]:
 
 
 def _known_of_all(fleet: FleetContextRow) -> AllDevices:
-    """Return what was known of every device, as numbers."""
+    """Return context and true expected time of every device as arrays."""
     context = np.frombuffer(fleet.context, dtype="<f8").astype(np.float64).reshape(-1, CONTEXT)
     true_tau_s = fleet.expected_tau_s
     return AllDevices(
@@ -86,20 +85,20 @@ def trials_of(
     fleets: Mapping[int, AllDevices] | None = None,
     audits: Collection[tuple[int, str]] = (),
 ) -> list[EstimatorTrial]:
-    """Return the exchanges that may teach, one trial a round.
+    """Return the exchanges from which estimators learn, one trial per round.
 
     Args:
-        exchanges: In the order of rounds.
+        exchanges: Exchanges in the order of rounds.
         rows: Row of each device.
-        settings: Says how a cold start is coded.
-        counted_after: Only the errors of later rounds than this are told.
-        fleets: What was known of every device, by round, as far as it was kept; without it the
-            contexts are those that the exchanges tell.
+        settings: Settings of the run; they contain the coding of cold starts.
+        counted_after: Only errors of later rounds count.
+        fleets: Contexts of all devices by round, as far as they were stored; otherwise the
+            contexts are those of the exchanges.
         audits: Round and device of each audit.
     """
     is_literal = settings.cold_start_coding == "literal_seed"
     trials = []
-    for one_round in rounds_that_teach(exchanges):
+    for one_round in observed_rounds(exchanges):
         round_id = one_round[0].round
         chosen = np.array([rows[x.device] for x in one_round], dtype=np.int64)
         all_devices = None if fleets is None else fleets.get(round_id)
@@ -122,36 +121,40 @@ def trials_of(
     return trials
 
 
-def rounds_that_teach(exchanges: Sequence[ExchangeRow]) -> list[list[ExchangeRow]]:
-    """Return the exchanges that may teach, round by round; rounds without any are left out.
+def observed_rounds(exchanges: Sequence[ExchangeRow]) -> list[list[ExchangeRow]]:
+    """Return the exchanges from which estimators learn, by round, without empty rounds.
 
-    An update that came in a later round than it began in taught there, before those of that round.
+    A late update is learned from in the round that aggregated it, before the others of that round.
     """
-    taught = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s is not None]
-    taught.sort(key=_taught_in)
-    return [list(group) for _, group in groupby(taught, key=_taught_in)]
+    observed = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s is not None]
+    observed.sort(key=_round_and_origin)
+    return [list(group) for _, group in groupby(observed, key=_round_and_origin)]
 
 
-def _taught_in(x: ExchangeRow) -> tuple[int, int]:
-    """Return the round in which an update came, and the one that it began in."""
+def _round_and_origin(x: ExchangeRow) -> tuple[int, int]:
+    """Return the round that aggregated an update, and the round of its exchange."""
     return (x.round if x.aggregated_round is None else x.aggregated_round), x.round
 
 
 def _contexts(exchanges: Sequence[ExchangeRow], is_literal: bool) -> Floats:
-    """Return what was known before the selection, shape (K, 4), as the registry has it."""
+    """Return the contexts before the selection, shape (K, 4), computed as in the registry.
+
+    Unknown transfer times are replaced by the median of the known ones.
+    """
     context = np.zeros((len(exchanges), CONTEXT))
     for at, x in enumerate(exchanges):
         cold = x.s_literal_seed if is_literal else x.s_not_previous
-        down_s, up_s = _way_s(x.bytes_down, x.downlink_bps), _way_s(x.bytes_up, x.uplink_bps)
+        down_s = _transfer_s(x.bytes_down, x.downlink_bps)
+        up_s = _transfer_s(x.bytes_up, x.uplink_bps)
         context[at] = 1.0 / (x.mu_cores or 1.0), cold, down_s, up_s
-    ways = context[:, [DOWN, UP]]
-    is_known: Bools = np.asarray(np.isfinite(ways).all(axis=1))
-    guess = np.median(ways[is_known], axis=0) if is_known.any() else np.zeros(2)
-    context[:, [DOWN, UP]] = np.where(is_known[:, None], ways, guess)
+    transfers_s = context[:, [DOWN, UP]]
+    is_known: Bools = np.asarray(np.isfinite(transfers_s).all(axis=1))
+    median_s = np.median(transfers_s[is_known], axis=0) if is_known.any() else np.zeros(2)
+    context[:, [DOWN, UP]] = np.where(is_known[:, None], transfers_s, median_s)
     return context
 
 
-def _way_s(size_bytes: int, rate_bps: float | None) -> float:
+def _transfer_s(size_bytes: int, rate_bps: float | None) -> float:
     low, high = LINK_BOUNDS_BPS
     return float("nan") if rate_bps is None else 8.0 * size_bytes / min(max(rate_bps, low), high)
 
@@ -159,25 +162,25 @@ def _way_s(size_bytes: int, rate_bps: float | None) -> float:
 def _phases_s(x: ExchangeRow) -> list[float] | None:
     compute_s = sum(getattr(x, f"{phase}_s") or 0.0 for phase in COMPUTE_PHASES)
     known = [x.download_s, x.load_s, compute_s, x.upload_s]
-    told = [part for part in known if part is not None]
-    if len(told) != len(known) or x.train_s is None or x.tau_s is None:
+    phases_s = [part for part in known if part is not None]
+    if len(phases_s) != len(known) or x.train_s is None or x.tau_s is None:
         return None
-    return [*told, x.tau_s - sum(told)]
+    return [*phases_s, x.tau_s - sum(phases_s)]
 
 
 def estimates_table(found: Mapping[str, Errors]) -> str:
-    """Return the errors as lines for people: one table a sample."""
+    """Return the errors as text, one table per sample."""
     tables = [_table("on exchanges", found)]
     audit = {name: errors.audit for name, errors in found.items() if errors.audit is not None}
     if audit:
         tables.append(_table("on the audit sample", audit))
-    told = {name: e.all_devices for name, e in found.items() if e.all_devices is not None}
-    if told:
-        tables.append(_table("on all devices", told))
+    of_all = {name: e.all_devices for name, e in found.items() if e.all_devices is not None}
+    if of_all:
+        tables.append(_table("on all devices", of_all))
     tables.append(
-        "errors of tau_hat against tau, on all devices against the known expectation of tau; each "
-        "was predicted from the exchanges before it; by known: median where so many of the "
-        "device's exchanges were known"
+        "errors of tau_hat against tau, on all devices against the true expected tau; each is "
+        "predicted from earlier exchanges; by known: median by number of known exchanges of the "
+        "device"
     )
     return "\n\n".join(tables)
 

@@ -1,4 +1,4 @@
-"""When an exchange was in which phase: from a stored row, or from telemetry while it is open."""
+"""Phases of an exchange as time spans: from a stored row, or from telemetry while it is open."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.wire.messages import DEVICE_PHASES
 
 PHASES = (*DEVICE_PHASES, "queued", "upload")
-"""In the order of an exchange."""
+"""Phases of an exchange in their order."""
 MISSED = "missed"
-"""What is left of the round for a device that did not make it."""
+"""Rest of the round after an exchange that was not done."""
 
 OVER = ""
-"""The device works no more."""
+"""The device no longer works on the exchange."""
 
 PHASE_OF_STATE: Mapping[str, str] = {
     "downloading": "download",
@@ -24,12 +24,12 @@ PHASE_OF_STATE: Mapping[str, str] = {
     "uploading": "upload",
     "confirming": "upload",
 }
-"""What a device reports while it works, and the phase that it means."""
+"""Phase of each reported state of a working device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of one phase, seconds since the dispatch of its round."""
+    """Time span of one phase, seconds since the dispatch of its round."""
 
     phase: str
     start_s: float
@@ -37,9 +37,9 @@ class Span:
 
 
 def spans_of(row: ExchangeRow, round_start_s: float, round_s: float) -> tuple[Span, ...]:
-    """Return the phases of a closed exchange, end to end.
+    """Return the phases of a closed exchange, without gaps.
 
-    Half of what no phase explains (the way of the order, mostly) lies before the first.
+    Half of the time in no phase (mostly control messages in transit) is placed before the first.
     """
     known = [getattr(row, f"{phase}_s") or 0.0 for phase in PHASES]
     at_s = max(row.dispatched_at_s - round_start_s, 0.0)
@@ -59,9 +59,9 @@ def extend(spans: Sequence[Span], state: str, now_s: float) -> tuple[Span, ...]:
     """Return the spans of an open exchange after one more report.
 
     Args:
-        spans: So far.
-        state: What the device says it is doing.
-        now_s: Seconds since the dispatch of the round.
+        spans: Spans before the report.
+        state: State reported by the device.
+        now_s: Time since the dispatch of the round, seconds.
     """
     phase = PHASE_OF_STATE.get(state, OVER)
     if not spans:

@@ -25,7 +25,7 @@ from fairbed.coordinator.algorithms.estimation.prequential import (
     EstimatorTrial,
     prequential,
 )
-from fairbed.coordinator.report.estimators import alpha_of, compare_estimators, rounds_that_teach
+from fairbed.coordinator.report.estimators import alpha_of, compare_estimators, observed_rounds
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.profiles.errors import ProfileError
@@ -188,7 +188,7 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
     }
     trials: dict[str, list[EstimatorTrial]] = {KNOWN: [], **({KNOWN_THEN: []} if links else {})}
     last = dict[str, ExchangeRow]()
-    for one_round in rounds_that_teach(reader.exchanges()):
+    for one_round in observed_rounds(reader.exchanges()):
         if (expected := expected_s.get(one_round[0].round)) is None:
             continue
         cohort = np.array([rows[x.device] for x in one_round], dtype=np.int64)
@@ -226,7 +226,7 @@ def _oracle_errors(folder: Path, reader: RunReader, counted_after: float) -> Err
 
     rounds = [
         kept
-        for one_round in rounds_that_teach(reader.exchanges())
+        for one_round in observed_rounds(reader.exchanges())
         if (kept := [x for x in one_round if x.device in truth_of])
     ]
     known, trials = oracle_trials(rounds, rows, truth_of, work_s, counted_after)

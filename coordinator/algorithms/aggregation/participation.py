@@ -19,28 +19,28 @@ class Participation:
     """
 
     def __init__(self) -> None:
-        self._merged: Ints = np.zeros(0, dtype=np.int64)
+        self._aggregated: Ints = np.zeros(0, dtype=np.int64)
         self._rounds: Ints = np.zeros(0, dtype=np.int64)
 
     def rate(self, row: int) -> float:
         """Return the pi that a row has if it is aggregated in this round."""
         is_known = row < len(self._rounds)
-        merged, rounds = (self._merged[row], self._rounds[row]) if is_known else (0, 0)
-        return max(float((merged + 1) / (rounds + 1)), RATE_FLOOR)
+        aggregated, rounds = (self._aggregated[row], self._rounds[row]) if is_known else (0, 0)
+        return max(float((aggregated + 1) / (rounds + 1)), RATE_FLOOR)
 
     def observe(self, rows: Ints) -> Floats:
         """Count a round that aggregates `rows`, shape (K,); return their pi, shape (K,)."""
         n = int(rows.max()) + 1
-        self._merged, self._rounds = grown(self._merged, n), grown(self._rounds, n)
+        self._aggregated, self._rounds = grown(self._aggregated, n), grown(self._rounds, n)
         self._rounds += 1
-        self._merged[rows] += 1
-        return np.maximum(self._merged[rows] / self._rounds[rows], RATE_FLOOR)
+        self._aggregated[rows] += 1
+        return np.maximum(self._aggregated[rows] / self._rounds[rows], RATE_FLOOR)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
-        return {"merged": self._merged.tolist(), "rounds": self._rounds.tolist()}
+        return {"merged": self._aggregated.tolist(), "rounds": self._rounds.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned."""
-        self._merged = np.array(state["merged"], dtype=np.int64)
+        self._aggregated = np.array(state["merged"], dtype=np.int64)
         self._rounds = np.array(state["rounds"], dtype=np.int64)

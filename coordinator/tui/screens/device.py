@@ -1,4 +1,4 @@
-"""One device: what it is, what it does, and every exchange it took part in."""
+"""Screen of one device: its facts, its state and its exchanges."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -29,17 +29,17 @@ from fairbed.coordinator.tui.widgets.header import RunHeader
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
 TALL = 32
-"""Lines from which facts and exchanges have room below each other; the room's own bound."""
+"""Screen height from which facts and exchanges fit below each other, lines; as in `Overview`."""
 
 ABSENCES = {
-    "unwilling": "its owner or its schedule keeps it out",
-    "silent": "no context, in an outage or frozen",
+    "unwilling": "its owner or its schedule does not allow training",
+    "silent": "outage or frozen process",
     "gone": "disconnected",
 }
-"""Why a device in this state takes no part in rounds."""
+"""Reason why a device in this state is not selected."""
 
 SHORT = {"download": "down", "upload": "up"}
-"""Headings of phases whose names are too wide."""
+"""Short headings of phases with wide names."""
 
 
 def _phase(column: str, row: ExchangeRow) -> str:
@@ -66,7 +66,7 @@ def _outcome(row: ExchangeRow) -> str:
 
 
 class DeviceDetail(Screen[None]):
-    """Shown over the room; the room's keys for a device act on this one."""
+    """Details of one device; the application's keys for a device act on it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,backspace,1", "app.back", "Back"),
@@ -80,13 +80,13 @@ class DeviceDetail(Screen[None]):
         self._listed: Sequence[ExchangeRow] = ()
         self._facts: tuple[object, ...] = ()
         self._over: tuple[object, ...] = ()
-        """Which exchanges are over, as far as the view tells."""
+        """Resumes, newest round and outcome in the view when exchanges were last read."""
         self.lacks_exchanges = True
-        """The store may hold more exchanges of the device than are shown."""
+        """The store may have more exchanges of the device than are shown."""
 
     @property
     def selected_device(self) -> str:
-        """The device that is shown."""
+        """Name of the device."""
         return self._device.name
 
     def compose(self) -> ComposeResult:
@@ -99,7 +99,7 @@ class DeviceDetail(Screen[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Name the panels."""
+        """Set the titles and the columns."""
         self.query_one("#facts").border_title = self._device.name
         table = self.query_one(DataTable)
         table.border_title = "Exchanges, newest first"
@@ -108,12 +108,12 @@ class DeviceDetail(Screen[None]):
         table.focus()
 
     def show(self, view: RunView) -> None:
-        """Show what the run's view tells of the device."""
+        """Show the device's facts in a view of the run."""
         self.query_one(RunHeader).view = view
         device = view.device(self._device.name)
         if device is not None:
             facts = device_facts(self._device, device, view.elapsed_s)
-            columns = 1 if self.app.size.height >= TALL else 2  # room for exchanges below
+            columns = 1 if self.app.size.height >= TALL else 2  # to leave lines for exchanges
             if (facts, columns) != self._facts:
                 self._facts = (facts, columns)
                 self.query_one("#facts", Static).update(side_by_side(facts, columns))
@@ -140,18 +140,18 @@ class DeviceDetail(Screen[None]):
 
 
 def outcome_now(view: RunView, device: str) -> str:
-    """Return what became of a device's exchange in the newest round; empty while it is open."""
+    """Return the outcome of a device's exchange in the newest round; empty while it is open."""
     exchanges = view.rounds[-1].exchanges if view.rounds else ()
     return next((x.outcome for x in exchanges if x.device == device), "")
 
 
 def curve(points: Iterable[tuple[int, float | None]]) -> tuple[tuple[float, float], ...]:
-    """Return the known points."""
+    """Return the points with a known value."""
     return tuple((float(x), y) for x, y in points if y is not None)
 
 
 def side_by_side(facts: Sequence[tuple[str, str]], columns: int) -> Table:
-    """Return labels and values, read down and then right; what is long is wrapped under itself."""
+    """Return labels and values in columns, filled downwards first; long values are wrapped."""
     table = Table.grid(padding=(0, 2), expand=True)
     for _ in range(columns):
         table.add_column(style="dim", no_wrap=True)
@@ -162,24 +162,22 @@ def side_by_side(facts: Sequence[tuple[str, str]], columns: int) -> Table:
     return table
 
 
-def state_words(device: DeviceView, elapsed_s: float) -> str:
-    """Return what a device does, and of one that cannot be had what that means and since when.
+def state_text(device: DeviceView, elapsed_s: float) -> str:
+    """Return the state of a device; for an absent one also the reason and the last context.
 
-    An emulated device that is in an outage looks like any other that is: only what it says, or
-    that it says nothing, is known here.
+    An outage of an emulated device looks like any other: only its reports are known here.
     """
     meaning = ABSENCES.get(device.state)
     if meaning is None:
         return device.state
     if device.state not in ABSENT or device.last_context_s is None:
         return f"{device.state}: {meaning}"
-    return (
-        f"{device.state}: {meaning}; heard {clock(max(0.0, elapsed_s - device.last_context_s))} ago"
-    )
+    age = clock(max(0.0, elapsed_s - device.last_context_s))
+    return f"{device.state}: {meaning}; last context {age} ago"
 
 
 def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[tuple[str, str]]:
-    """Return what is known of a device at an instant of the run's clock, label and value."""
+    """Return labels and values of a device at a time of the run clock."""
     try:
         capabilities = dict(json.loads(row.capabilities))
     except ValueError:
@@ -194,7 +192,7 @@ def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[t
         ("machine", machine or MISSING),
         ("cores", str(capabilities.get("cores", MISSING))),
         ("data", f"{row.n_k} examples, {source}"),
-        ("state", state_words(device, elapsed_s)),
+        ("state", state_text(device, elapsed_s)),
         ("µ", f"{ratio(device.mu_cores, 2)} cores"),
         (
             "links",
