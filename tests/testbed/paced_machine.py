@@ -1,4 +1,4 @@
-"""A machine without a clock of its own, and a device that is emulated on it."""
+"""A machine with a virtual clock, and a device that is emulated on it."""
 
 from fairbed.testbed.backends.cgroups.quota import Headroom
 from fairbed.testbed.backends.gauges import Gauge

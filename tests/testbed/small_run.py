@@ -1,4 +1,4 @@
-"""A small `fairbed run` in a process of its own, for tests that disturb it."""
+"""A small `fairbed run` in its own process, for tests that disturb it."""
 
 import os
 import signal
@@ -47,11 +47,11 @@ profile = "raspberry-pi-zero-2w"
 """
 
 LIMIT_S = 90.0
-"""For a run that takes a few seconds on a quiet machine."""
+"""Limit of a run that takes a few seconds on an idle machine."""
 
 
 class Running:
-    """A `fairbed run` in a process of its own."""
+    """A `fairbed run` in its own process."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class Running:
         )
 
     def finish(self) -> tuple[int, str, str]:
-        """Wait for the end; return exit code, stdout and stderr."""
+        """Wait for the end of the run; return exit code, stdout and stderr."""
         out, err = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, out, err
 
     def family(self) -> list[psutil.Process]:
-        """Return every process that the run has started."""
+        """Return all processes that the run has started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def wait_round(self, round_id: int) -> None:
@@ -100,7 +100,7 @@ class Running:
         wait_until(lambda: self.rounds() >= round_id, f"round {round_id}")
 
     def rounds(self) -> int:
-        """Return how many rounds have closed."""
+        """Return the number of closed rounds."""
         try:
             with RunReader(self.folder) as reader:
                 return len(reader.rounds())

@@ -1,4 +1,4 @@
-"""Round policies that an experiment may ask for, and those that make no sense."""
+"""Valid and invalid round policies of an experiment."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def experiment(**sections: Any) -> Experiment:
     return parse_experiment(raw | sections, "x.toml")
 
 
-def test_an_asynchronous_round_asks_and_wants_as_it_says() -> None:
+def test_an_asynchronous_round_has_its_concurrency_and_buffer() -> None:
     config = experiment(round={"mode": "async", "buffer": 3, "concurrency": 4}).coordinator()
     assert (config.updates_per_version, config.cohort_size) == (3, 4)
     config = experiment(round={"mode": "async"}).coordinator()
@@ -22,17 +22,17 @@ def test_an_asynchronous_round_asks_and_wants_as_it_says() -> None:
     assert (config.updates_per_version, config.cohort_size) == (2, 3)
 
 
-def test_who_is_late_has_a_deadline_for_every_version_that_it_may_be_late() -> None:
+def test_the_late_limit_has_a_deadline_for_each_allowed_version() -> None:
     settings = experiment(round={"late": "merge", "deadline_s": 10.0, "max_staleness": 3}).round
     assert settings.late_limit_s == 40.0
     assert experiment(round={"deadline_s": 10.0}).round.late_limit_s is None
 
 
-def test_a_policy_comes_back_from_its_own_file() -> None:
-    told = experiment(
+def test_a_policy_equals_itself_after_a_round_trip() -> None:
+    policy = experiment(
         round={"mode": "async", "buffer": 3, "concurrency": 4, "staleness": "constant"}
     )
-    assert "buffer = 3" in told.resolved_toml()
+    assert "buffer = 3" in policy.resolved_toml()
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_policy_comes_back_from_its_own_file() -> None:
         ({"round": {"max_staleness": 0}}, "round.max_staleness: must be"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(sections: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ExperimentError) as told:
+def test_an_invalid_policy_is_one_line(sections: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
         experiment(**sections)
-    assert rule in str(told.value)
-    assert len(str(told.value).splitlines()) == 1
+    assert rule in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

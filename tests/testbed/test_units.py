@@ -1,4 +1,4 @@
-"""Numbers with units are read as people type them, or the line says how."""
+"""Numbers with units are read, or refused with the valid units."""
 
 from collections.abc import Callable
 
@@ -53,6 +53,6 @@ def test_memory_is_counted_in_powers_of_1024(text: str, n_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "512", "lots", "0M", "-1M", "1e400G", "5mbit"])
-def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+def test_an_invalid_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be an amount of memory such as 512M"):
         size_bytes(text)

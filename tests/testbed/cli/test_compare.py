@@ -1,4 +1,4 @@
-"""`fairbed compare` as a person calls it: real replays, real kills, a real fleet."""
+"""`fairbed compare` from the command line: real replays, real kills, a real fleet."""
 
 import json
 import os
@@ -46,33 +46,33 @@ def grid_file(folder: Path, seeds: int = 2, rounds: int = 20, text: str = REPLAY
 
 
 def call(path: Path, out: Path, *more: str) -> int:
-    """Compare without figures, which cost more than all else; return the exit code."""
+    """Compare without figures, which take the most time; return the exit code."""
     return main(["compare", str(path), "--out", str(out), "--no-figures", "--jobs", "1", *more])
 
 
 def compared(out: Path) -> dict[str, Any]:
-    """Return what a grid says."""
-    said: dict[str, Any] = json.loads((out / "compare.json").read_text(encoding="utf-8"))
-    return said
+    """Return the content of `compare.json`."""
+    report: dict[str, Any] = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+    return report
 
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a folder of the test's own; return the folder of its grid."""
+    """Change to an own folder; return the folder of its grid."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "out"
 
 
 @pytest.mark.full
-def test_the_examples_front_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_with_a_front_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--out", str(calls), "--set", "rounds=6", "--json"]
     assert main(["compare", str(GRIDS / "rbcs-f-front.toml"), *arguments]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [arm["name"] for arm in said["arms"]][:2] == ["uniform", "rbcs-f,V=0"]
-    assert said["warnings"] == []
-    assert all(arm["seeds"] == list(range(10)) for arm in said["arms"])
-    gap = said["arms"][-1]["differences"]["virtual_s"]
-    assert (said["arms"][-1]["name"], gap["judgement"]) == ("fastest-known", "better")
+    report = json.loads(capsys.readouterr().out)
+    assert [arm["name"] for arm in report["arms"]][:2] == ["uniform", "rbcs-f,V=0"]
+    assert report["warnings"] == []
+    assert all(arm["seeds"] == list(range(10)) for arm in report["arms"])
+    gap = report["arms"][-1]["differences"]["virtual_s"]
+    assert (report["arms"][-1]["name"], gap["judgement"]) == ("fastest-known", "better")
     assert {path.name for path in calls.glob("compare.*")} == {
         "compare.json",
         "compare.csv",
@@ -89,11 +89,11 @@ def test_the_training_example_runs(calls: Path, capsys: pytest.CaptureFixture[st
     path = str(GRIDS / "selection-aggregation.toml")
     arguments = ["--out", str(calls), "--seeds", "2", "--set", "rounds=8", "--json"]
     assert main(["compare", path, *arguments]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["has_training"]
-    assert [target["rule"].split(" of ")[0] for target in said["targets"]] == ["90 %", "95 %"]
-    assert all(0.1 < cell["values"]["accuracy_mean"] < 1.0 for cell in said["cells"])
-    assert all(arm["values"][said["targets"][0]["key"]]["n"] == 2 for arm in said["arms"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["has_training"]
+    assert [target["rule"].split(" of ")[0] for target in report["targets"]] == ["90 %", "95 %"]
+    assert all(0.1 < cell["values"]["accuracy_mean"] < 1.0 for cell in report["cells"])
+    assert all(arm["values"][report["targets"][0]["key"]]["n"] == 2 for arm in report["arms"])
     if HAS_FIGURES:
         drawn = {path.stem for path in (calls / "figures").glob("*.svg")}
         assert drawn >= {"accuracy-rounds", "accuracy-time"}
@@ -116,28 +116,28 @@ def test_without_a_terminal_the_table_is_plain_text(
     assert "all files are in comparisons/small" in out
 
 
-def test_arms_share_their_world_and_seeds_do_not(calls: Path) -> None:
+def test_arms_share_their_random_draws_and_seeds_do_not(calls: Path) -> None:
     assert call(grid_file(calls.parent), calls) == 0
 
-    def world(arm: str, seed: int) -> tuple[list[Any], dict[Any, Any]]:
+    def draws(arm: str, seed: int) -> tuple[list[Any], dict[Any, Any]]:
         with RunReader(calls / "runs" / arm / str(seed)) as reader:
-            there = reader.columns(SelectionRow, ("round", "device", "is_available"))
+            available = reader.columns(SelectionRow, ("round", "device", "is_available"))
             rows = reader.columns(
                 ExchangeRow, ("round", "device", "mu_cores", "uplink_bps", "train_s", "upload_s")
             )
-        return sorted(there), {row[:2]: row[2:] for row in rows}
+        return sorted(available), {row[:2]: row[2:] for row in rows}
 
-    there, uniform = world("uniform", 0)
-    there_too, rbcs_f = world("rbcs-f,V=5", 0)
-    other_there, _ = world("uniform", 1)
-    assert there == there_too
-    assert there != other_there
+    available, uniform = draws("uniform", 0)
+    available_too, rbcs_f = draws("rbcs-f,V=5", 0)
+    other_seed, _ = draws("uniform", 1)
+    assert available == available_too
+    assert available != other_seed
     both = uniform.keys() & rbcs_f.keys()
     assert len(both) > 10
     assert {key: uniform[key] for key in both} == {key: rbcs_f[key] for key in both}
 
 
-def test_what_is_done_is_not_run_again_and_a_grid_may_grow(calls: Path) -> None:
+def test_finished_cells_are_not_run_again_and_a_grid_may_grow(calls: Path) -> None:
     path = grid_file(calls.parent)
     assert call(path, calls) == 0
     database = calls / "runs" / "uniform" / "1" / "run.db"
@@ -164,7 +164,7 @@ def test_a_changed_grid_is_refused(calls: Path, capsys: pytest.CaptureFixture[st
     assert "target must be unchanged since the grid began" in capsys.readouterr().err
 
 
-def test_a_cell_that_fails_is_one_line_and_hurts_no_other(
+def test_a_failed_cell_is_one_line_and_affects_no_other(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = grid_file(calls.parent, rounds=3)
@@ -188,7 +188,7 @@ def test_a_cell_that_fails_is_one_line_and_hurts_no_other(
 
 
 class Started:
-    """A `fairbed compare` in a process of its own, with the processes that it started."""
+    """A `fairbed compare` in its own process, with the processes that it started."""
 
     def __init__(self, path: Path, out: Path) -> None:
         self.out = out
@@ -214,7 +214,7 @@ class Started:
 def is_done(folder: Path) -> bool:
     try:
         return state_of(folder) == "done"
-    except Exception:  # another process is at it
+    except Exception:  # another process uses it
         return False
 
 
@@ -236,7 +236,7 @@ def started(path: Path, out: Path) -> Iterator[Started]:
         grid.process.communicate()
 
 
-def test_a_grid_that_was_killed_goes_on_and_ends_the_same(calls: Path) -> None:
+def test_a_killed_grid_resumes_and_ends_the_same(calls: Path) -> None:
     path = grid_file(calls.parent, seeds=6, rounds=60)
     with started(path, calls) as grid:
         grid.wait_until_some_are_done()
@@ -255,7 +255,7 @@ def test_a_grid_that_was_killed_goes_on_and_ends_the_same(calls: Path) -> None:
 
 
 @pytest.mark.full
-def test_ctrl_c_ends_the_workers_and_the_next_call_goes_on(calls: Path) -> None:
+def test_ctrl_c_ends_the_workers_and_the_next_call_resumes(calls: Path) -> None:
     path = grid_file(calls.parent, seeds=6, rounds=60)
     with started(path, calls) as grid:
         grid.wait_until_some_are_done()
@@ -269,7 +269,7 @@ def test_ctrl_c_ends_the_workers_and_the_next_call_goes_on(calls: Path) -> None:
     assert call(path, calls) == 0
 
 
-def test_a_worker_that_dies_costs_its_cell_and_no_other(calls: Path) -> None:
+def test_a_dead_worker_fails_its_cell_and_no_other(calls: Path) -> None:
     path = grid_file(calls.parent, seeds=6, rounds=60)
     with started(path, calls) as grid:
         grid.wait_until_some_are_done()
@@ -279,12 +279,12 @@ def test_a_worker_that_dies_costs_its_cell_and_no_other(calls: Path) -> None:
         lines = [line for line in grid.process.stderr if "failed" in line]
         assert len(lines) == 1
         assert "worker process ended with signal 9" in lines[0]
-    said = compared(calls)
-    assert len([cell for cell in said["cells"] if cell["problem"]]) == 1
+    report = compared(calls)
+    assert len([cell for cell in report["cells"] if cell["problem"]]) == 1
     assert call(path, calls) == 0
 
 
-def test_a_grid_belongs_to_one_process_at_a_time(
+def test_only_one_process_at_a_time_uses_a_grid(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = grid_file(calls.parent, seeds=6, rounds=60)
@@ -307,7 +307,7 @@ def test_a_grid_belongs_to_one_process_at_a_time(
         (["live.toml"], "arm 'rbcs-f': selection.policy: must not need true exchange times"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
+def test_an_unusable_command_line_is_one_line(
     calls: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid_file(calls.parent)
@@ -322,7 +322,9 @@ def test_what_cannot_be_used_is_one_line(
     assert not (calls.parent / "comparisons").exists()
 
 
-def test_live_cells_that_fail_say_why(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_live_cells_report_the_reason(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = GRIDS / "live-digits.toml"
     assert call(path, calls, "--seeds", "1", "--set", "data.dataset=nowhere.npz") == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if "failed: " in line]
@@ -332,14 +334,14 @@ def test_live_cells_that_fail_say_why(calls: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.full
 @pytest.mark.broker
-def test_the_live_example_runs_and_goes_on(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_live_example_runs_and_resumes(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--out", str(calls), "--seeds", "1", "--set", "rounds=2", "--json")
     live = ["compare", str(GRIDS / "live-digits.toml"), *arguments]
     assert main(live) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [arm["seeds"] for arm in said["arms"]] == [[0], [0]]
-    assert said["has_training"]
-    assert all(cell["values"]["accuracy_mean"] > 0.1 for cell in said["cells"])
+    report = json.loads(capsys.readouterr().out)
+    assert [arm["seeds"] for arm in report["arms"]] == [[0], [0]]
+    assert report["has_training"]
+    assert all(cell["values"]["accuracy_mean"] > 0.1 for cell in report["cells"])
     before = (calls / "runs" / "uniform" / "0" / "run.db").stat().st_mtime_ns
     assert main([*live, "--no-figures"]) == 0
     assert (calls / "runs" / "uniform" / "0" / "run.db").stat().st_mtime_ns == before

@@ -1,4 +1,4 @@
-"""`fairbed doctor --selector`, and plug-ins in runs: what keeps the contract, and what does not."""
+"""`fairbed doctor --selector` and plug-ins in runs, with correct and broken selectors."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ import numpy as np
 from examples.longest_waiting import LongestWaiting
 
 class Greedy(LongestWaiting):
-    """Takes one more than it may, from round 4 on, as long as it is told to."""
+    """Selects one device too many from round 4 on, if `is_greedy`."""
 
     def __init__(self, is_greedy=True):
         super().__init__()
@@ -38,8 +38,8 @@ class Greedy(LongestWaiting):
     def select(self, candidates, k, rng):
         return super().select(candidates, k + (self.is_greedy and candidates.round >= 4), rng)
 
-class Asker(LongestWaiting):
-    """Wants to know the losses of all."""
+class Querying(LongestWaiting):
+    """Queries the losses of all devices."""
 
     sample = "all"
 
@@ -54,7 +54,7 @@ def make(**options):
 
 @pytest.fixture
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A replay, and a plug-in that breaks the contract until a file says that it is mended."""
+    """A replay, and a plug-in that breaks the contract until the file `mended` exists."""
     (tmp_path / "greedy_of_test.py").write_text(PARTIAL, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "greedy_of_test", raising=False)
@@ -63,7 +63,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_one_that_keeps_the_contract_has_a_line_for_each_property(
+def test_a_correct_selector_has_a_line_for_each_property(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["doctor", "--selector", EXAMPLE, "--option", "patience=3"]) == 0
@@ -73,7 +73,7 @@ def test_one_that_keeps_the_contract_has_a_line_for_each_property(
     assert lines[-1] == f"{EXAMPLE}: satisfies the contract"
 
 
-def test_one_that_does_not_is_told_how_and_ends_with_1(
+def test_a_broken_selector_is_reported_with_exit_code_1(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--selector", "greedy_of_test:make", "--json"]) == 1
@@ -85,7 +85,7 @@ def test_one_that_does_not_is_told_how_and_ends_with_1(
     assert found["queues are finite and a copy"]["is_ok"]
 
 
-def test_our_own_can_be_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_built_in_policies_can_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--selector", "power-of-choice", "--option", "variant=pow-d"]
     assert main(["doctor", *arguments, "--option", "candidates=4"]) == 0
     assert "NaN or infinity are not selected" in capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_our_own_can_be_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["--selector", "rbcs-f", "--option", "V=-1"], "--option: Expected `float` >= 0"),
     ],
 )
-def test_what_cannot_be_checked_is_one_line(
+def test_a_selector_that_cannot_be_checked_is_one_line(
     arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", *arguments]) == 2
@@ -117,7 +117,7 @@ def test_a_plug_in_chooses_in_a_replay(experiment: Path, tmp_path: Path) -> None
         assert "patience = 2" in reader.experiment_toml
 
 
-def test_one_that_breaks_the_contract_ends_a_replay_that_goes_on_when_it_is_mended(
+def test_a_broken_plug_in_ends_a_replay_that_resumes_after_a_fix(
     experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -145,7 +145,7 @@ def test_one_that_breaks_the_contract_ends_a_replay_that_goes_on_when_it_is_mend
     ],
 )
 @pytest.mark.parametrize("command", ["replay", "run"])
-def test_what_no_run_can_have_is_said_before_it_begins(
+def test_an_impossible_policy_is_refused_before_the_run(
     experiment: Path,
     tmp_path: Path,
     setting: str,
@@ -160,20 +160,20 @@ def test_what_no_run_can_have_is_said_before_it_begins(
 
 
 @pytest.mark.parametrize("command", ["replay", "run"])
-def test_one_that_asks_is_refused_where_rounds_overlap(
+def test_a_loss_query_is_refused_where_rounds_overlap(
     experiment: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    chosen = ["--set", "selection.policy=greedy_of_test:Asker", "--set", "round.mode=async"]
+    chosen = ["--set", "selection.policy=greedy_of_test:Querying", "--set", "round.mode=async"]
     assert main([command, str(experiment), "--out", str(out), *chosen]) == 2
     assert (
-        'selector greedy_of_test:Asker: must select without losses with round.mode = "async", got '
-        "one that queries devices for them"
+        'selector greedy_of_test:Querying: must select without losses with round.mode = "async", '
+        "got one that queries devices for them"
     ) in error_of(capsys)
     assert not out.exists()
 
 
-def test_one_that_asks_is_refused_by_a_replay_without_training(
+def test_a_loss_query_is_refused_by_a_replay_without_training(
     experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = ["--set", "selection.policy=power-of-choice", "--set", "selection.variant=pow-d"]

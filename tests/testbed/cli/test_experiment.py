@@ -1,4 +1,4 @@
-"""`fairbed init`, `examples`, `config`, `schema` and completion, as a person types them."""
+"""`fairbed init`, `examples`, `config`, `schema` and completion from the command line."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def npz(path: Path, *shape: int) -> None:
     np.savez(path, x=np.zeros(shape, dtype=np.float32), y=y)
 
 
-def test_init_writes_an_experiment_that_says_all_its_defaults(folder: Path) -> None:
+def test_init_writes_an_experiment_with_all_defaults(folder: Path) -> None:
     assert main(["init"]) == 0
     experiment = load_experiment(folder / "experiment.toml")
     assert (experiment.name, experiment.devices) == ("experiment", 12)

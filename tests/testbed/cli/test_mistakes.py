@@ -1,4 +1,4 @@
-"""What a tired person types wrongly is one line that says what to do, and changes nothing."""
+"""A wrong command line gives one line with a remedy, and changes nothing."""
 
 import json
 import socket
@@ -38,14 +38,14 @@ def runs(tmp_path: Path) -> Path:
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the last line on stderr, which is the only one that is about the mistake."""
+    """Return the last line on stderr, the only one about the mistake."""
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("fairbed: ")
     assert "fault in fairbed" not in line
     return line
 
 
-def test_a_folder_with_other_files_is_not_taken_for_a_run(
+def test_a_folder_with_other_files_is_refused(
     experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis").mkdir()
@@ -56,7 +56,7 @@ def test_a_folder_with_other_files_is_not_taken_for_a_run(
     assert [path.name for path in out.iterdir()] == ["chapter.tex"]
 
 
-def test_a_file_is_not_taken_for_the_folder_of_a_run(
+def test_a_file_is_refused_as_the_folder_of_a_run(
     experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = tmp_path / "taken"
@@ -66,14 +66,14 @@ def test_a_file_is_not_taken_for_the_folder_of_a_run(
         assert f"--out {out}: must be a folder, got: Not a directory" in error_of(capsys)
 
 
-def test_a_folder_that_holds_no_run_cannot_go_on(
+def test_a_folder_without_a_run_cannot_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", str(tmp_path), "--headless"]) == 2
     assert "got a folder without experiment.toml; fairbed runs" in error_of(capsys)
 
 
-def test_a_run_whose_experiment_was_edited_says_so(
+def test_a_run_with_an_edited_experiment_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "cut"
@@ -85,7 +85,7 @@ def test_a_run_whose_experiment_was_edited_says_so(
     assert "must be unchanged since the run began, got a change" in error_of(capsys)
 
 
-def test_a_run_with_a_damaged_store_says_so(
+def test_a_run_with_a_damaged_store_is_refused(
     runs: Path, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (runs / "demo-1" / "run.db").write_bytes(b"garbage" * 100)
@@ -112,7 +112,7 @@ def test_a_broker_that_does_not_answer_stops_the_run_before_it_begins(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_to_listen_needs_a_host(
+def test_a_listen_address_needs_a_host(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for listen in ("", ":1883"):
@@ -121,16 +121,16 @@ def test_a_place_to_listen_needs_a_host(
         assert "--listen: must be HOST or HOST:PORT" in error_of(capsys)
 
 
-def test_debug_adds_where_it_happened_and_changes_nothing_else(
+def test_debug_adds_the_traceback_and_changes_nothing_else(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", "nope", "--runs", str(runs), "--debug"]) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert said.splitlines()[-1].startswith("fairbed: ")
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("fairbed: ")
 
 
-def test_nothing_is_deleted_unless_it_is_named(runs: Path) -> None:
+def test_rm_needs_the_name_of_the_run(runs: Path) -> None:
     with pytest.raises(SystemExit) as left:
         main(["rm", "--runs", str(runs)])
     assert left.value.code == 2
@@ -153,7 +153,7 @@ def test_the_control_room_needs_a_terminal(
     assert "watch: needs a terminal, got none" in error_of(capsys)
 
 
-def test_a_reader_that_leaves_early_is_no_error_of_ours(
+def test_a_closed_pipe_is_no_internal_error(
     runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Closed:
@@ -183,7 +183,7 @@ def test_the_doctor_names_the_data_of_an_experiment_once(
 
 
 @pytest.mark.parametrize("policy", ORACLE_POLICIES)
-def test_a_policy_that_has_to_know_the_true_times_is_refused_by_a_live_run(
+def test_a_policy_with_true_times_is_refused_by_a_live_run(
     experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
 ) -> None:
     out, chosen = tmp_path / "out", f"selection.policy={policy}"

@@ -1,4 +1,4 @@
-"""`fairbed profiles`: what people see of the library, and what they bring to it."""
+"""`fairbed profiles`: output about the library, and import of traces."""
 
 import json
 import os
@@ -15,16 +15,16 @@ real_data = pytest.mark.skipif(
 )
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """Run a command that must succeed, and return its lines."""
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """Run a command that must succeed; return its lines."""
     assert main(["profiles", *arguments]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out.splitlines()
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run a command that must refuse, and return its one line."""
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must fail; return its one line on stderr."""
     assert main(["profiles", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -34,12 +34,12 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_list_shows_every_device_link_and_population(capsys: pytest.CaptureFixture[str]) -> None:
-    first = {line.split()[0] for line in said(capsys, "list") if line}
+    first = {line.split()[0] for line in printed(capsys, "list") if line}
     assert {*profiles.names(), *profiles.link_names(), *profiles.population_names()} <= first
 
 
-def test_list_is_sorted_by_what_is_asked_largest_first(capsys: pytest.CaptureFixture[str]) -> None:
-    (text,) = said(capsys, "list", "--json", "--sort", "speed")
+def test_list_sorts_by_a_column_largest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    (text,) = printed(capsys, "list", "--json", "--sort", "speed")
     rows = json.loads(text)
     speeds = [row["speed"] for row in rows["devices"]]
     assert speeds == sorted(speeds, reverse=True)
@@ -47,7 +47,7 @@ def test_list_is_sorted_by_what_is_asked_largest_first(capsys: pytest.CaptureFix
 
 
 def test_list_takes_names(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "list", "n100", "lte-driving")
+    lines = printed(capsys, "list", "n100", "lte-driving")
     assert [line.split()[0] for line in lines if line] == [
         "device",
         "n100",
@@ -59,17 +59,17 @@ def test_list_takes_names(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_gives_every_number_its_tag_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("raspberry-pi-3b", "starlink-driving", "phones-2025"):
-        lines = said(capsys, "show", name)
+        lines = printed(capsys, "show", name)
         item = profiles.find(name).read_text(encoding="utf-8")
         assert sum(line.split()[-1] != "" for line in lines) >= item.count("source =") + 1
-    lines = said(capsys, "show", "starlink-driving")
+    lines = printed(capsys, "show", "starlink-driving")
     assert any("drawn every 25 s from 0 to 0.11, correlation 0" in line for line in lines)
-    (text,) = said(capsys, "show", "--json", "n100")
+    (text,) = printed(capsys, "show", "--json", "n100")
     assert json.loads(text)[0]["core_speed"]["value"] == 1.0
 
 
-def test_an_unknown_name_says_what_is_near(capsys: pytest.CaptureFixture[str]) -> None:
-    line = complaint(capsys, "show", "rasberry-pi-5")
+def test_an_unknown_name_lists_similar_names(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "show", "rasberry-pi-5")
     assert "rasberry-pi-5: no such profile; similar names: raspberry-pi-5" in line
 
 
@@ -89,8 +89,10 @@ def test_check_follows_traces_beside_a_profile(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.csv").write_text("t_s,mbps\n0,1\n1,2\n")
-    said(capsys, "import", str(tmp_path / "a.csv"), "--name", "mine", "--to", str(tmp_path / "o"))
-    assert said(capsys, "check", str(tmp_path / "o" / "mine.toml")) == ["1 checked, no problems"]
+    printed(
+        capsys, "import", str(tmp_path / "a.csv"), "--name", "mine", "--to", str(tmp_path / "o")
+    )
+    assert printed(capsys, "check", str(tmp_path / "o" / "mine.toml")) == ["1 checked, no problems"]
     (tmp_path / "o" / "mine.csv").write_text("t_s,mbps\n0,1\n1,-2\n")
     assert main(["profiles", "check", str(tmp_path / "o" / "mine.toml")]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -99,7 +101,7 @@ def test_check_follows_traces_beside_a_profile(
 
 
 def test_without_names_the_whole_library_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = said(capsys, "check")
+    (line,) = printed(capsys, "check")
     assert line.endswith("checked, no problems")
 
 
@@ -108,11 +110,11 @@ def test_import_of_a_csv_makes_a_link_that_plots(
 ) -> None:
     path = tmp_path / "Walk Home.csv"
     path.write_text("t_s, down_mbps, up_mbps\n0, 10, 1\n5, 20, 2\n")
-    lines = said(capsys, "import", str(path), "--to", str(tmp_path), "--delay", "20ms")
+    lines = printed(capsys, "import", str(path), "--to", str(tmp_path), "--delay", "20ms")
     assert lines[0].startswith("walk-home.csv: down_bps: 2 rows, 10 s, mean 1.5e+07, p5 1e+07")
     link = profiles.load_link(tmp_path / "walk-home.toml").link
     assert (link.down_bps, link.up_bps, link.delay_s) == (15e6, 1.5e6, 0.02)
-    drawn = said(capsys, "plot", str(tmp_path / "walk-home.toml"), "--size", "60x10")
+    drawn = printed(capsys, "plot", str(tmp_path / "walk-home.toml"), "--size", "60x10")
     assert drawn[-2].split()[:3] == ["link.down_bps", "10", "1.5e+07"]
     assert any("Mbit/s" in line for line in drawn)
 
@@ -122,7 +124,7 @@ def test_import_bins_mahimahi_and_converts_it_once(
 ) -> None:
     for way in ("down", "up"):
         (tmp_path / f"bus.{way}").write_text("".join(f"{ms}\n" for ms in range(0, 2001, 2)))
-    lines = said(
+    lines = printed(
         capsys,
         "import",
         str(tmp_path / "bus.down"),
@@ -165,30 +167,30 @@ def test_a_bad_import_is_one_line(
     path = tmp_path / "a.csv"
     path.write_text(content)
     out = tmp_path / "out"
-    assert words in complaint(capsys, "import", str(path), "--to", str(out), *arguments)
+    assert words in refused(capsys, "import", str(path), "--to", str(out), *arguments)
     assert not out.exists()
 
 
-def test_import_replaces_nothing_unasked(
+def test_import_replaces_files_only_with_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_text("t_s,mbps\n0,1\n")
-    line = complaint(capsys, "import", str(path), "--to", str(tmp_path))
+    line = refused(capsys, "import", str(path), "--to", str(tmp_path))
     assert f"{path}: exists already; choose another --name or --to, or use --force" in line
     assert path.read_text() == "t_s,mbps\n0,1\n"
 
 
 def test_plot_draws_heat_and_names_what_can_be_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "plot", "radxa-rock-5a")
+    lines = printed(capsys, "plot", "radxa-rock-5a")
     assert lines[-1].split()[0] == "thermal"
-    lines = said(capsys, "plot", "radxa-rock-5a", "down_bps", "--size", "60x10")
+    lines = printed(capsys, "plot", "radxa-rock-5a", "down_bps", "--size", "60x10")
     assert lines[-1].split()[0] == "link.down_bps"
-    line = complaint(capsys, "plot", "radxa-rock-5a", "altitude")
+    line = refused(capsys, "plot", "radxa-rock-5a", "altitude")
     assert "has no altitude over time; use one of clock_ratio, background_load, " in line
 
 
-def test_plot_draws_stays_of_a_device_that_is_not_always_there(
+def test_plot_draws_the_availability_of_a_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "phone.toml"
@@ -198,15 +200,15 @@ def test_plot_draws_stays_of_a_device_that_is_not_always_there(
         'session_s = { value = 600, tag = "literature", source = "made up" }\n',
         encoding="utf-8",
     )
-    lines = said(capsys, "plot", str(path), "available", "--length", "12h")
+    lines = printed(capsys, "plot", str(path), "available", "--length", "12h")
     assert lines[-1].split()[0] == "availability.available"
     assert float(lines[-1].split()[2]) == pytest.approx(0.25, abs=1e-3)
 
 
 def test_plot_draws_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    one = said(capsys, "plot", "lte-driving", "--seed", "3")
-    assert one == said(capsys, "plot", "lte-driving", "--seed", "3")
-    assert one != said(capsys, "plot", "lte-driving", "--seed", "4")
+    one = printed(capsys, "plot", "lte-driving", "--seed", "3")
+    assert one == printed(capsys, "plot", "lte-driving", "--seed", "3")
+    assert one != printed(capsys, "plot", "lte-driving", "--seed", "4")
 
 
 @pytest.mark.parametrize(
@@ -227,16 +229,16 @@ def test_a_bad_plot_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("FAIRBED_DATA", raising=False)
-    assert words in complaint(capsys, "plot", *arguments)
+    assert words in refused(capsys, "plot", *arguments)
 
 
 @real_data
 def test_plot_draws_a_published_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "plot", "data:mahimahi/ATT-LTE-driving.down", "--length", "60s")
+    lines = printed(capsys, "plot", "data:mahimahi/ATT-LTE-driving.down", "--length", "60s")
     assert lines[-1].split()[:2] == ["bps", "786.112"]
 
 
 def test_the_docs_show_the_library_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     docs = Path(profiles.__file__).resolve().parents[1] / "docs" / "profiles.md"
     shown = docs.read_text(encoding="utf-8").split("## The library")[1].split("```\n")[1]
-    assert shown.splitlines() == said(capsys, "list"), "run fairbed profiles list, and paste it"
+    assert shown.splitlines() == printed(capsys, "list"), "run fairbed profiles list, and paste it"

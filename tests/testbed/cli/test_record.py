@@ -1,4 +1,4 @@
-"""`fairbed record` as a person types it."""
+"""`fairbed record` from the command line."""
 
 import json
 import re
@@ -28,7 +28,7 @@ host_core_speed = 2.0
 
 
 def _make_run(root: Path, world: World, experiment: str = EXPERIMENT) -> Path:
-    """Return the folder of a run that one device took part in, and that kept its costs."""
+    """Return the folder of a run with one device and stored training costs."""
     folder, device = root / "by-hand", world.device()
     resolved = msgspec.toml.decode(experiment, type=Experiment).resolved_toml()
     with closing(
@@ -79,9 +79,9 @@ def test_a_device_of_a_run_becomes_a_profile(
 ) -> None:
     out = tmp_path / "out"
     assert _record("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", out) == 0
-    told = capsys.readouterr().out
-    assert "core_speed" in told
-    assert f'profile = "{out / "pi-1.toml"}"' in told
+    printed = capsys.readouterr().out
+    assert "core_speed" in printed
+    assert f'profile = "{out / "pi-1.toml"}"' in printed
     profile = profiles.load(out / "pi-1.toml")
     assert profile.core_speed == pytest.approx(0.4)
     assert profile.link.down_bps == pytest.approx(16e6)
@@ -92,7 +92,7 @@ def test_a_device_of_a_run_becomes_a_profile(
     assert [path.name for path in out.iterdir()] == ["pi-1.toml"]
 
 
-def test_what_moves_lies_beside_the_profile(tmp_path: Path) -> None:
+def test_numbers_that_vary_are_written_to_a_trace_file(tmp_path: Path) -> None:
     run = _make_run(tmp_path, World(down_bps=[16e6, 4e6]))
     arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path)
     assert _record(*arguments, "--as", "on-the-train") == 0
@@ -104,13 +104,13 @@ def test_what_moves_lies_beside_the_profile(tmp_path: Path) -> None:
 def test_json_is_one_object(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path, "--json")
     assert _record(*arguments) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["profile"] == str(tmp_path / "pi-1.toml")
-    assert told["numbers"]["core_speed"]["value"] == pytest.approx(0.4)
-    assert told["numbers"]["core_speed"]["moves"] is False
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["profile"] == str(tmp_path / "pi-1.toml")
+    assert printed["numbers"]["core_speed"]["value"] == pytest.approx(0.4)
+    assert printed["numbers"]["core_speed"]["moves"] is False
 
 
-def test_a_profile_is_replaced_only_when_told_to(
+def test_a_profile_is_replaced_only_with_force(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path)
@@ -155,7 +155,7 @@ def test_an_unknown_run_lists_those_that_exist(
     assert "there are: by-hand" in capsys.readouterr().err
 
 
-def test_a_run_that_is_too_short_says_what_is_too_little(
+def test_a_run_that_is_too_short_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = _make_run(tmp_path, World(rounds=1))
@@ -177,11 +177,11 @@ def test_bad_times_and_addresses_are_one_line(
 def test_this_machine_becomes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--for", "2s", "--load", "2s", "--like", "raspberry-pi-4b", "--out", tmp_path)
     assert _record("box", *arguments, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     profile = profiles.load(tmp_path / "box.toml")
-    assert profile.cores == told["numbers"]["cores"]["value"]
+    assert profile.cores == printed["numbers"]["cores"]["value"]
     assert profile.one_core.tag == "measured"
     assert "fairbed record" in profile.licence
-    assert "training" in told["numbers"]["core_speed"]["how"]
+    assert "training" in printed["numbers"]["core_speed"]["how"]
     left = {path.name for path in tmp_path.iterdir()}
     assert left <= {"box.toml", "box.csv"}

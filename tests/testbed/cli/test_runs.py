@@ -1,4 +1,4 @@
-"""Keeping house from the command line."""
+"""The commands on existing runs."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_show_prints_one_object_with_the_promised_keys(
+def test_show_prints_one_object_with_all_documented_keys(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", "latest", "--runs", str(runs), "--json"]) == 0
@@ -44,12 +44,12 @@ def test_show_prints_one_object_with_the_promised_keys(
     assert summary["rounds_completed"] == 4
 
 
-def test_show_prints_a_table_for_people(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_a_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "--runs", str(runs)]) == 0
     assert "rounds" in capsys.readouterr().out
 
 
-def test_runs_lists_what_there_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_lists_all_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--runs", str(runs), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["status"] == "done"
@@ -118,7 +118,7 @@ def test_a_damaged_run_can_be_removed(runs: Path) -> None:
     assert not (runs / "demo-1").exists()
 
 
-def test_rm_leaves_a_folder_alone_that_is_no_run(
+def test_rm_refuses_a_folder_that_is_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run.db").write_bytes(b"")
@@ -162,7 +162,7 @@ def test_every_other_command_refuses_an_older_format_with_one_line(
     assert (folder / "run.db").read_bytes() == before
 
 
-def test_logs_of_a_device_that_never_was_names_those_that_were(
+def test_logs_of_an_unknown_device_lists_the_known(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs = runs / "demo-1" / "logs"

@@ -1,4 +1,4 @@
-"""The TUI at a real terminal, over the process that it starts and the end of both."""
+"""The TUI in a real terminal: the run that it starts, and the end of both."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ from fairbed.coordinator.store import RunReader, StoreError
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 LIMIT_S = 60.0
-"""For what takes a second on a quiet machine."""
+"""Limit of steps that take a second on an idle machine."""
 
 SMALL = """
 name = "small"
@@ -36,7 +36,7 @@ count = 2
 
 
 class Terminal:
-    """A command that believes it has a person in front of it."""
+    """A command in a pseudo-terminal."""
 
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
@@ -58,22 +58,22 @@ class Terminal:
         while True:
             try:
                 data = os.read(self._master, 1 << 16)
-            except OSError:  # the last one that held the other side is gone
+            except OSError:  # the other side is closed
                 return
             self.text += data.decode(errors="replace")
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Send keys."""
         os.write(self._master, keys.encode())
 
     def finish(self) -> int:
-        """Wait for the end; return the exit code."""
+        """Wait for the end of the command; return its exit code."""
         code = self.process.wait(LIMIT_S)
         self._reader.join(LIMIT_S)
         return code
 
     def close(self) -> None:
-        """End it, however it is."""
+        """Kill the command and close the terminal."""
         self.process.kill()
         self.process.wait()
         self._reader.join(LIMIT_S)
@@ -116,7 +116,7 @@ def status_of(folder: Path) -> str:
         return "absent"
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder_and_tells_why(
+def test_a_run_that_cannot_begin_leaves_no_folder_and_prints_the_reason(
     experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
     out = tmp_path / "out"
@@ -133,7 +133,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder_and_tells_why(
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
 )
-def test_a_run_ends_in_order_when_its_terminal_is_gone(
+def test_a_run_ends_gracefully_when_its_terminal_closes(
     how: signal.Signals, experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
     out = tmp_path / "out"
@@ -144,7 +144,7 @@ def test_a_run_ends_in_order_when_its_terminal_is_gone(
     wait_until(lambda: status_of(out) == "stopped", "the end of the run")
 
 
-def test_a_run_that_is_left_running_goes_on_without_its_terminal(
+def test_a_detached_run_continues_without_its_terminal(
     experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
     out = tmp_path / "out"
@@ -161,7 +161,7 @@ def test_a_run_that_is_left_running_goes_on_without_its_terminal(
     assert status_of(out) == "stopped"
 
 
-def test_a_run_that_dies_while_it_starts_is_told_as_such(
+def test_a_run_that_dies_at_its_start_is_reported(
     experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Made-up results of a small grid: numbers that can be checked by hand."""
+"""Artificial results of a small grid, with numbers that can be checked by hand."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def result(
     problem: str = "",
     **values: float | None,
 ) -> CellResult:
-    """Return a cell: a metric that is not given is not known, `slope` is accuracy a round."""
+    """Return a cell; metrics without an argument are unknown, `slope` is accuracy per round."""
     if problem:
         return CellResult(
             arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", outcome=CellOutcome(problem=problem)
@@ -43,5 +43,5 @@ def result(
 
 
 def results(grid: Grid, make: Callable[[str, int], CellResult]) -> list[CellResult]:
-    """Return one result a cell."""
+    """Return one result per cell."""
     return [make(cell.arm.name, cell.seed) for cell in grid.cells()]

@@ -1,4 +1,4 @@
-"""What a cell's folder may hold when a grid goes on, and what is made of it."""
+"""The states of a cell's folder when a grid resumes, and their handling."""
 
 import sqlite3
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_cell_is_replayed_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 500])
-def test_a_run_that_died_in_its_first_moment_is_begun_anew(folder: Path, content: bytes) -> None:
+def test_a_run_that_died_at_its_start_is_started_again(folder: Path, content: bytes) -> None:
     folder.mkdir(parents=True)
     (folder / "run.db").write_bytes(content)
     assert state_of(folder) == "damaged"
@@ -44,7 +44,7 @@ def test_a_run_that_died_in_its_first_moment_is_begun_anew(folder: Path, content
     assert state_of(folder) == "done"
 
 
-def test_a_run_that_was_cut_off_is_gone_on_with(folder: Path) -> None:
+def test_an_interrupted_run_is_resumed(folder: Path) -> None:
     whole = replayed(folder)
     with sqlite3.connect(folder / "run.db") as connection:
         connection.execute("UPDATE run SET status = 'running'")
@@ -58,7 +58,7 @@ def test_a_run_that_was_cut_off_is_gone_on_with(folder: Path) -> None:
         assert reader.run().row.resumes == 1
 
 
-def test_a_run_of_a_newer_version_is_left_alone(folder: Path) -> None:
+def test_a_run_of_a_newer_version_is_not_changed(folder: Path) -> None:
     replayed(folder)
     with sqlite3.connect(folder / "run.db") as connection:
         connection.execute("PRAGMA user_version = 99")
@@ -67,7 +67,7 @@ def test_a_run_of_a_newer_version_is_left_alone(folder: Path) -> None:
     assert (folder / "run.db").exists()
 
 
-def test_a_run_that_another_process_is_at_is_left_alone(folder: Path) -> None:
+def test_a_run_in_use_by_another_process_is_not_changed(folder: Path) -> None:
     replayed(folder)
     lock = RunLock(folder)
     try:

@@ -1,4 +1,4 @@
-"""What a grid's results say, against numbers by hand; and how tables, CSV and LaTeX say it."""
+"""Comparisons against numbers by hand, and their tables, CSV and LaTeX."""
 
 import csv
 import io
@@ -44,20 +44,20 @@ def grid_of(tmp_path: Path, seeds: int = 10, target: str = "") -> Grid:
     return load_grid(path)
 
 
-def said(grid: Grid, found: list[CellResult]) -> Comparison:
+def compared(grid: Grid, found: list[CellResult]) -> Comparison:
     return compare(grid, "hash", "1.0", found)
 
 
 def cell(arm: str, seed: int) -> CellResult:
-    """Return a cell whose luck is the same in every arm: only the seed makes noise."""
-    luck = float(np.random.default_rng(seed).normal())
+    """Return a cell in which the effect of the seed is the same for every arm."""
+    seed_effect = float(np.random.default_rng(seed).normal())
     base = {"uniform": 300.0, FAST: 200.0, FASTER: 150.0}[arm]
     rate = {"uniform": 0.19, FAST: 0.16, FASTER: 0.16}[arm]
     noise = 0.0 if arm == "uniform" else 0.01 * (-1) ** seed
     return result(
         arm,
         seed,
-        round_s=(base + 40.0 * luck) / 10.0,
+        round_s=(base + 40.0 * seed_effect) / 10.0,
         min_rate_selected=rate,
         jain=0.9 + noise,
         queue_mean_total=base / 10.0,
@@ -67,7 +67,7 @@ def cell(arm: str, seed: int) -> CellResult:
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
     grid = grid_of(tmp_path)
-    return said(grid, results(grid, cell))
+    return compared(grid, results(grid, cell))
 
 
 def test_differences_are_taken_seed_by_seed(comparison: Comparison) -> None:
@@ -97,17 +97,17 @@ def test_an_arm_is_better_only_where_zero_is_outside(comparison: Comparison) -> 
 def test_rounding_is_no_difference(tmp_path: Path) -> None:
     grid = grid_of(tmp_path)
     nearly = {"uniform": 1.0, FAST: 1.0 + 1e-14, FASTER: 1.0 + 1e-6}
-    found = said(grid, results(grid, lambda arm, seed: result(arm, seed, jain=nearly[arm])))
+    found = compared(grid, results(grid, lambda arm, seed: result(arm, seed, jain=nearly[arm])))
     assert [arm.differences["jain"].judgement for arm in found.arms[1:]] == ["unclear", "better"]
 
 
-def test_a_front_holds_who_is_beaten_by_none(comparison: Comparison) -> None:
+def test_the_front_has_the_arms_that_are_not_dominated(comparison: Comparison) -> None:
     assert [arm.is_on_front for arm in comparison.arms] == [True, False, True]
 
 
 def test_the_order_of_results_changes_nothing(tmp_path: Path, comparison: Comparison) -> None:
     grid = grid_of(tmp_path)
-    assert said(grid, results(grid, cell)[::-1]) == comparison
+    assert compared(grid, results(grid, cell)[::-1]) == comparison
 
 
 def test_the_same_in_any_process(comparison: Comparison) -> None:
@@ -115,9 +115,9 @@ def test_the_same_in_any_process(comparison: Comparison) -> None:
     assert again == comparison
 
 
-def test_few_seeds_are_warned_of_and_judge_nothing(tmp_path: Path) -> None:
+def test_few_seeds_give_a_warning_and_no_verdict(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, seeds=4)
-    few = said(grid, results(grid, cell))
+    few = compared(grid, results(grid, cell))
     assert "without training needs at least 10, got 4" in few.warnings[0]
     assert {gap.judgement for arm in few.arms for gap in arm.differences.values()} == {"unclear"}
     text = plain(few)
@@ -126,9 +126,9 @@ def test_few_seeds_are_warned_of_and_judge_nothing(tmp_path: Path) -> None:
 
 def test_with_training_five_seeds_are_enough(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, seeds=5)
-    assert said(grid, results(grid, trained)).warnings == []
+    assert compared(grid, results(grid, trained)).warnings == []
     grid = grid_of(tmp_path, seeds=4)
-    assert "with training needs at least 5" in said(grid, results(grid, trained)).warnings[0]
+    assert "with training needs at least 5" in compared(grid, results(grid, trained)).warnings[0]
 
 
 def trained(arm: str, seed: int) -> CellResult:
@@ -138,7 +138,7 @@ def trained(arm: str, seed: int) -> CellResult:
 
 def test_times_to_a_share_of_the_baselines_final_accuracy(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, 5, "target = { share = [0.75] }")
-    found = said(grid, results(grid, trained))
+    found = compared(grid, results(grid, trained))
     (target,) = found.targets
     assert target.accuracy == pytest.approx(0.75 * 0.64), "the mean of evaluations 6 to 10"
     assert target.rule == "75 % of the final 0.640 of uniform"
@@ -150,7 +150,7 @@ def test_times_to_a_share_of_the_baselines_final_accuracy(tmp_path: Path) -> Non
 
 def test_a_given_target_and_a_given_horizon(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, 5, "target = { accuracy = [0.24], horizon_s = 45 }")
-    found = said(grid, results(grid, trained))
+    found = compared(grid, results(grid, trained))
     (target,) = found.targets
     assert (target.key, found.horizon_s) == ("time_to_0.24", 45.0)
     # the mean of evaluations 1 to 5 is 0.24 at 0.08 a round: after 100, 50 s; never at 0.04 in time
@@ -162,22 +162,22 @@ def test_without_evaluations_there_is_no_target(comparison: Comparison) -> None:
     assert (comparison.targets, comparison.horizon_s, comparison.has_training) == ([], None, False)
 
 
-def test_a_cell_that_failed_leaves_pairs_out_and_is_named(tmp_path: Path) -> None:
+def test_a_failed_cell_is_named_and_left_out_of_pairs(tmp_path: Path) -> None:
     grid = grid_of(tmp_path)
     found = [
-        result(r.arm, r.seed, problem="out of luck") if (r.arm, r.seed) == (FAST, 3) else r
+        result(r.arm, r.seed, problem="no result") if (r.arm, r.seed) == (FAST, 3) else r
         for r in results(grid, cell)
     ]
-    some = said(grid, found)
-    assert [one.problem for one in some.problems] == ["out of luck"]
+    some = compared(grid, found)
+    assert [one.problem for one in some.problems] == ["no result"]
     assert some.arms[1].differences["virtual_s"].n == 9
     assert some.arms[2].differences["virtual_s"].n == 10
     assert "cells failed: rbcs_f,V=5 9/10" in some.warnings[0]
 
 
-def test_a_grid_in_which_all_failed_can_still_be_told(tmp_path: Path) -> None:
+def test_a_grid_in_which_all_cells_failed_has_a_report(tmp_path: Path) -> None:
     grid = grid_of(tmp_path)
-    none = said(grid, results(grid, lambda arm, seed: result(arm, seed, problem="no")))
+    none = compared(grid, results(grid, lambda arm, seed: result(arm, seed, problem="no")))
     assert none.metrics == []
     for text in (plain(none), tex(none), metrics_csv(none), cells_csv(none)):
         assert text
@@ -191,7 +191,7 @@ def test_the_table_has_a_line_for_every_arm(comparison: Comparison) -> None:
     assert any("-100.0 [-100.0, -100.0]" in line and line.endswith("better") for line in lines)
 
 
-def test_a_terminal_is_told_the_same(
+def test_a_terminal_shows_the_same(
     comparison: Comparison, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -230,7 +230,7 @@ def test_csv_reads_back(comparison: Comparison) -> None:
     assert float(cells[0]["virtual_s"]) == comparison.cells[0].values["virtual_s"]
 
 
-def test_latex_is_of_the_shape_that_compiles(comparison: Comparison) -> None:
+def test_latex_has_balanced_environments(comparison: Comparison) -> None:
     text = tex(comparison)
     opened = re.findall(r"\\begin\{(\w+)\}", text)
     assert sorted(opened) == sorted(re.findall(r"\\end\{(\w+)\}", text))
@@ -250,7 +250,7 @@ def test_latex_is_of_the_shape_that_compiles(comparison: Comparison) -> None:
     assert r"rbcs\_f,V=5" in text
 
 
-def test_latex_prints_any_text_as_it_is() -> None:
+def test_latex_escapes_any_text() -> None:
     assert escaped(r"a_b & 5% {x} \y ~^$#") == (
         r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{}\$\#"
     )

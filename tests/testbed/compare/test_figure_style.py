@@ -1,4 +1,4 @@
-"""Figures are the same bytes for the same data, and leave nothing behind in matplotlib."""
+"""Figures have the same bytes for the same data, and leave matplotlib's settings unchanged."""
 
 import builtins
 import sys
@@ -44,7 +44,7 @@ def test_the_same_data_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 @needs_matplotlib
-def test_nobodys_settings_move_a_pixel_and_ours_do_not_stay(tmp_path: Path) -> None:
+def test_user_settings_have_no_effect_and_are_unchanged_afterwards(tmp_path: Path) -> None:
     import matplotlib
 
     plain = draw(tmp_path / "plain")
@@ -53,11 +53,11 @@ def test_nobodys_settings_move_a_pixel_and_ours_do_not_stay(tmp_path: Path) -> N
         assert matplotlib.rcParams["lines.linewidth"] == 9.0
 
 
-def test_a_name_with_points_keeps_them() -> None:
+def test_a_file_name_keeps_its_dots() -> None:
     assert files_of(Path("a/V=0.5")) == [Path("a/V=0.5.svg"), Path("a/V=0.5.png")]
 
 
-def test_many_series_can_be_told_apart() -> None:
+def test_many_series_have_different_styles() -> None:
     looks = [series_style(at) for at in range(len(COLOURS) * 4)]
     assert len(set(looks)) == len(looks)
     for one, other in pairwise(looks):
@@ -66,7 +66,7 @@ def test_many_series_can_be_told_apart() -> None:
         assert one.dash != other.dash
 
 
-def test_without_the_library_one_line_says_what_to_install(
+def test_without_matplotlib_the_error_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__

@@ -1,4 +1,4 @@
-"""The folder of a grid refuses what is not its own, in one line."""
+"""The folder of a grid refuses other grids and other files, in one line."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def enter(out: Path, grid: Grid) -> str:
         return manifest.grid
 
 
-def test_it_keeps_the_experiment_of_each_arm_and_may_get_more_arms(tmp_path: Path) -> None:
+def test_the_folder_has_the_experiment_of_each_arm_and_accepts_more_arms(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = enter(out, grid_of(tmp_path, ONE))
     assert enter(out, grid_of(tmp_path, ONE)) == first
@@ -56,7 +56,7 @@ def test_a_changed_grid_is_refused_and_changes_nothing(
     assert (out / MANIFEST).read_bytes() == before
 
 
-def test_a_damaged_memory_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_one_line(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / MANIFEST).write_text("{", encoding="utf-8")
@@ -65,7 +65,7 @@ def test_a_damaged_memory_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_two_at_once_are_one_too_many(tmp_path: Path) -> None:
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, ONE)
     with (
         grid_folder(tmp_path / "out", grid),

@@ -1,4 +1,4 @@
-"""The grid file: what it makes of arms, axes and seeds, and what a mistake in it says."""
+"""The grid file: arms, axes and seeds, and its error messages."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_axes_of_the_grid_multiply_every_arm(folder: Path) -> None:
     assert [(c.seed, c.experiment.seed) for c in grid.cells()[::6]] == [(5, 5), (1, 1)]
 
 
-def test_axes_alone_make_arms_and_keys_that_end_alike_are_told_apart(folder: Path) -> None:
+def test_axes_alone_make_arms_and_keys_with_equal_ends_are_written_in_full(folder: Path) -> None:
     axes = '[axes]\n"selection.deadline_s" = [1, 2]\n"round.deadline_s" = [3]\n'
     assert [arm.name for arm in small(folder, arms=axes).arms] == [
         "selection.deadline_s=1,round.deadline_s=3",
@@ -150,6 +150,6 @@ def test_a_mistake_is_one_line_that_names_the_file(folder: Path, text: str, word
     assert str(folder) in str(caught.value)
 
 
-def test_a_seed_cannot_be_set_behind_the_grids_back(folder: Path) -> None:
+def test_an_arm_cannot_set_the_seed(folder: Path) -> None:
     with pytest.raises(ExperimentError, match="--set: seed: must be equal in all arms"):
         grid_of(folder, f'experiment = "base.toml"\nseeds = 1\n{ARMS}', "seed=3")

@@ -1,4 +1,4 @@
-"""Intervals against scipy and by their coverage, times and fronts by hand."""
+"""Intervals are checked against scipy and by their coverage, times and fronts by hand."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def coverage(n: int, *, is_skewed: bool) -> float:
 @pytest.mark.parametrize(
     ("n", "is_skewed", "least"), [(5, False, 0.91), (10, False, 0.93), (10, True, 0.88)]
 )
-def test_ninety_five_percent_of_intervals_hold_the_mean(
+def test_ninety_five_percent_of_intervals_cover_the_mean(
     n: int, is_skewed: bool, least: float
 ) -> None:
     assert least <= coverage(n, is_skewed=is_skewed) <= 0.97
@@ -88,7 +88,7 @@ def test_an_interval_does_not_depend_on_how_much_is_drawn_at_once(
     assert mean_interval(values, rng()) == whole
 
 
-def test_equal_values_leave_no_doubt_and_one_value_tells_nothing() -> None:
+def test_equal_values_have_no_width_and_one_value_has_no_interval() -> None:
     assert mean_interval(np.full(6, 4.0), rng()) == ConfidenceInterval(4.0, 4.0, 4.0, 6)
     assert mean_interval(floats(4.0), rng()) == ConfidenceInterval(4.0, None, None, 1)
     with pytest.raises(ValueError, match="at least one value"):
@@ -107,7 +107,7 @@ def test_equal_values_leave_no_doubt_and_one_value_tells_nothing() -> None:
         (ConfidenceInterval(2.0, None, None, 1), "unclear"),
     ],
 )
-def test_nothing_is_said_when_zero_is_inside_or_seeds_are_few(
+def test_the_verdict_is_unclear_if_zero_is_inside_or_seeds_are_few(
     interval: ConfidenceInterval, verdict: str
 ) -> None:
     assert interval.verdict == verdict
@@ -121,7 +121,7 @@ def test_the_running_mean_is_a_convolution() -> None:
     assert np.isnan(running_mean(values[:4])).all()
 
 
-def test_a_target_is_reached_by_a_running_mean_not_by_one_lucky_evaluation() -> None:
+def test_a_target_is_reached_by_a_running_mean_not_by_one_evaluation() -> None:
     at_s = np.arange(1.0, 11.0) * 10.0
     lucky = floats(0.1, 0.1, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
     assert time_to(0.8, at_s, lucky) is None
@@ -136,17 +136,17 @@ def test_the_final_value_is_the_last_mean_of_five() -> None:
     assert final_value(np.arange(1.0, 5.0)) is None
 
 
-def test_a_time_is_restricted_to_what_every_run_has_seen() -> None:
+def test_a_time_is_restricted_to_the_horizon() -> None:
     assert [restricted(t, 50.0) for t in (None, 20.0, 80.0)] == [50.0, 20.0, 50.0]
 
 
-def test_a_front_is_what_nobody_beats_in_both() -> None:
+def test_a_front_has_the_points_that_are_not_dominated() -> None:
     times, rates = floats(1.0, 2.0, 3.0, 2.5, 1.0), floats(0.0, 0.1, 0.2, 0.1, 0.0)
     assert on_front(times, rates).tolist() == [True, True, True, False, True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
-def test_a_front_is_found_as_by_looking_at_every_pair(points: list[tuple[int, int]]) -> None:
+def test_a_front_equals_that_of_a_comparison_of_all_pairs(points: list[tuple[int, int]]) -> None:
     times, rates = (np.array(axis, dtype=np.float64) for axis in zip(*points, strict=True))
     looked = [not any(u <= t and s >= r and (u < t or s > r) for u, s in points) for t, r in points]
     assert on_front(times, rates).tolist() == looked

@@ -25,7 +25,7 @@ def decode(**section: Any) -> DataConfig:
         ({"kind": "by-class", "classes_per_device": 3}, ByClass(classes_per_device=3)),
     ],
 )
-def test_kind_says_which_partition(partition: dict[str, Any], expected: object) -> None:
+def test_kind_selects_the_partition(partition: dict[str, Any], expected: object) -> None:
     assert decode(partition=partition).partition == expected
 
 
@@ -33,7 +33,7 @@ def test_defaults_need_no_download() -> None:
     assert decode() == DataConfig(dataset="digits", test_fraction=0.2, min_examples=10)
 
 
-def test_natural_is_for_data_that_come_with_users() -> None:
+def test_natural_needs_data_with_users() -> None:
     natural = {"kind": "natural"}
     assert decode(dataset="synthetic", partition=natural).partition == Natural()
     assert decode(dataset="own.npz", partition=natural).partition == Natural()

@@ -1,4 +1,4 @@
-"""An experiment file is read strictly, and what is wrong with it is one clear line."""
+"""An experiment file is read strictly, and each error is one clear line."""
 
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def test_a_wrong_key_type_or_value_is_one_line(setting: str, line: str) -> None:
 
 
 def test_a_missing_file_and_broken_toml_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match=r"nothing\.toml: no such file; `fairbed init`"):
+    with pytest.raises(ExperimentError, match=r"nothing\.toml: there is no such file;"):
         load_experiment(tmp_path / "nothing.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("name = ", encoding="utf-8")
@@ -98,7 +98,7 @@ def test_a_missing_file_and_broken_toml_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["selection.V", "=3", "selection..V=1", "name.x=3"])
-def test_an_override_that_makes_no_sense_is_refused(setting: str) -> None:
+def test_an_invalid_override_is_refused(setting: str) -> None:
     with pytest.raises(ValueError, match=r"must be KEY=VALUE such as|is not a table"):
         override({"name": "x"}, setting)
 
@@ -110,7 +110,7 @@ def test_overrides_are_toml_or_plain_words() -> None:
     assert raw == {"a": {"b": 1.5, "c": "text", "d": ["x"]}, "e": True}
 
 
-def test_an_override_of_tables_in_a_row_names_one_by_number() -> None:
+def test_an_override_names_one_of_several_tables_by_index() -> None:
     raw: dict[str, object] = {"fleet": [{"count": 1}, {"count": 2}]}
     override(raw, "fleet.1.count=7")
     assert raw == {"fleet": [{"count": 1}, {"count": 7}]}
@@ -123,12 +123,12 @@ def test_an_override_of_tables_in_a_row_names_one_by_number() -> None:
             override(raw, wrong)
 
 
-def test_one_seed_serves_every_purpose_that_has_none_of_its_own() -> None:
+def test_the_seed_is_the_default_of_every_purpose() -> None:
     experiment = parse_experiment({"name": "x", "seed": 4, "seeds": {"data": 9}}, "test")
     assert (experiment.seed_for("data"), experiment.seed_for("init")) == (9, 4)
 
 
-def test_an_emulated_fleet_is_waited_for_whole() -> None:
+def test_a_run_waits_for_the_whole_emulated_fleet() -> None:
     experiment = parse_experiment({"name": "x", "fleet": [{"count": 7}]}, "test")
     assert experiment.coordinator().round.min_devices == 7
 
@@ -153,9 +153,7 @@ json_values = st.recursive(
     section=st.sampled_from(Experiment.__struct_fields__),
     value=json_values | st.dictionaries(st.sampled_from(["V", "kind", "dataset"]), json_values),
 )
-def test_whatever_stands_in_a_section_it_decodes_or_is_one_line(
-    section: str, value: object
-) -> None:
+def test_any_section_decodes_or_is_one_line(section: str, value: object) -> None:
     line = "file.toml: fine"
     try:
         parse_experiment({"name": "x"} | {section: value}, "file.toml")

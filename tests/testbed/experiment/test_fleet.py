@@ -1,4 +1,4 @@
-"""A fleet is planned as its file says, and let into this machine only if it fits."""
+"""A fleet is planned from its file, and refused if it does not fit into this machine."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def admitted(plan: Experiment, cores: float, earlier: float | None = None) -> fl
     ("per_round", "host_core_speed", "cores"),
     [(1, 1.0, 0.425), (2, 1.0, 0.639), (3, 1.0, 0.853), (2, 2.0, 0.3195)],
 )
-def test_the_fastest_of_one_round_are_what_a_fleet_wants(
+def test_the_demand_of_a_fleet_is_that_of_its_fastest_cohort(
     per_round: int, host_core_speed: float, cores: float
 ) -> None:
     plan = experiment(per_round, host_core_speed=host_core_speed)
@@ -54,7 +54,7 @@ def test_the_fastest_of_one_round_are_what_a_fleet_wants(
 
 
 def late(per_round: int, max_staleness: int, **emulation: object) -> Experiment:
-    """A dozen equal devices, of whom late ones go on."""
+    """Return an experiment of twelve equal devices in which late devices continue."""
     settings = RoundConfig(late="merge", max_staleness=max_staleness)
     fleet = (FleetConfig(profile="raspberry-pi-4b", count=12),)
     return structs.replace(experiment(per_round, fleet, **emulation), round=settings)
@@ -63,7 +63,7 @@ def late(per_round: int, max_staleness: int, **emulation: object) -> Experiment:
 @pytest.mark.parametrize(
     ("per_round", "max_staleness", "devices"), [(2, 1, 4), (2, 3, 8), (3, 3, 12), (4, 5, 12)]
 )
-def test_late_devices_that_go_on_are_at_work_beside_the_next_rounds(
+def test_late_devices_compute_beside_the_next_rounds(
     per_round: int, max_staleness: int, devices: int
 ) -> None:
     plan = late(per_round, max_staleness)
@@ -74,7 +74,7 @@ def test_late_devices_that_go_on_are_at_work_beside_the_next_rounds(
     ("variant", "candidates", "devices"),
     [("rpow-d", 9, 2), ("pow-d", None, 4), ("pow-d", 9, 9), ("cpow-d", 1, 2)],
 )
-def test_candidates_that_answer_are_at_work_at_the_same_time(
+def test_candidates_of_a_loss_query_compute_at_the_same_time(
     variant: str, candidates: int | None, devices: int
 ) -> None:
     selection = SelectionConfig(
@@ -98,7 +98,7 @@ def test_a_fleet_that_has_no_room_for_its_late_devices_is_refused() -> None:
     assert admitted(late(2, 3), cores=5) == 1.0
 
 
-def test_devices_that_are_not_throttled_want_nothing() -> None:
+def test_devices_that_are_not_throttled_have_no_demand() -> None:
     plan = experiment(7, (*FLEET, FleetConfig(count=5)))
     assert demand_of(plan, plan_fleet(plan, {})).concurrent_cores == pytest.approx(0.853)
     assert admitted(plan, cores=2) == 1.0
@@ -126,7 +126,7 @@ def test_auto_takes_the_least_that_fits_and_nothing_when_it_fits() -> None:
     assert admitted(experiment(3, dilation="auto"), cores=2) == 1.0
 
 
-def test_a_run_that_goes_on_keeps_its_dilation_while_that_is_enough() -> None:
+def test_a_resumed_run_keeps_its_dilation_if_it_is_enough() -> None:
     plan = experiment(3, host_core_speed=0.1, dilation="auto")
     assert admitted(plan, cores=64, earlier=6.0) == 6.0
     assert admitted(plan, cores=1, earlier=6.0) > 6.0
@@ -173,7 +173,7 @@ def test_the_seed_of_the_fleet_alone_changes_the_devices() -> None:
     assert speeds[0] == speeds[1] != speeds[2]
 
 
-def test_sampled_devices_are_named_and_told_of() -> None:
+def test_sampled_devices_have_names_and_truth_rows() -> None:
     fleet = (FleetConfig(population="phones-2025", count=4), FleetConfig(population="phones-2025"))
     devices = plan_fleet(Experiment(name="fleet", fleet=fleet), {})
     assert [d.spec.name for d in devices] == [f"phones-2025-{i}" for i in (1, 2, 3, 4, 5)]
@@ -201,7 +201,7 @@ def test_a_profile_and_a_population_exclude_each_other() -> None:
     )
 
 
-def test_an_unknown_population_says_which_are_near() -> None:
+def test_an_unknown_population_lists_similar_names() -> None:
     fleet = (FleetConfig(population="phone-2025", count=4),)
     with pytest.raises(
         UnknownProfile, match=r"^phone-2025: no such population; similar names: phones-"
@@ -263,19 +263,19 @@ def test_a_trace_without_a_link_has_no_delay(tmp_path: Path) -> None:
     assert device.schedule.conditions(0.0).speed_ratio is None
 
 
-def test_a_trace_that_carries_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_trace_of_zeros_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "silent.csv"
     path.write_text("t_s,mbps\n0,0\n1,0\n", encoding="utf-8")
     with pytest.raises(TraceError, match=r"silent\.csv: down_bps must be above 0 somewhere, got"):
         planned(FleetConfig(trace=str(path)))
 
 
-def test_a_trace_that_is_not_there_is_refused() -> None:
+def test_a_missing_trace_is_refused() -> None:
     with pytest.raises(TraceError, match=r"^nowhere\.csv: "):
         planned(FleetConfig(trace="nowhere.csv"))
 
 
-def test_devices_whose_numbers_stand_still_are_not_driven() -> None:
+def test_devices_with_constant_numbers_are_not_driven() -> None:
     assert not any(
         device.spec.is_driven
         for device in planned(
@@ -292,7 +292,7 @@ def test_a_device_that_heats_up_is_driven() -> None:
     assert device.follower(0.0).needs_cpu_time(0.0)
 
 
-def test_dilation_and_a_backend_without_loss_leave_what_is_meant(tmp_path: Path) -> None:
+def test_dilation_and_a_backend_without_loss_keep_the_truth(tmp_path: Path) -> None:
     link = """
 title = "A link that loses"
 licence = "made up for this test"
@@ -340,7 +340,7 @@ def test_an_outage_of_a_group_comes_at_its_time_by_the_clock_of_the_run() -> Non
 
 
 @pytest.mark.parametrize(
-    ("outage", "complaint"),
+    ("outage", "message"),
     [
         ({"start_s": -1, "duration_s": 5}, r"fleet\[0\]\.outage\[0\]\.start_s: "),
         ({"start_s": 1, "duration_s": 0}, r"fleet\[0\]\.outage\[0\]\.duration_s: "),
@@ -350,7 +350,7 @@ def test_an_outage_of_a_group_comes_at_its_time_by_the_clock_of_the_run() -> Non
         ),
     ],
 )
-def test_a_bad_outage_is_one_line(outage: dict[str, object], complaint: str) -> None:
+def test_a_bad_outage_is_one_line(outage: dict[str, object], message: str) -> None:
     raw = {"name": "holes", "fleet": [{"outage": [outage]}]}
-    with pytest.raises(ExperimentError, match=complaint):
+    with pytest.raises(ExperimentError, match=message):
         parse_experiment(raw, "holes.toml")

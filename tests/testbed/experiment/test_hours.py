@@ -15,7 +15,7 @@ def test_hours_are_counted_from_the_time_of_day_at_which_the_run_begins() -> Non
     assert series.mean == pytest.approx(8 / 24)
 
 
-def test_several_hours_hold_together() -> None:
+def test_several_ranges_of_hours_are_combined() -> None:
     series = hours_series(["08:00-10:00", "09:00-12:00", "23:00-24:00"], "00:00")
     assert [hour for hour in range(24) if series.at(hour * HOUR_S)] == [8, 9, 10, 11, 23]
 
@@ -29,7 +29,7 @@ def experiment(**fleet: object) -> dict[str, object]:
     }
 
 
-def test_a_group_with_hours_is_away_outside_of_them() -> None:
+def test_a_group_with_hours_is_unavailable_outside_them() -> None:
     planned = plan_fleet(
         parse_experiment(experiment(available_hours=["22:00-06:00"]), "x.toml"), {}
     )
@@ -40,7 +40,7 @@ def test_a_group_with_hours_is_away_outside_of_them() -> None:
         assert device.schedule.next_change(0.0) == HOUR_S
 
 
-def test_a_group_without_hours_is_left_to_its_profile() -> None:
+def test_a_group_without_hours_follows_its_profile() -> None:
     planned = plan_fleet(parse_experiment(experiment(), "x.toml"), {})
     assert all(device.tracks.available.is_constant for device in planned)
 

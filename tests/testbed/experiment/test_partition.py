@@ -102,7 +102,7 @@ def test_dirichlet_redraws_until_every_device_has_enough() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 1e-300])
-def test_a_hopeless_dirichlet_ends_with_one_line(alpha: float) -> None:
+def test_an_impossible_dirichlet_ends_with_one_line(alpha: float) -> None:
     with pytest.raises(DatasetError, match=r"no such draw among 10000 .* raise alpha") as raised:
         dirichlet(labels(400), 40, alpha, 10, rng())
     assert "\n" not in str(raised.value)
@@ -167,7 +167,7 @@ def test_class_mix_has_the_spread_of_its_concentration() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.01, 1.0, 10.0, 1e6])
-def test_class_mix_gives_everybody_equally_many(gamma: float) -> None:
+def test_class_mix_gives_all_devices_equally_many(gamma: float) -> None:
     y = np.arange(12_000, dtype=np.int64) % 10
     sizes = np.bincount(class_mix(y, 40, gamma, rng()), minlength=40)
     assert sizes.sum() == 12_000
@@ -213,7 +213,7 @@ def test_natural_never_divides_a_user() -> None:
         (ByClass(classes_per_device=2), None, 4, r"must be 3 \.\. 10 for 10 classes"),
     ],
 )
-def test_says_why_data_cannot_be_divided(
+def test_data_that_cannot_be_divided_are_one_line(
     partition: Partition, device_ids: Ints | None, devices: int, message: str
 ) -> None:
     with pytest.raises(DatasetError, match=message):

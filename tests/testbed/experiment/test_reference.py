@@ -1,4 +1,4 @@
-"""The reference of the experiment file: complete, and the same as what is committed."""
+"""The reference of the experiment file is complete, and the committed one is up to date."""
 
 from pathlib import Path
 

@@ -67,7 +67,7 @@ def test_emulated_devices_hold_shards_in_fleet_order() -> None:
     assert fleet().assignments() == {"pi-01": 0, "pi-02": 1, "nano-01": 2}
 
 
-def test_a_stranger_takes_the_next_free_shard_and_keeps_it() -> None:
+def test_an_unknown_device_gets_the_next_free_shard_and_keeps_it() -> None:
     data = fleet()
     first = data.shard("kitchen-pi")
     assert data.assignments()["kitchen-pi"] == 3
@@ -75,14 +75,14 @@ def test_a_stranger_takes_the_next_free_shard_and_keeps_it() -> None:
     assert data.shard("kitchen-pi") == first
 
 
-def test_there_is_nothing_when_all_shards_are_taken() -> None:
+def test_there_is_no_shard_when_all_are_assigned() -> None:
     data = fleet(devices=3)
     assert data.shard("kitchen-pi") is None
     assert "kitchen-pi" not in data.assignments()
     assert data.shard("pi-01") is not None
 
 
-def test_a_resumed_fleet_hands_out_the_same_shards() -> None:
+def test_a_resumed_fleet_has_the_same_shards() -> None:
     before = fleet()
     before.shard("attic-pi")
     kitchen = before.shard("kitchen-pi")
@@ -92,7 +92,7 @@ def test_a_resumed_fleet_hands_out_the_same_shards() -> None:
     assert after.assignments() == {**before.assignments(), "cellar-pi": 5}
 
 
-def test_strangers_asking_at_once_get_different_shards() -> None:
+def test_concurrent_requests_get_different_shards() -> None:
     data = fleet(devices=23)
     barrier = threading.Barrier(20, timeout=30)
 
@@ -120,7 +120,7 @@ def test_a_larger_test_part_leaves_the_division_alone() -> None:
         )
 
 
-def test_data_with_users_are_divided_by_them_unless_told_otherwise() -> None:
+def test_data_with_users_are_divided_by_users_by_default() -> None:
     data = FleetData(dataset(has_users=True), DataConfig(dataset="own.npz"), devices=6, seed=1)
     assert all(len(set(rows % 6)) == 1 for rows in data.train_rows)
 

@@ -1,4 +1,4 @@
-"""What steps cost here is measured once a run, by the agent's own training loop."""
+"""The cost of training steps is measured once per run, by the agent's own training loop."""
 
 from pathlib import Path
 
@@ -44,10 +44,10 @@ def test_any_batch_size_can_be_measured(batch_size: int) -> None:
     ("up", "down"),
     [("float32", "float32"), ("float16", "float16"), ("int8", "int8"), ("top-k", "delta")],
 )
-def test_codecs_are_measured_where_somebody_asks(up: str, down: str) -> None:
+def test_codecs_are_measured_on_request(up: str, down: str) -> None:
     exchange = ExchangeConfig(up=up, down=down)  # type: ignore[arg-type]  # each is one
-    asked = msgspec.structs.replace(probe("mlp-784-318-10", batch_size=8), exchange=exchange)
-    costs = measure(asked)
+    requested = msgspec.structs.replace(probe("mlp-784-318-10", batch_size=8), exchange=exchange)
+    costs = measure(requested)
     assert (costs.decode_s > 0.0) == (down != "float32"), "what comes whole is not unpacked"
     assert costs.encode_s > 0.0
     if up == "int8":
@@ -58,16 +58,16 @@ def test_codecs_are_measured_where_somebody_asks(up: str, down: str) -> None:
 
 
 def test_a_resumed_run_keeps_its_costs(tmp_path: Path) -> None:
-    asked = probe("softmax-64-10", batch_size=8, momentum=0.9, proximal=0.1, clip_norm=1.0)
-    first = anyio.run(work_costs, tmp_path, asked)
+    requested = probe("softmax-64-10", batch_size=8, momentum=0.9, proximal=0.1, clip_norm=1.0)
+    first = anyio.run(work_costs, tmp_path, requested)
     kept = (tmp_path / "work.json").read_bytes()
     assert msgspec.json.decode(kept, type=WorkCosts) == first
-    assert anyio.run(work_costs, tmp_path, asked) == first
+    assert anyio.run(work_costs, tmp_path, requested) == first
     (tmp_path / "work.json").write_bytes(b"{")  # cut short by a crash
-    assert anyio.run(work_costs, tmp_path, asked).train.seconds(8) > 0.0
+    assert anyio.run(work_costs, tmp_path, requested).train.seconds(8) > 0.0
 
 
-def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_failed_measurement_is_one_line(tmp_path: Path) -> None:
     broken = msgspec.structs.replace(probe("softmax-64-10"), artifact=b"no task")
     with pytest.raises(BackendError, match=r"^calibration: a training step must run here, got: .+"):
         anyio.run(work_costs, tmp_path, broken)

@@ -1,4 +1,4 @@
-"""How busy this machine is while it emulates: waits are counted for whoever is emulated."""
+"""Contention of this machine: waits are counted for emulated devices."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ HAS_DELAYS = Path("/proc/self/schedstat").exists()
 SPIN = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
 
 
-def test_a_device_that_is_not_emulated_suffers_nothing() -> None:
+def test_a_device_that_is_not_emulated_has_no_contention() -> None:
     watch = ContentionMonitor(["a"], lambda name: 1.0, lambda: [])
     assert watch.waiting("b") is None
     assert watch.waiting("a") is not None
@@ -33,13 +33,13 @@ def test_waits_are_counted_in_seconds_of_the_fleet() -> None:
     assert (waiting.device_s, waiting.path_s) == (1.5, 0.0)
 
 
-def test_a_device_that_cannot_tell_was_not_kept_waiting() -> None:
+def test_unknown_contention_counts_as_zero() -> None:
     waiting = ContentionMonitor(["a"], lambda name: None, lambda: []).waiting("a")
     assert waiting is not None
     assert waiting.device_s == 0.0
 
 
-def test_a_whole_cohort_costs_one_look_at_the_processes() -> None:
+def test_a_whole_cohort_needs_one_reading_of_the_processes() -> None:
     looks, now = [], [0.0]
 
     def path() -> list[int]:
@@ -54,31 +54,31 @@ def test_a_whole_cohort_costs_one_look_at_the_processes() -> None:
     assert looks == [0.0, READING_S]
 
 
-def test_long_waits_add_up_and_those_of_waking_up_do_not() -> None:
-    told = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(5.0, 10)}
-    watch = WaitCounter(lambda pid: told[pid])
+def test_long_waits_add_up_and_short_ones_do_not() -> None:
+    readings = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(5.0, 10)}
+    watch = WaitCounter(lambda pid: readings[pid])
     watch.update([7, 8])
-    assert watch.seconds == 0.0  # before anybody looked
-    told[7] = SchedulerWaits(100.0 + 3000 * SHORT_S, 4000)  # a relay at work, and nobody in its way
-    told[8] = SchedulerWaits(5.0 + 0.3, 20)
+    assert watch.seconds == 0.0  # the first reading is the reference
+    readings[7] = SchedulerWaits(100.0 + 3000 * SHORT_S, 4000)  # a relay without contention
+    readings[8] = SchedulerWaits(5.0 + 0.3, 20)
     watch.update([7, 8])
     assert watch.seconds == pytest.approx(0.3, rel=1e-3)
 
 
-def test_a_process_that_takes_the_place_of_another_begins_anew() -> None:
-    told = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(1.0, 10)}
-    watch = WaitCounter(lambda pid: told[pid])
+def test_a_new_process_starts_from_zero() -> None:
+    readings = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(1.0, 10)}
+    watch = WaitCounter(lambda pid: readings[pid])
     watch.update([7])
     watch.update([8])
-    told[8] = SchedulerWaits(1.5, 10)
+    readings[8] = SchedulerWaits(1.5, 10)
     watch.update([8])
     assert watch.seconds == pytest.approx(0.5)
 
 
-@pytest.mark.skipif(not HAS_DELAYS, reason="the kernel does not tell how long threads wait")
+@pytest.mark.skipif(not HAS_DELAYS, reason="the kernel does not count waits of threads")
 def test_processes_that_share_a_core_keep_each_other_waiting() -> None:
     core = {min(os.sched_getaffinity(0))}
-    crowd = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", f"{SPIN}\nimport sys; print(flush=True); sys.stdin.read()"],
             stdin=subprocess.PIPE,
@@ -88,17 +88,17 @@ def test_processes_that_share_a_core_keep_each_other_waiting() -> None:
         for _ in range(2)
     ]
     try:
-        for process in crowd:
+        for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
-        assert sum(waits(process.pid).seconds for process in crowd) > 0.15
+        assert sum(waits(process.pid).seconds for process in processes) > 0.15
     finally:
-        for process in crowd:
+        for process in processes:
             process.kill()
             process.communicate()
 
 
-def test_a_process_that_is_gone_waits_for_nothing() -> None:
+def test_an_ended_process_has_no_waits() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert waits(process.pid).seconds == 0.0

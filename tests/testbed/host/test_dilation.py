@@ -1,4 +1,4 @@
-"""Dilated time: an event loop whose seconds are longer, unseen by what runs on it."""
+"""Dilated time: an event loop with longer seconds, invisible to the code that it runs."""
 
 import time
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.alone
 
 
 def lasted(dilation: float, seconds: float) -> tuple[float, float, float]:
-    """Sleep on a dilated loop; return what the loop, the device and this machine say."""
+    """Sleep on a dilated loop; return the times of the loop, the device and this machine."""
 
     async def nap() -> tuple[float, float, float]:
         clock = DilatedClock(dilation)
@@ -62,7 +62,7 @@ def test_deadlines_pass_later_too() -> None:
     assert anyio.run(wait, backend_options=options) >= 0.1
 
 
-def test_without_dilation_nothing_is_different() -> None:
+def test_without_dilation_time_is_unchanged() -> None:
     loop = loop_factory(1.0)()
     assert not isinstance(loop, DilatedLoop)
     loop.close()

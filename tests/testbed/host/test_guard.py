@@ -1,4 +1,4 @@
-"""Children die with their parent, however it dies. Real processes, real SIGKILL."""
+"""Children end with their parent, also after SIGKILL; with real processes."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_our_own_child_dies_with_a_killed_parent(started: list[psutil.Process]) 
     assert is_gone(child)
 
 
-def test_a_child_whose_parent_is_already_gone_ends_at_once() -> None:
+def test_a_child_of_an_ended_parent_ends_at_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OUR_CHILD, "1"], cwd=REPOSITORY, capture_output=True, timeout=60
     )
@@ -133,7 +133,7 @@ def test_the_program_gets_default_signal_handlers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "complaint"),
+    ("arguments", "status", "message"),
     [
         ([], 2, "guard: need [--stay] [PARENT] -- CMD..., got []"),
         (["--"], 2, "guard: need [--stay] [PARENT] -- CMD..., got ['--']"),
@@ -149,9 +149,7 @@ def test_the_program_gets_default_signal_handlers() -> None:
         ),
     ],
 )
-def test_a_bad_command_line_gets_one_line(
-    arguments: list[str], status: int, complaint: str
-) -> None:
+def test_a_bad_command_line_gets_one_line(arguments: list[str], status: int, message: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fairbed.testbed.host.guard", *arguments],
         cwd=REPOSITORY,
@@ -160,7 +158,7 @@ def test_a_bad_command_line_gets_one_line(
         timeout=60,
     )
     assert done.returncode == status
-    assert done.stderr.startswith(complaint)
+    assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
 
 

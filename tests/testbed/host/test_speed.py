@@ -1,4 +1,4 @@
-"""The speed of this machine is measured once, kept, and goes into the fleet as a number."""
+"""The speed of this machine is measured once, cached, and used as a number in the fleet."""
 
 import argparse
 import os
@@ -61,15 +61,15 @@ def test_a_damaged_cache_is_measured_again(content: bytes, environ: dict[str, st
     assert msgspec.json.decode(path.read_bytes(), type=HostSpeed).step_s > 0.0
 
 
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert host_speed({"XDG_CACHE_HOME": str(tmp_path / "file")}).step_s > 0.0
 
 
-def test_the_cache_is_of_this_processor_and_lies_in_the_users_folder() -> None:
+def test_the_cache_is_for_this_processor_and_in_the_users_folder() -> None:
     assert cpu_model()
-    path = cache_path({"HOME": "/home/somebody"})
-    assert path.parent == Path("/home/somebody/.cache/fairbed")
+    path = cache_path({"HOME": "/home/user"})
+    assert path.parent == Path("/home/user/.cache/fairbed")
 
 
 def test_auto_becomes_a_number_that_the_run_keeps(

@@ -1,4 +1,4 @@
-"""The embedded broker: it comes up, it lets only us in, it dies, and it leaves nothing behind."""
+"""The embedded broker: start, login, restart and end, without leftovers."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def can_be_bound(port: int) -> bool:
 
 
 def files_with(folder: Path, text: str) -> list[Path]:
-    """Return the files that hold a text; a live broker may remove one while we look."""
+    """Return the files that contain a text; a live broker may remove a file meanwhile."""
     holders = []
     for place, _, names in os.walk(folder):
         for path in (Path(place) / name for name in names):
@@ -72,7 +72,7 @@ def files_with(folder: Path, text: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", BROKERS)
-async def test_comes_up_and_gives_back_port_process_and_folder(
+async def test_starts_and_leaves_no_port_process_or_folder(
     kind: BrokerKind, tmp_path: Path
 ) -> None:
     with anyio.fail_after(GIVE_UP_S):
@@ -115,7 +115,7 @@ async def test_keeps_its_address_and_password_over_a_restart(
 
 
 @pytest.mark.parametrize("kind", BROKERS)
-async def test_tells_when_it_ends_by_itself(kind: BrokerKind, tmp_path: Path) -> None:
+async def test_reports_that_it_ended_by_itself(kind: BrokerKind, tmp_path: Path) -> None:
     with anyio.fail_after(GIVE_UP_S):
         async with start_broker(kind, folder=tmp_path) as broker:
             assert broker.pid is not None
@@ -137,7 +137,7 @@ def test_dies_with_its_parent(kind: BrokerKind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", BROKERS)
-async def test_passwords_are_random_and_for_our_eyes_only(kind: BrokerKind, tmp_path: Path) -> None:
+async def test_passwords_are_random_and_in_private_files(kind: BrokerKind, tmp_path: Path) -> None:
     with anyio.fail_after(GIVE_UP_S):
         async with (
             start_broker(kind, folder=tmp_path / "a") as a,
@@ -152,7 +152,7 @@ async def test_passwords_are_random_and_for_our_eyes_only(kind: BrokerKind, tmp_
 
 
 @pytest.mark.parametrize("kind", BROKERS)
-async def test_a_taken_port_is_told_in_one_line(kind: BrokerKind, tmp_path: Path) -> None:
+async def test_a_port_in_use_is_one_line(kind: BrokerKind, tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
@@ -166,13 +166,13 @@ async def test_a_taken_port_is_told_in_one_line(kind: BrokerKind, tmp_path: Path
     assert "broker.log" in message
 
 
-async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
+async def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BrokerError, match=r"must listen on an address .* got 192\.0\.2\.1"):
         async with start_broker(folder=tmp_path, host="192.0.2.1"):
             pass
 
 
-async def test_none_installed_says_what_to_install(
+async def test_without_a_broker_the_error_names_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -195,7 +195,7 @@ async def test_auto_takes_the_first_that_is_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BROKERS if kind.id != "amqtt"])
-async def test_throws_out_who_sends_too_much(kind: BrokerKind, tmp_path: Path) -> None:
+async def test_disconnects_a_client_that_sends_too_much(kind: BrokerKind, tmp_path: Path) -> None:
     with anyio.fail_after(GIVE_UP_S):
         async with (
             start_broker(kind, folder=tmp_path) as broker,

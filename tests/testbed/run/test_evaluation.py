@@ -89,7 +89,7 @@ def test_scores_each_device_on_its_own_held_out_examples() -> None:
         assert scores[name].loss_sum == pytest.approx(loss_sum, rel=1e-6)
 
 
-def test_a_model_of_zeros_is_as_wise_as_a_die_on_the_shipped_task() -> None:
+def test_a_model_of_zeros_guesses_on_the_shipped_task() -> None:
     data = FleetData(
         load(DataConfig(), 0, {}), DataConfig(), devices=3, seed=0, names=("a", "b", "c")
     )
@@ -108,7 +108,7 @@ def test_a_device_counts_from_when_it_holds_a_shard() -> None:
     assert list(judge.evaluate(VECTOR)) == ["a", "b", "late-comer"]
 
 
-def test_the_number_of_threads_does_not_show() -> None:
+def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
     data = fleet()
     assert evaluator(data).evaluate(VECTOR) == evaluator(data, threads=4).evaluate(VECTOR)
 

@@ -1,4 +1,4 @@
-"""A promise that a fleet cannot keep is told before the first round, with the k that fails."""
+"""A guarantee that cannot hold for a fleet gives a warning with the k that fails."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_the_least_available_device_may_be_the_first_that_fails() -> None:
 
 
 @pytest.mark.parametrize("policy", ["uniform", "fedcs"])
-def test_who_promises_nothing_breaks_nothing(tmp_path: Path, policy: str) -> None:
+def test_a_policy_without_guarantee_has_no_warning(tmp_path: Path, policy: str) -> None:
     experiment = load_experiment(plan(tmp_path, 0.5), [f"selection.policy={policy}"])
     assert infeasible_rate(experiment) is None
 

@@ -1,4 +1,4 @@
-"""The driver of a run ends the run when it cannot go on, and only then."""
+"""A failure of the schedule driver ends the run; nothing else does."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ LIMIT_S = 30.0
 
 
 class Fleet:
-    """Counts what is applied; refuses it if it is told to."""
+    """A backend that notes its first conditions, or refuses them."""
 
     def __init__(self, refusal: str | None = None) -> None:
         self.applied = anyio.Event()
@@ -58,7 +58,7 @@ def new_store(folder: Path) -> Store:
 def drive(
     folder: Path, refusal: str | None = None, *, breaks_store: bool = False
 ) -> Exception | None:
-    """Drive a fleet until it has its conditions, or is refused them; return what ended the run."""
+    """Drive a fleet until its conditions are applied or refused; return the error, if any."""
 
     async def run() -> Exception | None:
         fleet, stop, store = Fleet(refusal), StopControl(), new_store(folder)
@@ -77,7 +77,7 @@ def drive(
     return anyio.run(run)
 
 
-def test_what_holds_at_the_end_of_a_run_is_written_down(tmp_path: Path) -> None:
+def test_the_conditions_at_the_end_of_a_run_are_recorded(tmp_path: Path) -> None:
     assert drive(tmp_path / "run") is None
     with RunReader(tmp_path / "run") as reader:
         rows = [row for device in devices() for row in reader.conditions(device.spec.name)]
@@ -85,16 +85,16 @@ def test_what_holds_at_the_end_of_a_run_is_written_down(tmp_path: Path) -> None:
     assert all(row.down_bps == 940e6 for row in rows)
 
 
-def test_a_backend_that_cannot_go_on_ends_the_run(tmp_path: Path) -> None:
+def test_a_backend_failure_ends_the_run(tmp_path: Path) -> None:
     broken = drive(tmp_path / "run", "proxy-0: takes no orders any more")
     assert str(broken) == "proxy-0: takes no orders any more"
 
 
-def test_a_store_that_takes_nothing_ends_the_run(tmp_path: Path) -> None:
+def test_a_store_failure_ends_the_run(tmp_path: Path) -> None:
     assert isinstance(drive(tmp_path / "run", breaks_store=True), StoreError)
 
 
 @pytest.mark.parametrize(("t", "missing"), [(0.0, 4), (9.0, 4), (10.0, 0)])
-def test_nobody_waits_for_devices_that_have_no_link(t: float, missing: int) -> None:
+def test_the_start_does_not_wait_for_devices_without_link(t: float, missing: int) -> None:
     plane = OutageConfig(kind="unplugged", start_s=0.0, duration_s=10.0)
     assert count_unplugged(devices(plane), t) == missing

@@ -1,4 +1,4 @@
-"""The payload limit of a broker, found out without harm."""
+"""The payload limit of a broker is found without harm to the run."""
 
 import subprocess
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ GIVE_UP_S = 60.0
 TOPIC = "fairbed/main/limit/test"
 
 LIMITED = [param for param in BROKERS if param.values[0] != "amqtt"]
-"""amqtt knows no limit."""
+"""amqtt has no limit."""
 
 
 async def found(url: str) -> int:
@@ -39,7 +39,9 @@ async def found(url: str) -> int:
 
 
 @pytest.mark.parametrize("kind", BROKERS)
-async def test_a_broker_with_room_takes_the_largest_chunk(kind: BrokerKind, tmp_path: Path) -> None:
+async def test_a_broker_without_limit_takes_the_largest_chunk(
+    kind: BrokerKind, tmp_path: Path
+) -> None:
     async with start_broker(kind, folder=tmp_path) as broker:
         assert await found(broker.url) == MAX_CHUNK_BYTES
 
@@ -49,7 +51,7 @@ async def test_a_broker_with_room_takes_the_largest_chunk(kind: BrokerKind, tmp_
     ("limit_bytes", "chunk_bytes"),
     [(120 * KIB, 112 * KIB), (128_000, 112 * KIB), (300 * KIB, 256 * KIB), (32 * KIB, 0)],
 )
-async def test_a_broker_that_cuts_is_found_out(
+async def test_a_broker_that_disconnects_is_detected(
     kind: BrokerKind, limit_bytes: int, chunk_bytes: int, tmp_path: Path
 ) -> None:
     async with start_broker(kind, folder=tmp_path, max_packet_bytes=limit_bytes) as broker:
@@ -78,7 +80,7 @@ async def mosquitto_that_drops(limit_bytes: int, folder: Path) -> AsyncIterator[
 
 @pytest.mark.broker
 @pytest.mark.skipif(find_broker("mosquitto") is None, reason="mosquitto is not installed")
-async def test_a_broker_that_drops_in_silence_is_found_out(tmp_path: Path) -> None:
+async def test_a_broker_that_drops_silently_is_detected(tmp_path: Path) -> None:
     async with mosquitto_that_drops(120 * KIB, tmp_path) as url:
         assert await found(url) == 112 * KIB
 

@@ -1,4 +1,4 @@
-"""What is not emulated is said, in one line."""
+"""Settings that the backend does not emulate are reported in one line."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ source = "made up"
 """
 
 
-def test_a_fleet_that_holds_still_has_nothing_to_say() -> None:
+def test_a_constant_fleet_is_fully_emulated() -> None:
     fleet = (
         FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet", count=3),
         FleetConfig(),
@@ -29,7 +29,7 @@ def test_a_fleet_that_holds_still_has_nothing_to_say() -> None:
     assert not_emulated(plan_fleet(Experiment(name="still", fleet=fleet), {}), "process") is None
 
 
-def test_one_line_names_what_is_missing_and_of_which_profiles(tmp_path: Path) -> None:
+def test_one_line_names_the_missing_keys_and_their_profiles(tmp_path: Path) -> None:
     path = tmp_path / "moving.toml"
     path.write_text(LINK, encoding="utf-8")
     fleet = (

@@ -1,4 +1,4 @@
-"""Whole runs as a person starts them: a real broker, real processes, real faults."""
+"""Whole runs from the command line: a real broker, real processes, real faults."""
 
 import json
 import signal
@@ -55,8 +55,8 @@ def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_path: Path) -> None:
-    # So slow that no neighbour can make them late: each needs some hundredths of a core.
+def test_relative_speeds_of_devices_are_those_of_their_profiles(tmp_path: Path) -> None:
+    # So slow that other load cannot delay them: each needs a few hundredths of a core.
     with running(tmp_path, 3, 20, EMULATED.format(host_core_speed=10.0)) as run:
         code, out, err = run.finish()
     assert code == 0, err
@@ -70,7 +70,7 @@ def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_pa
         assert not [event for _, event in reader.events() if event.level == "warning"]
 
 
-def test_a_fleet_that_this_machine_cannot_carry_is_refused(tmp_path: Path) -> None:
+def test_a_fleet_too_large_for_this_machine_is_refused(tmp_path: Path) -> None:
     with running(tmp_path, 1, 1, EMULATED.format(host_core_speed=0.001)) as run:
         code, _, err = run.finish()
     assert code == 2
@@ -81,7 +81,7 @@ def test_a_fleet_that_this_machine_cannot_carry_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_dilated_time_leaves_every_duration_as_it_is(tmp_path: Path) -> None:
+def test_dilated_time_leaves_all_durations_unchanged(tmp_path: Path) -> None:
     ratios = {}
     for dilation in (1, 4):
         emulation = f"[emulation]\ndilation = {dilation}"
@@ -132,7 +132,7 @@ t_s,down_mbps,up_mbps
 
 
 def shift_worker(folder: Path) -> None:
-    """Write the profile of a board that is there for one second out of two."""
+    """Write the profile of a board that is available for one second out of two."""
     pi = Path(profiles.__file__).resolve().parent / "devices" / "raspberry-pi-4b.toml"
     title, _, rest = pi.read_text(encoding="utf-8").partition("[link]")
     hours = "series = { t_s = [0, 1], values = [1, 0], period_s = 2 }"
@@ -146,7 +146,7 @@ def shift_worker(folder: Path) -> None:
 @pytest.mark.parametrize(
     "unavailable_as", [pytest.param("unwilling", marks=pytest.mark.full), "unplugged"]
 )
-def test_devices_follow_their_courses_and_the_run_remembers_them(
+def test_devices_follow_their_schedules_and_the_run_records_them(
     unavailable_as: str, tmp_path: Path
 ) -> None:
     (tmp_path / "moving.csv").write_text(TRACE, encoding="utf-8")
@@ -182,7 +182,7 @@ def test_devices_follow_their_courses_and_the_run_remembers_them(
     assert not any(row.is_selected and not row.is_available for row in seen)
 
 
-def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
+def test_a_killed_agent_affects_no_other(tmp_path: Path) -> None:
     with running(tmp_path, rounds=8) as run:
         run.wait_round(2)
         with RunReader(run.folder) as reader:
@@ -198,7 +198,7 @@ def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
     assert any(event.kind == "died" and "signal 9" in event.text for event in events), victim
 
 
-def test_a_run_that_fails_says_why_in_its_events(tmp_path: Path) -> None:
+def test_a_failed_run_has_the_reason_in_its_events(tmp_path: Path) -> None:
     with running(tmp_path, rounds=500) as run:
         run.wait_round(2)
         agents = [p for p in run.family() if "fork_server" in " ".join(p.cmdline())]
@@ -213,7 +213,7 @@ def test_a_run_that_fails_says_why_in_its_events(tmp_path: Path) -> None:
     assert "the fleet is lost" in last.text
 
 
-def test_a_killed_broker_comes_back_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_killed_broker_is_restarted_and_the_run_continues(tmp_path: Path) -> None:
     with running(tmp_path, rounds=10, epochs=20) as run:
         for round_id in (2, 4):
             run.wait_round(round_id)
@@ -228,12 +228,12 @@ def test_a_killed_broker_comes_back_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_second_run_on_the_same_broker_is_refused_and_hurts_nothing(tmp_path: Path) -> None:
+async def test_a_second_run_on_the_same_broker_is_refused(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
     async with start_broker("mosquitto", folder=tmp_path) as broker:
-        with running(first, rounds=60, url=broker.url) as run:
+        with running(first, rounds=150, url=broker.url) as run:
             await anyio.to_thread.run_sync(run.wait_round, 2)
             with running(second, url=broker.url) as late:
                 code, _, err = await anyio.to_thread.run_sync(late.finish)
@@ -241,7 +241,7 @@ async def test_a_second_run_on_the_same_broker_is_refused_and_hurts_nothing(tmp_
             assert err.splitlines()[-1].startswith("fairbed: fairbed/main: must have one coordin")
             assert "Traceback" not in err
             assert not late.folder.exists()
-            assert run.rounds() < 60, "the first run was over before the second one asked"
+            assert run.rounds() < 150, "the first run ended before the second one started"
             code, _, err = await anyio.to_thread.run_sync(run.finish)
     assert code == 0, err
     with RunReader(run.folder) as reader:
@@ -250,7 +250,7 @@ async def test_a_second_run_on_the_same_broker_is_refused_and_hurts_nothing(tmp_
 
 
 @pytest.mark.parametrize("signal_number", [*FULL_SIGNALS, signal.SIGKILL])
-def test_an_interrupted_run_leaves_no_process_and_goes_on_at_its_open_round(
+def test_an_interrupted_run_leaves_no_process_and_resumes_its_open_round(
     signal_number: int, tmp_path: Path
 ) -> None:
     with running(tmp_path, rounds=40) as run:

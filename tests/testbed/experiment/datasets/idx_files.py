@@ -26,5 +26,5 @@ def write_folder(folder: Path, *, n_train: int = 60, n_test: int = 20) -> Path:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write `content`, compressed if the name says so."""
+    """Write `content`, compressed if the name ends in `.gz`."""
     path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)

@@ -7,7 +7,7 @@ from fairbed.testbed.experiment.datasets.catalogue import describe_all, verify
 from tests.testbed.experiment.datasets.idx_files import write_folder
 
 
-def test_describes_every_data_set_by_trying(tmp_path: Path) -> None:
+def test_describes_every_data_set(tmp_path: Path) -> None:
     write_folder(tmp_path / "fashion-mnist")
     found = {status.name: status for status in describe_all({"FAIRBED_DATA": str(tmp_path)})}
     assert [name for name, status in found.items() if status.is_available] == [
@@ -39,7 +39,7 @@ def test_verify_reads_everything(tmp_path: Path) -> None:
     assert "magic number must be 00000801, got nothing" in status.problem
 
 
-def test_verify_takes_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_verify_accepts_an_own_file(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     np.savez(path, x=np.zeros((20, 2)), y=np.arange(20) % 2)
     status = verify(str(path), {})

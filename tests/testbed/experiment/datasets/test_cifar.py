@@ -68,7 +68,7 @@ def test_refuses_a_wrong_file_by_name(
     assert "\n" not in str(raised.value)
 
 
-def test_nothing_there_says_what_to_get(folder: Path) -> None:
+def test_missing_files_are_one_line_with_instructions(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     with pytest.raises(

@@ -37,7 +37,7 @@ def test_scikit_learn_is_not_imported_for_them() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_without_scikit_learn_one_line_says_what_to_install(
+def test_without_scikit_learn_the_error_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fairbed.testbed.experiment.datasets.digits.find_spec", lambda name: None)

@@ -50,7 +50,7 @@ def test_counts_from_the_headers_alone(folder: Path) -> None:
     assert count("mnist", folder) == (60, 20)
 
 
-def test_files_that_are_not_the_published_ones_are_used_and_said_to_be_so(folder: Path) -> None:
+def test_files_with_other_checksums_are_used_and_marked_unverified(folder: Path) -> None:
     assert load_mnist("mnist", folder).origin == "unverified"
 
 
@@ -114,7 +114,7 @@ def test_damaged_compression_is_one_line(folder: Path) -> None:
         load_mnist("mnist", folder)
 
 
-def test_a_missing_folder_says_what_to_get_and_where_to_put_it(tmp_path: Path) -> None:
+def test_a_missing_folder_is_one_line_with_instructions(tmp_path: Path) -> None:
     config = DataConfig(dataset="fashion-mnist")
     with pytest.raises(DatasetError) as raised:
         load(config, 0, {"FAIRBED_DATA": str(tmp_path / "nowhere")})

@@ -1,4 +1,4 @@
-"""Queues that are counted afterwards are those that the policy counted."""
+"""Virtual queues of a selection history are equal to those of the policy."""
 
 from pathlib import Path
 
@@ -20,13 +20,13 @@ def test_the_worked_example() -> None:
     np.testing.assert_array_equal(found.total, found.largest)
 
 
-def test_a_device_owes_nothing_before_it_joins() -> None:
+def test_a_queue_is_empty_before_its_device_joins() -> None:
     found = virtual_queues(np.zeros((4, 2), dtype=np.bool_), np.array([0, 2]), 0.25)
     assert found.total.tolist() == [0.25, 0.5, 1.0, 1.5]
     assert found.largest.tolist() == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_they_are_the_queues_of_rbcs_f(tmp_path: Path) -> None:
+def test_the_queues_are_those_of_rbcs_f(tmp_path: Path) -> None:
     experiment = load_experiment(PAPER, ["rounds=30"])
     replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
     with RunReader(tmp_path / "run") as reader:
