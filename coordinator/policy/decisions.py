@@ -11,7 +11,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Aggregator, Streaming
 from fairbed.coordinator.algorithms.aggregation.gathered import Gathered, Models
-from fairbed.coordinator.algorithms.aggregation.staleness import Lateness
+from fairbed.coordinator.algorithms.aggregation.staleness import StalenessRule
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.algorithms.estimation.base import (
     COLD,
@@ -291,10 +291,10 @@ class Decisions:
         self.aggregator.load_state(state["aggregator"])
 
     @property
-    def lateness(self) -> Lateness:
+    def staleness_rule(self) -> StalenessRule:
         """Weights of late updates."""
         settings = self.config.round
-        return Lateness(staleness=settings.staleness, exponent=settings.staleness_exponent)
+        return StalenessRule(staleness=settings.staleness, exponent=settings.staleness_exponent)
 
     @staticmethod
     def _stream(seed: int, round_id: int, purpose: int, index: int = 0) -> np.random.Generator:

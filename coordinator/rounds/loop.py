@@ -445,7 +445,7 @@ class TrainingLoop:
             layout.n_params,
             lambda: UpdateStore(self._event_log.store.folder, layout.n_values),
         )
-        merge.begin(accumulator, model, layout.n_params, self._decisions.lateness)
+        merge.begin(accumulator, model, layout.n_params, self._decisions.staleness_rule)
 
     def _report_frozen(self, round_id: int) -> None:
         """Write an event for each device whose virtual queue has been frozen in this round."""

@@ -7,7 +7,7 @@ import anyio
 import anyio.to_thread
 
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report
-from fairbed.coordinator.algorithms.aggregation.staleness import Lateness
+from fairbed.coordinator.algorithms.aggregation.staleness import StalenessRule
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.state.exchange import Exchange
 from fairbed.coordinator.state.registry import Registry
@@ -33,7 +33,11 @@ class RoundMerge:
         self.lock = anyio.Lock()
 
     def begin(
-        self, accumulator: Accumulator, current: Vector, n_params: int, lateness: Lateness
+        self,
+        accumulator: Accumulator,
+        current: Vector,
+        n_params: int,
+        staleness_rule: StalenessRule,
     ) -> None:
         """Begin the merge of a round.
 
@@ -41,10 +45,10 @@ class RoundMerge:
             accumulator: An empty accumulator.
             current: The version that the devices of the round train, shape (n_values,).
             n_params: Number of its parameters; the other values are buffers.
-            lateness: Weights of updates of earlier versions.
+            staleness_rule: Weights of updates of earlier versions.
         """
         self._accumulator = accumulator
-        self._rebase = partial(lateness.rebased, now=current, n_params=n_params)
+        self._rebase = partial(staleness_rule.rebased, now=current, n_params=n_params)
         self._has_begun.set()
 
     async def wait_begun(self) -> None:

@@ -299,7 +299,7 @@ class Learning:
             return models
         rebased = np.empty_like(models)
         for at, model in enumerate(models):
-            rebased[at] = self._decisions.lateness.rebased(
+            rebased[at] = self._decisions.staleness_rule.rebased(
                 model,
                 base=base,
                 now=self._vector,

@@ -115,7 +115,7 @@ class Accumulator(Protocol):
 
 
 @runtime_checkable
-class Wholesale(Accumulator, Protocol):
+class StackAccumulator(Accumulator, Protocol):
     """A merge that adds a stack of updates at less cost than one update after the other."""
 
     def add_all(self, stack: Stack) -> None:
@@ -125,7 +125,7 @@ class Wholesale(Accumulator, Protocol):
 
 def add_all(accumulator: Accumulator, stack: Stack) -> None:
     """Add a stack of updates to a merge; `stack.models` may be reused afterwards."""
-    if isinstance(accumulator, Wholesale):
+    if isinstance(accumulator, StackAccumulator):
         accumulator.add_all(stack)
     else:
         for report in _each(stack):

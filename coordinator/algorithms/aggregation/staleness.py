@@ -9,7 +9,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness:
+class StalenessRule:
     """Rule by which an update of staleness s enters the current model.
 
         w_k'  = w + a(s) (w_k - w_base),   a(s) = (1 + s)^-exponent,   or a(s) = 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.aggregation import Report
 from fairbed.coordinator.algorithms.aggregation.base import Streaming
-from fairbed.coordinator.algorithms.aggregation.staleness import Lateness
+from fairbed.coordinator.algorithms.aggregation.staleness import StalenessRule
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
@@ -21,23 +21,23 @@ def vector(*values: float) -> Vector:
 
 @pytest.mark.parametrize(("staleness", "weight"), [(0, 1.0), (3, 0.5), (8, 1 / 3), (99, 0.1)])
 def test_the_weight_falls_with_the_root_of_staleness(staleness: int, weight: float) -> None:
-    assert Lateness().weight(staleness) == pytest.approx(weight, rel=1e-12)
+    assert StalenessRule().weight(staleness) == pytest.approx(weight, rel=1e-12)
 
 
 def test_the_exponent_sets_the_effect_of_staleness() -> None:
-    assert Lateness(exponent=2.0).weight(1) == 0.25
-    assert Lateness(exponent=0.0).weight(7) == 1.0
-    assert Lateness(staleness="constant").weight(7) == 1.0
+    assert StalenessRule(exponent=2.0).weight(1) == 0.25
+    assert StalenessRule(exponent=0.0).weight(7) == 1.0
+    assert StalenessRule(staleness="constant").weight(7) == 1.0
 
 
 def test_a_negative_staleness_is_refused() -> None:
     with pytest.raises(ValueError, match="staleness: must be >= 0, got -1"):
-        Lateness().weight(-1)
+        StalenessRule().weight(-1)
 
 
 def test_a_stale_update_is_weighted_and_added_to_the_current_model() -> None:
     """By hand: a(3) = 1/2; params 10 + (1.5 - 1) / 2, buffer halfway from 4 to 8."""
-    made = Lateness().rebased(
+    made = StalenessRule().rebased(
         vector(1.5, 2.0, 3.0, 8.0),
         base=vector(1.0, 2.0, 5.0, 6.0),
         now=vector(10.0, 20.0, 30.0, 4.0),
@@ -72,7 +72,9 @@ def test_stale_updates_move_the_model_by_their_weighted_changes(
     for row, (n_k, staleness, change) in enumerate(updates):
         base = rng.standard_normal(4).astype(np.float32)
         model = base + np.array(change, dtype=np.float32)
-        made = Lateness().rebased(model, base=base, now=now, n_params=N_PARAMS, staleness=staleness)
+        made = StalenessRule().rebased(
+            model, base=base, now=now, n_params=N_PARAMS, staleness=staleness
+        )
         merge.add(Report(row=row, n_k=n_k, model=made, loss_before=None))
         change_k = (model.astype(np.float64) - base)[:N_PARAMS]
         moved += n_k * (1.0 + staleness) ** -0.5 * change_k
@@ -84,7 +86,7 @@ def test_stale_updates_move_the_model_by_their_weighted_changes(
 
 def test_inputs_stay_as_they_are() -> None:
     model, base, now = vector(1, 2, 3, 4), vector(0, 0, 0, 0), vector(5, 5, 5, 5)
-    Lateness().rebased(model, base=base, now=now, n_params=N_PARAMS, staleness=2)
+    StalenessRule().rebased(model, base=base, now=now, n_params=N_PARAMS, staleness=2)
     np.testing.assert_array_equal(model, vector(1, 2, 3, 4))
     np.testing.assert_array_equal(base, vector(0, 0, 0, 0))
     np.testing.assert_array_equal(now, vector(5, 5, 5, 5))
