@@ -71,15 +71,15 @@ def main(arguments: list[str]) -> int:
 async def measure(choice: Choice, devices: int, seconds: float) -> dict[str, float]:
     """Return cores and lateness of `devices` that change at every tick for `seconds`."""
     rng = np.random.default_rng(7)
-    courses = {f"device-{number}": _course(rng) for number in range(devices)}
+    followers = {f"device-{number}": _follower(rng) for number in range(devices)}
     notes = 0
 
     def note(name: str, stretch: object) -> None:
         nonlocal notes
         notes += 1
 
-    async with _backend(choice, list(courses)) as backend:
-        driver = ScheduleDriver(backend, courses, note=note)
+    async with _backend(choice, list(followers)) as backend:
+        driver = ScheduleDriver(backend, followers, note=note)
         helpers = [process.pid for process in psutil.Process().children(recursive=True)]
         used, helped, since = time.process_time(), _sum(helpers), time.monotonic()
         with anyio.move_on_after(seconds):
@@ -101,7 +101,7 @@ async def measure(choice: Choice, devices: int, seconds: float) -> dict[str, flo
     }
 
 
-def _course(rng: np.random.Generator) -> ScheduleFollower:
+def _follower(rng: np.random.Generator) -> ScheduleFollower:
     steps = round(PERIOD_S / TICK_S)
     rates = (rng.lognormal(15.5, 0.8, size=(2, steps))).tolist()
     clock = rng.uniform(0.5, 1.0, size=steps).tolist()

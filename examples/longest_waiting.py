@@ -42,12 +42,12 @@ class LongestWaiting:
         return np.sort(rows[np.lexsort((tau_s, -waited))[:k]])
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Learn what became of the selection; called once for every round, void ones too."""
+        """Learn the outcome of the selection; called once for every round, void rounds included."""
         for row in np.flatnonzero(outcomes.is_selected).tolist():
             self._last[row] = outcomes.round
 
     def queues(self, n: int) -> Floats:
-        """Return what each of the first n devices is owed; zeros if that means nothing here."""
+        """Return the virtual queues of the first n devices; zeros for a policy without queues."""
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:

@@ -26,13 +26,13 @@ class P4Instance:
 
 @st.composite
 def p4_instances(draw: st.DrawFn, max_devices: int = 8) -> P4Instance:
-    """Yield small instances of P4, most of them with ties in times and in debts."""
+    """Yield small instances of P4, most of them with ties in times and in queues."""
     n = draw(st.integers(1, max_devices))
     times = draw(st.sampled_from([COARSE, st.floats(-2.0, 9.0)]))
-    debts = draw(st.sampled_from([COARSE, st.floats(0.0, 9.0)]))
+    levels = draw(st.sampled_from([COARSE, st.floats(0.0, 9.0)]))
     return P4Instance(
         tau_bar_s=np.array(draw(st.lists(times, min_size=n, max_size=n))),
-        queues=np.array(draw(st.lists(debts, min_size=n, max_size=n))),
+        queues=np.array(draw(st.lists(levels, min_size=n, max_size=n))),
         k=draw(st.integers(1, n)),
         V=draw(st.sampled_from([0.0, 0.5, 1.0, 4.0, 20.0])),
     )

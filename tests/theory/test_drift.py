@@ -19,12 +19,12 @@ WEIGHTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 class Upside(RbcsF):
-    """RBCS-F with the sign of its queues turned round: it avoids those who are owed."""
+    """RBCS-F with the sign of its queues reversed: it avoids devices with large queues."""
 
     def select(
         self, candidates: Candidates, k: int, rng: np.random.Generator
     ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-        """Return who is quick and owed little."""
+        """Return fast devices with small queues."""
         rows = np.flatnonzero(candidates.is_available)
         z = self.queues(len(candidates.is_available))[rows]
         return rows[solve_p4(candidates.tau_hat_s[rows], -z, k, self._V)]

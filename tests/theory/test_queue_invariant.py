@@ -65,14 +65,14 @@ def test_holds_exactly_after_every_round(name: str, counts: str) -> None:
 
 
 @pytest.mark.parametrize("policy", get_args(Policy))
-def test_holds_for_whatever_a_policy_chooses(policy: Policy) -> None:
-    """It follows from the recursion alone; those that promise a rate keep it themselves."""
+def test_holds_for_any_selection(policy: Policy) -> None:
+    """It follows from the recursion alone; policies with a guarantee keep their own queues."""
     one = lived(SelectionConfig(policy=policy, beta=BETA, per_round=8, deadline_s=3.0))
     assert slack(one.is_selected, recursion(one.is_selected)).min() >= 0.0
     if policy.startswith("rbcs-f"):
         np.testing.assert_array_equal(one.queues, recursion(one.is_selected))
     else:
-        assert slack(one.is_selected, one.queues).min() < 0.0, "no queue, so no promise"
+        assert slack(one.is_selected, one.queues).min() < 0.0, "no queue, so no guarantee"
 
 
 def test_a_frozen_queue_gives_it_up_for_its_device_only() -> None:

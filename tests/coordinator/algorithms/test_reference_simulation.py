@@ -83,10 +83,10 @@ def test_the_guarantee_holds_exactly_in_every_run(V: float) -> None:
 @pytest.mark.full
 def test_time_falls_and_queues_and_unfairness_rise_with_the_weight_on_time() -> None:
     times = [mean_total_s(policy) for policy in ("random", "5", "20", "50")]
-    debts = [float(np.mean([r.mean_queue for r in runs(f"{V:g}")])) for V in WEIGHTS]
+    totals = [float(np.mean([r.mean_queue for r in runs(f"{V:g}")])) for V in WEIGHTS]
     evenness = [float(np.mean([r.jain for r in runs(f"{V:g}")])) for V in WEIGHTS]
     assert times == sorted(times, reverse=True)
-    assert debts == sorted(debts)
+    assert totals == sorted(totals)
     assert evenness == sorted(evenness, reverse=True)
 
 

@@ -123,8 +123,8 @@ def test_worked_examples(V: float, queues: list[float], expected: list[int], val
     ("tau_bar_s", "queues", "expected", "rule"),
     [
         ([1.0, 2.0, 1.0], [1.0, 2.0, 0.0], [0, 2], "equal J: the shorter prefix"),
-        ([1.0, 1.0, 1.0], [0.0, 0.5, 0.5], [1, 2], "equal times: the larger debts"),
-        ([3.0, 1.0, 2.0], [0.5, 0.5, 0.5], [1, 2], "equal debts: the quicker"),
+        ([1.0, 1.0, 1.0], [0.0, 0.5, 0.5], [1, 2], "equal times: the larger queues"),
+        ([3.0, 1.0, 2.0], [0.5, 0.5, 0.5], [1, 2], "equal queues: the faster devices"),
         ([1.0, 1.0, 1.0], [0.5, 0.5, 0.5], [0, 1], "all equal: the position"),
     ],
 )
@@ -136,7 +136,7 @@ def test_ties_follow_the_stated_rule(
 
 
 def test_a_cohort_of_none_or_all_needs_no_search() -> None:
-    times, debts = np.array([2.0, 1.0]), np.array([0.0, 1.0])
-    assert solve_p4(times, debts, 0, 1.0).tolist() == []
-    assert solve_p4(times, debts, 2, 1.0).tolist() == [0, 1]
-    assert solve_p4(times, debts, 5, 1.0).tolist() == [0, 1]
+    times, queues = np.array([2.0, 1.0]), np.array([0.0, 1.0])
+    assert solve_p4(times, queues, 0, 1.0).tolist() == []
+    assert solve_p4(times, queues, 2, 1.0).tolist() == [0, 1]
+    assert solve_p4(times, queues, 5, 1.0).tolist() == [0, 1]

@@ -106,13 +106,13 @@ def test_a_queue_freezes_after_five_failures_in_a_row_and_thaws_with_a_success()
     assert selector.frozen.tolist() == []
     selector.observe(outcomes(2, [0], merged=[]))
     assert selector.frozen.tolist() == [0]
-    debt = selector.queues(2)[0]
+    queue = selector.queues(2)[0]
     for _ in range(3):
         selector.observe(outcomes(2, [0, 1], merged=[1]))
-    assert selector.queues(2)[0] == debt == pytest.approx(8 * BETA)
+    assert selector.queues(2)[0] == queue == pytest.approx(8 * BETA)
     selector.observe(outcomes(2, [0], merged=[0]))
     assert selector.frozen.tolist() == []
-    assert selector.queues(2)[0] == pytest.approx(debt + BETA - 1.0)
+    assert selector.queues(2)[0] == pytest.approx(queue + BETA - 1.0)
 
 
 def test_nothing_freezes_when_the_paper_counts() -> None:

@@ -140,18 +140,18 @@ def test_heat_slows_work_down_as_the_emulation_does() -> None:
     schedule = processor()
     heat = Heat(THERMAL)
     pace = ComputeIntegral(schedule, heat, 0.5, 1e5)
-    course = ScheduleFollower(schedule, THERMAL, cores=2, threads=1)
-    # The course of the emulation, on which the device computes without a pause.
+    follower = ScheduleFollower(schedule, THERMAL, cores=2, threads=1)
+    # The follower of the emulation, with which the device computes without a pause.
     t, done, speed = 0.0, 0.0, 0.5
-    course.update_heat(0.0, 0.0)
-    course.conditions(0.0)
+    follower.update_heat(0.0, 0.0)
+    follower.conditions(0.0)
     while done < 200.0:
         t, done = t + LOAD_INTERVAL_S, done + LOAD_INTERVAL_S * speed
-        course.update_heat(t, done)
-        speed = course.conditions(t).speed_ratio or 0.0
+        follower.update_heat(t, done)
+        speed = follower.conditions(t).speed_ratio or 0.0
     end = t - (done - 200.0) / speed
     assert pace.work(0.0, 200.0) == pytest.approx(end, abs=LOAD_INTERVAL_S)
-    assert end > 450.0, "it got hot on the way"
+    assert end > 450.0, "the device was throttled"
 
 
 def test_a_device_that_is_hot_is_slow_and_gets_quick_again() -> None:

@@ -1,4 +1,4 @@
-"""Looking up all devices at once gives what each one's own series says."""
+"""Varying columns: the values of all devices at once equal those of each series."""
 
 from dataclasses import fields
 
@@ -30,30 +30,30 @@ def test_columns_agree_with_the_series() -> None:
         row: Series.sampled(rng.random(int(n)).tolist(), float(step))
         for row, n, step in zip((1, 2, 4), (7, 1, 30), (0.5, 3.0, 0.1), strict=True)
     }
-    courses = VaryingColumn(np.arange(6.0), series)
+    varying = VaryingColumn(np.arange(6.0), series)
     for t in rng.uniform(0.0, 100.0, 200).tolist():
-        at = courses.at(t)
+        at = varying.at(t)
         for row in range(6):
             expected = series[row].at(t + ROUNDING_S) if row in series else float(row)
             assert at[row] == expected
     moments = rng.uniform(0.0, 50.0, 6)
-    own = courses.at(moments)
+    own = varying.at(moments)
     assert [own[row] for row in series] == [
         one.at(float(moments[row]) + ROUNDING_S) for row, one in series.items()
     ]
 
 
-def test_a_change_is_in_force_at_its_moment() -> None:
-    courses = VaryingColumn(np.zeros(2), {1: Series((0.0, 0.3), (1.0, 2.0), 0.9)})
-    assert courses.at(0.3).tolist() == [0.0, 2.0]
-    assert courses.at(0.9 * 7 + 0.3).tolist() == [0.0, 2.0]
+def test_a_change_takes_effect_at_its_time() -> None:
+    varying = VaryingColumn(np.zeros(2), {1: Series((0.0, 0.3), (1.0, 2.0), 0.9)})
+    assert varying.at(0.3).tolist() == [0.0, 2.0]
+    assert varying.at(0.9 * 7 + 0.3).tolist() == [0.0, 2.0]
 
 
-def test_nothing_moves_where_nothing_is_said() -> None:
+def test_a_column_without_series_is_constant() -> None:
     column = np.arange(3.0)
-    courses = VaryingColumn(column, {})
-    assert not courses.varies
-    assert courses.at(5.0) is column
+    varying = VaryingColumn(column, {})
+    assert not varying.varies
+    assert varying.at(5.0) is column
 
 
 def test_outages_agree_with_the_timeline() -> None:
