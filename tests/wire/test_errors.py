@@ -2,7 +2,7 @@
 
 import json
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -22,6 +22,7 @@ from fairbed.wire.messages import (
     MAX_TEXT,
     PROTOCOL_VERSION,
     AnyMessage,
+    Coding,
     Context,
     Failed,
     Hyperparameters,
@@ -338,3 +339,11 @@ def test_hyperparameters_of_a_round_are_bounded() -> None:
     assert str(caught.value) == (
         "message: Expected `float` < 1.0 - at `$.hyperparameters.momentum`"
     )
+
+
+@pytest.mark.parametrize(("up", "top_k"), [("top-k", None), ("int8", 5)])
+def test_a_number_of_values_belongs_to_top_k_alone(
+    up: Literal["top-k", "int8"], top_k: int | None
+) -> None:
+    with pytest.raises(ValueError, match=f"top_k must be given .*, got {top_k}"):
+        Coding(up=up, top_k=top_k)

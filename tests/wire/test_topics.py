@@ -61,6 +61,13 @@ def test_refuses_topics_that_are_not_of_a_device(topic: str) -> None:
     assert str(caught.value) == f"topic: must be one of a device, got {topic!r}"
 
 
+def test_a_probe_of_the_payload_limit_is_no_topic_of_a_device() -> None:
+    topic = TOPICS.limit("1f")
+    assert topic == "fairbed/lab-2/limit/1f"
+    with pytest.raises(DecodeError):
+        TOPICS.device_of(topic)
+
+
 @pytest.mark.parametrize("name", ["", "Pi", "pi.7", "pi 7", "pi_7", "ü", "x" * 33, "pi\n", "+"])
 def test_refuses_bad_names(name: str) -> None:
     assert not is_device_name(name)

@@ -397,3 +397,12 @@ def test_the_buffer_of_a_receiver_must_have_the_size_of_the_blob() -> None:
     _, manifest = blob(3)
     with pytest.raises(ValueError, match="memory: must hold"):
         UploadReceiver(manifest, window=4, memory=bytearray(manifest.size_bytes + 1))
+
+
+def test_a_chunk_that_arrives_while_it_waits_for_a_repeat_is_not_requested_again() -> None:
+    data, manifest = blob(4)
+    download = Download(manifest, window=4)
+    download.start(0.0)
+    assert download.tick(2.0) == [0, 1], "2 and 3 wait: the window is halved"
+    assert download.on_chunk(piece(data, manifest, 2), 2.1) == []
+    assert download.on_chunk(piece(data, manifest, 0), 2.2) == [3]

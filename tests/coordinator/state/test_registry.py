@@ -209,3 +209,11 @@ def test_a_device_is_lost_after_its_grace_or_a_long_silence() -> None:
     assert "left and did not come back within 5 s" in str(
         reason_lost(device, link_up_since=0.0, now=17.1)
     )
+
+
+def test_a_packet_delays_the_loss_of_a_known_device() -> None:
+    registry = joined("pi-1")
+    registry.record_packet("pi-1", now=20.0)
+    registry.record_packet("pi-9", now=20.0)
+    assert reason_lost(registry["pi-1"], link_up_since=0.0, now=35.0) is None
+    assert "pi-9" not in registry

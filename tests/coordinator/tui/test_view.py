@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.store import RunReader, Store
-from fairbed.coordinator.store.tables import CommandRow, EventRow
+from fairbed.coordinator.store.reader import SelectionCounts
+from fairbed.coordinator.store.tables import CommandRow, DeviceMetricRow, EventRow
 from fairbed.coordinator.tui.app import ViewReader
-from fairbed.coordinator.tui.view import ROUNDS_KEPT, RunView
-from tests.coordinator.store.fake_run import BETA, VOID_ROUND, FakeRun, fake_run
+from fairbed.coordinator.tui.view import ROUNDS_KEPT, RunView, Stragglers, ViewUpdate, fold
+from tests.coordinator.store.fake_run import BETA, LATE_ROUND, VOID_ROUND, FakeRun, fake_run
 
 
 @pytest.fixture
@@ -217,3 +218,45 @@ def test_folding_does_not_change_the_view_it_is_given(run: FakeRun, feed: ViewRe
     newer = next_view(run, feed, view)
     assert (view.devices, view.rounds) == (devices, rounds)
     assert newer.cursor.round == 2
+
+
+def test_rows_of_an_unknown_device_change_nothing(run: FakeRun, feed: ViewReader) -> None:
+    run.play(1)
+    view = next_view(run, feed, RunView())
+    assert view.info is not None
+    counts = SelectionCounts("unknown", rounds=1, available=1, selected=1, aggregated=1)
+    loss = DeviceMetricRow(round=1, device="unknown", n=4, accuracy=0.5, loss=1.0)
+    update = ViewUpdate(
+        info=view.info, cursor=view.cursor, selection_counts=[counts], device_metrics=[loss]
+    )
+    assert fold(view, update).devices == view.devices
+
+
+def test_an_open_round_without_its_dispatch_begins_with_the_first_device_at_work(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    view = next_view(run, feed, RunView())
+    assert not view.devices[3].is_working
+    run.now_s = 7.0
+    run.telemetry(3, "training")
+    view = next_view(run, feed, view)
+    assert view.open_since_s == 7.0
+    assert view.devices[3].is_working
+
+
+def test_a_device_is_aggregated_less_often_than_selected(run: FakeRun, feed: ViewReader) -> None:
+    view = next_view(run, feed, RunView())
+    assert view.devices[0].aggregation_rate is None
+    run.play(LATE_ROUND)
+    view = next_view(run, feed, view)
+    late = run.names[run.cohort[0]]
+    device = view.device(late)
+    assert device is not None
+    assert device.aggregation_rate is not None
+    assert device.rate is not None
+    assert device.aggregation_rate < device.rate
+
+
+def test_stragglers_are_true_when_any_count_is_above_zero() -> None:
+    assert not Stragglers()
+    assert Stragglers(cancelled=1)

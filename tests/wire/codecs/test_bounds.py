@@ -152,3 +152,10 @@ def test_the_residual_of_top_k_stays_bounded(size: int, seed: int) -> None:
         largest = max(largest, float(np.linalg.norm(update)))
         _, owed = encode_with_feedback(codec, update, owed, rng)
         assert np.linalg.norm(owed) <= 2.0 / share * largest
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_an_empty_vector_has_no_bytes(codec: Codec) -> None:
+    empty = np.zeros(0, dtype=np.float32)
+    assert codec.encode(empty, rng_of(0)) == b""
+    assert sent(codec, empty).tolist() == []

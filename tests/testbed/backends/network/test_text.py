@@ -44,6 +44,21 @@ def test_the_hub_link_is_made_from_inside_the_hub() -> None:
     ]
 
 
+def test_the_hub_has_its_address_and_a_class_per_device_to_come() -> None:
+    assert links.hub_up_lines(ADDRESSES) == [
+        "link set lo up",
+        "addr add 10.1.2.2/30 dev hub0",
+        "link set hub0 up",
+    ]
+    assert htb.hub_lines() == [
+        "qdisc add dev hub0 root handle 1: htb default ffff",
+        "class add dev hub0 parent 1: classid 1:ffff htb rate 1mbit quantum 1514",
+        "filter add dev hub0 parent 1: protocol ip prio 1 handle 2: u32 divisor 256",
+        "filter add dev hub0 parent 1: protocol ip prio 1 u32 ht 800:: match u32 0 0 "
+        "hashkey mask 0x000000ff at 12 link 2:",
+    ]
+
+
 def test_both_ends_of_a_veth_pair_share_an_address_and_send_single_packets() -> None:
     assert links.wire_line(NAMES, 3, "pi") == (
         "link add d3 address 02:fb:00:00:00:07 arp off gso_max_segs 1 type veth peer "

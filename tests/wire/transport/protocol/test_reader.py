@@ -100,3 +100,10 @@ def test_a_wrong_packet_is_refused_before_its_body_arrives() -> None:
 def test_random_bytes_are_decoded_or_raise_decode_error(data: bytes) -> None:
     with suppress(DecodeError):
         feed(Reader(), data)
+
+
+def test_the_rest_of_a_read_waits_for_the_end_of_its_packet() -> None:
+    (first, one), (second, two) = publish(5, fill=1), publish(9, fill=2)
+    reader = Reader()
+    assert feed(reader, first + second[:4]) == [one]
+    assert feed(reader, second[4:]) == [two]
