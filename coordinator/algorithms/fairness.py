@@ -125,7 +125,7 @@ def selection_rates(counts: Ints, rounds: int | Ints) -> Floats:
 
 
 def rate_slack(counts: Ints, rounds: int | Ints, beta: float, queues: Floats) -> Floats:
-    """Return by how much each device exceeds what RBCS-F guarantees after T rounds, shape (N,).
+    """Return the excess of each rate over the guarantee of RBCS-F after T rounds, shape (N,).
 
         slack = rate - (beta - Z_T / T) >= 0,   from Z_{t+1} >= Z_t + beta - x_t
 

@@ -44,7 +44,7 @@ def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[st
         rows,
         settings,
         counted_after,
-        {fleet.round: _known_of_all(fleet) for fleet in reader.fleet_contexts()},
+        {fleet.round: _all_devices(fleet) for fleet in reader.fleet_contexts()},
         reader.audits(),
     )
     return prequential(_learners(settings), trials, alpha_of(settings))
@@ -68,7 +68,7 @@ def _learners(settings: PlannedSelection) -> dict[str, Learner]:
     }
 
 
-def _known_of_all(fleet: FleetContextRow) -> AllDevices:
+def _all_devices(fleet: FleetContextRow) -> AllDevices:
     """Return context and true expected time of every device as arrays."""
     context = np.frombuffer(fleet.context, dtype="<f8").astype(np.float64).reshape(-1, CONTEXT)
     true_tau_s = fleet.expected_tau_s

@@ -15,7 +15,7 @@ MAX_DEVICES = 40
 """Maximum number of devices listed."""
 
 NOTABLE_SHARE = 0.001
-"""A smaller share of the exchange times is not worth a word."""
+"""Smallest share of the exchange times in no phase that is printed."""
 
 _HEADINGS = (
     ("device", "<"),
@@ -84,7 +84,7 @@ def _facts(s: RunSummary) -> list[str]:
 
 
 def _durations(s: RunSummary) -> str:
-    """Return how long the rounds took, and the run: on the virtual clock of a replay, or here."""
+    """Return the durations of the rounds and of the run, in virtual time for a replay."""
     if s.clock == "virtual":
         return f"{clock(s.virtual_s)} of virtual time in rounds, replayed in {seconds(s.wall_s)} s"
     dilated = f", time dilation {s.dilation:.3g}" if s.dilation != 1.0 else ""
@@ -100,7 +100,7 @@ def _prediction(s: RunSummary) -> list[tuple[str, str]]:
 
 
 def _unaccounted(x: ExchangeSummary) -> str:
-    """Return the share of the exchange times that no phase explains, if it is worth a word."""
+    """Return the share of the exchange times in no phase, if it is large enough to print."""
     if x.unaccounted_ratio is None or abs(x.unaccounted_ratio) < NOTABLE_SHARE:
         return ""
     return f"; {percent(x.unaccounted_ratio)} of the time in no phase"

@@ -36,8 +36,8 @@ def solve_p4(tau_bar_s: Floats, queues: Floats, k: int, V: float) -> Ints:
     O(N log N). The sweep stops where even the k largest queues of all devices would not outweigh
     the time; much slower devices are not sorted.
 
-    Ties are broken by larger Z, then smaller tau_bar, then smaller position; between prefixes by
-    the shorter one. Shuffle the devices to break the remaining ties at random.
+    Ties are broken by, in this order: shorter prefix, larger Z, smaller tau_bar, smaller position.
+    Shuffle the devices to break the last kind at random.
 
     Args:
         tau_bar_s: Lower confidence bound of each exchange time, seconds, shape (N,), finite.
