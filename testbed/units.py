@@ -61,12 +61,12 @@ def size_bytes(text: str) -> int:
     return value
 
 
-def _read(text: str, units: dict[str, float], what: str) -> float:
+def _read(text: str, units: dict[str, float], expected: str) -> float:
     match = _FORM.fullmatch(text.strip())
     if match is None or match[2].lower() not in units:
         known = ", ".join(unit or "none" for unit in units)
-        raise ValueError(f"must be {what} (units: {known}), got {text!r}")
+        raise ValueError(f"must be {expected} (units: {known}), got {text!r}")
     value = float(match[1]) * units[match[2].lower()]
     if not math.isfinite(value):
-        raise ValueError(f"must be {what}, got {text!r}")
+        raise ValueError(f"must be {expected}, got {text!r}")
     return value

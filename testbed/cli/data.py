@@ -13,20 +13,20 @@ def main(options: argparse.Namespace) -> int:
     return (_list if options.action == "list" else _verify)(options.what)
 
 
-def _list(what: list[str]) -> int:
+def _list(requested: list[str]) -> int:
     statuses = describe_all(os.environ)
     known = [status.name for status in statuses]
-    for name in what:
+    for name in requested:
         if name not in known:
             raise UsageError(f"data list: no data set {name!r}; there are: {', '.join(known)}")
     for status in statuses:
-        if not what or status.name in what:
+        if not requested or status.name in requested:
             _print_status(status)
     return DONE
 
 
-def _verify(what: list[str]) -> int:
-    names = what or [status.name for status in describe_all(os.environ) if status.is_available]
+def _verify(requested: list[str]) -> int:
+    names = requested or [status.name for status in describe_all(os.environ) if status.is_available]
     try:
         found = [verify(name, os.environ) for name in names]
     except ValueError as exc:

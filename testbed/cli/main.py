@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
 
     data = command("data", "list data sets, or verify their files")
     data.add_argument("action", choices=("list", "verify"))
-    data.add_argument("what", nargs="*", help="names of data sets (default: all)")
+    data.add_argument("what", metavar="NAME", nargs="*", help="names of data sets (default: all)")
 
     add_shape_options(command("shape", "run any command on an emulated device"))
 
@@ -197,7 +197,9 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
         return actions.add_parser(name, help=text, description=text)
 
     listing = action("list", "print a table of all or some profiles")
-    listing.add_argument("what", nargs="*", help="names or .toml files (default: all)")
+    listing.add_argument(
+        "what", metavar="NAME", nargs="*", help="names or .toml files (default: all)"
+    )
     listing.add_argument(
         "--sort",
         choices=("name", "speed", "cores", "memory", "down", "up", "delay"),
@@ -206,12 +208,16 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     )
     listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
     show = action("show", "print every number with its tag and source")
-    show.add_argument("what", nargs="+", help="names or .toml files")
+    show.add_argument("what", metavar="NAME", nargs="+", help="names or .toml files")
     show.add_argument("--json", action="store_true", help="one JSON array on stdout")
     check = action("check", "print every problem of profiles, one line each")
-    check.add_argument("what", nargs="*", help="files or names (default: the whole library)")
+    check.add_argument(
+        "what", metavar="NAME", nargs="*", help="files or names (default: the whole library)"
+    )
     plot = action("plot", "plot a link, a trace or the clock of a hot processor over time")
-    plot.add_argument("what", help="a profile, a link, a trace file, or data:SET/TRACE")
+    plot.add_argument(
+        "what", metavar="NAME", help="a profile, a link, a trace file, or data:SET/TRACE"
+    )
     plot.add_argument("number", nargs="*", help="keys such as down_bps (default: all that vary)")
     plot.add_argument("--start", default="0s", metavar="TIME", help="first time (default 0s)")
     plot.add_argument(

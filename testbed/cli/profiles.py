@@ -320,9 +320,9 @@ def _show(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _check(what: list[str]) -> int:
-    paths = [_path(name) for name in what] if what else [profiles.find(name) for name in _names()]
-    problems = [problem for path in paths for problem in profiles.check(path, _environ(what))]
+def _check(names: list[str]) -> int:
+    paths = [_path(name) for name in names] if names else [profiles.find(name) for name in _names()]
+    problems = [problem for path in paths for problem in profiles.check(path, _environ(names))]
     for problem in problems:
         print(problem)
     if not problems:
@@ -330,9 +330,9 @@ def _check(what: list[str]) -> int:
     return FAILED if problems else DONE
 
 
-def _environ(what: list[str]) -> dict[str, str] | None:
+def _environ(names: list[str]) -> dict[str, str] | None:
     """Return the environment with the folder of downloaded traces; None reads no traces."""
-    return dict(os.environ) if what or "FAIRBED_DATA" in os.environ else None
+    return dict(os.environ) if names or "FAIRBED_DATA" in os.environ else None
 
 
 def _path(text: str) -> Path:

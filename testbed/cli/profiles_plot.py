@@ -50,12 +50,12 @@ class ProfileCurve:
 
 
 def curves(
-    what: str, keys: Sequence[str], environ: Mapping[str, str], rng: np.random.Generator
+    source: str, keys: Sequence[str], environ: Mapping[str, str], rng: np.random.Generator
 ) -> list[ProfileCurve]:
     """Return the curves of a profile, link or trace.
 
     Args:
-        what: Name of a profile or link, path of its `.toml`, a trace file, or `data:SET/TRACE`.
+        source: Name of a profile or link, path of its `.toml`, a trace file, or `data:SET/TRACE`.
         keys: Numbers, by the end of their keys, or `thermal`; empty selects all that vary, or the
             rates if none varies.
         environ: Read for `FAIRBED_DATA`, the folder of downloaded traces.
@@ -65,16 +65,16 @@ def curves(
         ProfileError: The name or a key is unknown, or a file breaks a rule.
     """
     read = TraceReader(environ)
-    if is_trace(what):
-        trace = read.trace(what)
+    if is_trace(source):
+        trace = read.trace(source)
         found = {name: trace.series(name) for name in trace.columns}
-        return _chosen(what, found, keys, list(found))
-    path = profiles.find(what)
+        return _chosen(source, found, keys, list(found))
+    path = profiles.find(source)
     kind = kind_of(path)
     if kind is Population:
         raise ProfileError(
-            f"{what}: must be a profile, a link or a trace, got a population, which has no numbers "
-            "over time; plot a profile"
+            f"{source}: must be a profile, a link or a trace, got a population, which has no "
+            "numbers over time; plot a profile"
         )
     profile = None if kind is LinkProfile else profiles.load(path)
     link = profile.link if profile is not None else profiles.load_link(path).link
@@ -85,13 +85,13 @@ def curves(
     if profile is not None and profile.thermal is not None:
         found[HEAT] = under_full_load(profile.thermal)
         usual.insert(0, HEAT)
-    return _chosen(what, found, keys, usual or ["link.down_bps", "link.up_bps"])
+    return _chosen(source, found, keys, usual or ["link.down_bps", "link.up_bps"])
 
 
-def is_trace(what: str) -> bool:
+def is_trace(source: str) -> bool:
     """Return whether a name names a trace."""
-    path = Path(what)
-    return what.startswith(DATA) or (
+    path = Path(source)
+    return source.startswith(DATA) or (
         path.suffix != ".toml" and (path.suffix != "" or path.is_file())
     )
 
@@ -118,13 +118,13 @@ def under_full_load(thermal: Thermal) -> Series:
 
 
 def _chosen(
-    what: str, found: Mapping[str, Series], keys: Sequence[str], usual: Sequence[str]
+    source: str, found: Mapping[str, Series], keys: Sequence[str], usual: Sequence[str]
 ) -> list[ProfileCurve]:
     chosen = []
     for key in keys or usual:
         match = [name for name in found if name == key or name.endswith(f".{key}")]
         if not match:
-            raise ProfileError(f"{what}: has no {key} over time; use one of {', '.join(found)}")
+            raise ProfileError(f"{source}: has no {key} over time; use one of {', '.join(found)}")
         chosen.append(ProfileCurve(match[0], found[match[0]]))
     return chosen
 

@@ -184,7 +184,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         )
         for arm in grid.arms
     ]
-    order = {(cell.arm.name, cell.seed): at for at, cell in enumerate(grid.cells())}
+    order = {(cell.arm.name, cell.seed): index for index, cell in enumerate(grid.cells())}
     return Comparison(
         name=grid.name,
         grid=digest,
@@ -298,7 +298,7 @@ def _front(grid: Grid, done: _FinishedCells) -> dict[str, bool]:
     if not known:
         return {}
     means: list[Floats] = [
-        np.array([np.mean(list(pairs[name][at].values())) for name in known]) for at in (0, 1)
+        np.array([np.mean(list(pairs[name][axis].values())) for name in known]) for axis in (0, 1)
     ]
     return dict(zip(known, on_front(*means).tolist(), strict=True))
 

@@ -126,11 +126,11 @@ def band(
     style: SeriesStyle,
 ) -> None:
     """Draw a mean over `x` and the band around it, all of shape (T,)."""
-    at = np.asarray(x, dtype=np.float64)
+    x = np.asarray(x, dtype=np.float64)
     axes.fill_between(
-        at, np.asarray(lowest), np.asarray(highest), color=style.colour, alpha=BAND, linewidth=0.0
+        x, np.asarray(lowest), np.asarray(highest), color=style.colour, alpha=BAND, linewidth=0.0
     )
-    axes.plot(at, np.asarray(mean), color=style.colour, linestyle=style.dash, label=label)
+    axes.plot(x, np.asarray(mean), color=style.colour, linestyle=style.dash, label=label)
 
 
 def _save(figure: "Figure", path: Path) -> None:

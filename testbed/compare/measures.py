@@ -202,14 +202,14 @@ def _curves(
 ) -> RunCurves:
     ends: Floats = np.cumsum([row.duration_s for row in rounds], dtype=np.float64)
     end_of = {row.round: end for row, end in zip(rounds, ends.tolist(), strict=True)}
-    known = [(at, end_of[at], value) for at, value in evaluations if at in end_of]
+    known = [(t, end_of[t], accuracy) for t, accuracy in evaluations if t in end_of]
     every = max(1, -(-len(rounds) // MAX_POINTS))
-    kept = slice(every - 1, None, every)
+    shown = slice(every - 1, None, every)
     return RunCurves(
-        rounds=tuple(row.round for row in rounds[kept]),
-        closed_s=tuple(ends[kept].tolist()),
-        queue_total=tuple(queues.total[kept].tolist()) if queues else (),
-        evaluated=tuple(at for at, _, _ in known),
+        rounds=tuple(row.round for row in rounds[shown]),
+        closed_s=tuple(ends[shown].tolist()),
+        queue_total=tuple(queues.total[shown].tolist()) if queues else (),
+        evaluated=tuple(t for t, _, _ in known),
         evaluated_s=tuple(end for _, end, _ in known),
-        accuracy=tuple(value for _, _, value in known),
+        accuracy=tuple(accuracy for _, _, accuracy in known),
     )

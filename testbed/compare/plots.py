@@ -64,25 +64,25 @@ def draw_all(comparison: Comparison, results: Sequence[CellResult], folder: Path
         draw("time", lambda axes: _times(axes, comparison, styles))
     if any(arm.front_value is not None and QUEUE in arm.values for arm in comparison.arms):
         draw("queue-against-V", lambda axes: _queue_against_v(axes, comparison, styles))
-    if any(run.queue_total for ones in curves.values() for run in ones):
-        queues = {name: by_round(ones, "queue_total") for name, ones in curves.items()}
+    if any(run.queue_total for runs in curves.values() for run in runs):
+        queues = {name: by_round(runs, "queue_total") for name, runs in curves.items()}
         draw("queue", lambda axes: _draw_curves(axes, queues, styles, "round", "sum of the queues"))
     if comparison.has_training:
-        rounds = {name: by_round(ones, "accuracy") for name, ones in curves.items()}
+        rounds = {name: by_round(runs, "accuracy") for name, runs in curves.items()}
         draw("accuracy-rounds", lambda axes: _accuracy(axes, comparison, rounds, styles, "round"))
-        times = {name: by_time(ones) for name, ones in curves.items()}
+        times = {name: by_time(runs) for name, runs in curves.items()}
         draw("accuracy-time", lambda axes: _accuracy(axes, comparison, times, styles, "time, s"))
     return drawn
 
 
-def by_round(curves: Sequence[RunCurves], what: str) -> MetricCurve | None:
+def by_round(curves: Sequence[RunCurves], quantity: str) -> MetricCurve | None:
     """Return `queue_total` or `accuracy` over the rounds that all seeds have; None if none."""
-    at = "rounds" if what == "queue_total" else "evaluated"
-    length = min((len(getattr(run, what)) for run in curves), default=0)
+    rounds = "rounds" if quantity == "queue_total" else "evaluated"
+    length = min((len(getattr(run, quantity)) for run in curves), default=0)
     if length == 0:
         return None
-    values = np.array([getattr(run, what)[:length] for run in curves])
-    return _over_seeds(np.array(getattr(curves[0], at)[:length], dtype=np.float64), values)
+    values = np.array([getattr(run, quantity)[:length] for run in curves])
+    return _over_seeds(np.array(getattr(curves[0], rounds)[:length], dtype=np.float64), values)
 
 
 def by_time(curves: Sequence[RunCurves]) -> MetricCurve | None:
@@ -109,7 +109,7 @@ def _over_seeds(x: Floats, values: Floats) -> MetricCurve:
 
 
 def _styles(comparison: Comparison) -> dict[str, SeriesStyle]:
-    return {arm.name: series_style(at) for at, arm in enumerate(comparison.arms)}
+    return {arm.name: series_style(index) for index, arm in enumerate(comparison.arms)}
 
 
 def _curves_of(comparison: Comparison) -> dict[str, list[ArmSummary]]:
@@ -123,14 +123,14 @@ def _curves_of(comparison: Comparison) -> dict[str, list[ArmSummary]]:
 
 
 def _front(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyle]) -> None:
-    for at, (name, arms) in enumerate(_curves_of(comparison).items()):
+    for index, (name, arms) in enumerate(_curves_of(comparison).items()):
         known = [arm for arm in arms if FRONT_TIME in arm.values and FRONT_RATE in arm.values]
         if not known:
             continue
         times, rates = (
             np.array([arm.values[key].mean for arm in known]) for key in (FRONT_TIME, FRONT_RATE)
         )
-        style = series_style(at)
+        style = series_style(index)
         axes.errorbar(
             times,
             rates,
@@ -143,7 +143,7 @@ def _front(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyl
             clip_on=False,
             label=name,
         )
-        side = 1 if at % 2 else -1  # so that labels of neighbouring curves do not overlap
+        side = 1 if index % 2 else -1  # so that labels of neighbouring curves do not overlap
         for arm, time, rate in zip(known, times, rates, strict=True):
             if arm.front_value is not None:
                 axes.annotate(
@@ -166,10 +166,10 @@ def _front(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyl
 
 def _times(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyle]) -> None:
     arms = [arm for arm in comparison.arms if FRONT_TIME in arm.values][::-1]
-    for at, arm in enumerate(arms):
+    for row, arm in enumerate(arms):
         axes.errorbar(
             arm.values[FRONT_TIME].mean,
-            at,
+            row,
             xerr=_spread([arm], FRONT_TIME),
             color=styles[arm.name].colour,
             marker=styles[arm.name].marker,
@@ -182,8 +182,8 @@ def _times(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyl
 def _queue_against_v(
     axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyle]
 ) -> None:
-    for at, (name, arms) in enumerate(_curves_of(comparison).items()):
-        style = series_style(at)
+    for index, (name, arms) in enumerate(_curves_of(comparison).items()):
+        style = series_style(index)
         known = [arm for arm in arms if QUEUE in arm.values]
         if not known:
             continue

@@ -40,11 +40,11 @@ _SPECIAL = {
 def tex(comparison: Comparison) -> str:
     """Return tables of at most four metrics each: means, and differences from the baseline."""
     metrics = comparison.metrics
-    parts = [metrics[at : at + COLUMNS] for at in range(0, len(metrics), COLUMNS)]
+    parts = [metrics[start : start + COLUMNS] for start in range(0, len(metrics), COLUMNS)]
     head = f"% fairbed compare: {escaped(comparison.name)}, {len(comparison.seeds)} seeds"
     lines = [head, "% needs \\usepackage{booktabs}"]
-    for at, part in enumerate(parts, 1):
-        lines += ["", *_table(comparison, part, at)]
+    for index, part in enumerate(parts, 1):
+        lines += ["", *_table(comparison, part, index)]
     return "\n".join(lines) + "\n"
 
 
@@ -53,11 +53,11 @@ def escaped(text: str) -> str:
     return re.sub(r"[\\{}&%$#_~^<>]", lambda match: _SPECIAL[match[0]], text)
 
 
-def _table(comparison: Comparison, metrics: list[MetricSummary], at: int) -> Iterator[str]:
+def _table(comparison: Comparison, metrics: list[MetricSummary], index: int) -> Iterator[str]:
     yield r"\begin{table}"
     yield r"\centering"
     yield rf"\caption{{{_caption(comparison)}}}"
-    yield rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]', '-', comparison.name)}-{at}}}"
+    yield rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]', '-', comparison.name)}-{index}}}"
     yield rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}"
     yield r"\toprule"
     yield _row("arm", (escaped(heading_of(metric)) for metric in metrics))

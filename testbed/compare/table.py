@@ -59,8 +59,8 @@ def print_rich(comparison: Comparison) -> None:
     console = Console(highlight=False)
     for table in tables(comparison):
         drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-        for at, heading in enumerate(table.headings):
-            drawn.add_column(heading, justify="right" if at else "left", no_wrap=not at)
+        for column, heading in enumerate(table.headings):
+            drawn.add_column(heading, justify="right" if column else "left", no_wrap=not column)
         for row in table.rows:
             drawn.add_row(escape(row[0]), *(_coloured(cell) for cell in row[1:]))
         console.print(drawn)
@@ -225,7 +225,7 @@ def _against(gap: Difference | None, digits: int) -> tuple[str, str]:
 def _plain_lines(comparison: Comparison) -> Iterator[str]:
     for table in tables(comparison):
         cells = [table.headings, *table.rows]
-        widths = [max(len(row[at]) for row in cells) for at in range(len(table.headings))]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(table.headings))]
         yield table.title
         for row in cells:
             name, *values = row

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
@@ -32,16 +32,16 @@ def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
     """Return one line about the error of validating `raw` as a `kind`."""
     match = _AT.match(str(error))
     assert match is not None
-    what, steps = match["what"], _steps(match["path"] or "$")
+    message, steps = match["message"], _steps(match["path"] or "$")
     where = _dotted(steps)
-    if unknown := _UNKNOWN.match(what):
+    if unknown := _UNKNOWN.match(message):
         names = sorted(_fields(inspect.type_info(kind), steps))
         name = unknown["name"]
         return f"{_join(where, name)}: unknown key; {_suggest(name, names)}"
-    if missing := _MISSING.match(what):
+    if missing := _MISSING.match(message):
         return f"{_join(where, missing['name'])}: must be given, got nothing; add it"
     value = _lookup(raw, steps)
-    rule = _rule(what)
+    rule = _rule(message)
     names = _choices(inspect.type_info(kind), steps)
     if names:
         rule = f"must be one of {', '.join(map(repr, names))}"
@@ -181,16 +181,16 @@ def _suggest(name: str, names: list[str]) -> str:
     return f"{hint}valid here: {', '.join(names)}"
 
 
-def _rule(what: str) -> str:
-    what = what.replace("`", "").rstrip(".")
-    what = re.sub(r"^Invalid (enum )?value .*$", "must be a known name", what)
-    if not what.startswith("Expected "):
-        return what  # the message of a `__post_init__`
-    what = re.sub(r"^Expected (.*?)(, got .*)?$", r"must be \1", what)
-    if pattern := re.match(r"must be str matching regex '(.*)'$", what):
+def _rule(message: str) -> str:
+    message = message.replace("`", "").rstrip(".")
+    message = re.sub(r"^Invalid (enum )?value .*$", "must be a known name", message)
+    if not message.startswith("Expected "):
+        return message  # the message of a `__post_init__`
+    message = re.sub(r"^Expected (.*?)(, got .*)?$", r"must be \1", message)
+    if pattern := re.match(r"must be str matching regex '(.*)'$", message):
         return f"must be a text that matches {pattern[1]}"
-    what = re.sub(r"\b(array|bool|float|int|null|object|str)\b", lambda m: _WORDS[m[1]], what)
-    return re.sub(r"(\d)\.0\b", r"\1", what).replace(" | ", " or ")
+    message = re.sub(r"\b(array|bool|float|int|null|object|str)\b", lambda m: _WORDS[m[1]], message)
+    return re.sub(r"(\d)\.0\b", r"\1", message).replace(" | ", " or ")
 
 
 def _short(value: Any) -> str:

@@ -67,7 +67,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         yield from value.items()
     else:
-        yield from ((str(at), child) for at, child in enumerate(value))
+        yield from ((str(index), child) for index, child in enumerate(value))
 
 
 def _is_table(value: Any) -> bool:
@@ -91,9 +91,9 @@ def _table_lines(table: Mapping[str, Any], path: str, heading: str, origin: Any)
             yield from ("", f"[{name}]")
             yield from _table_lines(value, f"{prefix}{key}", name, origin)
         elif _is_table(value):
-            for at, item in enumerate(value):
+            for index, item in enumerate(value):
                 yield from ("", f"[[{name}]]")
-                yield from _table_lines(item, f"{prefix}{key}.{at}", name, origin)
+                yield from _table_lines(item, f"{prefix}{key}.{index}", name, origin)
 
 
 def _assignment(key: str, value: Any) -> str:

@@ -97,7 +97,9 @@ def experiment_text(name: str, file: str, answers: Answers) -> str:
         beta=round(per_round / answers.devices / 2, 3),
     )
     groups = len(answers.fleet)
-    counts = [answers.devices // groups + (at < answers.devices % groups) for at in range(groups)]
+    counts = [
+        answers.devices // groups + (group < answers.devices % groups) for group in range(groups)
+    ]
     return head.rstrip("\n") + "".join(
         _FLEET.format(kind=key, name=name, count=count)
         for (key, name), count in zip(answers.fleet, counts, strict=True)
