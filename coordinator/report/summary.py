@@ -122,6 +122,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         rounds_planned=info.plan.rounds,
         rounds_void=len(rounds) - len(lasted),
         clock=info.row.clock,
+        costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
         virtual_s=sum(row.duration_s for row in rounds),
         dilation=info.row.dilation,

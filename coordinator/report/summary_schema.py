@@ -175,6 +175,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     rounds_void: int
     clock: str
     """real, or virtual for a replay."""
+    costs_from: str | None
+    """Source of the costs of local training in a replay; None for a live run."""
     wall_s: float
     """Real time from the start to the last record, seconds."""
     virtual_s: float

@@ -62,6 +62,7 @@ def _facts(s: RunSummary) -> list[str]:
             f"{_unaccounted(x)}",
         ),
         *_prediction(s),
+        *_costs(s),
         (
             "selection",
             f"selection rate: min {ratio(fair.min_selection_rate)}; "
@@ -97,6 +98,18 @@ def _prediction(s: RunSummary) -> list[tuple[str, str]]:
         return []
     text = f"mean error {percent(s.estimator.mape_second_half)} in the second half of the rounds, "
     return [("prediction", f"{text}bias {percent(s.estimator.bias, is_signed=True)}")]
+
+
+def _costs(s: RunSummary) -> list[tuple[str, str]]:
+    """Return the source of a replay's costs of local training; nothing for a live run."""
+    sources = {
+        "shipped": "of training as shipped, for the reference machine of the profiles; a live run "
+        "measures its own: replay.costs_from",
+        "measured": "of training as measured on this machine",
+    }
+    if s.costs_from is None:
+        return []
+    return [("costs", sources.get(s.costs_from, f"of training as measured in {s.costs_from}"))]
 
 
 def _unaccounted(x: ExchangeSummary) -> str:

@@ -69,12 +69,19 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
     rule: str | None = None
 
 
+class PlannedReplay(Struct, frozen=True, kw_only=True):
+    """The part of `[replay]` that is shown."""
+
+    costs_from: str | None = None
+
+
 class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     """The part of an experiment that is shown beside its results."""
 
     rounds: int | None = None
     selection: PlannedSelection = PlannedSelection()
     aggregation: PlannedAggregation = PlannedAggregation()
+    replay: PlannedReplay = PlannedReplay()
 
     @property
     def beta(self) -> float | None:

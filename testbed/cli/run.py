@@ -175,6 +175,12 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
         print(msgspec.json.encode(summary).decode())
     else:
         print(summary_table(summary))
+        if plan.has_fleet and summary.status == "done":
+            print(
+                "\nthe same on a virtual clock, with the costs of this run:\n"
+                f"  fairbed replay {plan.folder}/experiment.toml "
+                f"--set replay.costs_from={plan.folder}"
+            )
     return DONE if summary.status in ("done", "stopped") else FAILED
 
 
