@@ -245,7 +245,7 @@ def test_the_highest_rate_is_that_of_the_availability_in_the_run(summary: RunSum
     assert 0.15 < summary.fairness.highest_rate <= 4 / 12
 
 
-def test_numbers_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+def test_uninformative_numbers_are_left_out(tmp_path: Path) -> None:
     def untaught(row: ExchangeRow) -> ExchangeRow:
         return replace(row, tau_hat_s=0.0, unaccounted_s=-1e-6)
 
