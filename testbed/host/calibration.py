@@ -207,7 +207,10 @@ async def measure_in_child(probe: Probe) -> WorkCosts:
         ) from exc
     if done.returncode != 0:
         last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        raise BackendError(f"calibration: a training step must run here, got: {last_line}")
+        raise BackendError(
+            f"calibration: a training step must run here, got: {last_line}; test this machine "
+            "with: fairbed doctor"
+        )
     return msgspec.json.decode(done.stdout, type=WorkCosts)
 
 

@@ -84,10 +84,12 @@ def _content(path: Path) -> bytes:
         with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream:
             content: bytes = stream.read(MAX_BYTES + 1)
     except (lzma.LZMAError, EOFError) as exc:
-        raise DatasetError(str(path), f"must be a sound xz file, got: {exc}", _GET_AGAIN) from exc
+        raise DatasetError(str(path), f"must be an intact xz file, got: {exc}", _GET_AGAIN) from exc
     except OSError as exc:
         raise DatasetError(
-            str(path), f"must be readable, got: {exc.strerror or exc}", "check the file"
+            str(path),
+            f"must be readable, got: {exc.strerror or exc}",
+            "check its path and permissions",
         ) from exc
     if len(content) > MAX_BYTES:
         raise DatasetError(

@@ -99,13 +99,17 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
             yield stream
     except EOFError as exc:
         raise DatasetError(
-            str(path), "gzip stream must be complete, got a cut one", _GET_AGAIN
+            str(path), "gzip stream must be complete, got a truncated one", _GET_AGAIN
         ) from exc
     except (gzip.BadGzipFile, zlib.error) as exc:
-        raise DatasetError(str(path), f"must be a sound gzip file, got: {exc}", _GET_AGAIN) from exc
+        raise DatasetError(
+            str(path), f"must be an intact gzip file, got: {exc}", _GET_AGAIN
+        ) from exc
     except OSError as exc:
         raise DatasetError(
-            str(path), f"must be readable, got: {exc.strerror or exc}", "check the file"
+            str(path),
+            f"must be readable, got: {exc.strerror or exc}",
+            "check its path and permissions",
         ) from exc
 
 
@@ -119,7 +123,7 @@ def _header(path: Path, stream: io.BufferedIOBase, n_dimensions: int) -> IdxHead
             _GET_AGAIN,
         )
     if len(raw) < 4 + 4 * n_dimensions:
-        raise DatasetError(str(path), "header must be complete, got a cut one", _GET_AGAIN)
+        raise DatasetError(str(path), "header must be complete, got a truncated one", _GET_AGAIN)
     header = IdxHeader(raw, tuple(int(size) for size in np.frombuffer(raw, ">u4", offset=4)))
     if not 0 < header.payload_bytes <= MAX_PAYLOAD_BYTES:
         raise DatasetError(

@@ -24,7 +24,7 @@ MAX_CLASSES = 1 << 20
 """A larger label is an identifier, not a class."""
 MAX_VOCABULARY = 1 << 31
 """Limit of integer features, which are token numbers."""
-_FIX = "write the file again"
+_FIX = "correct this array in the file"
 
 
 def load_npz(path: Path) -> Dataset:
@@ -70,7 +70,9 @@ def _read(path: Path) -> Arrays:
         raise DatasetError(str(path), "file must exist, got none", "check data.dataset") from exc
     except OSError as exc:
         reason = exc.strerror or str(exc)
-        raise DatasetError(str(path), f"must be readable, got: {reason}", "check the file") from exc
+        raise DatasetError(
+            str(path), f"must be readable, got: {reason}", "check its path and permissions"
+        ) from exc
     except DatasetError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, MemoryError) as exc:

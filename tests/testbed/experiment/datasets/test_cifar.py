@@ -54,8 +54,8 @@ def test_is_listed_and_verified(folder: Path) -> None:
         ("data_batch_1.bin", b"", "must hold records of 3073 bytes, got 0"),
         ("data_batch_1.bin", records(2, 0)[:-1], "must hold records of 3073 bytes, got 6,145"),
         ("data_batch_1.bin", b"\x0a" + bytes(3072), "labels must be 0 .. 9, got 10"),
-        ("test_subset.bin.xz", records(1, 0), "must be a sound xz file"),
-        ("test_subset.bin.xz", lzma.compress(records(9, 0))[:-400], "must be a sound xz file"),
+        ("test_subset.bin.xz", records(1, 0), "must be an intact xz file"),
+        ("test_subset.bin.xz", lzma.compress(records(9, 0))[:-400], "must be an intact xz file"),
     ],
 )
 def test_refuses_a_wrong_file_by_name(

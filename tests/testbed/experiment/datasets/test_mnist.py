@@ -64,7 +64,7 @@ def ones(*shape: int) -> bytes:
         (IMAGES, b"\x89PNG\r\n\x1a\n" + bytes(20), "magic number must be 00000803, got 89504e47"),
         (IMAGES, b"", "magic number must be 00000803, got nothing"),
         (IMAGES, ones(60), "magic number must be 00000803, got 00000801"),
-        (IMAGES, ones(60, 28, 28)[:10], "header must be complete, got a cut one"),
+        (IMAGES, ones(60, 28, 28)[:10], "header must be complete, got a truncated one"),
         (IMAGES, ones(60, 28, 28)[:-1], "must hold 47,040 values, got 47,039 (cut short)"),
         (IMAGES, ones(60, 28, 28) + b"x", "must end after 47,040 values, got more"),
         (IMAGES, ones(60, 32, 32), "images must be 28x28, got 32x32"),
@@ -94,14 +94,14 @@ def test_a_download_cut_short_is_one_line(folder: Path, keep: int) -> None:
     path = folder / IMAGES
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(
-        DatasetError, match=r"gzip stream must be complete, got a cut one; download"
+        DatasetError, match=r"gzip stream must be complete, got a truncated one; download"
     ):
         load_mnist("mnist", folder)
 
 
 def test_a_page_saved_under_the_name_is_one_line(folder: Path) -> None:
     (folder / IMAGES).write_bytes(b"<html>404 not found</html>")
-    with pytest.raises(DatasetError, match="must be a sound gzip file, got: Not a gzipped file"):
+    with pytest.raises(DatasetError, match="must be an intact gzip file, got: Not a gzipped file"):
         load_mnist("mnist", folder)
 
 
@@ -110,7 +110,7 @@ def test_damaged_compression_is_one_line(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[1000:1040] = bytes(40)
     path.write_bytes(content)
-    with pytest.raises(DatasetError, match=r"must be a sound gzip file|cut short"):
+    with pytest.raises(DatasetError, match=r"must be an intact gzip file|cut short"):
         load_mnist("mnist", folder)
 
 
