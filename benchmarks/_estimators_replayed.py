@@ -67,7 +67,7 @@ def replay(
         print(f"{fleet}: seed {seed} of {seeds}", file=sys.stderr)
         experiment = experiment_of(seed)
         run = folder / f"{fleet}-{seed}"
-        replay_experiment(experiment, run, run.name, lambda played: None)
+        replay_experiment(experiment, run, run.name, lambda replayed: None)
         for name, found in errors_of_run(run, counted_after=experiment.rounds / 2).items():
             errors.setdefault(name, []).append(_number(found, number, f"{fleet}, seed {seed}"))
         with RunReader(run) as reader:

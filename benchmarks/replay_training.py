@@ -164,7 +164,7 @@ def _replay(case: Case, folder: Path, threads: int, rounds: int) -> dict[str, fl
         experiment,
         folder / "run",
         "bench",
-        lambda played: ends.append((time.perf_counter(), _processor_s())),
+        lambda replayed: ends.append((time.perf_counter(), _processor_s())),
         threads=threads,
     )
     first, last = ends[0], ends[-1]

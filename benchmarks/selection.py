@@ -127,7 +127,7 @@ def paper_s() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         used, began = time.process_time(), time.perf_counter()
         experiment = load_experiment(PAPER, [f"rounds={PAPER_ROUNDS}"])
-        replay_experiment(experiment, Path(folder) / "run", "run", lambda played: None)
+        replay_experiment(experiment, Path(folder) / "run", "run", lambda replayed: None)
         replayed_s, wall_s = time.process_time() - used, time.perf_counter() - began
     return {
         "paper_decisions_s": decisions_s,

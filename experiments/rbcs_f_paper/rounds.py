@@ -162,8 +162,8 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
     is_selected = np.zeros((rounds, n), dtype=np.bool_)
     columns = np.full((5, rounds), np.nan)
     broken, queue_error = 0, 0.0
-    for t, played in enumerate(ReplayEngine(decisions, world).play(rounds)):
-        candidates, rows = selector.candidates, played.choice.rows
+    for t, replayed in enumerate(ReplayEngine(decisions, world).replay(rounds)):
+        candidates, rows = selector.candidates, replayed.choice.rows
         assert candidates is not None
         assert candidates.true_tau_s is not None, "the linear world knows its own laws"
         is_selected[t, rows] = True
@@ -174,7 +174,7 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
             gap_s = regret_s(candidates.true_tau_s, is_available, queues.values, rows, settings.V)
         queues.advance(is_selected[t])
         columns[:, t] = (
-            played.duration_s,
+            replayed.duration_s,
             queues.values.sum(),
             gap_s,
             errors[rows].mean() if rows.size else np.nan,

@@ -165,11 +165,11 @@ def curves_of(
                 curve = stored.curve
             yield curve
             saved = time.perf_counter()
-            for played in engine.play(experiment.rounds):
-                if played.scores is not None:
-                    curve.rounds.append(played.after.round)
-                    curve.time_s.append(played.after.now)
-                    curve.accuracy.append(_accuracy(played.scores))
+            for replayed in engine.replay(experiment.rounds):
+                if replayed.scores is not None:
+                    curve.rounds.append(replayed.after.round)
+                    curve.time_s.append(replayed.after.now)
+                    curve.accuracy.append(_accuracy(replayed.scores))
                 if time.perf_counter() - saved >= checkpoint_s:
                     vector = learning.vector.tobytes()
                     state = Checkpoint(

@@ -12,7 +12,13 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.store.tables import ExchangeRow, RoundRow
-from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene, World
+from fairbed.testbed.replay.world.world import (
+    Exchanges,
+    FleetSnapshot,
+    LastRound,
+    ReplayedExchange,
+    World,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +122,18 @@ class LiveTimedWorld:
         """Sizes of an exchange down and up, bits."""
         return self._world.transfer_bits
 
-    def look(self, round_id: int, now: float, last: LastRound) -> Scene:
+    def observe(self, round_id: int, now: float, last: LastRound) -> FleetSnapshot:
         """Return the fleet at the live instant of a selection, with the imposed contexts."""
         at_s = self._instant_s(round_id, now)
         live = self._imposed.get(round_id)
         if live is None:
-            return self._world.look(round_id, at_s, last)
-        scene = self._world.look(round_id, at_s, _with_live_cohort(last, live))
+            return self._world.observe(round_id, at_s, last)
+        snapshot = self._world.observe(round_id, at_s, _with_live_cohort(last, live))
         return replace(
-            scene,
-            inverse_mu=_with_known(scene.inverse_mu, live.rows, 1.0 / live.mu_cores),
-            down_bps=_with_known(scene.down_bps, live.rows, live.down_bps),
-            up_bps=_with_known(scene.up_bps, live.rows, live.up_bps),
+            snapshot,
+            inverse_mu=_with_known(snapshot.inverse_mu, live.rows, 1.0 / live.mu_cores),
+            down_bps=_with_known(snapshot.down_bps, live.rows, live.down_bps),
+            up_bps=_with_known(snapshot.up_bps, live.rows, live.up_bps),
         )
 
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:

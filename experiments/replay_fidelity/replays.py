@@ -92,5 +92,5 @@ def _replay_once(setup: ReplaySetup, folder: Path, log: Callable[[str], None]) -
         log(f"{folder.name}: is done already")
         return folder
     log(f"{folder.name}: {setup.experiment.rounds} rounds replayed")
-    replay_setup(setup, folder, folder.name, lambda played: None)
+    replay_setup(setup, folder, folder.name, lambda replayed: None)
     return folder

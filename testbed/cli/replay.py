@@ -46,15 +46,15 @@ def main(options: argparse.Namespace) -> int:
         if is_new and options.out is not None:
             check_new(folder)
         selector_of(experiment)
-        stage = setup_of(experiment)
+        setup = setup_of(experiment)
         if not is_new:
-            check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
+            check_resumable(folder, setup.experiment, is_named=named is not None, clock="virtual")
         if (problem := infeasible_rate(experiment)) is not None:
             print(f"warning: {problem}", file=sys.stderr)
         progress = _ReplayProgress(experiment.rounds)
         started = time.perf_counter()
         run_id, threads = folder.resolve().name, options.threads
-        rounds = replay_setup(stage, folder, run_id, progress, threads=threads)
+        rounds = replay_setup(setup, folder, run_id, progress, threads=threads)
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DatasetError, ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc

@@ -65,7 +65,7 @@ def run_job(job: CellJob) -> CellOutcome:
             remove_leftovers(folder)
         if state != "done":
             # One thread, because the pool has a worker per core.
-            replay_experiment(job.experiment, folder, job.run_id, lambda played: None, threads=1)
+            replay_experiment(job.experiment, folder, job.run_id, lambda replayed: None, threads=1)
         return read_outcome(folder, was_done_before=state == "done")
     except CELL_ERRORS as exc:
         return CellOutcome(problem=one_line(exc))

@@ -15,7 +15,7 @@ from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import FleetStatsRow, Record, SelectionRow
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
-from fairbed.testbed.replay.engine.rows import chosen_rows, exchange_rows, round_row, score_rows
+from fairbed.testbed.replay.engine.rows import exchange_rows, round_row, score_rows, selection_rows
 
 CHECKPOINT_S = 30.0
 """A replay that is killed loses at most this many seconds of work (design.md, section 3)."""
@@ -43,13 +43,13 @@ class FleetStats:
         self._selected: Ints = np.zeros(devices, dtype=np.int64)
         self._aggregated: Ints = np.zeros(devices, dtype=np.int64)
 
-    def count(self, played: ReplayedRound, decisions: Decisions) -> list[Record]:
+    def count(self, replayed: ReplayedRound, decisions: Decisions) -> list[Record]:
         """Count a round; return the records of newly selected devices, and those of the fleet."""
-        rows = played.choice.rows
+        rows = replayed.choice.rows
         new = rows[self._selected[rows] == 0]
         self._selected[rows] += 1
-        self._aggregated[played.merged] += 1
-        n, round_id = len(self._selected), played.choice.round
+        self._aggregated[replayed.merged] += 1
+        n, round_id = len(self._selected), replayed.choice.round
         settings = decisions.config.selection
         counted = self._selected if settings.queue_counts == "selected" else self._aggregated
         slack = rate_slack(counted, round_id, settings.beta, decisions.selector.queues(n))
@@ -124,61 +124,61 @@ class Checkpointer:
             self._fleet_stats.load_state(state["census"])
         self._spent_s = state["spent_s"]
 
-    def write(self, played: ReplayedRound) -> None:
+    def write(self, replayed: ReplayedRound) -> None:
         """Write the rows of a round, and a checkpoint if one is due.
 
         Raises:
             StoreError: The disk fails or does not keep up.
         """
-        store, cohort, self._latest = self._store, self._engine.cohort, played
-        for score in score_rows(played, 0.0 if cohort is None else cohort.evaluate_s):
+        store, cohort, self._latest = self._store, self._engine.cohort, replayed
+        for score in score_rows(replayed, 0.0 if cohort is None else cohort.evaluate_s):
             store.add(score)
         if self._lists_all:
-            for fleet_row in fleet_rows(played.choice):
+            for fleet_row in fleet_rows(replayed.choice):
                 store.add(fleet_row)
-        if played.queried is not None:
-            for query_row in played.queried.named(self._names):
+        if replayed.queried is not None:
+            for query_row in replayed.queried.named(self._names):
                 store.add(query_row)
         if self._fleet_stats is not None:
-            for record in self._fleet_stats.count(played, self._engine.decisions):
+            for record in self._fleet_stats.count(replayed, self._engine.decisions):
                 store.add(record)
         if time.perf_counter() - self._saved >= self._checkpoint_s:
-            self._save(played)
+            self._save(replayed)
         else:
-            store.add(round_row(played, self._engine.decisions, self._names))
-            store.add_all(self._selections(played))
-            store.add_all(exchange_rows(played, self._names))
+            store.add(round_row(replayed, self._engine.decisions, self._names))
+            store.add_all(self._selections(replayed))
+            store.add_all(exchange_rows(replayed, self._names))
 
     def finish(self) -> None:
         """Write the rows of the last round, and the duration of the replay."""
-        played = self._latest
-        if played is None:
+        replayed = self._latest
+        if replayed is None:
             return
         if self._engine.cohort is not None:
-            self._save(played)
+            self._save(replayed)
         if not self._lists_all and self._fleet_stats is None:
             self._store.add_all(
-                chosen_rows(played, self._engine.decisions, self._names, everybody=True)
+                selection_rows(replayed, self._engine.decisions, self._names, all_devices=True)
             )
-        self._store.set_dilation(self._wall_s() / played.after.now)
+        self._store.set_dilation(self._wall_s() / replayed.after.now)
 
     def _wall_s(self) -> float:
         return self._spent_s + time.perf_counter() - self._began
 
-    def _selections(self, played: ReplayedRound) -> Columns[SelectionRow]:
+    def _selections(self, replayed: ReplayedRound) -> Columns[SelectionRow]:
         decisions = self._engine.decisions
-        return chosen_rows(played, decisions, self._names, everybody=self._lists_all)
+        return selection_rows(replayed, decisions, self._names, all_devices=self._lists_all)
 
-    def _save(self, played: ReplayedRound) -> None:
+    def _save(self, replayed: ReplayedRound) -> None:
         state = self._engine.to_state() | {
             "census": {} if self._fleet_stats is None else self._fleet_stats.to_state(),
             "spent_s": self._wall_s(),
         }
         cohort = self._engine.cohort
         self._store.close_round(
-            round_row(played, self._engine.decisions, self._names),
-            self._selections(played),
-            exchange_rows(played, self._names),
+            round_row(replayed, self._engine.decisions, self._names),
+            self._selections(replayed),
+            exchange_rows(replayed, self._names),
             msgspec.msgpack.encode(state),
             np.zeros(0, dtype=np.float32) if cohort is None else cohort.vector,
         )

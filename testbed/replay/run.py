@@ -79,9 +79,9 @@ def replay_setup(
         infeasible = infeasible_rate(experiment)
         if infeasible is not None and engine.at.round == 0:
             store.add(_warning("infeasible", infeasible))
-        for played in engine.play(experiment.rounds):
-            checkpointer.write(played)
-            listener(played)
+        for replayed in engine.replay(experiment.rounds):
+            checkpointer.write(replayed)
+            listener(replayed)
             rounds += 1
             aggregated += len(played.merged)
         checkpointer.finish()

@@ -89,9 +89,9 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
         and not experiment.trains_in_replay
     ):
         raise ExperimentError(
-            "selection: a policy that asks devices for the loss of the model needs one that is "
-            f"trained, got {experiment.selection.policy!r} in a replay without training; leave out "
-            'what keeps it from training, or use variant = "rpow-d"'
+            "selection: a policy that queries losses needs a model that is trained, "
+            f"got {experiment.selection.policy!r} in a replay without training; remove the setting "
+            'that disables training, or use variant = "rpow-d"'
         )
     if all(group.model is None for group in experiment.fleet):
         return _profile_fleet_setup(experiment)
@@ -109,7 +109,7 @@ def linear_fleet_of(experiment: Experiment) -> LinearFleet:
         if group.model is None or group.theta is None:
             raise ExperimentError(
                 f'fleet[{number}].model: must be "linear" for all groups or for none, got a '
-                "profile beside it; replay them one by one"
+                "group with a profile; replay them apart"
             )
         prefix = group.name or f"linear-{number + 1}"
         if len(f"{prefix}-{group.count}") > MAX_NAME:
@@ -164,8 +164,8 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
     for number, group in enumerate(experiment.fleet):
         if group.profile is None and group.population is None:
             raise ExperimentError(
-                f"fleet[{number}].profile: must be given for a replay, got none: what this machine "
-                "is nobody wrote down; fairbed record does"
+                f"fleet[{number}].profile: must be given for a replay, got none; create a profile "
+                "of this machine with fairbed record"
             )
     if is_vector_fleet(experiment):
         return _vector_fleet_setup(experiment)

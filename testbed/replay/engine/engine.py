@@ -1,8 +1,8 @@
 """The engine of a replay: the rounds of the live coordinator on a virtual clock.
 
-It drives the decisions and the table of the live coordinator; a world stands for the devices. A
-round is synchronous or asynchronous, and an exchange that misses the deadline is dropped or goes
-on: all are the same loop, and differ in what the table lets outlive a round.
+It drives the decisions and the table of the live coordinator; a world models the devices. Rounds
+are synchronous or asynchronous, and exchanges that miss the deadline are dropped or continue: one
+loop runs all of them, and they differ in the exchanges that outlive a round in the table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from fairbed.coordinator.state.round import Round
 from fairbed.testbed.replay.engine.in_flight import InFlight
 from fairbed.testbed.replay.engine.loss_query import QueriedLosses, query_losses
 from fairbed.testbed.replay.engine.training import Cohort, VersionBatch
-from fairbed.testbed.replay.world.world import LastRound, ReplayedExchange, Scene, World
+from fairbed.testbed.replay.world.world import FleetSnapshot, LastRound, ReplayedExchange, World
 from fairbed.wire.messages import COMPUTE_PHASES
 
 OVER = "the run is over"
@@ -35,65 +35,65 @@ DIVERGED = "training diverged; lower learning_rate or set clip_norm"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a replay stands between two rounds."""
+    """Position of a replay between two rounds."""
 
     round: int
-    """The last one that is over; 0 before the first."""
+    """The last round that is over; 0 before the first."""
     now: float
     """Seconds on the virtual clock."""
     last: LastRound
 
     @classmethod
     def start(cls, n: int) -> "Position":
-        """Return the beginning, for `n` devices."""
-        return cls(0, 0.0, LastRound.nobody(n))
+        """Return the position before the first round, for `n` devices."""
+        return cls(0, 0.0, LastRound.before_first(n))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedRound:
-    """One round that is over and learned from."""
+    """One round that is over, after its observations were learned."""
 
     choice: Selection
     """All selections of the round."""
-    scene: Scene
-    """Of the first selection."""
+    snapshot: FleetSnapshot
+    """The fleet at the first selection."""
     started_s: float
-    """On the virtual clock; a loss query is part of the round."""
+    """Start on the virtual clock; a loss query is part of the round."""
     lasted_s: float
-    """From the dispatch to the end."""
+    """Duration from the dispatch to the end."""
     table: Round
-    """Of the coordinator, at the end of the round."""
+    """Table of the coordinator at the end of the round."""
     exchanges: Sequence[ReplayedExchange]
-    """Dispatched in this round, in the order of `choice`; an open one still changes."""
+    """Exchanges dispatched in this round, in the order of `choice`; open ones still change."""
     outcome: tuple[str, ...]
-    """Of each of them at the end of the round: done, late, lost, cancelled or failed."""
+    """Outcome of each exchange at the end of the round: done, late, lost, cancelled or failed."""
     over: Sequence[ReplayedExchange]
-    """Ended in this round, dispatched in it or before."""
+    """Exchanges that ended in this round, dispatched in it or before."""
     scores: Mapping[str, Score] | None
-    """Of the model after the round; None if it was not evaluated."""
+    """Scores of the model after the round; None if it was not evaluated."""
     after: Position
     queried: QueriedLosses | None = None
-    """Losses that the selector needed; None where it needs none."""
+    """Result of the loss query; None if the selector needs none."""
 
     @property
-    def asked_s(self) -> float:
+    def query_s(self) -> float:
         """Duration of the loss query."""
         return 0.0 if self.queried is None else self.queried.lasted_s
 
     @property
-    def asked_bytes(self) -> int:
+    def query_bytes(self) -> int:
         """Model bytes that the loss query sent to the devices that answered."""
         return 0 if self.queried is None else self.queried.bytes_down
 
     @property
     def dispatched_s(self) -> float:
         """Instant of the first dispatch."""
-        return self.started_s + self.asked_s
+        return self.started_s + self.query_s
 
     @property
     def duration_s(self) -> float:
-        """Of the round."""
-        return self.asked_s + self.lasted_s
+        """Duration of the round."""
+        return self.query_s + self.lasted_s
 
     @property
     def merged(self) -> Ints:
@@ -101,13 +101,13 @@ class ReplayedRound:
         return np.array([x.row for x in self.over if x.is_done], dtype=np.int64)
 
     @property
-    def concerned(self) -> Ints:
+    def participants(self) -> Ints:
         """Rows of the devices that were selected, or whose updates entered the model."""
         return np.union1d(self.choice.rows, self.merged)
 
     @property
     def tau_s(self) -> Floats:
-        """Exchange times of this round, also of updates that never arrived; (K,)."""
+        """Exchange times of this round, also for updates that did not arrive; (K,)."""
         return column(self.exchanges, "tau_s")
 
 
@@ -117,7 +117,7 @@ def column(exchanges: Sequence[ReplayedExchange], name: str) -> Floats:
 
 
 def flags(exchanges: Sequence[ReplayedExchange], name: str) -> Bools:
-    """Return a truth of each exchange, shape (K,)."""
+    """Return a boolean of each exchange, shape (K,)."""
     return np.array([getattr(x, name) for x in exchanges], dtype=np.bool_)
 
 
@@ -128,9 +128,9 @@ class ReplayContext:
     id: int
     started_s: float
     last: LastRound
-    """Participation before each selection; an exchange that ends in this round changes it."""
-    scene: Scene = field(init=False)
-    picks: SelectionBuilder = field(init=False)
+    """Participation before the next selection; an exchange that ends in this round changes it."""
+    snapshot: FleetSnapshot = field(init=False)
+    selections: SelectionBuilder = field(init=False)
     queried: QueriedLosses | None = None
 
 
@@ -138,9 +138,9 @@ class ReplayEngine:
     """Replays the rounds of an experiment.
 
     Args:
-        decisions: What is studied; it learns. Its configuration says when a round is over.
+        decisions: Decisions of the coordinator, which learn; their configuration ends rounds.
         world: The devices.
-        cohort: Trains; None replays times only.
+        cohort: Trains the devices; None replays times only.
     """
 
     def __init__(self, decisions: Decisions, world: World, *, cohort: Cohort | None = None) -> None:
@@ -148,46 +148,46 @@ class ReplayEngine:
         self.at = Position.start(len(world))
         self._in_flight = InFlight(decisions.config, world)
 
-    def play(self, rounds: int) -> Iterator[ReplayedRound]:
-        """Play the rounds up to number `rounds`; yield each when it is over and learned from."""
+    def replay(self, rounds: int) -> Iterator[ReplayedRound]:
+        """Replay the rounds up to number `rounds`; yield each round when it is over."""
         while self.at.round < rounds:
-            yield self.play_round(is_last=self.at.round + 1 == rounds)
+            yield self.replay_round(is_last=self.at.round + 1 == rounds)
 
-    def play_round(self, *, is_last: bool = False) -> ReplayedRound:
-        """Play one round: select, dispatch, run events, train and merge, learn."""
+    def replay_round(self, *, is_last: bool = False) -> ReplayedRound:
+        """Replay one round: select, dispatch, run events, train and merge, learn."""
         flight = self._in_flight
         flight.begin_round()
-        opened = ReplayContext(flight.table.id, flight.now, self.at.last)
-        opened.scene = self._look(opened)
-        self._query_losses(opened)
-        self._select(opened, opened.scene)
+        current = ReplayContext(flight.table.id, flight.now, self.at.last)
+        current.snapshot = self._observe(current)
+        self._query_losses(current)
+        self._select(current, current.snapshot)
         began = flight.clock
-        self._run_events(opened)
+        self._run_events(current)
         if is_last:
             flight.give_up(OVER)
         over, own = flight.over, flight.dispatched
         self._train_and_merge(over)
         flight.notify_world()
-        choice = opened.picks.build()
-        self.decisions.learn(choice, _observations(over, opened.id))
+        choice = current.selections.build()
+        self.decisions.learn(choice, _observations(over, current.id))
         table = flight.table
-        self.at = Position(opened.id, flight.now, self._hand_over(choice, over))
+        self.at = Position(current.id, flight.now, self._hand_over(choice, over))
         return ReplayedRound(
             choice=choice,
-            scene=opened.scene,
-            started_s=opened.started_s,
+            snapshot=current.snapshot,
+            started_s=current.started_s,
             lasted_s=flight.clock - began,
             table=table,
             exchanges=own,
             outcome=tuple(x.outcome for x in own),
             over=over,
-            scores=None if self.cohort is None else self.cohort.evaluate(opened.id),
+            scores=None if self.cohort is None else self.cohort.evaluate(current.id),
             after=self.at,
-            queried=opened.queried,
+            queried=current.queried,
         )
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state between two rounds but for the vector of the model."""
+        """Return the state between two rounds without the vector of the model."""
         last = self.at.last
         return {
             "decisions": self.decisions.to_state(),
@@ -205,7 +205,7 @@ class ReplayEngine:
         Args:
             round_id: The last round that was over.
             vector: The model after it, shape (n_values,); empty without training.
-            state: All else.
+            state: The state.
         """
         self.decisions.load_state(state["decisions"])
         self.world.load_state(state["world"])
@@ -215,91 +215,91 @@ class ReplayEngine:
         self.at = Position(round_id, state["now"], last)
         self._in_flight.load_state(state["in_flight"], self.at.now)
 
-    def _look(self, opened: ReplayContext) -> Scene:
-        """Return the fleet at this instant; devices at work are not available."""
+    def _observe(self, current: ReplayContext) -> FleetSnapshot:
+        """Return the fleet at this instant; devices in flight are not available."""
         flight = self._in_flight
         flight.notify_world()
-        scene = self.world.look(opened.id, flight.now, opened.last)
+        snapshot = self.world.observe(current.id, flight.now, current.last)
         if not flight.table.all_exchanges():
-            return scene
+            return snapshot
         busy = flight.busy(len(self.world))
-        return replace(scene, is_available=scene.is_available & ~busy)
+        return replace(snapshot, is_available=snapshot.is_available & ~busy)
 
-    def _query_losses(self, opened: ReplayContext) -> None:
-        """Query losses if the selector needs them; exchanges in flight go on meanwhile."""
+    def _query_losses(self, current: ReplayContext) -> None:
+        """Query losses if the selector needs them; exchanges in flight continue."""
         flight = self._in_flight
-        opened.queried = query_losses(
-            self.decisions, self.world, opened.scene, opened.id, flight.now, self.cohort
+        current.queried = query_losses(
+            self.decisions, self.world, current.snapshot, current.id, flight.now, self.cohort
         )
-        if opened.queried is not None:
-            end = flight.clock + opened.queried.lasted_s
+        if current.queried is not None:
+            end = flight.clock + current.queried.lasted_s
             while flight.step(end):
                 pass
-            opened.scene = self._look(opened)
+            current.snapshot = self._observe(current)
 
-    def _select(self, opened: ReplayContext, scene: Scene, pick: int = 0) -> None:
-        """Select devices and dispatch them: a whole cohort, or as many as there are places."""
+    def _select(self, current: ReplayContext, snapshot: FleetSnapshot, number: int = 0) -> None:
+        """Select and dispatch devices: a whole cohort, or as many as there are free places."""
         decisions, flight, world = self.decisions, self._in_flight, self.world
         config = decisions.config
         free = config.cohort_size - flight.table.open_count if config.round.is_buffered else None
         choice = decisions.select(
-            opened.id,
-            scene,
+            current.id,
+            snapshot,
             world.transfer_bits,
             flight.now,
-            true_tau_s=scene.true_tau_s,
-            losses=None if opened.queried is None else opened.queried.losses,
+            true_tau_s=snapshot.true_tau_s,
+            losses=None if current.queried is None else current.queried.losses,
             count=free,
-            selections_before=pick,
+            selections_before=number,
         )
-        planned = world.exchange(opened.id, flight.now, choice.rows)
-        flight.dispatch(planned, choice, scene)
-        if pick:
-            opened.picks.add(choice)
+        planned = world.exchange(current.id, flight.now, choice.rows)
+        flight.dispatch(planned, choice, snapshot)
+        if number:
+            current.selections.add(choice)
         else:
-            opened.picks = SelectionBuilder(choice)
+            current.selections = SelectionBuilder(choice)
 
-    def _run_events(self, opened: ReplayContext) -> None:
-        """Run events until the round is over; an asynchronous one dispatches more meanwhile."""
+    def _run_events(self, current: ReplayContext) -> None:
+        """Run events until the round is over; an asynchronous round also dispatches."""
         flight, void_wait_s = self._in_flight, self.decisions.config.round.void_wait_s
         if self.decisions.config.round.is_buffered:
             flight.table.begin(flight.clock)
-            picks = 0
+            selections = 0
             while not flight.table.is_over:
-                picks += self._refill(opened, picks + 1)
+                selections += self._dispatch_more(current, selections + 1)
             if flight.table.is_void:
                 flight.step(flight.clock + void_wait_s)
         elif flight.table.exchanges:
             flight.run_round()
         else:
-            self._wait_for_devices(opened)
+            self._wait_for_devices(current)
 
-    def _refill(self, opened: ReplayContext, pick: int) -> bool:
+    def _dispatch_more(self, current: ReplayContext, number: int) -> bool:
         """Run one event, then dispatch devices to the free places; return whether it did.
 
-        With free places it looks for devices every `void_wait_s`, whether or not events occur.
+        With free places it checks for devices every `void_wait_s`, whether or not events occur.
         """
         config, flight = self.decisions.config, self._in_flight
         has_places = flight.table.open_count < config.cohort_size
         flight.step(flight.clock + config.round.void_wait_s if has_places else np.inf)
         if flight.table.is_over:
             return False
-        self._release(opened)
+        self._release(current)
         if flight.table.open_count >= config.cohort_size:
             return False
-        scene = self._look(opened)
-        if not scene.is_available.any():
+        snapshot = self._observe(current)
+        if not snapshot.is_available.any():
             return False
-        self._select(opened, scene, pick)
+        self._select(current, snapshot, number)
         return True
 
-    def _release(self, opened: ReplayContext) -> None:
+    def _release(self, current: ReplayContext) -> None:
         for x in self._in_flight.release():
-            has_trained = opened.last.has_trained.copy()
+            has_trained = current.last.has_trained.copy()
             has_trained[x.row] = x.has_trained
-            opened.last = replace(opened.last, has_trained=has_trained)
+            current.last = replace(current.last, has_trained=has_trained)
 
-    def _wait_for_devices(self, opened: ReplayContext) -> None:
+    def _wait_for_devices(self, current: ReplayContext) -> None:
         """Wait until a device is available or a late exchange ends, at most for the deadline."""
         flight, rules = self._in_flight, self.decisions.config.round
         if flight.table.is_idle:
@@ -308,11 +308,11 @@ class ReplayEngine:
         ended, end = len(flight.table.ended), flight.clock + rules.deadline_s
         while flight.clock < end and len(flight.table.ended) == ended:
             has_event = flight.step(min(flight.clock + rules.void_wait_s, end))
-            if not has_event and self._look(opened).is_available.any():
+            if not has_event and self._observe(current).is_available.any():
                 return
 
     def _train_and_merge(self, over: Sequence[ReplayedExchange]) -> None:
-        """Train the devices that completed their work; merge the updates that arrived."""
+        """Train the devices that completed local training; merge the updates that arrived."""
         if self.cohort is None:
             return
         table = self._in_flight.table
@@ -331,7 +331,7 @@ class ReplayEngine:
                     entry.staleness = entry.aggregated_round = None
 
     def _hand_over(self, choice: Selection, over: Sequence[ReplayedExchange]) -> LastRound:
-        """Open the next table with what is in flight; return participation in this round."""
+        """Open the next table with the exchanges in flight; return participation in this round."""
         table = self._in_flight.table
         trained = [x for x in over if x.has_trained]
         rows = np.array([x.row for x in trained], dtype=np.int64)
@@ -339,7 +339,7 @@ class ReplayEngine:
         version = table.version + any(x.is_done for x in over)
         self.world.on_version(rows, versions, version)
         self._in_flight.open_next_table(over, version)
-        last = LastRound.nobody(len(self.world))
+        last = LastRound.before_first(len(self.world))
         last.is_selected[choice.rows] = True
         last.has_trained[rows] = True
         return last
@@ -351,7 +351,7 @@ def _bools(data: bytes) -> Bools:
 
 
 def _version_batch(group: Sequence[ReplayedExchange]) -> VersionBatch:
-    """Return exchanges of one round, and so of one model version, as a batch."""
+    """Return exchanges of one round, which have one model version, as a batch."""
     return VersionBatch(
         round=group[0].round,
         version=group[0].entry.version,
@@ -362,7 +362,7 @@ def _version_batch(group: Sequence[ReplayedExchange]) -> VersionBatch:
 
 
 def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observations:
-    """Return what a round teaches: the times of updates that arrived, and bounds of others."""
+    """Return the observations of a round: times of updates that arrived, and bounds of others."""
     k, is_done = len(over), flags(over, "is_done")
     compute_s = reduce(np.add, [column(over, f"{phase}_s") for phase in COMPUTE_PHASES])
     phases_s = np.stack(
@@ -392,7 +392,7 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
 
 
 def _at_least_s(x: ReplayedExchange) -> float:
-    """Return the lower bound of an exchange time that a cancellation teaches; NaN is none."""
+    """Return the lower bound of a cancelled exchange's time; NaN if there is none."""
     entry = x.entry
     is_bound = entry.state is ExchangeState.CANCELLED or (
         entry.state is ExchangeState.LATE and entry.is_late

@@ -39,7 +39,7 @@ from fairbed.coordinator.state.round import (
     VerifyUpdate,
 )
 from fairbed.testbed.replay.world.phases import PHASES
-from fairbed.testbed.replay.world.world import Exchanges, ReplayedExchange, Scene, World
+from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, ReplayedExchange, World
 from fairbed.wire.messages import Manifest, Offer, Phases
 
 GONE = "the device was gone for too long"
@@ -102,7 +102,7 @@ class InFlight:
         self._releases = ReleasedDevices(self.table)
         self._carry_out(self.table.drop_stale(self.clock))
 
-    def dispatch(self, planned: Exchanges, choice: Selection, scene: Scene) -> None:
+    def dispatch(self, planned: Exchanges, choice: Selection, snapshot: FleetSnapshot) -> None:
         """Dispatch the devices of a choice now, each with its planned exchange."""
         self._restart_clock()
         table, names = self.table, [str(row) for row in choice.rows.tolist()]
@@ -115,7 +115,7 @@ class InFlight:
             else:
                 table.dispatch(name, self.clock)
         entries = [table.exchanges[name] for name in names]
-        dispatched = _exchanges_of(planned, choice, scene, entries, self.now)
+        dispatched = _exchanges_of(planned, choice, snapshot, entries, self.now)
         self._pulling += dispatched
         for x in dispatched:
             self._exchanges[x.entry.device, x.round] = x
@@ -380,7 +380,11 @@ def _arrival(x: ReplayedExchange) -> tuple[float, float]:
 
 
 def _exchanges_of(
-    planned: Exchanges, choice: Selection, scene: Scene, entries: Sequence[Exchange], now: float
+    planned: Exchanges,
+    choice: Selection,
+    snapshot: FleetSnapshot,
+    entries: Sequence[Exchange],
+    now: float,
 ) -> list[ReplayedExchange]:
     """Return the exchanges of devices that are dispatched `now`, in the order of the choice."""
     rows = choice.rows
@@ -389,8 +393,8 @@ def _exchanges_of(
         "row": rows.tolist(),
         "codec_down": planned.codec_down,
         "gone_s": planned.until_gone_s.tolist(),
-        "n_k": scene.examples[rows].tolist(),
-        "known": _known_before(choice, scene),
+        "n_k": snapshot.examples[rows].tolist(),
+        "known": _known_before(choice, snapshot),
         "context": [tuple(context) for context in choice.context[rows].tolist()],
         "entry": entries,
     }
@@ -409,20 +413,20 @@ def _exchanges_of(
     ]
 
 
-def _known_before(choice: Selection, scene: Scene) -> list[KnownAtSelection]:
+def _known_before(choice: Selection, snapshot: FleetSnapshot) -> list[KnownAtSelection]:
     """Return the values known of each selected device before its selection."""
     rows = choice.rows
     k = len(rows)
-    link_age_s = np.full(k, np.nan) if scene.link_age_s is None else scene.link_age_s[rows]
-    context_age_s = np.zeros(k) if scene.context_age_s is None else scene.context_age_s[rows]
+    link_age_s = np.full(k, np.nan) if snapshot.link_age_s is None else snapshot.link_age_s[rows]
+    context_age_s = np.zeros(k) if snapshot.context_age_s is None else snapshot.context_age_s[rows]
     columns = {
-        "mu_cores": 1.0 / scene.inverse_mu[rows],
-        "downlink_bps": scene.down_bps[rows],
-        "uplink_bps": scene.up_bps[rows],
+        "mu_cores": 1.0 / snapshot.inverse_mu[rows],
+        "downlink_bps": snapshot.down_bps[rows],
+        "uplink_bps": snapshot.up_bps[rows],
         "link_age_s": link_age_s,
         "context_age_s": context_age_s,
-        "s_not_previous": (~scene.last.has_trained[rows]).astype(np.int64),
-        "s_literal_seed": scene.last.is_selected[rows].astype(np.int64),
+        "s_not_previous": (~snapshot.last.has_trained[rows]).astype(np.int64),
+        "s_literal_seed": snapshot.last.is_selected[rows].astype(np.int64),
         "tau_hat_s": choice.prediction.tau_hat_s[rows],
         "width_s": choice.prediction.width_s[rows],
     }

@@ -17,7 +17,7 @@ from fairbed.coordinator.records.rows import loss_query_rows
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.testbed.replay.engine.in_flight import GONE
-from fairbed.testbed.replay.world.world import Exchanges, Scene, World
+from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, World
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 NO_LOSS = "the loss of the model must be finite; lower learning_rate"
@@ -90,7 +90,7 @@ class QueriedLosses:
 def query_losses(
     decisions: Decisions,
     world: World,
-    scene: Scene,
+    snapshot: FleetSnapshot,
     round_id: int,
     now: float,
     losses: Losses | None,
@@ -100,12 +100,14 @@ def query_losses(
     Args:
         decisions: Its selector names the devices.
         world: The devices.
-        scene: The fleet at this instant.
+        snapshot: The fleet at this instant.
         round_id: The round.
         now: Seconds on the virtual clock.
         losses: Computes them; None where nothing is trained.
     """
-    demand = decisions.loss_demand(round_id, scene, world.transfer_bits, now, scene.true_tau_s)
+    demand = decisions.loss_demand(
+        round_id, snapshot, world.transfer_bits, now, snapshot.true_tau_s
+    )
     if demand is None:
         return None
     assert isinstance(world, QueryableWorld), "an imposed world has no loss queries"
@@ -117,7 +119,7 @@ def query_losses(
     table = LossQuery(round_id, 0, config.selection.loss_query_timeout_s)
     for row in rows.tolist():
         table.add(str(row), now)
-    n = scene.examples[rows]
+    n = snapshot.examples[rows]
     over_s = _resolve(
         table, planned, found, n if examples is None else np.minimum(n, examples), now
     )

@@ -1,4 +1,4 @@
-"""From replayed rounds to the rows that every run keeps."""
+"""Store rows of replayed rounds, in the tables that every run has."""
 
 import json
 from collections import Counter
@@ -8,12 +8,8 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.records.rows import (
-    PHASE_COLUMNS,
-    finite_or_nan,
-    metric_rows,
-    selection_rows,
-)
+from fairbed.coordinator.records import rows as records
+from fairbed.coordinator.records.rows import PHASE_COLUMNS, finite_or_nan, metric_rows
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
@@ -32,13 +28,13 @@ from fairbed.testbed.replay.world.world import ReplayedExchange
 def device_rows(
     names: Sequence[str], groups: Sequence[str], laws: Sequence[LinearLaw], examples: Ints
 ) -> list[Record]:
-    """Return what is known of each device of a linear world, and what is true of it."""
+    """Return the reported and the true values of all devices of a linear world."""
     columns = enumerate(zip(names, groups, laws, examples.tolist(), strict=True))
     return [record for row, one in columns for record in linear_rows(row, *one)]
 
 
 def linear_rows(row: int, name: str, group: str, law: LinearLaw, n_k: int) -> list[Record]:
-    """Return what is known of one device of a linear world, and what is true of it."""
+    """Return the reported and the true values of one device of a linear world."""
     return [
         DeviceRow(
             name=name,
@@ -61,70 +57,70 @@ def linear_rows(row: int, name: str, group: str, law: LinearLaw, n_k: int) -> li
     ]
 
 
-def round_row(played: ReplayedRound, decisions: Decisions, names: Sequence[str]) -> RoundRow:
-    """Return the row of a round that is over and learned from."""
-    choice, over, queues = played.choice, played.over, decisions.selector.queues(len(names))
+def round_row(replayed: ReplayedRound, decisions: Decisions, names: Sequence[str]) -> RoundRow:
+    """Return the row of a round."""
+    choice, over, queues = replayed.choice, replayed.over, decisions.selector.queues(len(names))
     done = [x for x in over if x.is_done]
     in_time = [x for x in done if x.round == choice.round]
     slowest = max(in_time, key=lambda x: x.tau_wall_s, default=None)
-    stages = Counter(x.entry.state for x in over)
+    states = Counter(x.entry.state for x in over)
     return RoundRow(
         round=choice.round,
         attempt=0,
         status="done" if done else "void",
-        dispatched_at_s=played.dispatched_s,
-        closed_at_s=played.after.now,
-        duration_s=played.duration_s,
-        tau_max_s=played.lasted_s,
+        dispatched_at_s=replayed.dispatched_s,
+        closed_at_s=replayed.after.now,
+        duration_s=replayed.duration_s,
+        tau_max_s=replayed.lasted_s,
         close_s=0.0,
         slowest=None if slowest is None else names[slowest.row],
-        selected=len(played.exchanges),
+        selected=len(replayed.exchanges),
         aggregated=len(done),
         available=int(choice.is_available.sum()),
         queue_total=float(queues.sum()),
         queue_max=float(queues.max(initial=0.0)),
         lag_p99_s=0.0,
-        bytes_down=sum(_bytes_down(x) for x in over) + played.asked_bytes,
+        bytes_down=sum(_bytes_down(x) for x in over) + replayed.query_bytes,
         bytes_up=sum(x.bytes_up for x in done),
         model_sha256="",
         coordinator_encode_s=None,
-        loss_query_s=played.asked_s,
+        loss_query_s=replayed.query_s,
         aggregated_late=sum(bool(x.entry.staleness) for x in done),
-        dropped_late=stages[ExchangeState.LATE],
-        cancelled=stages[ExchangeState.CANCELLED],
+        dropped_late=states[ExchangeState.LATE],
+        cancelled=states[ExchangeState.CANCELLED],
     )
 
 
-def chosen_rows(
-    played: ReplayedRound, decisions: Decisions, names: Sequence[str], *, everybody: bool
+def selection_rows(
+    replayed: ReplayedRound, decisions: Decisions, names: Sequence[str], *, all_devices: bool
 ) -> Columns[SelectionRow]:
-    """Return who was chosen and why: a row for each device, or for each of the cohort."""
-    merged = {names[row] for row in played.merged.tolist()}
-    rows = None if everybody else played.concerned
-    return selection_rows(played.choice, names, decisions, merged, rows)
+    """Return the selection rows of all devices, or of the participants only."""
+    merged = {names[row] for row in replayed.merged.tolist()}
+    rows = None if all_devices else replayed.participants
+    return records.selection_rows(replayed.choice, names, decisions, merged, rows)
 
 
-def score_rows(played: ReplayedRound, evaluate_s: float) -> list[Record]:
-    """Return what the model after a round scores; nothing if it was not evaluated.
+def score_rows(replayed: ReplayedRound, evaluate_s: float) -> list[Record]:
+    """Return the scores of the model after a round; empty if it was not evaluated.
 
     Args:
-        played: The round.
-        evaluate_s: How long the evaluation took, off the record.
+        replayed: The round.
+        evaluate_s: Duration of the evaluation, off the record.
     """
-    if played.scores is None:
+    if replayed.scores is None:
         return []
-    at_s = played.started_s + played.duration_s
-    devices, metric = metric_rows(played.choice.round, played.scores, at_s, evaluate_s)
+    at_s = replayed.started_s + replayed.duration_s
+    devices, metric = metric_rows(replayed.choice.round, replayed.scores, at_s, evaluate_s)
     return [*devices, *([] if metric is None else [metric])]
 
 
-def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[ExchangeRow]:
-    """Return the exchanges that ended in a round, and its own that are late and go on.
+def exchange_rows(replayed: ReplayedRound, names: Sequence[str]) -> Columns[ExchangeRow]:
+    """Return the exchanges that ended in a round, and those of the round that continue late.
 
-    As in a live run: phases are known from the offer on, the exchange time from the arrival on.
+    As in a live run, phases are known from the offer on, the exchange time from the arrival on.
     """
-    late = [x for x in played.exchanges if x.entry.is_open_late]
-    rows = [*played.over, *late]
+    late = [x for x in replayed.exchanges if x.entry.is_open_late]
+    rows = [*replayed.over, *late]
     has_offered, is_done = flags(rows, "has_offered"), flags(rows, "is_done")
     zeros_s = np.zeros(len(rows))
 
@@ -138,7 +134,7 @@ def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[Exchan
         values = [getattr(x.known, name) for x in rows]
         return finite_or_nan(np.array(values, dtype=np.float64))
 
-    others = len(played.table.exchanges) - 1
+    others = len(replayed.table.exchanges) - 1
     entries = [x.entry for x in rows]
     return Columns(
         ExchangeRow,
@@ -195,5 +191,5 @@ def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[Exchan
 
 
 def _bytes_down(x: ReplayedExchange) -> int:
-    """Return the bytes of the model, if the coordinator knows that the device got it."""
+    """Return the bytes of the model if the coordinator knows that the device received it."""
     return x.bytes_down if x.has_offered or x.entry.state is ExchangeState.FAILED else 0

@@ -18,7 +18,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.records.rows import PHASE_COLUMNS
-from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
+from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, LastRound, ReplayedExchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +133,12 @@ class LinearWorld:
         """Bits down and up: 0, and the size of the update."""
         return 0.0, self.update_bits
 
-    def look(self, round_id: int, now: float, last: LastRound) -> Scene:
+    def observe(self, round_id: int, now: float, last: LastRound) -> FleetSnapshot:
         """Return the fleet at the selection of a round."""
         draws, is_cold = self._draws_of(round_id), last.is_cold & ~self._has_model
         self._expected_s = self.parts_s(draws, is_cold)
         self._deviation, self._is_cold = draws.deviation, is_cold
-        return Scene(
+        return FleetSnapshot(
             is_available=draws.is_available,
             inverse_mu=draws.inverse_mu,
             down_bps=np.full(len(self), np.inf),

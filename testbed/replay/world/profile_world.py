@@ -30,7 +30,7 @@ from fairbed.testbed.replay.world.phases import (
     cohort_noise,
 )
 from fairbed.testbed.replay.world.work import Sizes, Work
-from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
+from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, LastRound, ReplayedExchange
 
 CONTEXT_PERIOD_S = 1.0
 """Period of contexts (design.md, section 2); each device reports at its own instants."""
@@ -110,7 +110,7 @@ class ProfileWorld:
         down_bits: Floats = 8.0 * sizes.down_bytes(is_packed).astype(np.float64)
         return down_bits, 8.0 * sizes.up_bytes
 
-    def look(self, round_id: int, now: float, last: LastRound) -> Scene:
+    def observe(self, round_id: int, now: float, last: LastRound) -> FleetSnapshot:
         """Return the fleet at the selection of a round."""
         self._is_warm &= last.has_trained | (self._dispatched_in >= round_id - 1)
         self._probe(now)
@@ -118,7 +118,7 @@ class ProfileWorld:
         reported_at = np.maximum(now - age_s, 0.0)
         mu = np.clip(self._mu(reported_at), *MU_BOUNDS)
         is_willing = self._conditions.is_willing(reported_at)
-        return Scene(
+        return FleetSnapshot(
             is_available=is_connected & is_willing & self._draining.is_idle(now),
             inverse_mu=1.0 / mu,
             down_bps=np.clip(self._down.bps(), *LINK_BOUNDS_BPS),

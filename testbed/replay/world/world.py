@@ -1,7 +1,7 @@
-"""The interface of a replayed fleet: availability, contexts, and durations of exchanges.
+"""The interface of a replayed fleet: availability, contexts and durations of exchanges.
 
-A world keeps columns, one row per device, not objects: N may be a million. Instants are seconds on
-the virtual clock; phases of an exchange are durations.
+A world has columns with one row per device instead of objects: N may be a million. Instants are
+seconds on the virtual clock; phases of an exchange are durations.
 """
 
 from collections.abc import Sequence
@@ -20,29 +20,29 @@ from fairbed.wire.messages import DEVICE_PHASES
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
-    """Who took part in the round before, each of shape (N,)."""
+    """Participation in the previous round, columns of shape (N,)."""
 
     is_selected: Bools
     has_trained: Bools
-    """Completed local training, as far as the coordinator knows."""
+    """The device completed local training, as far as the coordinator knows."""
 
     @classmethod
-    def nobody(cls, n: int) -> "LastRound":
-        """Return what there is before the first round."""
+    def before_first(cls, n: int) -> "LastRound":
+        """Return the participation before the first round: none."""
         return cls(np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
 
     @property
     def is_cold(self) -> Bools:
-        """Who did not complete training: s = 1, shape (N,)."""
+        """Devices that did not complete training: s = 1, shape (N,)."""
         cold: Bools = ~self.has_trained
         return cold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class FleetSnapshot:
     """A fleet at the instant of a selection; satisfies `coordinator.policy.decisions.Roster`.
 
-    Every column has shape (N,). What is not marked as true is what the devices have told.
+    Every column has shape (N,). Columns hold reported values unless they are marked as true.
     """
 
     is_available: Bools
@@ -50,15 +50,15 @@ class Scene:
     inverse_mu: Floats
     """1 / free cores."""
     down_bps: Floats
-    """NaN was never measured; `inf` takes no time."""
+    """NaN for a rate that was never measured; `inf` for a transfer that takes no time."""
     up_bps: Floats
     link_age_s: Floats | None
-    """None where rates are never old."""
+    """None if rates have no age."""
     context_age_s: Floats | None
-    """None is 0."""
+    """None if contexts have no age."""
     examples: Ints
     true_tau_s: Floats
-    """True expected exchange time from what holds at this instant, seconds."""
+    """True expected exchange time under the conditions of this instant, seconds."""
     last: LastRound
 
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
@@ -97,11 +97,11 @@ class Exchanges:
     train_s: Floats
     encode_s: Floats
     upload_s: Floats
-    """Of an update that is granted as soon as it is offered."""
+    """Duration for an update that is granted as soon as it is offered."""
     is_upload_seen: bool
-    """The coordinator sees when an upload begins; else it only sees the arrival."""
+    """Whether the coordinator sees the offer; if not, it sees only the arrival."""
     was_cold: Bools
-    """Session and data have to be loaded."""
+    """Session and data must be loaded."""
     bytes_down: Ints
     bytes_up: Ints
     chunk_bytes: Ints
@@ -109,36 +109,36 @@ class Exchanges:
     codec_down: tuple[str, ...]
     codec_up: str
     gone_s: Floats | None = None
-    """When the coordinator counts each device as lost; `inf` or None is never."""
+    """When each device counts as lost, after the dispatch; `inf` or None is never."""
     steps: Ints
     """Mini-batches."""
 
     @property
     def until_gone_s(self) -> Floats:
-        """When the coordinator counts each device as lost, shape (K,); `inf` is never."""
+        """When each device counts as lost, after the dispatch, shape (K,); `inf` is never."""
         return np.full(len(self.was_cold), np.inf) if self.gone_s is None else self.gone_s
 
     @property
     def ready_s(self) -> Floats:
-        """When each offers its update, shape (K,)."""
+        """When each device offers its update, after the dispatch, shape (K,)."""
         return sum((getattr(self, f"{phase}_s") for phase in DEVICE_PHASES), self.signal_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayedExchange:
-    """One exchange of a replay: what the device does, and its entry in the coordinator's table.
+    """One exchange of a replay: its durations, and its entry in the coordinator's table.
 
-    Durations are seconds. All but the entry is plain numbers, which a checkpoint holds.
+    Durations are seconds. All fields but the entry are plain values, which a checkpoint holds.
     """
 
     row: int
-    """Of the device."""
+    """Row of the device."""
     round: int
-    """In which it was dispatched."""
+    """Round of the dispatch."""
     dispatched_at_s: float
     """Instant of the dispatch on the virtual clock of the run."""
     started_s: float
-    """The same on the clock of the world."""
+    """Instant of the dispatch on the clock of the world."""
     signal_s: float
     download_s: float
     decode_s: float
@@ -147,7 +147,7 @@ class ReplayedExchange:
     train_s: float
     encode_s: float
     upload_s: float
-    """From the grant on; until there is one, of an update that is granted at once."""
+    """Duration from the grant on; before the grant, that of an update granted at once."""
     is_upload_seen: bool
     was_cold: bool
     bytes_down: int
@@ -156,15 +156,15 @@ class ReplayedExchange:
     codec_down: str
     codec_up: str
     gone_s: float
-    """How long after the dispatch the device counts as lost; `inf` is never."""
+    """When the device counts as lost, after the dispatch; `inf` is never."""
     steps: int
     n_k: int
     known: KnownAtSelection
-    """What was known of the device at its selection, for the row of the exchange."""
+    """Values known of the device at its selection, for the row of the exchange."""
     context: tuple[float, ...]
-    """The same for the estimator: 1/mu, cold, seconds down, seconds up."""
+    """Context of the estimator: 1/mu, cold, seconds down, seconds up."""
     loss: float
-    """Reported training loss, nats; NaN is none."""
+    """Reported training loss, nats; NaN if there is none."""
     entry: Exchange
 
     @property
@@ -189,44 +189,44 @@ class ReplayedExchange:
 
     @property
     def queued_s(self) -> float:
-        """From the offer to the grant; 0 until there is one."""
+        """From the offer to the grant; 0 before the grant."""
         x = self.entry
         return 0.0 if x.granted is None or x.offered is None else x.granted - x.offered
 
     @property
     def tau_s(self) -> float:
-        """The exchange time, also of an update that never arrived or was not waited for."""
+        """The exchange time, also for an update that did not arrive or was cancelled."""
         return self.ready_s + self.upload_s
 
     @property
     def tau_wall_s(self) -> float:
-        """The same with the waiting for a grant."""
+        """The exchange time including the wait for a grant."""
         return self.ready_s + self.queued_s + self.upload_s
 
     @property
     def over_s(self) -> float:
-        """From the dispatch to the end of an exchange that is over."""
+        """From the dispatch to the end; the exchange must be over."""
         x = self.entry
         return self.tau_wall_s if x.ended is None else x.ended - x.dispatched
 
     @property
     def is_done(self) -> bool:
-        """The update arrived in time and is merged."""
+        """Whether the update arrived in time and is merged."""
         return self.entry.state is ExchangeState.DONE
 
     @property
     def has_offered(self) -> bool:
-        """The device has offered its update, and training has not diverged."""
+        """Whether the device has offered its update; false if training diverged."""
         return self.entry.offer is not None
 
     @property
     def has_trained(self) -> bool:
-        """The coordinator knows that local training was completed."""
+        """Whether the coordinator knows that local training was completed."""
         return self.has_offered if self.is_upload_seen else self.is_done
 
     @property
     def outcome(self) -> str:
-        """done, late, lost, cancelled or failed; a late one may go on."""
+        """done, late, lost, cancelled or failed; a late exchange may go on."""
         x = self.entry
         return ExchangeState.LATE.value if x.is_open_late else x.state.value
 
@@ -235,7 +235,7 @@ class World(Protocol):
     """A fleet on the virtual clock.
 
     Random numbers depend on the round and the device, not on the selection, so that policies are
-    compared under the same luck.
+    compared with the same random numbers.
     """
 
     slots: int | None
@@ -250,7 +250,7 @@ class World(Protocol):
         """Sizes of an exchange down and up at this instant, bits, each (N,) or one for all."""
         ...
 
-    def look(self, round_id: int, now: float, last: LastRound) -> Scene:
+    def observe(self, round_id: int, now: float, last: LastRound) -> FleetSnapshot:
         """Return the fleet at a selection.
 
         Args:
@@ -261,19 +261,19 @@ class World(Protocol):
         ...
 
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
-        """Return the exchanges of devices that are dispatched right after a look, rows (K,)."""
+        """Return the exchanges of devices that are dispatched after `observe`, rows (K,)."""
         ...
 
     def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
-        """Return the duration of an upload that is granted so long after the dispatch."""
+        """Return the duration of an upload that is granted `granted_s` after the dispatch."""
         ...
 
     def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Take note of devices that have the model; called at the latest before the next look."""
+        """Take note of devices that have the model; called before the next `observe`."""
         ...
 
     def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Take note of exchanges that are over; called at the latest before the next look."""
+        """Take note of exchanges that are over; called before the next `observe`."""
         ...
 
     def on_version(self, rows: Ints, versions: Ints, version: int) -> None:

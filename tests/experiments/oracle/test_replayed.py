@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 def errors_of(name: str, folder: Path, *settings: str) -> dict[str, Errors]:
     """Return the errors of a replay of an example without training."""
     experiment = load_experiment(EXAMPLES / name, ["replay.training=false", *settings])
-    replay_experiment(experiment, folder, folder.name, lambda played: None)
+    replay_experiment(experiment, folder, folder.name, lambda replayed: None)
     return errors_of_run(folder)
 
 

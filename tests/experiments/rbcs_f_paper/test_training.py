@@ -32,9 +32,9 @@ def test_what_was_trained_before_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_a_run_is_the_replay_of_its_experiment(tmp_path: Path) -> None:
     experiment = fair_run().experiment(LONGER)
-    stage = setup_of(experiment)
-    learning = make_learning(stage, tmp_path, threads=1)
-    rounds = ReplayEngine(stage.decisions, stage.world, cohort=learning).play(experiment.rounds)
+    setup = setup_of(experiment)
+    learning = make_learning(setup, tmp_path, threads=1)
+    rounds = ReplayEngine(setup.decisions, setup.world, cohort=learning).replay(experiment.rounds)
     replayed = [
         (one.after.now, float(np.mean([s.correct / s.n for s in one.scores.values()])))
         for one in rounds

@@ -47,7 +47,7 @@ def stand_in(experiment: Experiment, folder: Path, seed: int = 0) -> Path:
     """Return a run that was replayed from the true profiles, with noise of its own."""
     seeds = msgspec.structs.replace(experiment.seeds, selection=experiment.seed + seed)
     settled = msgspec.structs.replace(experiment, seeds=seeds)
-    replay_experiment(settled, folder, folder.name, lambda played: None)
+    replay_experiment(settled, folder, folder.name, lambda replayed: None)
     return folder
 
 

@@ -28,7 +28,7 @@ def test_a_queue_is_empty_before_its_device_joins() -> None:
 
 def test_the_queues_are_those_of_rbcs_f(tmp_path: Path) -> None:
     experiment = load_experiment(PAPER, ["rounds=30"])
-    replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(experiment, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         rounds = reader.rounds()
         found = virtual_queues_of(

@@ -63,7 +63,7 @@ def names_and_shards() -> live.Shards:
     return shards
 
 
-async def played_live(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Lab:
+async def run_live(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Lab:
     """Run an experiment with agents that train for so long."""
     async with live.lab(folder, agents=0) as place:
         place.device_names = NAMES
@@ -110,31 +110,33 @@ def a_world(train_s: Sequence[float]) -> LinearWorld:
     return LinearWorld(laws, 1.0, 0, np.full(len(laws), EXAMPLES, dtype=np.int64))
 
 
-def replayed(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Story:
+def replay_story(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Story:
     """Replay rounds whose exchanges may outlive them."""
     decisions = make_decisions(config)
     learning = a_learning(decisions, folder)
     rounds, exchanges, models = [], dict[tuple[int, str], ExchangeRow](), []
-    for played in ReplayEngine(decisions, a_world(train_s), cohort=learning).play(config.rounds):
-        rounds.append(round_row(played, decisions, NAMES))
-        exchanges |= {(x.round, x.device): x for x in _records(exchange_rows(played, NAMES))}
+    for one_round in ReplayEngine(decisions, a_world(train_s), cohort=learning).replay(
+        config.rounds
+    ):
+        rounds.append(round_row(one_round, decisions, NAMES))
+        exchanges |= {(x.round, x.device): x for x in _records(exchange_rows(one_round, NAMES))}
         models.append(hash_of(learning.vector))
     story = Story(rounds, list(exchanges.values()))
     story.models = models
     return story
 
 
-def replayed_asking(
+def replay_query_story(
     folder: Path, config: CoordinatorConfig, train_s: Sequence[float]
 ) -> QueryStory:
     """Replay rounds that end their exchanges, and ask before each selection."""
     decisions = make_decisions(config)
     learning, world = a_learning(decisions, folder), a_world(train_s)
     asks, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
-    for played in ReplayEngine(decisions, world, cohort=learning).play(config.rounds):
-        assert played.queried is not None
-        asks += played.queried.named(NAMES)
-        chosen += [(played.choice.round, NAMES[row]) for row in played.choice.rows.tolist()]
+    for one_round in ReplayEngine(decisions, world, cohort=learning).replay(config.rounds):
+        assert one_round.queried is not None
+        asks += one_round.queried.named(NAMES)
+        chosen += [(one_round.choice.round, NAMES[row]) for row in one_round.choice.rows.tolist()]
         models.append(hash_of(learning.vector))
     return QueryStory(asks, chosen, models)
 

@@ -37,10 +37,12 @@ def experiment(*fleet: dict[str, Any], **sections: Any) -> Experiment:
     return parse_experiment(raw, "small.toml")
 
 
-def played(of: Experiment, rounds: int | None = None) -> tuple[ReplaySetup, list[ReplayedRound]]:
-    """Return the stage of an experiment, and its rounds."""
-    stage = setup_of(of)
-    return stage, list(ReplayEngine(stage.decisions, stage.world).play(rounds or of.rounds))
+def replay_rounds(
+    of: Experiment, rounds: int | None = None
+) -> tuple[ReplaySetup, list[ReplayedRound]]:
+    """Return the setup of an experiment, and its replayed rounds."""
+    setup = setup_of(of)
+    return setup, list(ReplayEngine(setup.decisions, setup.world).replay(rounds or of.rounds))
 
 
 def seconds(s: float, count: int = 1) -> dict[str, Any]:

@@ -7,7 +7,13 @@ import pytest
 
 from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
 from tests.coordinator.lab import NAMES, WHOLE_FLEET, make_config
-from tests.testbed.replay.as_live import QueryStory, Story, played_live, replayed, replayed_asking
+from tests.testbed.replay.as_live import (
+    QueryStory,
+    Story,
+    replay_query_story,
+    replay_story,
+    run_live,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -22,7 +28,7 @@ CODED = ExchangeConfig(up="int8", down="delta")
 """A late update is decoded against the version that it changes."""
 
 PACES = (1.0, 2.5, 5.0)
-"""A busy machine may mix up what lies close together: then all is played more slowly."""
+"""A busy machine may mix up what lies close together: then all is replayed more slowly."""
 
 
 def joining(**settings: object) -> RoundConfig:
@@ -48,10 +54,10 @@ async def test_rounds_that_do_not_end_their_exchanges_are_the_live_ones(
         slower = settings | {"deadline_s": settings["deadline_s"] * pace}
         config = make_config(4, selection=WHOLE_FLEET, round=joining(**slower), exchange=exchange)
         folder, slower_s = tmp_path / str(pace), [pace * seconds for seconds in train_s]
-        place = await played_live(folder / "live", config, slower_s)
+        place = await run_live(folder / "live", config, slower_s)
         with place.reader() as reader:
             live = Story(reader.rounds(), reader.exchanges(0))
-        virtual = replayed(folder / "replay", config, slower_s)
+        virtual = replay_story(folder / "replay", config, slower_s)
         if virtual.rounds == live.rounds and virtual.exchanges == live.exchanges:
             break
     assert virtual.rounds == live.rounds
@@ -71,13 +77,13 @@ async def test_losses_that_are_asked_for_are_those_of_real_agents(
         candidates=3,
     )
     config = make_config(rounds=5, selection=selection, round=joining())
-    place = await played_live(tmp_path / "live", config, (0.01, 0.01, 0.01))
+    place = await run_live(tmp_path / "live", config, (0.01, 0.01, 0.01))
     with place.reader() as reader:
         chosen = [(x.round, x.device) for x in reader.exchanges(0)]
         live = QueryStory(
             reader.loss_queries(), chosen, [row.model_sha256 for row in reader.rounds()]
         )
-    virtual = replayed_asking(tmp_path / "replay", config, (0.01, 0.01, 0.01))
+    virtual = replay_query_story(tmp_path / "replay", config, (0.01, 0.01, 0.01))
     assert virtual.losses == live.losses, "bit for bit"
     assert virtual.chosen == live.chosen
     assert virtual.models == live.models

@@ -14,7 +14,7 @@ from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_experiment
-from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART, experiment, played, seconds
+from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART, experiment, replay_rounds, seconds
 from tests.testbed.replay.test_profile_replay import DEVICE
 
 SLOW = 3
@@ -37,7 +37,7 @@ def over_of(one: ReplayedRound) -> dict[int, Exchange]:
 
 
 def test_a_late_device_goes_on_and_enters_a_later_round() -> None:
-    _, rounds = played(hurried())
+    _, rounds = replay_rounds(hurried())
     assert [one.duration_s for one in rounds[:5]] == [2.0, 1.0, 1.0, 1.0, 1.0]
     assert [len(one.choice.rows) for one in rounds[:6]] == [4, 3, 3, 3, 3, 4]
     assert rounds[0].outcome[SLOW] == "late"
@@ -55,16 +55,16 @@ def test_a_late_device_goes_on_and_enters_a_later_round() -> None:
 
 def test_its_whole_time_is_learned_against_what_was_known_when_it_was_chosen() -> None:
     of = hurried(rounds=6)
-    _, rounds = played(of)
+    _, rounds = replay_rounds(of)
     predicted = [float(one.choice.prediction.tau_hat_s[SLOW]) for one in rounds]
     assert predicted[:5] == [0.0] * 5, "nobody knows it before it comes"
     # One observation c = [1, 1, 0, M/B] of 5.5 s, with lambda = 1; now it is warm.
     assert 0.3 * 5.5 < predicted[5] < 5.5
-    assert rounds[5].scene.last.has_trained[SLOW]
+    assert rounds[5].snapshot.last.has_trained[SLOW]
 
 
 def test_who_would_be_too_late_is_given_up_and_chosen_again() -> None:
-    _, rounds = played(hurried(max_staleness=2))
+    _, rounds = replay_rounds(hurried(max_staleness=2))
     dropped = over_of(rounds[3])[SLOW]
     assert (dropped.state, dropped.staleness) == (ExchangeState.LATE, None)
     assert dropped.reason == "its update would be more than 2 versions late"
@@ -79,20 +79,20 @@ def test_patience_ends_without_any_version_and_a_round_waits_for_that() -> None:
         selection={"per_round": 2},
         round={"late": "merge", "deadline_s": 2.0, "max_staleness": 1},
     )
-    _, rounds = played(of)
+    _, rounds = replay_rounds(of)
     assert [one.started_s for one in rounds] == [0.0, 2.0, 4.0]
     assert [x.reason for x in over_of(rounds[1]).values()] == ["no update within 4 s"] * 2
     assert rounds[2].choice.rows.tolist() == [0, 1]
 
 
 def test_the_last_round_gives_up_who_is_still_at_work() -> None:
-    _, rounds = played(hurried(rounds=3))
+    _, rounds = replay_rounds(hurried(rounds=3))
     given_up = over_of(rounds[2])[SLOW]
     assert (given_up.state, given_up.reason) == (ExchangeState.LATE, "the run is over")
 
 
 def test_rows_tell_what_became_of_late_updates(tmp_path: Path) -> None:
-    replay_experiment(hurried(rounds=8), tmp_path / "run", "run", lambda played: None)
+    replay_experiment(hurried(rounds=8), tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         rounds, summary = reader.rounds(), summarise_run(reader)
         exchanges = {(x.round, x.device): x for x in reader.exchanges()}
@@ -110,7 +110,7 @@ def test_rows_tell_what_became_of_late_updates(tmp_path: Path) -> None:
 
 
 def rows_of(of: Experiment, folder: Path) -> list[ExchangeRow]:
-    replay_experiment(of, folder, "run", lambda played: None)
+    replay_experiment(of, folder, "run", lambda replayed: None)
     with RunReader(folder) as reader:
         return sorted(reader.exchanges(), key=lambda x: (x.round, x.device))
 
@@ -197,14 +197,14 @@ def test_as_many_are_at_work_as_there_are_places_and_nobody_twice(tmp_path: Path
 
 
 def test_queues_count_versions() -> None:
-    stage, rounds = played(staggered())
+    setup, rounds = replay_rounds(staggered())
     z = np.zeros(10)
     for one in rounds:
         assert len(set(one.choice.rows.tolist())) == len(one.choice.rows)
         x = np.zeros(10)
         x[one.choice.rows] = 1.0
         z = np.maximum(z + 0.2 - x, 0.0)
-    np.testing.assert_allclose(stage.decisions.selector.queues(10), z, atol=1e-12)
+    np.testing.assert_allclose(setup.decisions.selector.queues(10), z, atol=1e-12)
 
 
 def test_a_version_waits_for_its_updates_no_longer_than_the_deadline(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_with_nobody_there_versions_are_void_and_take_their_time() -> None:
         rounds=5,
         round={"mode": "async", "void_wait_s": 2.5},
     )
-    _, rounds = played(of)
+    _, rounds = replay_rounds(of)
     assert [one.duration_s for one in rounds] == [2.5] * 5
     assert rounds[-1].after.now == 12.5
 
@@ -241,7 +241,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_another_run(
     def taus(seed: int) -> list[list[float]]:
         words = [f"round.{key}={value}" for key, value in settings.items()]
         of = load_experiment(EXAMPLES / "phones.toml", ["rounds=15", *words], seed)
-        return [one.tau_s.tolist() for one in played(of)[1]]
+        return [one.tau_s.tolist() for one in replay_rounds(of)[1]]
 
     assert str(taus(1)) == str(taus(1))
     assert str(taus(1)) != str(taus(2))
@@ -274,7 +274,7 @@ def test_a_round_without_devices_ends_when_one_comes_back(tmp_path: Path) -> Non
         selection={"per_round": 1},
         round={"late": "merge", "deadline_s": 5.0, "max_staleness": 20},
     )
-    _, rounds = played(of)
+    _, rounds = replay_rounds(of)
     assert [one.choice.rows.tolist() for one in rounds] == [[0], [], [], [], [1]]
     starts = [one.started_s for one in rounds]
     assert starts[:4] == [0.0, 5.0, 10.0, 15.0]

@@ -16,7 +16,7 @@ ROUNDS = 200
 
 def replayed(folder: Path, *settings: str) -> RunReader:
     experiment = load_experiment(PAPER, [f"rounds={ROUNDS}", *settings], 3)
-    replay_experiment(experiment, folder, folder.name, lambda played: None)
+    replay_experiment(experiment, folder, folder.name, lambda replayed: None)
     return RunReader(folder)
 
 

@@ -15,7 +15,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.profile_world import BETWEEN_ROUNDS_S, Draining
-from tests.testbed.replay.fleets import experiment, played
+from tests.testbed.replay.fleets import experiment, replay_rounds
 from tests.testbed.replay.test_profile_replay import DEVICE
 
 DELAY_S = 0.03
@@ -45,10 +45,10 @@ def over_selected(path: str, noise: float = 0.2, rounds: int = 30, **settings: A
 def test_who_was_cancelled_sits_out_the_selection_that_comes_before_its_word(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    _, rounds = played(over_selected(profile(tmp_path), **settings))
+    _, rounds = replay_rounds(over_selected(profile(tmp_path), **settings))
     cancelled = [row for row in range(3) if rounds[0].outcome[row] == "cancelled"]
     assert len(cancelled) == 1
-    first, second, third = (one.scene.is_available for one in rounds[:3])
+    first, second, third = (one.snapshot.is_available for one in rounds[:3])
     assert first.all()
     assert np.flatnonzero(~second).tolist() == cancelled
     assert third.all(), "a round takes longer than its word"
@@ -57,7 +57,7 @@ def test_who_was_cancelled_sits_out_the_selection_that_comes_before_its_word(
 def test_a_warm_device_stays_warm_that_is_cancelled_before_it_has_the_model(tmp_path: Path) -> None:
     path = Path(profile(tmp_path, delay_s=0.4 * BETWEEN_ROUNDS_S))
     path.write_text(path.read_text().replace("value = 400e3", "value = 4e3"))
-    _, rounds = played(over_selected(str(path), noise=1.0, rounds=100))
+    _, rounds = replay_rounds(over_selected(str(path), noise=1.0, rounds=100))
     found = 0
     for one, after in pairwise(rounds):
         warm = {x.row for x in one.exchanges if not x.was_cold and x.pulled_s > x.over_s}
@@ -68,9 +68,9 @@ def test_a_warm_device_stays_warm_that_is_cancelled_before_it_has_the_model(tmp_
 
 def test_on_a_quick_link_it_is_idle_before_a_coordinator_selects_again(tmp_path: Path) -> None:
     path = profile(tmp_path, delay_s=0.4 * BETWEEN_ROUNDS_S)
-    _, rounds = played(over_selected(path))
+    _, rounds = replay_rounds(over_selected(path))
     assert all("cancelled" in one.outcome for one in rounds)
-    assert all(one.scene.is_available.all() for one in rounds)
+    assert all(one.snapshot.is_available.all() for one in rounds)
 
 
 def test_who_missed_its_deadline_in_an_asynchronous_round_is_asked_when_its_word_is_there(
@@ -83,7 +83,7 @@ def test_who_missed_its_deadline_in_an_asynchronous_round_is_asked_when_its_word
         selection={"per_round": 3},
         round={"mode": "async", "buffer": 1, "concurrency": 3, "deadline_s": 3.0},
     )
-    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         rows = [x for x in reader.exchanges() if x.device == "slow-1"]
     starts = sorted(x.dispatched_at_s for x in rows)

@@ -14,7 +14,7 @@ def test_rounds_count_who_was_late_and_who_was_cancelled(tmp_path: Path) -> None
     hurried = ["rounds=60", "round.over_select=3", "round.deadline_s=4.0"]
     settings = [*hurried, "selection.policy=uniform"]
     experiment = load_experiment(PAPER, settings, 3)
-    replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(experiment, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         rounds, exchanges = reader.rounds(), reader.exchanges()
         summary = summarise_run(reader).exchange

@@ -33,11 +33,11 @@ LAW = LinearLaw(
 )
 
 
-def played(*settings: str, seed: int = 0, rounds: int | None = None) -> list[ReplayedRound]:
+def replay_rounds(*settings: str, seed: int = 0, rounds: int | None = None) -> list[ReplayedRound]:
     experiment = load_experiment(PAPER, settings, seed)
     world = LinearWorld(linear_fleet_of(experiment).laws, experiment.replay.update_bits, seed)
     decisions = make_decisions(experiment.coordinator())
-    return list(ReplayEngine(decisions, world).play(rounds or experiment.rounds))
+    return list(ReplayEngine(decisions, world).replay(rounds or experiment.rounds))
 
 
 def total_s(rounds: list[ReplayedRound]) -> float:
@@ -58,27 +58,28 @@ def total_s(rounds: list[ReplayedRound]) -> float:
 def test_total_times_are_those_of_the_reference_simulation(
     settings: list[str], mild_s: float, slack: float
 ) -> None:
-    found = np.mean([total_s(played(*settings, seed=seed)) for seed in range(3)])
+    found = np.mean([total_s(replay_rounds(*settings, seed=seed)) for seed in range(3)])
     assert found == pytest.approx(mild_s, rel=slack)
 
 
 def test_learning_costs_time_and_knowing_it_is_the_floor() -> None:
     learned, known = (
-        np.mean([total_s(played(f"selection.policy={p}", seed=s)) for s in range(3)])
+        np.mean([total_s(replay_rounds(f"selection.policy={p}", seed=s)) for s in range(3)])
         for p in ("rbcs-f", "rbcs-f-known")
     )
     assert 1.0 < learned / known < 1.1
 
 
 def test_policies_share_their_world() -> None:
-    one, other = played("selection.policy=uniform", rounds=9), played("selection.V=0", rounds=9)
+    settings = ("selection.policy=uniform", "selection.V=0")
+    one, other = (replay_rounds(setting, rounds=9) for setting in settings)
     for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(a.scene.up_bps, b.scene.up_bps)
+        np.testing.assert_array_equal(a.snapshot.up_bps, b.snapshot.up_bps)
         np.testing.assert_array_equal(a.choice.is_available, b.choice.is_available)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_another_run() -> None:
-    first, again, other = played(rounds=40), played(rounds=40), played(rounds=40, seed=1)
+    first, again, other = (replay_rounds(rounds=40, seed=seed) for seed in (0, 0, 1))
     assert [p.tau_s.tolist() for p in first] == [p.tau_s.tolist() for p in again]
     assert total_s(first) != total_s(other)
 
@@ -111,7 +112,7 @@ def test_the_bits_are_those_that_they_always_were(
     settings: list[str], rows: str, taus: str, outcomes: str, end_s: str
 ) -> None:
     """Published numbers follow from them; these were taken before worlds had an interface."""
-    rounds = played(*settings, seed=3)
+    rounds = replay_rounds(*settings, seed=3)
     assert digest(one.choice.rows.tobytes() for one in rounds) == rows
     assert digest(one.tau_s.tobytes() for one in rounds) == taus
     words = " ".join(word for one in rounds for word in one.outcome)
@@ -123,7 +124,7 @@ def test_the_queue_invariant_is_exact() -> None:
     experiment = load_experiment(PAPER)
     world = LinearWorld(linear_fleet_of(experiment).laws, experiment.replay.update_bits, 0)
     decisions, counts = make_decisions(experiment.coordinator()), np.zeros(len(world), np.int64)
-    for t, one in enumerate(ReplayEngine(decisions, world).play(200), 1):
+    for t, one in enumerate(ReplayEngine(decisions, world).replay(200), 1):
         counts[one.choice.rows] += 1
         queues = decisions.selector.queues(len(world))
         assert rate_slack(counts, t, experiment.selection.beta, queues).min() >= -1e-9
@@ -136,7 +137,7 @@ def small(rounds: RoundConfig, per_round: int, law: LinearLaw = LAW) -> list[Rep
         round=rounds,
         fleet=(FleetConfig(model="linear", theta=law.theta, count=9),),
     ).coordinator()
-    return list(ReplayEngine(make_decisions(config), LinearWorld([law] * 9, 2e6, 0)).play(60))
+    return list(ReplayEngine(make_decisions(config), LinearWorld([law] * 9, 2e6, 0)).replay(60))
 
 
 def test_a_round_waits_for_everybody_and_no_longer_than_its_deadline() -> None:
@@ -197,7 +198,7 @@ def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("estimator", ["ridge", "phases"])
 def test_both_estimators_learn_this_world(tmp_path: Path, estimator: str) -> None:
     experiment = load_experiment(PAPER, ["rounds=200", f"selection.estimator={estimator}"])
-    replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(experiment, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         error = summarise_run(reader).estimator.median_ape
     assert error is not None

@@ -26,7 +26,7 @@ from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.run_folder import WORK
 from tests.testbed.recording.rows import TRAINING, World
-from tests.testbed.replay.fleets import COSTS, experiment, played
+from tests.testbed.replay.fleets import COSTS, experiment, replay_rounds
 from tests.testbed.replay.test_profile_replay import DEVICE, TRAIN_S
 
 PACKING = {"decode_s": 8e-3, "encode_s": 20e-3}
@@ -55,7 +55,7 @@ def packing(*fleet: dict[str, Any], **sections: Any) -> Experiment:
 
 
 def test_both_are_phases_of_an_exchange(device: str) -> None:
-    _, rounds = played(packing({"profile": device, "count": 2}), 2)
+    _, rounds = replay_rounds(packing({"profile": device, "count": 2}), 2)
     for one in rounds:
         np.testing.assert_allclose(column(one.exchanges, "decode_s"), DECODE_S)
         np.testing.assert_allclose(column(one.exchanges, "encode_s"), ENCODE_S)
@@ -63,15 +63,15 @@ def test_both_are_phases_of_an_exchange(device: str) -> None:
     wire_s = 0.06 * 3 + PACKED_BITS / 400e3 + PACKED_BITS / 100e3
     tau_s = wire_s + 0.02 + TRAIN_S + 0.05
     np.testing.assert_allclose(rounds[1].tau_s, tau_s)
-    np.testing.assert_allclose(rounds[1].scene.true_tau_s, tau_s, err_msg="as was expected")
+    np.testing.assert_allclose(rounds[1].snapshot.true_tau_s, tau_s, err_msg="as was expected")
 
 
 def test_what_costs_nothing_adds_nothing(device: str) -> None:
-    """To the bit: a replay of before is played as it was."""
+    """To the bit: older replays have the same results."""
     fleet = {"profile": device, "count": 3, "link": "lte-driving"}
     of = packing(fleet, replay={"task_costs": COSTS, "noise": 0.2})
     free = packing(fleet, replay={"task_costs": COSTS | PACKING, "noise": 0.2})
-    for one, other in zip(played(of)[1], played(free)[1], strict=True):
+    for one, other in zip(replay_rounds(of)[1], replay_rounds(free)[1], strict=True):
         assert not column(one.exchanges, "decode_s").any()
         assert not column(one.exchanges, "encode_s").any()
         np.testing.assert_array_equal(
@@ -83,7 +83,7 @@ def test_what_costs_nothing_adds_nothing(device: str) -> None:
 
 def test_only_what_comes_packed_is_unpacked(device: str) -> None:
     of = packing({"profile": device, "count": 2}, exchange={"up": "float32", "down": "delta"})
-    _, rounds = played(of, 3)
+    _, rounds = replay_rounds(of, 3)
     assert {x.codec_down for x in rounds[0].exchanges} == {"float32"}, (
         "there is nothing to be changes of"
     )
@@ -91,9 +91,9 @@ def test_only_what_comes_packed_is_unpacked(device: str) -> None:
     for one in rounds[1:]:
         assert {x.codec_down for x in one.exchanges} == {"delta"}
         np.testing.assert_allclose(column(one.exchanges, "decode_s"), DECODE_S)
-        np.testing.assert_allclose(one.scene.true_tau_s, one.tau_s)
+        np.testing.assert_allclose(one.snapshot.true_tau_s, one.tau_s)
     whole = packing({"profile": device, "count": 2}, exchange={"up": "int8", "down": "float32"})
-    (one,) = played(whole, 1)[1]
+    (one,) = replay_rounds(whole, 1)[1]
     assert column(one.exchanges, "decode_s").tolist() == [0.0, 0.0]
     np.testing.assert_allclose(column(one.exchanges, "encode_s"), ENCODE_S)
 
@@ -109,7 +109,7 @@ time_constant_s = { value = 40.0, tag = "literature", source = "made up" }
     path = tmp_path / "hot.toml"
     path.write_text(DEVICE.replace("cores = { value = 4", "cores = { value = 1") + hot)
     of = packing({"profile": str(path), "count": 2}, rounds=30)
-    _, rounds = played(of, 30)
+    _, rounds = replay_rounds(of, 30)
     first, last = rounds[0].exchanges, rounds[-1].exchanges
     np.testing.assert_allclose(column(first, "decode_s"), 2.0 * DECODE_S)
     np.testing.assert_allclose(column(last, "decode_s"), 4.0 * DECODE_S, rtol=0.05)
@@ -121,7 +121,7 @@ def test_rows_and_summary_are_those_of_a_live_run(
     device: str, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     of = packing({"profile": device, "count": 4}, round=settings)
-    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         rows, summary = reader.exchanges(), summarise_run(reader)
         assert compare_estimators(reader)["phases"].count > 0
@@ -154,10 +154,10 @@ class Listening:
 @pytest.mark.parametrize("settings", [{}, LATE], ids=["rounds", "late"])
 def test_estimators_learn_both_as_computing(device: str, settings: dict[str, Any]) -> None:
     of = packing({"profile": device, "count": 2}, round=settings)
-    stage = setup_of(of)
-    listening = Listening(stage.decisions.estimator)
-    stage.decisions.estimator = listening  # type: ignore[assignment]  # no state is asked for
-    rounds = list(ReplayEngine(stage.decisions, stage.world).play(2))
+    setup = setup_of(of)
+    listening = Listening(setup.decisions.estimator)
+    setup.decisions.estimator = listening  # type: ignore[assignment]  # no state is asked for
+    rounds = list(ReplayEngine(setup.decisions, setup.world).replay(2))
     warm = listening.seen[-1]
     np.testing.assert_allclose(np.asarray(warm.tau_s), rounds[-1].tau_s)
     compute_s = warm.phases_s[:, PHASES.index("compute")]
@@ -170,7 +170,7 @@ def test_who_is_asked_for_a_loss_unpacks_for_the_question(device: str, tmp_path:
     asks = {"policy": "power-of-choice", "variant": "pow-d", "per_round": 2, "candidates": 4}
     trains = {"examples": None, "task_costs": COSTS | PACKING}
     of = packing({"profile": device, "count": 6}, selection=asks, replay=trains)
-    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         asked, exchanges = reader.loss_queries(), reader.exchanges()
     assert len(asked) == 16
@@ -240,7 +240,7 @@ FLEET = {"profile": "raspberry-pi-4b", "count": 3}, {"profile": "raspberry-pi-ze
 def live(folder: Path) -> Experiment:
     """Leave a run as a live one leaves it: its costs are in its folder, its packing in its rows."""
     of = packing(*FLEET, rounds=30)
-    replay_experiment(of, folder, "run", lambda played: None)
+    replay_experiment(of, folder, "run", lambda replayed: None)
     bare = msgspec.structs.replace(of, replay=msgspec.structs.replace(of.replay, task_costs=None))
     (folder / "experiment.toml").write_text(bare.resolved_toml())
     steps = StepCost(fixed_s=COSTS["step_s"], per_example_s=COSTS["example_s"])
@@ -263,7 +263,7 @@ def test_a_recorded_run_is_predicted_with_its_packing(tmp_path: Path) -> None:
     planned = plan_fleet(of, os.environ)
     files = record_fleet(tmp_path / "live", planned, tmp_path / "profiles")
     again = replayed(of, planned, files)
-    replay_experiment(again, tmp_path / "again", "again", lambda played: None)
+    replay_experiment(again, tmp_path / "again", "again", lambda replayed: None)
     seen, told = (median_s(tmp_path / name, "tau_s") for name in ("live", "again"))
     assert len(seen) == 6
     packs_s = median_s(tmp_path / "live", "encode_s")
@@ -299,7 +299,7 @@ def test_costs_of_a_run_are_those_of_its_codecs(tmp_path: Path) -> None:
 
 def test_costs_of_a_replay_are_those_of_its_codecs(tmp_path: Path) -> None:
     of = packing(*FLEET)
-    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     told = msgspec.structs.replace(of.replay, costs_from=str(tmp_path / "run"), task_costs=None)
     again = msgspec.structs.replace(of, replay=told)
     assert costs_of(again) == TaskCosts(**COSTS, **PACKING)

@@ -26,7 +26,7 @@ from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.replay.world.columns import columns_of, link_and_speed_schedules
 from fairbed.testbed.replay.world.phases import CohortRequest, PhaseModel, cohort_noise
 from fairbed.testbed.replay.world.work import Sizes, Work
-from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, played
+from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, replay_rounds
 
 SPEED, STORAGE = 0.4, 20e6
 DEVICE = """
@@ -60,7 +60,7 @@ def device(tmp_path: Path) -> str:
 
 
 def test_an_exchange_takes_what_the_profile_says_phase_by_phase(device: str) -> None:
-    _, rounds = played(experiment({"profile": device, "count": 2}), 2)
+    _, rounds = replay_rounds(experiment({"profile": device, "count": 2}), 2)
     cold, warm = (one.exchanges for one in rounds)
     for exchanges in (cold, warm):
         np.testing.assert_allclose(column(exchanges, "signal_s"), 0.06)
@@ -74,27 +74,27 @@ def test_an_exchange_takes_what_the_profile_says_phase_by_phase(device: str) -> 
     assert not column(warm, "load_s").any()
     phases_s = 0.06 * 3 + MODEL_BITS / 400e3 + MODEL_BITS / 100e3 + TRAIN_S
     np.testing.assert_allclose(rounds[1].tau_s, phases_s)
-    np.testing.assert_allclose(rounds[1].scene.true_tau_s, phases_s, err_msg="as was expected")
+    np.testing.assert_allclose(rounds[1].snapshot.true_tau_s, phases_s, err_msg="as was expected")
     assert rounds[1].duration_s == rounds[1].tau_s.max()
 
 
 def test_contexts_are_what_an_agent_would_tell(device: str) -> None:
-    _, rounds = played(experiment({"profile": device, "count": 3}), 20)
+    _, rounds = replay_rounds(experiment({"profile": device, "count": 3}), 20)
     for one in rounds:
-        scene = one.scene
-        np.testing.assert_allclose(scene.inverse_mu, 1.0)
-        np.testing.assert_allclose(scene.down_bps, 400e3, rtol=1e-6)
-        np.testing.assert_allclose(scene.up_bps, 100e3, rtol=1e-6)
-        assert scene.context_age_s is not None
-        assert scene.context_age_s.max() < 1.0
-        assert scene.link_age_s is not None
-        assert scene.link_age_s.max() <= 60.0
-        assert scene.is_available.all()
+        snapshot = one.snapshot
+        np.testing.assert_allclose(snapshot.inverse_mu, 1.0)
+        np.testing.assert_allclose(snapshot.down_bps, 400e3, rtol=1e-6)
+        np.testing.assert_allclose(snapshot.up_bps, 100e3, rtol=1e-6)
+        assert snapshot.context_age_s is not None
+        assert snapshot.context_age_s.max() < 1.0
+        assert snapshot.link_age_s is not None
+        assert snapshot.link_age_s.max() <= 60.0
+        assert snapshot.is_available.all()
 
 
 def test_a_rule_that_asks_for_the_loss_has_it_evaluated_first(device: str) -> None:
     asks = experiment({"profile": device, "count": 2}, aggregation={"rule": "q-fedavg"})
-    _, rounds = played(asks, 1)
+    _, rounds = replay_rounds(asks, 1)
     np.testing.assert_allclose(
         column(rounds[0].exchanges, "evaluate_s"), (1e-3 + 110 * 5e-4) / SPEED
     )
@@ -102,7 +102,7 @@ def test_a_rule_that_asks_for_the_loss_has_it_evaluated_first(device: str) -> No
 
 def test_codecs_shrink_what_travels(device: str) -> None:
     coded = {"up": "int8", "down": "delta"}
-    _, rounds = played(experiment({"profile": device, "count": 2}, exchange=coded), 3)
+    _, rounds = replay_rounds(experiment({"profile": device, "count": 2}, exchange=coded), 3)
     first, second = rounds[0].exchanges, rounds[1].exchanges
     assert {x.codec_down for x in first} == {"float32"}, "there is nothing to be changes of"
     assert {x.codec_down for x in second} == {"delta"}
@@ -158,13 +158,13 @@ def test_an_outage_is_waited_for_and_keeps_a_device_from_being_chosen(device: st
     hole = {"kind": "coverage", "start_s": 10.0, "duration_s": 20.0}
     fleet = [{"profile": device, "count": 1, "name": "here"}]
     fleet.append({"profile": device, "count": 1, "name": "away", "outage": [hole]})
-    _, rounds = played(experiment(*fleet, round={"deadline_s": 3.0}), 40)
+    _, rounds = replay_rounds(experiment(*fleet, round={"deadline_s": 3.0}), 40)
     for one in rounds:
         start_s = one.started_s
         if 14.5 < start_s < 29.0:
-            assert one.scene.is_available.tolist() == [True, False]
+            assert one.snapshot.is_available.tolist() == [True, False]
         if start_s < 10.0 or start_s > 31.0:
-            assert one.scene.is_available.all()
+            assert one.snapshot.is_available.all()
         if start_s < 10.0 < start_s + TRAIN_S:
             assert one.outcome == ("done", "late"), "it waits for the end of the hole"
             assert start_s + one.tau_s[1] > 30.0
@@ -179,7 +179,7 @@ def test_a_large_fleet_keeps_what_show_needs_and_not_a_row_for_everybody(
         selection={"policy": "rbcs-f", "per_round": 30, "beta": 0.02},
         rounds=50,
     )
-    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         summary, tallies = summarise_run(reader), reader.selection_counts()
         kept = sum(len(reader.selections(t)) for t in range(1, 50))
@@ -198,7 +198,7 @@ def test_a_device_that_is_unplugged_at_work_is_lost_and_no_deadline_is_waited_fo
     pulled = {"kind": "unplugged", "start_s": 0.5, "duration_s": 1e3}
     fleet = [{"profile": device, "count": 2}]
     fleet.append({"profile": device, "count": 1, "name": "pulled", "outage": [pulled]})
-    _, rounds = played(experiment(*fleet, selection={"per_round": 3}), 3)
+    _, rounds = replay_rounds(experiment(*fleet, selection={"per_round": 3}), 3)
     assert rounds[0].outcome == ("done", "done", "lost")
     assert rounds[0].duration_s == pytest.approx(0.5 + OFF_GRACE_S, abs=1e-3)
     assert [one.choice.rows.tolist() for one in rounds[1:]] == [[0, 1], [0, 1]]
@@ -206,7 +206,7 @@ def test_a_device_that_is_unplugged_at_work_is_lost_and_no_deadline_is_waited_fo
 
 def test_the_control_room_shows_a_replay(device: str, tmp_path: Path) -> None:
     of = experiment({"profile": device, "count": 4})
-    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         view = ViewReader(reader).refresh(RunView())
     assert view is not None
@@ -217,7 +217,7 @@ def test_a_frozen_device_stands_still(device: str) -> None:
     frozen = {"kind": "frozen", "start_s": 0.5, "duration_s": 5.0}
     still = experiment({"profile": device, "count": 2, "outage": [frozen]})
     plain = experiment({"profile": device, "count": 2})
-    (_, [one]), (_, [other]) = played(still, 1), played(plain, 1)
+    (_, [one]), (_, [other]) = replay_rounds(still, 1), replay_rounds(plain, 1)
     np.testing.assert_allclose(one.tau_s, other.tau_s + 5.0)
 
 
@@ -228,7 +228,7 @@ def test_with_nobody_there_rounds_are_void_and_queues_go_on(device: str, tmp_pat
         selection={"policy": "rbcs-f", "beta": 0.5},
         rounds=10,
     )
-    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         summary = summarise_run(reader)
     assert (summary.rounds_void, summary.virtual_s) == (10, 10.0)
@@ -237,7 +237,7 @@ def test_with_nobody_there_rounds_are_void_and_queues_go_on(device: str, tmp_pat
 
 def test_the_largest_number_of_steps_limits_the_work(device: str) -> None:
     of = experiment({"profile": device, "count": 2}, training={"max_steps": 5})
-    _, (first,) = played(of, 1)
+    _, (first,) = replay_rounds(of, 1)
     assert [x.steps for x in first.exchanges] == [5, 5]
     np.testing.assert_allclose(column(first.exchanges, "train_s"), 5 * 22e-3 / SPEED, rtol=0.1)
 
@@ -252,16 +252,16 @@ time_constant_s = { value = 40.0, tag = "literature", source = "made up" }
     path = tmp_path / "hot.toml"
     path.write_text(DEVICE.replace("cores = { value = 4", "cores = { value = 1") + hot)
     of = experiment({"profile": str(path), "count": 2})
-    stage, rounds = played(of, 30)
-    mu = np.array([1.0 / one.scene.inverse_mu for one in rounds])
+    setup, rounds = replay_rounds(of, 30)
+    mu = np.array([1.0 / one.snapshot.inverse_mu for one in rounds])
     trained = np.array([column(one.exchanges, "train_s") for one in rounds])
     assert mu[0].tolist() == pytest.approx([0.5, 0.5]), "half of its core is another's"
     assert mu[-1].tolist() == pytest.approx([0.25, 0.25])
     assert trained[-1].tolist() == pytest.approx([4.0 * TRAIN_S] * 2, rel=0.05)
-    state = msgspec.msgpack.decode(msgspec.msgpack.encode(stage.world.to_state()))
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(setup.world.to_state()))
     resumed = setup_of(of).world
     resumed.load_state(state)
-    assert resumed.to_state() == stage.world.to_state()
+    assert resumed.to_state() == setup.world.to_state()
 
 
 @pytest.mark.parametrize("link", ["lte-driving", "lte-city"])
@@ -278,7 +278,7 @@ def test_policies_share_traces_and_luck(device: str, link: str) -> None:
                     one.choice.rows.tolist(), column(one.exchanges, "train_s").tolist(), strict=True
                 )
             )
-            for one in played(of, 15)[1]
+            for one in replay_rounds(of, 15)[1]
         ]
 
     pairs = [
@@ -293,7 +293,9 @@ def test_policies_share_traces_and_luck(device: str, link: str) -> None:
 def test_noise_spreads_the_times_and_nothing_else(device: str) -> None:
     def ratios(noise: float) -> list[float]:
         of = experiment({"profile": device, "count": 4}, replay={"noise": noise})
-        trained = np.concatenate([column(one.exchanges, "train_s") for one in played(of, 200)[1]])
+        trained = np.concatenate(
+            [column(one.exchanges, "train_s") for one in replay_rounds(of, 200)[1]]
+        )
         return [float(ratio) for ratio in np.log(trained / TRAIN_S)]
 
     assert np.std(ratios(0.0)) < 1e-12
@@ -304,7 +306,7 @@ def test_noise_spreads_the_times_and_nothing_else(device: str) -> None:
 def test_the_same_seed_gives_the_same_bits_and_another_one_another_fleet() -> None:
     def taus(seed: int) -> list[list[float]]:
         of = load_experiment(EXAMPLES / "phones.toml", ["rounds=20"], seed)
-        return [one.tau_s.tolist() for one in played(of)[1]]
+        return [one.tau_s.tolist() for one in replay_rounds(of)[1]]
 
     assert taus(1) == taus(1)
     assert taus(1) != taus(2)

@@ -44,10 +44,10 @@ def test_recorded_profiles_predict_the_run_that_they_were_recorded_from(
     )
     noisy = msgspec.structs.replace(of.replay, noise=noise)
     run = tmp_path / "run"
-    replay_experiment(msgspec.structs.replace(of, replay=noisy), run, "run", lambda played: None)
+    replay_experiment(msgspec.structs.replace(of, replay=noisy), run, "run", lambda replayed: None)
     again = msgspec.structs.replace(of.replay, costs_from=str(run))
     predicted = msgspec.structs.replace(recorded(of, run, tmp_path / "profiles"), replay=again)
-    replay_experiment(predicted, tmp_path / "predicted", "predicted", lambda played: None)
+    replay_experiment(predicted, tmp_path / "predicted", "predicted", lambda replayed: None)
     seen, told = median_tau_s(run), median_tau_s(tmp_path / "predicted")
     errors = [
         abs(tau_s / other - 1.0) for tau_s, other in zip(seen.values(), told.values(), strict=True)

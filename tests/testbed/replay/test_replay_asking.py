@@ -44,7 +44,7 @@ class Kept:
 
     def __init__(self, of: Experiment, folder: Path) -> None:
         with suppress(NothingAggregatedError):
-            replay_experiment(of, folder, "run", lambda played: None)
+            replay_experiment(of, folder, "run", lambda replayed: None)
         with RunReader(folder) as reader:
             self.summary = summarise_run(reader)
             self.rounds: dict[int, RoundRow] = {row.round: row for row in reader.rounds()}
@@ -101,8 +101,8 @@ def test_a_question_takes_what_the_profile_says_and_the_exchange_no_more_of_it(
 def test_expected_times_know_who_has_the_model(device: str, tmp_path: Path) -> None:
     of, known = asking({"profile": device, "count": 4}, selection={"per_round": 4}), list[Floats]()
 
-    def tell(played: ReplayedRound) -> None:
-        known.append(played.scene.true_tau_s)
+    def tell(replayed: ReplayedRound) -> None:
+        known.append(replayed.snapshot.true_tau_s)
 
     replay_experiment(of, tmp_path / "run", "run", tell)
     with RunReader(tmp_path / "run") as reader:
@@ -164,10 +164,10 @@ class Diverged:
 
 
 def test_a_device_whose_loss_is_no_number_cannot_answer() -> None:
-    stage = setup_of(asking(seconds(1.0, 4)))
-    world = stage.world
-    scene = world.look(1, 0.0, LastRound.nobody(4))
-    queried = query_losses(stage.decisions, world, scene, 1, 0.0, Diverged())
+    setup = setup_of(asking(seconds(1.0, 4)))
+    world = setup.world
+    snapshot = world.observe(1, 0.0, LastRound.before_first(4))
+    queried = query_losses(setup.decisions, world, snapshot, 1, 0.0, Diverged())
     assert queried is not None
     assert [row.outcome for row in queried.rows] == ["answered", "answered", "failed", "answered"]
     assert queried.rows[2].reason == NO_LOSS
@@ -203,10 +203,10 @@ def test_a_device_heats_up_by_a_query_that_brought_it_the_model(
         selection={"loss_query_timeout_s": timeout_s},
         replay=NO_EXAMPLES | {"task_costs": {**COSTS, "evaluation_example_s": 2e-3}},
     )
-    stage = setup_of(of)
-    decisions, world, nobody = stage.decisions, stage.world, LastRound.nobody(4)
-    cold = world.look(1, 0.0, nobody)
+    setup = setup_of(of)
+    decisions, world, nobody = setup.decisions, setup.world, LastRound.before_first(4)
+    cold = world.observe(1, 0.0, nobody)
     queried = query_losses(decisions, world, cold, 1, 0.0, Diverged())
     assert queried is not None
     assert cold.inverse_mu.tolist() == [2.0] * 4
-    assert world.look(2, queried.lasted_s, nobody).inverse_mu.tolist() == [inverse_mu] * 4
+    assert world.observe(2, queried.lasted_s, nobody).inverse_mu.tolist() == [inverse_mu] * 4

@@ -35,8 +35,8 @@ def tables(folder: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
-    def tell(played: ReplayedRound) -> None:
-        if played.choice.round == round_id:
+    def tell(replayed: ReplayedRound) -> None:
+        if replayed.choice.round == round_id:
             raise Killed
 
     with pytest.raises(Killed):
@@ -63,10 +63,10 @@ def test_what_is_gone_on_with_is_what_was_never_cut_off(
     tmp_path: Path, path: Path, settings: list[str]
 ) -> None:
     of = experiment(path, settings)
-    replay_experiment(of, tmp_path / "whole", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "whole", "run", lambda replayed: None)
     for at in (7, 8, 31):
         cut_off_at(at, of, tmp_path / "parts")
-    replay_experiment(of, tmp_path / "parts", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "parts", "run", lambda replayed: None)
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
     with RunReader(tmp_path / "parts") as reader:
         assert reader.run().row.resumes == 3
@@ -79,15 +79,15 @@ def test_what_is_gone_on_with_is_what_was_never_cut_off(
 
 def test_rounds_after_the_last_checkpoint_are_played_again(tmp_path: Path) -> None:
     of = experiment(EXAMPLES / "rbcs-f-paper.toml", ["rounds=30"])
-    replay_experiment(of, tmp_path / "whole", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "whole", "run", lambda replayed: None)
 
-    def tell(played: ReplayedRound) -> None:
-        if played.choice.round == 20:
+    def tell(replayed: ReplayedRound) -> None:
+        if replayed.choice.round == 20:
             raise Killed
 
     with pytest.raises(Killed):
         replay_experiment(of, tmp_path / "parts", "run", tell)  # no checkpoint within 30 s
-    replay_experiment(of, tmp_path / "parts", "run", lambda played: None)
+    replay_experiment(of, tmp_path / "parts", "run", lambda replayed: None)
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
 
 
@@ -100,8 +100,8 @@ def test_a_killed_process_is_gone_on_with_by_naming_its_folder(
         "from pathlib import Path\n"
         "from fairbed.testbed.experiment.file import load_experiment\n"
         "from fairbed.testbed.replay.run import replay_experiment\n"
-        "def tell(played):\n"
-        "    if played.choice.round == 25: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def tell(replayed):\n"
+        "    if replayed.choice.round == 25: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"of = load_experiment(Path({str(paper)!r}), ['rounds=50'])\n"
         f"replay_experiment(of, Path({str(folder)!r}), 'run', tell, checkpoint_s=0.0)\n"
     )

@@ -69,8 +69,8 @@ def tables(folder: Path) -> dict[str, object]:
 
 
 def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
-    def tell(played: ReplayedRound) -> None:
-        if played.choice.round == round_id:
+    def tell(replayed: ReplayedRound) -> None:
+        if replayed.choice.round == round_id:
             raise Killed
 
     with pytest.raises(Killed):
@@ -81,7 +81,7 @@ def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
 def test_a_replay_learns_and_its_summary_says_how_well(
     tmp_path: Path, fleet: dict[str, object]
 ) -> None:
-    replay_experiment(an_experiment(fleet), tmp_path / "run", "run", lambda played: None)
+    replay_experiment(an_experiment(fleet), tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         summary, metrics, exchanges = summarise_run(reader), reader.metrics(), reader.exchanges()
     assert [row.round for row in metrics] == [3, 6, 9, 12]
@@ -116,10 +116,10 @@ def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
     tmp_path: Path, fleet: Groups, sections: dict[str, object]
 ) -> None:
     of = an_experiment(fleet, **sections)
-    replay_experiment(of, tmp_path / "whole", "run", lambda played: None, threads=1)
+    replay_experiment(of, tmp_path / "whole", "run", lambda replayed: None, threads=1)
     for at in (3, 7):
         cut_off_at(at, of, tmp_path / "parts")
-    replay_experiment(of, tmp_path / "parts", "run", lambda played: None, threads=3)
+    replay_experiment(of, tmp_path / "parts", "run", lambda replayed: None, threads=3)
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
     with RunReader(tmp_path / "parts") as reader:
         summary = summarise_run(reader)
@@ -147,7 +147,7 @@ def test_seeds_of_training_and_init_change_the_model(
     tmp_path: Path, seeds: dict[str, int], same: bool
 ) -> None:
     for name, of in (("a", an_experiment()), ("b", an_experiment(seeds=seeds))):
-        replay_experiment(of, tmp_path / name, "run", lambda played: None)
+        replay_experiment(of, tmp_path / name, "run", lambda replayed: None)
     a, b = tables(tmp_path / "a"), tables(tmp_path / "b")
     assert a["exchange" if same else "round"] == b["exchange" if same else "round"]
     assert (a["model"] == b["model"]) is same
@@ -156,7 +156,7 @@ def test_seeds_of_training_and_init_change_the_model(
 def test_a_device_that_diverges_has_failed_and_is_not_merged(tmp_path: Path) -> None:
     of = an_experiment(training={"learning_rate": 1e38, "epochs": 2}, rounds=2)
     with pytest.raises(NothingAggregatedError, match="no update was aggregated in 2 rounds"):
-        replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+        replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         assert reader.run().status == "failed"
         rounds, exchanges = reader.rounds(), reader.exchanges()

@@ -99,16 +99,16 @@ def test_it_goes_on_after_a_cut_as_if_nothing_had_happened(tmp_path: Path) -> No
     experiment = load_experiment(MILLION, SMALL)
 
     def until(last: int) -> Callable[[ReplayedRound], None]:
-        def listener(played: ReplayedRound) -> None:
-            if played.choice.round == last:
+        def listener(replayed: ReplayedRound) -> None:
+            if replayed.choice.round == last:
                 raise RuntimeError("cut")
 
         return listener
 
-    replay_experiment(experiment, tmp_path / "whole", "whole", lambda played: None)
+    replay_experiment(experiment, tmp_path / "whole", "whole", lambda replayed: None)
     with pytest.raises(RuntimeError, match="cut"):
         replay_experiment(experiment, tmp_path / "cut", "cut", until(2), checkpoint_s=0.0)
-    replay_experiment(experiment, tmp_path / "cut", "cut", lambda played: None)
+    replay_experiment(experiment, tmp_path / "cut", "cut", lambda replayed: None)
     found = []
     for name in ("whole", "cut"):
         with RunReader(tmp_path / name) as reader:
@@ -124,7 +124,7 @@ def test_a_linear_world_can_be_as_large(tmp_path: Path) -> None:
         selection=SelectionConfig(per_round=30, beta=0.001),
         fleet=(group, FleetConfig(model="linear", theta=(4.0, 1.0, 1.4), count=10, name="slow")),
     )
-    replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
+    replay_experiment(experiment, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         summary = summarise_run(reader)
     assert (summary.devices, len(summary.selected)) == (11_010, 90)

@@ -16,7 +16,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.engine.engine import column
 from fairbed.testbed.replay.engine.in_flight import GONE, InFlight, needs_no_events
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
-from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
+from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, LastRound, ReplayedExchange
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 
 KB = 1024
@@ -110,8 +110,8 @@ def a_round(
     world = Uploading(slots, later_s)
     flight, k = InFlight(config, world), len(of.was_cold)
     flight.begin_round()
-    scene: Scene = world.look(1, 0.0, LastRound.nobody(len(world)))
-    flight.dispatch(of, a_choice(np.arange(k, dtype=np.int64), len(world)), scene)
+    snapshot: FleetSnapshot = world.observe(1, 0.0, LastRound.before_first(len(world)))
+    flight.dispatch(of, a_choice(np.arange(k, dtype=np.int64), len(world)), snapshot)
     flight.run_round()
     flight.notify_world()
     return Round(flight.dispatched, flight.clock, world)
@@ -256,8 +256,8 @@ def test_what_is_in_flight_comes_back_from_a_checkpoint(mode: str) -> None:
         flight, world = InFlight(config, Uploading(1)), Uploading(1)
         flight.begin_round()
         flight.table.begin(0.0)
-        scene = world.look(1, 0.0, LastRound.nobody(len(world)))
-        flight.dispatch(of, a_choice(np.arange(3, dtype=np.int64), len(world)), scene)
+        snapshot = world.observe(1, 0.0, LastRound.before_first(len(world)))
+        flight.dispatch(of, a_choice(np.arange(3, dtype=np.int64), len(world)), snapshot)
         flight.run_round()
         while flight.clock < 2.6:
             flight.step(2.6)
