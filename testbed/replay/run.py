@@ -83,7 +83,7 @@ def replay_setup(
             checkpointer.write(replayed)
             listener(replayed)
             rounds += 1
-            aggregated += len(played.merged)
+            aggregated += len(replayed.merged)
         checkpointer.finish()
         if learning is not None and aggregated == 0:
             raise NothingAggregatedError(experiment.rounds)
