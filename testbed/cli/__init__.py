@@ -59,7 +59,7 @@ def from_clone(module: str) -> ModuleType:
     """Import a module of `benchmarks/` or `experiments/`, which no wheel contains.
 
     Raises:
-        UsageError: This is not a clone of the repository.
+        UsageError: This installation is not a clone of the repository.
     """
     folder = module.partition(".")[0]
     try:

@@ -32,7 +32,7 @@ FIGURES = "figures"
 PROGRESS_INTERVAL_S = 0.5
 """Time between two progress lines."""
 MAX_COUNT = 1_000
-"""Most seeds, and most replays in parallel."""
+"""Maximum number of seeds, and of parallel replays."""
 INTERRUPTED = 130
 
 

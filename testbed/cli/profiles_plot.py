@@ -27,7 +27,7 @@ ONSET_MULTIPLE = 2.0
 """Length of that curve, as a multiple of the onset of throttling."""
 
 LEAST_HEAT_S = 60.0
-"""Least length of that curve, seconds."""
+"""Minimum length of that curve, seconds."""
 
 
 @dataclass(frozen=True, slots=True)

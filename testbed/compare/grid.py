@@ -35,7 +35,7 @@ Document: TypeAlias = dict[str, Any]
 
 MAX_CELLS = 10_000
 MAX_ARM_NAME = 120
-"""Most characters of an arm's name, which is also the name of a folder."""
+"""Maximum length of an arm's name, which is also the name of a folder."""
 FRONT_AXIS = "selection.V"
 """Arms that differ only in this key are one curve: a selector is compared at all its values."""
 SHARED = ("seed", "seeds", "name")

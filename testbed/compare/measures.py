@@ -19,7 +19,7 @@ from fairbed.coordinator.store.reader import SelectionCounts
 from fairbed.coordinator.store.tables import RoundRow, SelectionRow
 
 MAX_ENTRIES = 50_000_000
-"""Most rounds x devices for which queues are computed from the selection history."""
+"""Maximum of rounds x devices for which queues are computed from the selection history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def virtual_queues_of(
 Group: TypeAlias = Literal["time", "exchange", "selection", "prediction", "accuracy"]
 
 MAX_POINTS = 1_000
-"""Most rounds in the curves of a run; longer runs have every k-th round."""
+"""Maximum number of rounds in the curves of a run; longer runs have every k-th round."""
 
 
 @dataclass(frozen=True, slots=True)

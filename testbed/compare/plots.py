@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GRID_POINTS = 400
 """Times at which the seeds of an arm are averaged."""
 MAX_SERIES = 12
-"""Most arms in a legend; more are drawn."""
+"""Maximum number of arms in a legend; further arms are drawn without an entry."""
 QUEUE = "queue_mean_total"
 
 

@@ -19,7 +19,7 @@ from fairbed.testbed.compare.comparison import (
 from fairbed.testbed.compare.table import cells_csv, enough_digits, heading_of, metrics_csv, number
 
 COLUMNS = 4
-"""Most metrics in one table: with intervals, these fit the width of a page."""
+"""Maximum number of metrics in one table: with intervals, they fit the width of a page."""
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",

@@ -21,7 +21,7 @@ from fairbed.testbed.compare.comparison import (
 HEADLINES = (FRONT_TIME, FRONT_RATE, "mape", "accuracy_mean", "accuracy_worst10")
 """Metrics with their own table with intervals, besides the times to a target."""
 MAX_DIGITS = 6
-"""Most digits after the decimal point."""
+"""Maximum number of decimal places."""
 MARKS = {"better": "+", "worse": "-", "unclear": ""}
 COLOURS = {"better": "green", "worse": "red", "unclear": "default"}
 

@@ -42,7 +42,7 @@ def hours_series(hours: Sequence[str], start_time: str) -> Series:
 
 
 MAX_EMULATED = 10_000
-"""Most devices that are planned one by one; a replay holds a larger fleet as columns."""
+"""Maximum number of devices that are planned one by one; a replay stores more as columns."""
 
 MAX_NAME = 32
 """Characters of a device name (`wire.messages`)."""

@@ -9,7 +9,7 @@ from fairbed.testbed.experiment.explain import override
 from fairbed.testbed.experiment.file import Experiment, parse_experiment
 
 ORIGIN_COLUMN = 48
-"""Where the comments begin, if the values leave room."""
+"""Column of the comments, after shorter values."""
 
 
 def resolved_lines(
