@@ -23,7 +23,7 @@ from fairbed.testbed.compare.report import write_report
 from fairbed.testbed.compare.table import plain, print_rich
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
-from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.experiment.fleet import check_fleet
 from fairbed.testbed.replay.setup import linear_fleet_of
 
 COMPARISONS = Path("comparisons")
@@ -110,7 +110,7 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
     if kind == "replay" and any(group.model is not None for group in experiment.fleet):
         linear_fleet_of(experiment)
     else:
-        plan_fleet(experiment, os.environ)
+        check_fleet(experiment, os.environ)
 
 
 def _positive(option: str, value: int | None) -> int | None:

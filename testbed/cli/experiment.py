@@ -6,8 +6,6 @@ import re
 import sys
 from pathlib import Path
 
-import msgspec
-
 from fairbed.coordinator.task.recipes import MODELS, default_recipe
 from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.load import population_names
@@ -17,7 +15,7 @@ from fairbed.testbed.experiment.data import NAMES
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.npz import load_npz
 from fairbed.testbed.experiment.file import ExperimentError, parse_experiment, read_document
-from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.experiment.fleet import check_fleet
 from fairbed.testbed.experiment.reference import reference_page, schema_text
 from fairbed.testbed.experiment.resolved import resolved_lines
 from fairbed.testbed.experiment.template import SCHEMA_FILE, Answers, experiment_text
@@ -102,10 +100,7 @@ def _init(options: argparse.Namespace) -> int:
     name = re.sub(r"[^a-zA-Z0-9._-]+", "-", target.stem).strip("-._") or "experiment"
     text = experiment_text(name[:64], target.name, answers)
     try:
-        experiment = parse_experiment(tomllib.loads(text), "init")
-        # Finds an unknown profile, for which the speed of this machine does not matter.
-        unmeasured = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
-        plan_fleet(msgspec.structs.replace(experiment, emulation=unmeasured), os.environ)
+        check_fleet(parse_experiment(tomllib.loads(text), "init"), os.environ)
     except ProfileError as exc:
         raise UsageError(f"init: {exc}") from exc
     target.write_text(text, encoding="utf-8")

@@ -119,6 +119,19 @@ class PlannedDevice:
         )
 
 
+def check_fleet(experiment: Experiment, environ: Mapping[str, str]) -> None:
+    """Check that every profile, population, link and trace of the fleet can be used.
+
+    The speed of this machine has no part in that: it may be unmeasured.
+
+    Raises:
+        ExperimentError: A rule of the fleet is broken.
+        ProfileError: A profile, link or trace cannot be used.
+    """
+    emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
+    plan_fleet(msgspec.structs.replace(experiment, emulation=emulation), environ)
+
+
 def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[PlannedDevice]:
     """Return the devices of `[[fleet]]` in order, named by their group and a number from 1.
 

@@ -1,5 +1,6 @@
 """The commented experiment file that `fairbed init` writes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,7 +95,7 @@ def experiment_text(name: str, file: str, answers: Answers) -> str:
         model=_quoted(answers.model),
         per_round=per_round,
         replay=_REPLAY if kind == "npz" or ":" in answers.model else "",
-        beta=round(per_round / answers.devices / 2, 3),
+        beta=math.floor(50 * per_round / answers.devices) / 100,
     )
     groups = len(answers.fleet)
     counts = [

@@ -160,3 +160,15 @@ def test_each_shell_has_its_code(shell: str, capsys: pytest.CaptureFixture[str])
     assert "fairbed" in code
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=code, text=True, check=True, timeout=30)
+
+
+def test_what_init_writes_can_be_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The speed of this machine is not measured for replays."""
+    assert main(["init", "--dataset", "synthetic", "--count", "4"]) == 0
+    (folder / "grid.toml").write_text(
+        'experiment = "experiment.toml"\nseeds = 1\n[set]\nrounds = 2\n"replay.training" = false\n'
+        '[[arm]]\nname = "rbcs-f"\n[[arm]]\nname = "uniform"\n'
+        'set = { "selection.policy" = "uniform" }\n'
+    )
+    assert main(["compare", "grid.toml", "--jobs", "1", "--no-figures"]) == 0
+    assert "uniform" in capsys.readouterr().out
