@@ -1,4 +1,4 @@
-"""CPU time and peak memory of processes."""
+"""Processor time and peak memory of processes."""
 
 import re
 import statistics
@@ -11,14 +11,14 @@ MEGABYTE = 1e6
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process so far, seconds; the kernel may count it in 10 ms."""
+    """Return the processor time of a process, seconds; the kernel may count in steps of 10 ms."""
     times = psutil.Process(pid).cpu_times()
     total: float = times.user + times.system
     return total
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """Return the peak of resident memory; where the kernel keeps none, what it is now."""
+    """Return the peak of resident memory, or the present one if the kernel keeps no peak."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -29,11 +29,11 @@ def peak_rss_bytes(pid: int) -> int:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest value that `percent` of all values do not exceed; 0 of none."""
+    """Return the smallest value that `percent` of all values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0.0
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median; 0 of none."""
+    """Return the median; 0 without values."""
     return statistics.median(values) if values else 0.0

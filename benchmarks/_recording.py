@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._live import save_random_examples
+from benchmarks._live_run import save_random_examples
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.run_folder import WORK
 

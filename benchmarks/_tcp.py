@@ -1,4 +1,4 @@
-"""The ceiling: a vector copied over one plain asyncio TCP connection a device.
+"""The reference: a vector copied over one plain asyncio TCP connection per device.
 
 down    the benchmark sends, the device receives into a fresh vector
 up      the device sends, the benchmark receives into a fresh vector
@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import socket
 
-from benchmarks._orders import Direction
+from benchmarks._device_commands import Direction
 
 BACKLOG = 1024
 
@@ -23,7 +23,7 @@ def listen() -> socket.socket:
 async def serve(
     server: socket.socket, direction: Direction, vector: memoryview, n: int
 ) -> list[bytearray]:
-    """Copy to or from `n` devices at once; return what came up."""
+    """Copy to or from `n` devices at once; return the received vectors."""
     loop = asyncio.get_running_loop()
 
     async def one(sock: socket.socket) -> bytearray:
@@ -42,7 +42,7 @@ async def serve(
 
 
 async def copy(port: int, direction: Direction, vector: memoryview) -> bytearray:
-    """Copy from or to the benchmark; return what came down."""
+    """Copy from or to the benchmark; return the received vector."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)

@@ -18,7 +18,7 @@ import anyio
 import msgspec
 import psutil
 
-from benchmarks._live import live_run, save_random_examples
+from benchmarks._live_run import live_run, save_random_examples
 from fairbed import device_agent, wire
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.run.broker import start_broker

@@ -1,12 +1,12 @@
-"""Speed, CPU and memory of the model exchange, against a plain TCP copy of the same run.
+"""Speed, processor time and memory of the model exchange, against a plain TCP copy.
 
     fairbed bench exchange [--agents 20] [--size 10] [--broker auto] [--processes N] [--json]
                            [--client direct] [--repeats 5] [--chunk KIB] [--drop 0.01]
                            [--slow 1mbit:1] [--kill-broker-at 50%] [--deaf 4]
 
 The coordinator's chunk store, uploads and grants, the agent's pulls and pushes, and a real
-broker; no training. Four kinds of pass take turns: copy down, ours down, copy up, ours up. Each
-moves one vector per device; hashing is off the clock. docs/exchange.md explains the numbers.
+broker; no training. Four kinds of pass alternate: copy down, ours down, copy up, ours up. Each
+moves one vector per device; hashing is not timed. docs/exchange.md explains the numbers.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from typing import get_args
 import anyio
 import msgspec
 
-from benchmarks._desk import Desk
-from benchmarks._fleet import Fleet, fork_fleet
+from benchmarks._device_commands import Join
+from benchmarks._device_processes import DeviceProcesses, fork_device_processes
+from benchmarks._exchange_coordinator import ExchangeCoordinator
+from benchmarks._exchange_passes import ExchangePasses, Pass
 from benchmarks._meter import MEGABYTE, median, peak_rss_bytes, percentile
-from benchmarks._orders import Join
-from benchmarks._passes import Pass, Passes
 from benchmarks._tcp import listen
 from fairbed.testbed.backends.proxy.links import shaped_links
 from fairbed.testbed.backends.proxy.protocol import Shape
@@ -38,12 +38,12 @@ from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, with_client
 UNITS_BPS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 READY_S = 30.0
-"""For the coordinator's link to come up."""
+"""Time limit for the coordinator's connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure."""
+    """Options of the benchmark."""
 
     agents: int
     n_bytes: int
@@ -55,7 +55,7 @@ class Options:
     slow_bps: float
     n_slow: int
     kill_at: tuple[float, bool] | None
-    """Seconds, or part of the undisturbed time if the second is true."""
+    """Seconds, or a fraction of the undisturbed time if the second is true."""
     drop: float
     n_deaf: int
     seed: int
@@ -73,7 +73,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The passes of each kind, in the order they were made."""
+    """The passes of each kind, in order."""
 
     tcp_down: list[Pass]
     down: list[Pass]
@@ -85,15 +85,15 @@ Result = dict[str, object]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
     options = _options(parser, given)
-    fleet = fork_fleet(options.processes)
+    processes = fork_device_processes(options.processes)
     try:
-        result = anyio.run(_measure, options, fleet)
+        result = anyio.run(_measure, options, processes)
     finally:
-        fleet.kill()
+        processes.kill()
     if given.json:
         print(msgspec.json.encode(result).decode())
     else:
@@ -111,14 +111,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--agents", type=int, default=20, help="devices (default 20)")
     add("--size", type=float, default=10.0, metavar="MB", help="vector, 10^6 bytes (default 10)")
     add("--broker", default="auto", choices=("auto", "mosquitto", "nats", "amqtt"))
-    add("--client", default=DEFAULT_CLIENT, choices=get_args(Client), help="who speaks MQTT for us")
+    add("--client", default=DEFAULT_CLIENT, choices=get_args(Client), help="MQTT client")
     add("--processes", type=int, help="processes that share the devices (default: one each)")
     add("--repeats", type=int, default=5, help="passes of each kind (default 5)")
     add("--chunk", type=int, metavar="KIB", help="chunk size (default: follows the link)")
     add("--slow", metavar="RATE:N", help="N more devices behind a slow link, such as 1mbit:1")
     add("--kill-broker-at", metavar="AT", help="restart the broker after 0.2 s, or at 50%%")
-    add("--drop", type=float, default=0.0, help="share of chunks to lose, such as 0.01")
-    add("--deaf", type=int, default=0, metavar="N", help="N more that ask for chunks, never read")
+    add("--drop", type=float, default=0.0, help="share of chunks to drop, such as 0.01")
+    add("--deaf", type=int, default=0, metavar="N", help="N more clients that never read")
     add("--seed", type=int, default=0)
     add("--json", action="store_true")
     return parser
@@ -170,7 +170,7 @@ def _name(index: int) -> str:
     return f"device-{index}"
 
 
-async def _measure(options: Options, fleet: Fleet) -> Result:
+async def _measure(options: Options, processes: DeviceProcesses) -> Result:
     link = Shape(down_bps=options.slow_bps, up_bps=options.slow_bps)
     shapes = dict.fromkeys(options.slow, link)
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name, listen() as server:
@@ -184,14 +184,16 @@ async def _measure(options: Options, fleet: Fleet) -> Result:
             assert broker.pid is not None
             base_rss = peak_rss_bytes(broker.pid)
             url = with_client(broker.url, options.client)
-            desk = Desk(url, options.n_bytes, options.drop, options.seed, group)
-            group.start_soon(desk.run, name="bench.desk")
+            coordinator = ExchangeCoordinator(
+                url, options.n_bytes, options.drop, options.seed, group
+            )
+            group.start_soon(coordinator.run, name="bench.coordinator")
             with anyio.fail_after(READY_S):
-                await desk.linked.wait()
-            await _join(options, fleet, broker, links.ports, server)
-            passes = Passes(
-                fleet,
-                desk,
+                await coordinator.linked.wait()
+            await _join(options, processes, broker, links.ports, server)
+            passes = ExchangePasses(
+                processes,
+                coordinator,
                 broker,
                 server,
                 options.n_bytes,
@@ -202,7 +204,7 @@ async def _measure(options: Options, fleet: Fleet) -> Result:
                 result = await _run(options, passes, broker)
             finally:
                 passes.close()
-            fleet.close()
+            processes.close()
             group.cancel_scope.cancel()
     memory = {
         "coordinator": peak_rss_bytes(os.getpid()),
@@ -215,15 +217,19 @@ async def _measure(options: Options, fleet: Fleet) -> Result:
 
 
 async def _join(
-    options: Options, fleet: Fleet, broker: Broker, ports: dict[str, int], server: socket.socket
+    options: Options,
+    processes: DeviceProcesses,
+    broker: Broker,
+    ports: dict[str, int],
+    server: socket.socket,
 ) -> None:
-    await fleet.open()
-    crews: list[dict[str, str]] = [{} for _ in range(options.processes)]
+    await processes.open()
+    groups: list[dict[str, str]] = [{} for _ in range(options.processes)]
     for i in range(options.agents):
         port = ports.get(_name(i), broker.port)
         url = f"{broker.url.rsplit(':', 1)[0]}:{port}"
-        crews[i % options.processes][_name(i)] = with_client(url, options.client)
-    await fleet.tell(
+        groups[i % options.processes][_name(i)] = with_client(url, options.client)
+    await processes.send(
         [
             Join(
                 urls=urls,
@@ -233,14 +239,14 @@ async def _join(
                 chunk_bytes=options.chunk_bytes,
                 seed=options.seed + (i + 1) * 10_000,
             )
-            for i, urls in enumerate(crews)
+            for i, urls in enumerate(groups)
         ]
     )
-    await fleet.checked()
+    await processes.checked()
 
 
-async def _run(options: Options, passes: Passes, broker: Broker) -> Result:
-    fast, everybody = options.fast, options.fast + options.slow
+async def _run(options: Options, passes: ExchangePasses, broker: Broker) -> Result:
+    fast = options.fast
     await passes.down(fast)  # the links are measured, the processes warm
     await passes.up(fast)
     series = Series([], [], [], [])
@@ -251,7 +257,8 @@ async def _run(options: Options, passes: Passes, broker: Broker) -> Result:
         series.up.append(await passes.up(fast))
     result = _result(options, passes, broker, series)
     if options.slow:
-        together = (await passes.down(everybody), await passes.up(everybody))
+        names = [*fast, *options.slow]
+        together = (await passes.down(names), await passes.up(names))
         result["slow"] = _slow(options, together, series)
     if options.kill_at is not None:
         result["kill"] = await _kill(options, passes, broker, series)
@@ -261,7 +268,7 @@ async def _run(options: Options, passes: Passes, broker: Broker) -> Result:
     return result
 
 
-def _result(options: Options, passes: Passes, broker: Broker, series: Series) -> Result:
+def _result(options: Options, passes: ExchangePasses, broker: Broker, series: Series) -> Result:
     def of(kind: Sequence[Pass], key: str) -> float:
         return median([getattr(one, key) for one in kind])
 
@@ -305,7 +312,7 @@ def _result(options: Options, passes: Passes, broker: Broker, series: Series) ->
 
 
 def _slow(options: Options, together: tuple[Pass, Pass], series: Series) -> Result:
-    """Compare the slow devices with their link, and the fast ones with a pass without them."""
+    """Compare slow devices with their link, and fast ones with passes without slow devices."""
     limit_s = 8.0 * options.n_bytes / options.slow_bps
     found: Result = {"devices": options.n_slow, "rate_bps": options.slow_bps, "limit_s": limit_s}
     for direction, one, alone in zip(
@@ -323,8 +330,8 @@ def _slow(options: Options, together: tuple[Pass, Pass], series: Series) -> Resu
     return found
 
 
-async def _kill(options: Options, passes: Passes, broker: Broker, series: Series) -> Result:
-    """Kill the broker in the middle of a pass each way and start it again at once."""
+async def _kill(options: Options, passes: ExchangePasses, broker: Broker, series: Series) -> Result:
+    """Kill the broker during a pass in each direction and restart it at once."""
     assert options.kill_at is not None
     found: Result = {}
     for direction, act, usual in (

@@ -5,7 +5,7 @@
                            [--from FILE ...]
 
 Real ends measure: steps at an agent's pace, TCP and datagrams through the device's link, inside
-its control groups. Only windows count in which this machine gave what was asked of it; others are
+its control groups. Only windows count in which this machine gave what was spec of it; others are
 repeated, and a quantity without a valid window is unknown, with the reason. docs/accuracy.md
 explains the table; `--write docs/accuracy.md README.md` puts it there, `--from` takes the rows that
 were printed before.
@@ -25,7 +25,7 @@ import msgspec
 from benchmarks._fidelity import table
 from benchmarks._fidelity.catalogue import GROUPS, measure, problem
 from benchmarks._fidelity.measure import Plan
-from benchmarks._fidelity.rows import Asked, Row, unknown
+from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from fairbed.testbed.backends.choice import BACKENDS, BackendName
 
 REPEATS, QUICK_REPEATS = 3, 1
@@ -91,7 +91,7 @@ async def _measure(backends: Sequence[BackendName], names: list[str], plan: Plan
         if why_not is None:
             rows += await measure(backend, names, plan)
         else:
-            nothing = Asked(backend=backend, quantity="all", target=None, unit="ratio")
+            nothing = QuantitySpec(backend=backend, quantity="all", target=None, unit="ratio")
             rows.append(unknown(nothing, why_not))
     return rows
 

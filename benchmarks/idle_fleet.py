@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from benchmarks._live import LiveRun, live_run, save_random_examples
+from benchmarks._live_run import LiveRun, live_run, save_random_examples
 from benchmarks._meter import peak_rss_bytes
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.runs import make_command, send_command

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from benchmarks._crowd import Crowd, Device, crowd
+from benchmarks._merge_round import Device, SimulatedFleet, simulated_fleet
 from experiments.processes import fresh_processes
 from fairbed.coordinator.algorithms.aggregation import Merge, Streaming
 from fairbed.coordinator.algorithms.arrays import Vector
@@ -74,7 +74,7 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
 
     async def run() -> tuple[Merge, float, float]:
         with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
-            async with crowd(devices, layout, accumulator, Path(folder) / "run") as place:
+            async with simulated_fleet(devices, layout, accumulator, Path(folder) / "run") as place:
                 return await _round(place)
 
     merge, round_s, close_s = anyio.run(run)
@@ -93,7 +93,7 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
     }
 
 
-async def _round(place: Crowd) -> tuple[Merge, float, float]:
+async def _round(place: SimulatedFleet) -> tuple[Merge, float, float]:
     """Return the merge, the seconds until the last arrival, and those from there to the end."""
     started = time.perf_counter()
     await place.run_round(upload_slots(place.layout.size_bytes), target_updates=len(place.devices))

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks._fidelity.rows import Asked, Row, judged, unknown
+from benchmarks._fidelity.rows import QuantitySpec, Row, row_of, unknown
 from benchmarks._fidelity.table import plain
 from benchmarks._fidelity.windows import Finding
 from benchmarks._recording import SPEEDS, Setting, prepare, record, run
@@ -126,7 +126,7 @@ class _Judge:
         *,
         is_relative: bool = True,
     ) -> Row:
-        asked = Asked(
+        spec = QuantitySpec(
             backend=self._backend,
             quantity=f"{self._what}: {quantity}",
             target=target,
@@ -135,8 +135,8 @@ class _Judge:
             is_relative=is_relative,
         )
         if self._n_valid < MIN_EXCHANGES:
-            return unknown(asked, f"{self._n_valid} valid exchanges: this machine was too busy")
-        return judged(asked, _found(achieved, self._n_valid))
+            return unknown(spec, f"{self._n_valid} valid exchanges: this machine was too busy")
+        return row_of(spec, _found(achieved, self._n_valid))
 
 
 def watching(backend: str, duration_s: float) -> Row:
@@ -145,7 +145,7 @@ def watching(backend: str, duration_s: float) -> Row:
     cpu_s, began_s = own_s(), time.monotonic()
     looks = len(sample(reader, duration_s))
     ratio = (own_s() - cpu_s) / (time.monotonic() - began_s)
-    asked = Asked(
+    spec = QuantitySpec(
         backend=backend,
         quantity="watching, share of a core",
         target=None,
@@ -153,7 +153,7 @@ def watching(backend: str, duration_s: float) -> Row:
         limit=WATCH_LIMIT,
         is_bound=True,
     )
-    return judged(asked, _found(ratio, looks))
+    return row_of(spec, _found(ratio, looks))
 
 
 def _found(value: float, n_valid: int) -> Finding:

@@ -19,7 +19,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from benchmarks._live import ALL_STEPS, live_run, save_random_examples
+from benchmarks._live_run import ALL_STEPS, live_run, save_random_examples
 from fairbed.coordinator.store import RunReader
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 

@@ -31,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks._meter import cpu_s
-from benchmarks._rehearsal import Rehearsal
+from benchmarks._synthetic_run import SyntheticRun
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.reader import LIVE, Quality
 from fairbed.coordinator.tui.app import LONGEST_PAUSE_S
@@ -148,17 +148,17 @@ def measure(devices: int, seconds: float, size: tuple[int, int], warm_s: float =
     """
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name) / "run"
-        rehearsal = Rehearsal(folder, devices)
+        synthetic = SyntheticRun(folder, devices)
         try:
             with _room(["watch", str(folder)], size) as (pid, terminal):
-                rehearsal.play(warm_s)
+                synthetic.play(warm_s)
                 start_cpu_s, start_bytes, since = cpu_s(pid), terminal.n_bytes, time.monotonic()
-                rehearsal.play(seconds)
+                synthetic.play(seconds)
                 spent_s, lasted_s = cpu_s(pid) - start_cpu_s, time.monotonic() - since
                 n_bytes = terminal.n_bytes - start_bytes
                 terminal.press("q")
         finally:
-            rehearsal.close()
+            synthetic.close()
     return Cost(devices, seconds, start_cpu_s, spent_s / lasted_s, n_bytes / lasted_s)
 
 

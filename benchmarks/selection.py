@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks._columns import Desk
+from benchmarks._decision_cost import DecisionBench
 from benchmarks._meter import peak_rss_bytes
 from experiments.processes import fresh_processes
 from fairbed.coordinator.policy.config import SelectionConfig
@@ -107,10 +107,10 @@ def alone(name: str, devices: int, per_round: int, rounds: int) -> Cost:
 def measure(name: str, devices: int, per_round: int, rounds: int) -> Cost:
     """Return what rounds of a policy cost in this process."""
     empty_mib = _peak_mib()
-    desk = Desk(arms(devices, per_round)[name], devices)
-    first_s = desk.round_s()
-    desk.live()
-    later_s = statistics.median(desk.round_s() for _ in range(rounds))
+    bench = DecisionBench(arms(devices, per_round)[name], devices)
+    first_s = bench.round_s()
+    bench.live()
+    later_s = statistics.median(bench.round_s() for _ in range(rounds))
     return Cost(name, devices, first_s, later_s, _peak_mib() - empty_mib)
 
 
@@ -122,8 +122,8 @@ def growth(small: Cost, large: Cost) -> float:
 def paper_s() -> dict[str, float]:
     """Return what 500 rounds of the paper's 40 devices take, seconds of processor and clock."""
     config = arms(PAPER_DEVICES, PAPER_PER_ROUND)["rbcs-f, ridge"]
-    desk = Desk(config, PAPER_DEVICES)
-    decisions_s = sum(desk.round_s() for _ in range(PAPER_ROUNDS))
+    bench = DecisionBench(config, PAPER_DEVICES)
+    decisions_s = sum(bench.round_s() for _ in range(PAPER_ROUNDS))
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         used, began = time.process_time(), time.perf_counter()
         experiment = load_experiment(PAPER, [f"rounds={PAPER_ROUNDS}"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from benchmarks._live import KINDS, live_run, save_random_examples
+from benchmarks._live_run import KINDS, live_run, save_random_examples
 from fairbed.coordinator.store import RunReader
 
 MOMENTS = 20

@@ -8,15 +8,15 @@ from typing import TypeAlias
 
 import msgspec
 
-from benchmarks._fidelity import air, cpu, dilation, fleets, link, outage, trace
-from benchmarks._fidelity.measure import Plan, tell
-from benchmarks._fidelity.rig import Rig, open_rig
-from benchmarks._fidelity.rows import Asked, Row, unknown
+from benchmarks._fidelity import cpu, delay_and_loss, dilation, fleets, link, outage, trace
+from benchmarks._fidelity.measure import Plan, print_row
+from benchmarks._fidelity.measured_device import MeasuredDevice, open_measured_device
+from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from fairbed.testbed.backends.choice import BackendName, problem_with
 from fairbed.testbed.backends.containers.engine import find_engine
 from fairbed.testbed.errors import BackendError
 
-OnRig: TypeAlias = Callable[[Rig, Plan], Awaitable[list[Row]]]
+OnDevice: TypeAlias = Callable[[MeasuredDevice, Plan], Awaitable[list[Row]]]
 OnFleet: TypeAlias = Callable[[BackendName, Plan, Path], Awaitable[list[Row]]]
 
 
@@ -24,9 +24,9 @@ OnFleet: TypeAlias = Callable[[BackendName, Plan, Path], Awaitable[list[Row]]]
 class Group:
     """What one value of `--quantity` measures."""
 
-    near: tuple[OnRig, ...] = ()
+    near: tuple[OnDevice, ...] = ()
     """On a device whose link has a rate only."""
-    far: tuple[OnRig, ...] = ()
+    far: tuple[OnDevice, ...] = ()
     """On one whose link delays and loses."""
     fleet: tuple[OnFleet, ...] = ()
 
@@ -36,8 +36,8 @@ GROUPS: Mapping[str, Group] = {
     "step": Group(near=(cpu.steps,)),
     "goodput": Group(near=(link.goodputs,), far=(link.far_goodputs,)),
     "transfer": Group(near=(link.transfers,)),
-    "delay": Group(far=(air.delays, air.jitters)),
-    "loss": Group(far=(air.losses,)),
+    "delay": Group(far=(delay_and_loss.delays, delay_and_loss.jitters)),
+    "loss": Group(far=(delay_and_loss.losses,)),
     "outage": Group(near=(outage.outages,)),
     "trace": Group(near=(trace.traces,)),
     "dilation": Group(near=(dilation.steps, dilation.transfers), far=(dilation.delays,)),
@@ -65,20 +65,20 @@ async def measure(backend: BackendName, names: Iterable[str], plan: Plan) -> lis
         found: list[Row] = []
         for is_delayed, parts in ((False, group.near), (True, group.far)):
             if parts:
-                found += await _on_rig(backend, name, parts, plan, is_delayed)
+                found += await _on_device(backend, name, parts, plan, is_delayed)
         for part in group.fleet:
             found += await _on_fleet(backend, name, part, plan)
         rows += [msgspec.structs.replace(row, group=name) for row in found]
     return rows
 
 
-async def _on_rig(
-    backend: BackendName, name: str, parts: Iterable[OnRig], plan: Plan, is_delayed: bool
+async def _on_device(
+    backend: BackendName, name: str, parts: Iterable[OnDevice], plan: Plan, is_delayed: bool
 ) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         try:
-            async with open_rig(backend, Path(folder), is_delayed=is_delayed) as rig:
+            async with open_measured_device(backend, Path(folder), is_delayed=is_delayed) as rig:
                 for part in parts:
                     rows += await part(rig, plan)
         except BackendError as exc:
@@ -95,6 +95,6 @@ async def _on_fleet(backend: BackendName, name: str, part: OnFleet, plan: Plan) 
 
 
 def _broken(backend: BackendName, name: str, exc: BackendError) -> Row:
-    row = unknown(Asked(backend=backend, quantity=name, target=None, unit="ratio"), str(exc))
-    tell(row)
+    row = unknown(QuantitySpec(backend=backend, quantity=name, target=None, unit="ratio"), str(exc))
+    print_row(row)
     return row

@@ -11,11 +11,11 @@ import statistics
 
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.arithmetic import drift
-from benchmarks._fidelity.health import watch
-from benchmarks._fidelity.measure import Plan, tell, windows
-from benchmarks._fidelity.orders import Burn, Knead, Paced, Steps
-from benchmarks._fidelity.rig import DEVICE, FREE, Rig
-from benchmarks._fidelity.rows import Asked, Row, unknown
+from benchmarks._fidelity.end_commands import Compute, RunKernel, RunPaced, Steps
+from benchmarks._fidelity.host_contention import watch
+from benchmarks._fidelity.measure import Plan, print_row, windows
+from benchmarks._fidelity.measured_device import DEVICE, FREE, MeasuredDevice
+from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 from fairbed.testbed.emulation.device import EmulatedDevice
@@ -45,11 +45,11 @@ MAX_DRIFT = limits.CPU / 2.0
 """Of the control: if the kernel itself changes by more, 3 % cannot be told."""
 
 
-async def shares(rig: Rig, plan: Plan) -> list[Row]:
+async def shares(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the share of a core that a paced agent has."""
     rows = []
     for share in (0.10, 0.50) if plan.is_quick else limits.SHARES:
-        asked = Asked(
+        spec = QuantitySpec(
             backend=rig.backend,
             quantity=f"cpu share {100 * share:g} %",
             target=share,
@@ -60,15 +60,15 @@ async def shares(rig: Rig, plan: Plan) -> list[Row]:
         async def measure(share: float = share) -> Window:
             return await _paced_share(rig, plan, share)
 
-        rows.append(await windows(plan, asked, measure))
+        rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def quotas(rig: Rig, plan: Plan) -> list[Row]:
+async def quotas(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure what the kernel's quota alone gives a program that knows nothing of it."""
     rows = []
     for share in (0.25,) if plan.is_quick else limits.SHARES:
-        asked = Asked(
+        spec = QuantitySpec(
             backend=rig.backend,
             quantity=f"cpu quota {100 * share:g} %",
             target=share,
@@ -76,32 +76,34 @@ async def quotas(rig: Rig, plan: Plan) -> list[Row]:
             limit=limits.CPU,
         )
         if rig.sandbox is None:
-            rows.append(unknown(asked, "not emulated: what does not pace itself is not slowed"))
-            tell(rows[-1])
+            rows.append(unknown(spec, "not emulated: what does not pace itself is not slowed"))
+            print_row(rows[-1])
             continue
 
         async def measure(share: float = share) -> Window:
             await rig.apply(at_speed(share))
-            with watch([], rig.contended_s) as health:
-                order = Burn(lead_s=IDLE_S, lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share))
-                steps = await rig.device.ask(order, Steps)
+            with watch([], rig.contended_s) as host:
+                command = Compute(
+                    lead_s=IDLE_S, lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share)
+                )
+                steps = await rig.device.request(command, Steps)
             await rig.apply(FREE)
             evidence = Evidence(
-                wall_s=health.wall_s, stolen_s=health.stolen_s, contended_s=health.contended_s
+                wall_s=host.wall_s, stolen_s=host.stolen_s, contended_s=host.contended_s
             )
             return Window(steps.cpu_s[0] / steps.wall_s[0], evidence)
 
-        rows.append(await windows(plan, asked, measure))
+        rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def steps(rig: Rig, plan: Plan) -> list[Row]:
+async def steps(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the time of steps, one after another and each after a pause."""
     rows = []
     for cpu_s, share in ((0.020, STEP_SHARE),) if plan.is_quick else STEPS:
         for is_first in (False, True):
             kind = "first" if is_first else "steady"
-            asked = Asked(
+            spec = QuantitySpec(
                 backend=rig.backend,
                 quantity=f"step {1e3 * cpu_s:g} ms at {100 * share:g} %, {kind}",
                 target=cpu_s / share,
@@ -114,7 +116,7 @@ async def steps(rig: Rig, plan: Plan) -> list[Row]:
             ) -> Window:
                 return await _steps(rig, plan, cpu_s, share, is_first)
 
-            rows.append(await windows(plan, asked, measure))
+            rows.append(await windows(plan, spec, measure))
     return rows
 
 
@@ -137,16 +139,16 @@ def device(threads: int = 1, dilation: float = 1.0) -> EmulatedDevice:
     )
 
 
-async def _paced_share(rig: Rig, plan: Plan, share: float) -> Window:
+async def _paced_share(rig: MeasuredDevice, plan: Plan, share: float) -> Window:
     threads = math.ceil(share)
     lasting_s = plan.pick(LONG_S if share < 0.5 else SHORT_S, 0.6)
     n_control = round(plan.pick(40, 10))
     repetitions = await _repetitions(rig, threads)
-    control = Knead(repetitions=repetitions, threads=threads, steps=n_control)
-    before = statistics.median((await rig.desk.ask(control, Steps)).cpu_s)
+    control = RunKernel(repetitions=repetitions, threads=threads, steps=n_control)
+    before = statistics.median((await rig.outside.request(control, Steps)).cpu_s)
     await rig.apply(at_speed(share))
-    with watch([], rig.contended_s) as health:
-        order = Paced(
+    with watch([], rig.contended_s) as host:
+        command = RunPaced(
             device=device(threads),
             gauge=rig.gauge,
             sandbox=rig.sandbox,
@@ -154,31 +156,33 @@ async def _paced_share(rig: Rig, plan: Plan, share: float) -> Window:
             repetitions=repetitions,
             cost_s=before,
         )
-        taken = await rig.device.ask(order, Steps)
+        taken = await rig.device.request(command, Steps)
     await rig.apply(FREE)
-    after = statistics.median((await rig.desk.ask(control, Steps)).cpu_s)
+    after = statistics.median((await rig.outside.request(control, Steps)).cpu_s)
     cost_s = (before + after) / 2.0
     evidence = Evidence(
-        wall_s=health.wall_s,
-        stolen_s=health.stolen_s,
-        contended_s=health.contended_s,
+        wall_s=host.wall_s,
+        stolen_s=host.stolen_s,
+        contended_s=host.contended_s,
         drift_ratio=drift(before, after),
         max_drift=MAX_DRIFT,
     )
     return Window(len(taken.wall_s) * cost_s / (taken.ended - taken.begun), evidence)
 
 
-async def _repetitions(rig: Rig, threads: int) -> int:
+async def _repetitions(rig: MeasuredDevice, threads: int) -> int:
     """Return how often each thread repeats the kernel in a step."""
-    probe = await rig.desk.ask(Knead(repetitions=20, threads=threads, steps=5), Steps)
+    probe = await rig.outside.request(RunKernel(repetitions=20, threads=threads, steps=5), Steps)
     return max(1, round(20 * STEP_CPU_S / statistics.median(probe.cpu_s)))
 
 
-async def _steps(rig: Rig, plan: Plan, cpu_s: float, share: float, is_first: bool) -> Window:
+async def _steps(
+    rig: MeasuredDevice, plan: Plan, cpu_s: float, share: float, is_first: bool
+) -> Window:
     lasting_s = plan.pick(4.0, 0.5)
     count = min(MAX_STEPS, max(MIN_STEPS, round(lasting_s * share / cpu_s)))
     await rig.apply(at_speed(share))
-    order = Paced(
+    command = RunPaced(
         device=device(),
         gauge=rig.gauge,
         sandbox=rig.sandbox,
@@ -187,10 +191,10 @@ async def _steps(rig: Rig, plan: Plan, cpu_s: float, share: float, is_first: boo
         idle_s=IDLE_S if is_first else 0.0,
         spin_s=cpu_s,
     )
-    with watch([], rig.contended_s) as health:
-        taken = await rig.device.ask(order, Steps)
+    with watch([], rig.contended_s) as host:
+        taken = await rig.device.request(command, Steps)
     await rig.apply(FREE)
     evidence = Evidence(
-        wall_s=sum(taken.wall_s), stolen_s=health.stolen_s, contended_s=health.contended_s
+        wall_s=sum(taken.wall_s), stolen_s=host.stolen_s, contended_s=host.contended_s
     )
     return Window(statistics.median(taken.wall_s), evidence)

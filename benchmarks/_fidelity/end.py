@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks._fidelity import datagrams, orders, streams, work
+from benchmarks._fidelity import datagrams, end_commands, streams, work
 from fairbed.testbed.backends.priority import raise_priority
 from fairbed.testbed.host.guard import die_with_parent
 
@@ -20,31 +20,31 @@ class End:
     """Knows who carries out what."""
 
     def __init__(self) -> None:
-        stream, shower = streams.Stream(), datagrams.Shower()
-        self._do: dict[type[orders.Order], Callable[[Any], orders.Answers]] = {
-            orders.Listen: stream.listen,
-            orders.Connect: stream.connect,
-            orders.Accept: stream.accept,
-            orders.Pour: stream.pour,
-            orders.Drink: stream.drink,
-            orders.Hand: stream.hand,
-            orders.Take: stream.take,
-            orders.Tick: stream.tick,
-            orders.Hear: stream.hear,
-            orders.OpenDatagrams: shower.open,
-            orders.Shoot: shower.shoot,
-            orders.Count: shower.count,
-            orders.Knead: work.knead,
-            orders.Burn: work.burn,
-            orders.Paced: work.paced,
+        stream, datagram_socket = streams.Stream(), datagrams.Datagrams()
+        self._do: dict[type[end_commands.Command], Callable[[Any], end_commands.Replies]] = {
+            end_commands.Listen: stream.listen,
+            end_commands.Connect: stream.connect,
+            end_commands.Accept: stream.accept,
+            end_commands.SendStream: stream.send_stream,
+            end_commands.ReceiveStream: stream.receive_stream,
+            end_commands.SendBlock: stream.send_block,
+            end_commands.ReceiveBlock: stream.receive_block,
+            end_commands.SendMessages: stream.send_messages,
+            end_commands.ReceiveMessages: stream.receive_messages,
+            end_commands.OpenDatagrams: datagram_socket.open,
+            end_commands.SendDatagrams: datagram_socket.send,
+            end_commands.ReceiveDatagrams: datagram_socket.receive,
+            end_commands.RunKernel: work.run_kernel,
+            end_commands.Compute: work.compute,
+            end_commands.RunPaced: work.run_paced,
         }
 
-    def obey(self, order: orders.Orders) -> orders.Answers:
-        """Carry an order out; return what came of it."""
+    def obey(self, command: end_commands.Commands) -> end_commands.Replies:
+        """Carry an command out; return what came of it."""
         try:
-            return self._do[type(order)](order)
+            return self._do[type(command)](command)
         except (OSError, EOFError) as exc:
-            return orders.Failed(reason=f"{type(order).__name__}: {exc!r}")
+            return end_commands.Failed(reason=f"{type(command).__name__}: {exc!r}")
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     if "first" in sys.argv[2:]:
         raise_priority()
-    end, decoder = End(), msgspec.json.Decoder(orders.Orders)
+    end, decoder = End(), msgspec.json.Decoder(end_commands.Commands)
     for line in sys.stdin.buffer:
         answer = msgspec.json.encode(end.obey(decoder.decode(line)))
         sys.stdout.buffer.write(answer + b"\n")

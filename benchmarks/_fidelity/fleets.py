@@ -8,9 +8,9 @@ import anyio
 
 from benchmarks import trace_driver
 from benchmarks._fidelity import limits
-from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.measure import Plan, several
-from benchmarks._fidelity.rows import Asked, Row
+from benchmarks._fidelity.rows import QuantitySpec, Row
 from benchmarks._fidelity.windows import Evidence, Window
 from fairbed import profiles
 from fairbed.testbed.backends.base import DeviceSpec, device_spec
@@ -40,8 +40,8 @@ async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
     """Measure what it takes to change a hundred devices ten times a second."""
     count = QUICK_DEVICES if plan.is_quick else DRIVEN
     name = f"{count} devices at 10 Hz"
-    asked = [
-        Asked(
+    spec = [
+        QuantitySpec(
             backend=backend,
             quantity=f"{name}, driver",
             target=None,
@@ -49,7 +49,7 @@ async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
             limit=limits.DRIVER_CORES,
             is_bound=True,
         ),
-        Asked(
+        QuantitySpec(
             backend=backend,
             quantity=f"{name}, who carries it out",
             target=None,
@@ -59,12 +59,12 @@ async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
     ]
 
     async def measure() -> list[Window]:
-        with watch([], lambda: 0.0) as health:
+        with watch([], lambda: 0.0) as host:
             cost = await trace_driver.measure(backend, count, plan.pick(10.0, 1.0))
-        evidence = Evidence(wall_s=health.wall_s, stolen_s=health.stolen_s)
+        evidence = Evidence(wall_s=host.wall_s, stolen_s=host.stolen_s)
         return [Window(cost["driver_cores"], evidence), Window(cost["helper_cores"], evidence)]
 
-    return await several(plan, asked, measure)
+    return await several(plan, spec, measure)
 
 
 async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
@@ -75,8 +75,8 @@ async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
         "container": (None, limits.CONNECTED_S, None),
         "process": (None, None, None),
     }[backend]
-    asked = [
-        Asked(
+    spec = [
+        QuantitySpec(
             backend=backend,
             quantity=f"{count} devices, {what}",
             target=None,
@@ -89,12 +89,12 @@ async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
     fleet = _fleet(count)
 
     async def measure() -> list[Window]:
-        with watch([], lambda: 0.0) as health:
+        with watch([], lambda: 0.0) as host:
             took_s = await _life(backend, fleet, folder)
-        evidence = Evidence(wall_s=health.wall_s, stolen_s=health.stolen_s)
+        evidence = Evidence(wall_s=host.wall_s, stolen_s=host.stolen_s)
         return [Window(value, evidence) for value in took_s]
 
-    return await several(plan, asked, measure)
+    return await several(plan, spec, measure)
 
 
 def _fleet(count: int) -> list[DeviceSpec]:

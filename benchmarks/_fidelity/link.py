@@ -10,12 +10,20 @@ import anyio
 
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.arithmetic import BITS, goodput_bps
-from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.end_commands import (
+    Arrivals,
+    Done,
+    Instant,
+    ReceiveBlock,
+    ReceiveStream,
+    SendBlock,
+    SendStream,
+)
+from benchmarks._fidelity.end_process import EndPipe, both
+from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.measure import Plan, windows
-from benchmarks._fidelity.orders import Arrivals, Done, Drink, Hand, Moment, Pour, Take
-from benchmarks._fidelity.rig import FREE, Rig
-from benchmarks._fidelity.rows import Asked, Row
-from benchmarks._fidelity.talk import EndPipe, both
+from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
+from benchmarks._fidelity.rows import QuantitySpec, Row
 from benchmarks._fidelity.windows import Evidence, Window
 from fairbed.testbed.backends.network.plan.htb import FRAME_BYTES
 from fairbed.testbed.emulation.conditions import Conditions, Shape
@@ -43,12 +51,12 @@ PAUSE_S = 0.3
 """Before each block: the link is idle, its queue empty."""
 
 
-async def goodputs(rig: Rig, plan: Plan) -> list[Row]:
+async def goodputs(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the rate of a stream that fills the link."""
     rows = []
     for rate_bps in (1e6, 50e6) if plan.is_quick else limits.RATES_BPS:
         for direction in _directions():
-            asked = Asked(
+            spec = QuantitySpec(
                 backend=rig.backend,
                 quantity=f"goodput {rate_bps / 1e6:g} Mbit/s {direction}",
                 target=rate_bps,
@@ -61,16 +69,16 @@ async def goodputs(rig: Rig, plan: Plan) -> list[Row]:
             ) -> Window:
                 return await _goodput(rig, plan, rate_bps, direction)
 
-            rows.append(await windows(plan, asked, measure))
+            rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def far_goodputs(rig: Rig, plan: Plan) -> list[Row]:
+async def far_goodputs(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the same over a link with a delay, which packets take another way."""
     rows = []
     for rate_bps in FAR_RATES_BPS[1:2] if plan.is_quick else FAR_RATES_BPS:
         for direction in _directions():
-            asked = Asked(
+            spec = QuantitySpec(
                 backend=rig.backend,
                 quantity=f"goodput {rate_bps / 1e6:g} Mbit/s {direction}, {1e3 * FAR_S:g} ms away",
                 target=rate_bps,
@@ -83,17 +91,17 @@ async def far_goodputs(rig: Rig, plan: Plan) -> list[Row]:
             ) -> Window:
                 return await _goodput(rig, plan, rate_bps, direction, FAR_S)
 
-            rows.append(await windows(plan, asked, measure))
+            rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def transfers(rig: Rig, plan: Plan) -> list[Row]:
+async def transfers(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure how long a block takes on an idle link."""
     rows = []
     for rate_bps in (10e6,) if plan.is_quick else TRANSFER_RATES_BPS:
         for n_bytes in limits.BLOCKS[:2] if plan.is_quick else limits.BLOCKS:
             for direction in _directions():
-                asked = Asked(
+                spec = QuantitySpec(
                     backend=rig.backend,
                     quantity=f"{n_bytes >> 10} KB at {rate_bps / 1e6:g} Mbit/s {direction}",
                     target=BITS * n_bytes / rate_bps,
@@ -108,27 +116,27 @@ async def transfers(rig: Rig, plan: Plan) -> list[Row]:
                 ) -> Window:
                     return await _transfer(rig, rate_bps, n_bytes, direction)
 
-                rows.append(await windows(plan, asked, measure))
+                rows.append(await windows(plan, spec, measure))
     return rows
 
 
-def ends(rig: Rig, direction: Direction) -> tuple[EndPipe, EndPipe]:
+def ends(rig: MeasuredDevice, direction: Direction) -> tuple[EndPipe, EndPipe]:
     """Return who sends and who receives."""
-    return (rig.desk, rig.device) if direction == "down" else (rig.device, rig.desk)
+    return (rig.outside, rig.device) if direction == "down" else (rig.device, rig.outside)
 
 
-async def stream(rig: Rig, direction: Direction, lasting_s: float) -> Arrivals:
+async def stream(rig: MeasuredDevice, direction: Direction, lasting_s: float) -> Arrivals:
     """Fill the link for a while; return what came."""
     sender, receiver = ends(rig, direction)
     await rig.connect()
     drunk, _ = await both(
-        receiver.ask(Drink(lasting_s=lasting_s), Arrivals, lasting_s + 60.0),
-        sender.ask(Pour(limit_s=lasting_s + 2.0), Done, lasting_s + 60.0),
+        receiver.request(ReceiveStream(lasting_s=lasting_s), Arrivals, lasting_s + 60.0),
+        sender.request(SendStream(limit_s=lasting_s + 2.0), Done, lasting_s + 60.0),
     )
     return drunk
 
 
-async def carried_bps(rig: Rig, direction: Direction) -> float:
+async def carried_bps(rig: MeasuredDevice, direction: Direction) -> float:
     """Return what the path carries without limits."""
     await rig.apply(FREE)
     arrivals = await stream(rig, direction, CONTROL_S)
@@ -146,27 +154,27 @@ def _directions() -> tuple[Direction, Direction]:
 
 
 async def _goodput(
-    rig: Rig, plan: Plan, rate_bps: float, direction: Direction, delay_s: float = 0.0
+    rig: MeasuredDevice, plan: Plan, rate_bps: float, direction: Direction, delay_s: float = 0.0
 ) -> Window:
     carried = await carried_bps(rig, direction)
     await rig.apply(at_rate(rate_bps, delay_s))
     packet_s = BITS * FRAME_BYTES / rate_bps
     warm_s = LONG_WARM_S if rate_bps <= SLOW_BPS or delay_s > 0.0 else WARM_S
     warm_s = max(warm_s, WARM_PACKETS * packet_s)
-    with watch(rig.path(), rig.contended_s) as health:
+    with watch(rig.path(), rig.contended_s) as host:
         arrivals = await stream(rig, direction, warm_s + plan.pick(5.0, 0.7))
     await rig.apply(FREE)
     evidence = Evidence(
-        wall_s=health.wall_s,
-        stolen_s=health.stolen_s,
-        waited_s=health.waited_s,
+        wall_s=host.wall_s,
+        stolen_s=host.stolen_s,
+        waited_s=host.waited_s,
         carried_ratio=carried / rate_bps,
     )
     gap_s = max(LEAST_GAP_S, GAP_PACKETS * packet_s)
     return Window(goodput_bps(arrivals.times, arrivals.totals, warm_s, gap_s), evidence)
 
 
-async def block_s(rig: Rig, n_bytes: int, direction: Direction) -> float:
+async def block_s(rig: MeasuredDevice, n_bytes: int, direction: Direction) -> float:
     """Return how long a block takes on an idle link, over a connection that has carried one."""
     sender, receiver = ends(rig, direction)
     await rig.connect()
@@ -174,23 +182,25 @@ async def block_s(rig: Rig, n_bytes: int, direction: Direction) -> float:
     for size in (16 << 10, n_bytes):
         await anyio.sleep(PAUSE_S)
         end, begin = await both(
-            receiver.ask(Take(n_bytes=size, limit_s=120.0), Moment, 150.0),
-            sender.ask(Hand(n_bytes=size), Moment, 150.0),
+            receiver.request(ReceiveBlock(n_bytes=size, limit_s=120.0), Instant, 150.0),
+            sender.request(SendBlock(n_bytes=size), Instant, 150.0),
         )
         took_s = end.at - begin.at
     return took_s
 
 
-async def _transfer(rig: Rig, rate_bps: float, n_bytes: int, direction: Direction) -> Window:
+async def _transfer(
+    rig: MeasuredDevice, rate_bps: float, n_bytes: int, direction: Direction
+) -> Window:
     carried = await carried_bps(rig, direction)
     await rig.apply(at_rate(rate_bps))
-    with watch(rig.path(), rig.contended_s) as health:
+    with watch(rig.path(), rig.contended_s) as host:
         took_s = await block_s(rig, n_bytes, direction)
     await rig.apply(FREE)
     evidence = Evidence(
         wall_s=took_s,
-        stolen_s=health.stolen_s,
-        waited_s=health.waited_s,
+        stolen_s=host.stolen_s,
+        waited_s=host.waited_s,
         carried_ratio=carried / rate_bps,
     )
     return Window(took_s, evidence)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from benchmarks._fidelity.rows import Asked, Row, judged
+from benchmarks._fidelity.rows import QuantitySpec, Row, row_of
 from benchmarks._fidelity.windows import Window, failed, find, why_invalid
 from fairbed.testbed.errors import BackendError
 
@@ -29,17 +29,17 @@ class Plan:
         return quick if self.is_quick else full
 
 
-async def windows(plan: Plan, asked: Asked, measure: Callable[[], Awaitable[Window]]) -> Row:
+async def windows(plan: Plan, spec: QuantitySpec, measure: Callable[[], Awaitable[Window]]) -> Row:
     """Measure until there are enough valid windows, or too many attempts; say so on stderr."""
 
     async def alone() -> list[Window]:
         return [await measure()]
 
-    return (await several(plan, [asked], alone))[0]
+    return (await several(plan, [spec], alone))[0]
 
 
 async def several(
-    plan: Plan, asked: Sequence[Asked], measure: Callable[[], Awaitable[Sequence[Window]]]
+    plan: Plan, spec: Sequence[QuantitySpec], measure: Callable[[], Awaitable[Sequence[Window]]]
 ) -> list[Row]:
     """Do the same where one measurement gives a window of each of several quantities."""
     taken: list[Sequence[Window]] = []
@@ -48,19 +48,19 @@ async def several(
         try:
             taken.append(await measure())
         except (BackendError, ValueError) as exc:
-            taken.append([failed(str(exc))] * len(asked))
+            taken.append([failed(str(exc))] * len(spec))
         if all(why_invalid(window.evidence) is None for window in taken[-1]):
             valid += 1
         elif not plan.is_quick:
             await anyio.sleep(PAUSE_S)
     columns = zip(*taken, strict=True)
-    rows = [judged(one, find(column)) for one, column in zip(asked, columns, strict=True)]
+    rows = [row_of(one, find(column)) for one, column in zip(spec, columns, strict=True)]
     for row in rows:
-        tell(row)
+        print_row(row)
     return rows
 
 
-def tell(row: Row) -> None:
+def print_row(row: Row) -> None:
     """Say on stderr how a quantity came out: a whole run takes a quarter of an hour."""
     error = "" if row.error is None else f" {row.error:+.4f}"
     why = f" ({row.reason})" if row.reason else ""

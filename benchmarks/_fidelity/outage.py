@@ -14,12 +14,12 @@ from msgspec import structs
 
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.arithmetic import resumed_s, volumes
-from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.end_process import both
+from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.link import at_rate, stream
-from benchmarks._fidelity.measure import Plan, several, tell
-from benchmarks._fidelity.rig import FREE, Rig
-from benchmarks._fidelity.rows import Asked, Row, unknown
-from benchmarks._fidelity.talk import both
+from benchmarks._fidelity.measure import Plan, print_row, several
+from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
+from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
 
 Kind: TypeAlias = Literal["coverage", "unplugged"]
@@ -33,13 +33,13 @@ SETTLE_S = 0.15
 """After the hole begins: what is under way arrives."""
 
 
-async def outages(rig: Rig, plan: Plan) -> list[Row]:
+async def outages(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure how many bytes come in the hole, and how long after it the stream goes on."""
     lasting_s = plan.pick(3.0, 0.6)
     rows = []
     for kind in _kinds():
-        asked = [
-            Asked(
+        spec = [
+            QuantitySpec(
                 backend=rig.backend,
                 quantity=f"{kind} for {lasting_s:g} s, bytes in it",
                 target=0.0,
@@ -47,7 +47,7 @@ async def outages(rig: Rig, plan: Plan) -> list[Row]:
                 limit=0.0,
                 is_relative=False,
             ),
-            Asked(
+            QuantitySpec(
                 backend=rig.backend,
                 quantity=f"{kind} for {lasting_s:g} s, goes on after",
                 target=None,
@@ -59,16 +59,16 @@ async def outages(rig: Rig, plan: Plan) -> list[Row]:
         if rig.backend == "process" and kind == "unplugged":
             rows += [
                 unknown(one, "the proxy cuts connections: there is no stream to go on")
-                for one in asked
+                for one in spec
             ]
             for row in rows[-2:]:
-                tell(row)
+                print_row(row)
             continue
 
         async def measure(kind: Kind = kind) -> list[Window]:
             return await _hole(rig, kind, lasting_s)
 
-        rows += await several(plan, asked, measure)
+        rows += await several(plan, spec, measure)
     return rows
 
 
@@ -76,7 +76,7 @@ def _kinds() -> tuple[Kind, Kind]:
     return ("coverage", "unplugged")
 
 
-async def _hole(rig: Rig, kind: Kind, lasting_s: float) -> list[Window]:
+async def _hole(rig: MeasuredDevice, kind: Kind, lasting_s: float) -> list[Window]:
     """Stream down through a hole; return the windows of the two quantities."""
     await rig.apply(at_rate(RATE_BPS))
 
@@ -89,11 +89,11 @@ async def _hole(rig: Rig, kind: Kind, lasting_s: float) -> list[Window]:
         await rig.apply(at_rate(RATE_BPS))
         return begun, ended
 
-    with watch(rig.path(), rig.contended_s) as health:
+    with watch(rig.path(), rig.contended_s) as host:
         streaming = stream(rig, "down", BEFORE_S + 2.5 * lasting_s + 1.0)
         arrivals, (begun, ended) = await both(streaming, hole())
     await rig.apply(FREE)
-    evidence = Evidence(wall_s=health.wall_s, stolen_s=health.stolen_s, waited_s=health.waited_s)
+    evidence = Evidence(wall_s=host.wall_s, stolen_s=host.stolen_s, waited_s=host.waited_s)
     times, totals = arrivals.times, arrivals.totals
     (inside,) = volumes(times, totals, begun + SETTLE_S, ended - begun - SETTLE_S, 1)
     resumed = resumed_s(times, ended)

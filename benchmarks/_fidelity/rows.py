@@ -39,7 +39,7 @@ class Row(Struct, frozen=True, kw_only=True):
     """What `--quantity` calls it."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class QuantitySpec(Struct, frozen=True, kw_only=True):
     """A quantity before it was measured."""
 
     backend: str
@@ -51,28 +51,28 @@ class Asked(Struct, frozen=True, kw_only=True):
     is_bound: bool = False
 
 
-def judged(asked: Asked, found: Finding) -> Row:
+def row_of(spec: QuantitySpec, found: Finding) -> Row:
     """Return the row of a quantity that was measured."""
     error, ok = None, None
     value = found.value
-    if value is not None and asked.is_bound:
-        ok = None if asked.limit is None else value <= asked.limit
-    elif value is not None and asked.target is not None:
-        error = value - asked.target
-        if asked.is_relative:
-            error /= asked.target
-        ok = None if asked.limit is None else abs(error) <= asked.limit
+    if value is not None and spec.is_bound:
+        ok = None if spec.limit is None else value <= spec.limit
+    elif value is not None and spec.target is not None:
+        error = value - spec.target
+        if spec.is_relative:
+            error /= spec.target
+        ok = None if spec.limit is None else abs(error) <= spec.limit
     return Row(
-        backend=asked.backend,
-        quantity=asked.quantity,
-        target=asked.target,
+        backend=spec.backend,
+        quantity=spec.quantity,
+        target=spec.target,
         achieved=value,
         error=error,
-        limit=asked.limit,
+        limit=spec.limit,
         ok=ok,
-        unit=asked.unit,
-        is_relative=asked.is_relative,
-        is_bound=asked.is_bound,
+        unit=spec.unit,
+        is_relative=spec.is_relative,
+        is_bound=spec.is_bound,
         low=found.low,
         high=found.high,
         valid=found.valid,
@@ -81,7 +81,7 @@ def judged(asked: Asked, found: Finding) -> Row:
     )
 
 
-def unknown(asked: Asked, reason: str) -> Row:
+def unknown(spec: QuantitySpec, reason: str) -> Row:
     """Return the row of a quantity that cannot be had or measured here, so is not promised."""
     nothing = Finding(value=None, low=None, high=None, valid=0, attempts=0, reason=reason)
-    return judged(structs.replace(asked, limit=None), nothing)
+    return row_of(structs.replace(spec, limit=None), nothing)

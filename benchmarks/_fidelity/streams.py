@@ -4,21 +4,21 @@ import socket
 import struct
 import time
 
-from benchmarks._fidelity.orders import (
+from benchmarks._fidelity.end_commands import (
     Accept,
+    Address,
     Arrivals,
     Connect,
     Delays,
     Done,
-    Drink,
-    Hand,
-    Hear,
+    Instant,
     Listen,
-    Moment,
-    Place,
-    Pour,
-    Take,
-    Tick,
+    ReceiveBlock,
+    ReceiveMessages,
+    ReceiveStream,
+    SendBlock,
+    SendMessages,
+    SendStream,
 )
 
 OPEN_S = 20.0
@@ -41,30 +41,30 @@ class Stream:
         self._server: socket.socket | None = None
         self._socket: socket.socket | None = None
 
-    def listen(self, order: Listen) -> Place:
+    def listen(self, command: Listen) -> Address:
         """Listen on a free port."""
-        self._server = socket.create_server((order.host, 0))
+        self._server = socket.create_server((command.host, 0))
         self._server.settimeout(OPEN_S)
         host, port = self._server.getsockname()
-        return Place(host=host, port=port)
+        return Address(host=host, port=port)
 
-    def connect(self, order: Connect) -> Done:
+    def connect(self, command: Connect) -> Done:
         """Open a connection."""
         self._hang_up()
-        self._use(socket.create_connection((order.host, order.port), OPEN_S))
+        self._use(socket.create_connection((command.host, command.port), OPEN_S))
         return Done()
 
     def accept(self, _: Accept) -> Done:
-        """Take a connection."""
+        """ReceiveBlock a connection."""
         self._hang_up()
         assert self._server is not None
         self._use(self._server.accept()[0])
         return Done()
 
-    def pour(self, order: Pour) -> Done:
+    def send_stream(self, command: SendStream) -> Done:
         """Send as much as passes."""
         piece = memoryview(bytes(READ_BYTES))
-        deadline = time.monotonic() + order.limit_s
+        deadline = time.monotonic() + command.limit_s
         try:
             while (left_s := deadline - time.monotonic()) > 0.0:
                 self._open.settimeout(left_s)
@@ -74,12 +74,12 @@ class Stream:
         self._hang_up()
         return Done()
 
-    def drink(self, order: Drink) -> Arrivals:
+    def receive_stream(self, command: ReceiveStream) -> Arrivals:
         """Receive, and note how much had come by when."""
         buffer, total = memoryview(bytearray(READ_BYTES)), 0
         times: list[float] = []
         totals: list[int] = []
-        deadline = time.monotonic() + order.lasting_s
+        deadline = time.monotonic() + command.lasting_s
         while (left_s := deadline - (now := time.monotonic())) > 0.0:
             self._open.settimeout(left_s)
             try:
@@ -97,40 +97,40 @@ class Stream:
         self._hang_up()
         return Arrivals(times=times, totals=totals)
 
-    def hand(self, order: Hand) -> Moment:
+    def send_block(self, command: SendBlock) -> Instant:
         """Send one block."""
-        block = bytes(order.n_bytes)
+        block = bytes(command.n_bytes)
         self._open.settimeout(None)
         at = time.monotonic()
         self._open.sendall(block)
-        return Moment(at=at)
+        return Instant(at=at)
 
-    def take(self, order: Take) -> Moment:
+    def receive_block(self, command: ReceiveBlock) -> Instant:
         """Receive one block."""
-        self._open.settimeout(order.limit_s)
-        buffer, left = memoryview(bytearray(READ_BYTES)), order.n_bytes
+        self._open.settimeout(command.limit_s)
+        buffer, left = memoryview(bytearray(READ_BYTES)), command.n_bytes
         while left:
             got = self._open.recv_into(buffer[: min(left, READ_BYTES)])
             if not got:
                 raise EOFError("the other end hung up")
             left -= got
-        return Moment(at=time.monotonic())
+        return Instant(at=time.monotonic())
 
-    def tick(self, order: Tick) -> Done:
+    def send_messages(self, command: SendMessages) -> Done:
         """Send stamped messages at even moments."""
         next_at = time.monotonic()
-        for _ in range(order.count):
+        for _ in range(command.count):
             time.sleep(max(0.0, next_at - time.monotonic()))
             self._open.sendall(_STAMP.pack(time.monotonic()))
-            next_at += order.gap_s
+            next_at += command.gap_s
         return Done()
 
-    def hear(self, order: Hear) -> Delays:
+    def receive_messages(self, command: ReceiveMessages) -> Delays:
         """Receive stamped messages."""
-        self._open.settimeout(order.limit_s)
+        self._open.settimeout(command.limit_s)
         seconds: list[float] = []
         data = b""
-        while len(seconds) < order.count:
+        while len(seconds) < command.count:
             got = self._open.recv(READ_BYTES)
             now = time.monotonic()
             if not got:

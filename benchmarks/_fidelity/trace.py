@@ -15,15 +15,15 @@ import anyio
 import numpy as np
 
 from benchmarks._fidelity import limits
-from benchmarks._fidelity.air import shower
 from benchmarks._fidelity.arithmetic import BITS, median_step_error, volume_error, volumes
-from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.delay_and_loss import send_datagrams
+from benchmarks._fidelity.end_commands import Arrivals
+from benchmarks._fidelity.end_process import both
+from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.link import CONTROL_S, at_rate, carried_bps, stream
-from benchmarks._fidelity.measure import Plan, several, tell
-from benchmarks._fidelity.orders import Arrivals
-from benchmarks._fidelity.rig import FREE, NAME, Rig
-from benchmarks._fidelity.rows import Asked, Row, unknown
-from benchmarks._fidelity.talk import both
+from benchmarks._fidelity.measure import Plan, print_row, several
+from benchmarks._fidelity.measured_device import FREE, NAME, MeasuredDevice
+from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
@@ -51,16 +51,16 @@ DATAGRAM_BYTES, COUNTED_BYTES = 1472, 1448
 """A full packet without fragments, and the payload of TCP in one."""
 
 
-async def traces(rig: Rig, plan: Plan) -> list[Row]:
+async def traces(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Replay a synthetic trace and, where there is one, a real one."""
     lasting_s = plan.pick(60.0, 3.0)
     rows = await _replayed(rig, plan, "synthetic", synthetic(), lasting_s, has_holes=False)
     try:
         real = TraceReader(os.environ, STEP_S)(REAL, "down_bps")
     except TraceError as exc:
-        for asked in _asked(rig, "LTE driving", "tcp", has_holes=True):
-            rows.append(unknown(asked, str(exc)))
-            tell(rows[-1])
+        for spec in _asked(rig, "LTE driving", "tcp", has_holes=True):
+            rows.append(unknown(spec, str(exc)))
+            print_row(rows[-1])
         return rows
     return rows + await _replayed(rig, plan, "LTE driving", real, lasting_s, has_holes=True)
 
@@ -75,18 +75,20 @@ def synthetic(seconds: float = 60.0, seed: int = 4) -> Series:
     return Series.sampled(values, STEP_S)
 
 
-def _asked(rig: Rig, name: str, traffic: Traffic, *, has_holes: bool) -> list[Asked]:
+def _asked(
+    rig: MeasuredDevice, name: str, traffic: Traffic, *, has_holes: bool
+) -> list[QuantitySpec]:
     is_promised = traffic == "datagrams" or rig.backend == "process" or not has_holes
     promised = (limits.TRACE_VOLUME, limits.TRACE_SECOND) if is_promised else (None, None)
     return [
-        Asked(
+        QuantitySpec(
             backend=rig.backend,
             quantity=f"trace {name}, {traffic}, volume",
             target=1.0,
             unit="ratio",
             limit=promised[0],
         ),
-        Asked(
+        QuantitySpec(
             backend=rig.backend,
             quantity=f"trace {name}, {traffic}, median of a second",
             target=None,
@@ -98,7 +100,7 @@ def _asked(rig: Rig, name: str, traffic: Traffic, *, has_holes: bool) -> list[As
 
 
 async def _replayed(
-    rig: Rig, plan: Plan, name: str, series: Series, lasting_s: float, *, has_holes: bool
+    rig: MeasuredDevice, plan: Plan, name: str, series: Series, lasting_s: float, *, has_holes: bool
 ) -> list[Row]:
     rows = []
     for traffic in _traffic(rig):
@@ -110,11 +112,13 @@ async def _replayed(
     return rows
 
 
-def _traffic(rig: Rig) -> tuple[Traffic, ...]:
+def _traffic(rig: MeasuredDevice) -> tuple[Traffic, ...]:
     return ("tcp",) if rig.backend == "process" else ("datagrams", "tcp")
 
 
-async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) -> list[Window]:
+async def _replay(
+    rig: MeasuredDevice, series: Series, lasting_s: float, traffic: Traffic
+) -> list[Window]:
     highest = max(series.at(i * STEP_S) for i in range(round(lasting_s / STEP_S)))
     carried = await carried_bps(rig, "down")
     await rig.apply(at_rate(series.at(0.0)))
@@ -125,7 +129,7 @@ async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) 
             return await stream(rig, "down", filled_s)
         per_second = EXCESS * highest / BITS / COUNTED_BYTES
         count = round(filled_s * per_second)
-        came = await shower(rig, "down", count, per_second, DATAGRAM_BYTES, filled_s)
+        came = await send_datagrams(rig, "down", count, per_second, DATAGRAM_BYTES, filled_s)
         return Arrivals(times=came.times, totals=[COUNTED_BYTES * n for n in came.totals])
 
     async def drive() -> float:
@@ -135,13 +139,13 @@ async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) 
             await ScheduleDriver(_Driven(rig), {NAME: ScheduleFollower(timeline(series))}).run()
         return begun
 
-    with watch(rig.path(), rig.contended_s) as health:
+    with watch(rig.path(), rig.contended_s) as host:
         arrivals, begun = await both(fill(), drive())
     await rig.apply(FREE)
     evidence = Evidence(
-        wall_s=health.wall_s,
-        stolen_s=health.stolen_s,
-        waited_s=health.waited_s,
+        wall_s=host.wall_s,
+        stolen_s=host.stolen_s,
+        waited_s=host.waited_s,
         carried_ratio=carried / highest,
     )
     seconds = max(1, int(lasting_s))
@@ -165,7 +169,7 @@ def timeline(down: Series) -> Schedule:
 class _Driven:
     """A rig as a driver takes it."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: MeasuredDevice) -> None:
         self._rig = rig
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:

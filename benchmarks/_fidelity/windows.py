@@ -21,7 +21,7 @@ MAX_CONTENDED = 0.01
 """The same for a device whose processor is measured: what it waits is missing in the result."""
 
 SPARE = 1.3
-"""How much more than asked of it a link must carry without limits, just before."""
+"""How much more than spec of it a link must carry without limits, just before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Evidence:
     contended_s: float | None = None
     """The device itself was allowed to run and did not."""
     carried_ratio: float | None = None
-    """What the same path carries without limits / what is asked of it."""
+    """What the same path carries without limits / what is spec of it."""
     drift_ratio: float | None = None
     """How far the same work without limits, before and after, differs, relative."""
     max_drift: float = 0.0

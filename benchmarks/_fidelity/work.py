@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks._fidelity.orders import Burn, Knead, Paced, Steps
+from benchmarks._fidelity.end_commands import Compute, RunKernel, RunPaced, Steps
 from fairbed.testbed.backends.gauges import Gauge
 from fairbed.testbed.backends.launcher import host_for
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
@@ -33,15 +33,15 @@ def spin(cpu_s: float) -> None:
         pass
 
 
-def knead(order: Knead) -> Steps:
-    """Take steps of the kernel as fast as this machine allows."""
+def run_kernel(command: RunKernel) -> Steps:
+    """ReceiveBlock steps of the kernel as fast as this machine allows."""
     with ExitStack() as stack:
-        step = _kernel_step(stack, order.repetitions, order.threads)
+        step = _kernel_step(stack, command.repetitions, command.threads)
         step()  # wakes threads, fills caches
-        return _timed(step, order.steps, _clock_of(order.threads))
+        return _timed(step, command.steps, _clock_of(command.threads))
 
 
-def burn(order: Burn) -> Steps:
+def compute(command: Compute) -> Steps:
     """Compute for a while; return one long step, which leaves the lead out."""
 
     def work(thread: int, until: float) -> None:
@@ -49,40 +49,40 @@ def burn(order: Burn) -> Steps:
             kernel(1, thread)
 
     cpu = time.process_time
-    with ThreadPoolExecutor(order.threads) as pool:
+    with ThreadPoolExecutor(command.threads) as pool:
 
         def together(lasting_s: float) -> None:
             until = time.monotonic() + lasting_s
-            list(pool.map(lambda thread: work(thread, until), range(order.threads)))
+            list(pool.map(lambda thread: work(thread, until), range(command.threads)))
 
-        together(order.lead_s)
+        together(command.lead_s)
         begun, cpu_before = time.monotonic(), cpu()
-        together(order.lasting_s)
+        together(command.lasting_s)
         ended = time.monotonic()
     return Steps(wall_s=[ended - begun], cpu_s=[cpu() - cpu_before], begun=begun, ended=ended)
 
 
-def paced(order: Paced) -> Steps:
-    """Take steps in sections at the pace of a device."""
-    threads = order.device.engine_threads
+def run_paced(command: RunPaced) -> Steps:
+    """ReceiveBlock steps in sections at the pace of a device."""
+    threads = command.device.engine_threads
     costs = None
-    if order.cost_s is not None:
-        cost = StepCost(fixed_s=order.cost_s, per_example_s=0.0)
+    if command.cost_s is not None:
+        cost = StepCost(fixed_s=command.cost_s, per_example_s=0.0)
         costs = WorkCosts(train=cost, evaluate=cost)
-    host = host_for(order.device, costs, Gauge.open(order.gauge), order.sandbox)
+    host = host_for(command.device, costs, Gauge.open(command.gauge), command.sandbox)
     cpu, wall_s, cpu_s = _clock_of(threads), list[float](), list[float]()
     with ExitStack() as stack:
         step = (
-            _kernel_step(stack, order.repetitions, threads)
-            if order.repetitions
-            else lambda: spin(order.spin_s)
+            _kernel_step(stack, command.repetitions, threads)
+            if command.repetitions
+            else lambda: spin(command.spin_s)
         )
         begun = ended = host.clock.now()
-        for _ in range(order.sections):
-            time.sleep(order.idle_s)
+        for _ in range(command.sections):
+            time.sleep(command.idle_s)
             began = host.clock.now()
             with host.pace.section("train") as meter:
-                for _ in range(order.steps):
+                for _ in range(command.steps):
                     cpu_before = cpu()
                     step()
                     cpu_s.append(cpu() - cpu_before)

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from benchmarks import network_cost
-from benchmarks._quiet import WAIT_LIMIT, Window, measure
+from benchmarks._valid_windows import WAIT_LIMIT, Window, measure
 from fairbed.testbed.backends.network.probe import probe
 
 

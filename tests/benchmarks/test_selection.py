@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks import selection
-from benchmarks._columns import Desk
+from benchmarks._decision_cost import DecisionBench
 
 FEW, MANY, PER_ROUND = 4_000, 64_000, 50
 MARGIN = 3.0
@@ -29,9 +29,9 @@ def least_s(work: Callable[[], float]) -> float:
 def test_a_round_grows_no_worse_than_n_log_n(name: str) -> None:
     times = []
     for devices in (FEW, MANY):
-        desk = Desk(selection.arms(devices, PER_ROUND)[name], devices)
-        desk.live()
-        times.append(least_s(desk.round_s))
+        bench = DecisionBench(selection.arms(devices, PER_ROUND)[name], devices)
+        bench.live()
+        times.append(least_s(bench.round_s))
     assert times[1] / times[0] < allowed(FEW, MANY)
 
 

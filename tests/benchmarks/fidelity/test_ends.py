@@ -7,29 +7,29 @@ from pathlib import Path
 import anyio
 import pytest
 
-from benchmarks._fidelity.orders import (
+from benchmarks._fidelity.end_commands import (
     Accept,
+    Address,
     Arrivals,
-    Burn,
+    Compute,
     Connect,
-    Count,
     Delays,
     Done,
-    Drink,
-    Hand,
-    Hear,
-    Knead,
+    Instant,
     Listen,
-    Moment,
     OpenDatagrams,
-    Place,
-    Pour,
-    Shoot,
+    ReceiveBlock,
+    ReceiveDatagrams,
+    ReceiveMessages,
+    ReceiveStream,
+    RunKernel,
+    SendBlock,
+    SendDatagrams,
+    SendMessages,
+    SendStream,
     Steps,
-    Take,
-    Tick,
 )
-from benchmarks._fidelity.talk import EndError, EndPipe, both, open_end
+from benchmarks._fidelity.end_process import EndError, EndPipe, both, open_end
 
 LIMIT_S = 60.0
 
@@ -47,9 +47,9 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 @asynccontextmanager
 async def connected(folder: Path) -> AsyncIterator[tuple[EndPipe, EndPipe]]:
     async with open_end(folder / "a.log") as one, open_end(folder / "b.log") as other:
-        place = await other.ask(Listen(host=HERE), Place)
-        await one.ask(Connect(host=place.host, port=place.port), Done)
-        await other.ask(Accept(), Done)
+        place = await other.request(Listen(host=HERE), Address)
+        await one.request(Connect(host=place.host, port=place.port), Done)
+        await other.request(Accept(), Done)
         yield one, other
 
 
@@ -57,7 +57,8 @@ def test_a_stream_is_noted_as_it_comes_until_the_receiver_hangs_up(tmp_path: Pat
     async def test() -> None:
         async with connected(tmp_path) as (one, other):
             drunk, _ = await both(
-                other.ask(Drink(lasting_s=0.2), Arrivals), one.ask(Pour(limit_s=30.0), Done)
+                other.request(ReceiveStream(lasting_s=0.2), Arrivals),
+                one.request(SendStream(limit_s=30.0), Done),
             )
             assert drunk.times == sorted(drunk.times)
             assert drunk.totals == sorted(drunk.totals)
@@ -70,8 +71,8 @@ def test_a_block_has_arrived_after_it_left(tmp_path: Path) -> None:
     async def test() -> None:
         async with connected(tmp_path) as (one, other):
             end, begin = await both(
-                other.ask(Take(n_bytes=300_000, limit_s=30.0), Moment),
-                one.ask(Hand(n_bytes=300_000), Moment),
+                other.request(ReceiveBlock(n_bytes=300_000, limit_s=30.0), Instant),
+                one.request(SendBlock(n_bytes=300_000), Instant),
             )
             assert end.at > begin.at
 
@@ -82,8 +83,8 @@ def test_every_message_is_heard_with_its_delay(tmp_path: Path) -> None:
     async def test() -> None:
         async with connected(tmp_path) as (one, other):
             heard, _ = await both(
-                other.ask(Hear(count=50, limit_s=30.0), Delays),
-                one.ask(Tick(count=50, gap_s=1e-4), Done),
+                other.request(ReceiveMessages(count=50, limit_s=30.0), Delays),
+                one.request(SendMessages(count=50, gap_s=1e-4), Done),
             )
             assert len(heard.seconds) == 50
             assert min(heard.seconds) > 0.0
@@ -94,11 +95,14 @@ def test_every_message_is_heard_with_its_delay(tmp_path: Path) -> None:
 def test_datagrams_are_counted_and_silence_ends_it(tmp_path: Path) -> None:
     async def test() -> None:
         async with connected(tmp_path) as (one, other):
-            place = await other.ask(OpenDatagrams(towards=(HERE, 9)), Place)
-            await one.ask(OpenDatagrams(towards=(HERE, 9)), Place)
-            shoot = Shoot(host=place.host, port=place.port, count=40, per_second=2e3, n_bytes=100)
+            place = await other.request(OpenDatagrams(towards=(HERE, 9)), Address)
+            await one.request(OpenDatagrams(towards=(HERE, 9)), Address)
+            shoot = SendDatagrams(
+                host=place.host, port=place.port, count=40, per_second=2e3, n_bytes=100
+            )
             came, _ = await both(
-                other.ask(Count(silence_s=0.2, limit_s=30.0), Arrivals), one.ask(shoot, Done)
+                other.request(ReceiveDatagrams(silence_s=0.2, limit_s=30.0), Arrivals),
+                one.request(shoot, Done),
             )
             assert came.totals == list(range(1, 41))
 
@@ -108,10 +112,10 @@ def test_datagrams_are_counted_and_silence_ends_it(tmp_path: Path) -> None:
 def test_work_takes_processor_time(tmp_path: Path) -> None:
     async def test() -> None:
         async with open_end(tmp_path / "a.log") as end:
-            kneaded = await end.ask(Knead(repetitions=2, threads=1, steps=5), Steps)
+            kneaded = await end.request(RunKernel(repetitions=2, threads=1, steps=5), Steps)
             assert len(kneaded.cpu_s) == 5
             assert min(kneaded.cpu_s) > 0.0
-            burnt = await end.ask(Burn(lead_s=0.05, lasting_s=0.1, threads=2), Steps)
+            burnt = await end.request(Compute(lead_s=0.05, lasting_s=0.1, threads=2), Steps)
             assert burnt.wall_s[0] >= 0.1
             assert burnt.cpu_s[0] > 0.0
 
@@ -121,11 +125,14 @@ def test_work_takes_processor_time(tmp_path: Path) -> None:
 def test_an_order_that_fails_is_told_and_the_end_goes_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with connected(tmp_path) as (one, other):
-            with pytest.raises(EndError, match="Take: "):
-                await other.ask(Take(n_bytes=1, limit_s=0.05), Moment)
+            with pytest.raises(EndError, match="ReceiveBlock: "):
+                await other.request(ReceiveBlock(n_bytes=1, limit_s=0.05), Instant)
             with pytest.raises(EndError, match="Connect: "):
-                await one.ask(Connect(host=HERE, port=1), Done)
-            assert len((await one.ask(Knead(repetitions=1, threads=1, steps=1), Steps)).cpu_s) == 1
+                await one.request(Connect(host=HERE, port=1), Done)
+            assert (
+                len((await one.request(RunKernel(repetitions=1, threads=1, steps=1), Steps)).cpu_s)
+                == 1
+            )
 
     run(test)
 
@@ -134,8 +141,8 @@ def test_an_end_that_owes_an_answer_takes_no_more_orders(tmp_path: Path) -> None
     async def test() -> None:
         async with connected(tmp_path) as (one, _):
             with pytest.raises(EndError, match="an end must answer"):
-                await one.ask(Take(n_bytes=1, limit_s=30.0), Moment, within_s=0.05)
+                await one.request(ReceiveBlock(n_bytes=1, limit_s=30.0), Instant, within_s=0.05)
             with pytest.raises(EndError, match="did not answer before"):
-                await one.ask(Accept(), Done)
+                await one.request(Accept(), Done)
 
     run(test)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks._fidelity.rows import Asked, judged, unknown
+from benchmarks._fidelity.rows import QuantitySpec, row_of, unknown
 from benchmarks._fidelity.windows import Evidence, Window, failed, find, why_invalid
 
 QUIET = Evidence(
@@ -20,7 +20,7 @@ QUIET = Evidence(
     max_lateness_s=1e-3,
 )
 
-ASKED = Asked(backend="process", quantity="goodput", target=10.0, unit="bit/s", limit=0.03)
+ASKED = QuantitySpec(backend="process", quantity="goodput", target=10.0, unit="bit/s", limit=0.03)
 
 
 def test_a_quiet_machine_makes_a_valid_window() -> None:
@@ -56,39 +56,41 @@ def test_only_valid_windows_count() -> None:
 
 
 def test_without_a_valid_window_nothing_is_known() -> None:
-    row = judged(ASKED, find([failed("no end answered")]))
+    row = row_of(ASKED, find([failed("no end answered")]))
     assert (row.achieved, row.error, row.ok) == (None, None, None)
     assert (row.valid, row.attempts, row.reason) == (0, 1, "no end answered")
 
 
 @pytest.mark.parametrize(("value", "ok"), [(10.2, True), (9.8, True), (10.4, False), (9.6, False)])
 def test_an_error_is_held_against_its_limit(value: float, ok: bool) -> None:
-    row = judged(ASKED, find([Window(value, QUIET)]))
+    row = row_of(ASKED, find([Window(value, QUIET)]))
     assert row.error == pytest.approx(value / 10.0 - 1.0)
     assert row.ok is ok
 
 
 def test_an_absolute_error_is_in_the_unit() -> None:
-    asked = Asked(
+    spec = QuantitySpec(
         backend="process", quantity="d", target=0.02, unit="s", limit=2e-3, is_relative=False
     )
-    row = judged(asked, find([Window(0.023, QUIET)]))
+    row = row_of(spec, find([Window(0.023, QUIET)]))
     assert row.error == pytest.approx(0.003)
     assert row.ok is False
 
 
 def test_a_bound_has_no_error_and_less_is_fine() -> None:
-    asked = Asked(backend="process", quantity="b", target=None, unit="s", limit=3.0, is_bound=True)
-    assert judged(asked, find([Window(0.1, QUIET)])).ok is True
-    row = judged(asked, find([Window(3.1, QUIET)]))
+    spec = QuantitySpec(
+        backend="process", quantity="b", target=None, unit="s", limit=3.0, is_bound=True
+    )
+    assert row_of(spec, find([Window(0.1, QUIET)])).ok is True
+    row = row_of(spec, find([Window(3.1, QUIET)]))
     assert (row.error, row.ok) == (None, False)
 
 
 def test_what_was_not_promised_is_neither_kept_nor_missed() -> None:
-    asked = Asked(backend="process", quantity="j", target=1.0, unit="s")
-    row = judged(asked, find([Window(2.0, QUIET)]))
+    spec = QuantitySpec(backend="process", quantity="j", target=1.0, unit="s")
+    row = row_of(spec, find([Window(2.0, QUIET)]))
     assert (row.error, row.ok) == (1.0, None)
-    assert unknown(asked, "not emulated").ok is None
+    assert unknown(spec, "not emulated").ok is None
 
 
 def test_a_window_that_failed_has_no_value() -> None:

@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
-from benchmarks._crowd import Crowd, Device, crowd
+from benchmarks._merge_round import Device, SimulatedFleet, simulated_fleet
 from fairbed.coordinator.algorithms.aggregation import (
     Accumulator,
     Gathered,
@@ -91,9 +91,9 @@ async def play(
     *,
     slots: int = 3,
     target_updates: int | None = None,
-) -> tuple[Round, Merge, Crowd]:
+) -> tuple[Round, Merge, SimulatedFleet]:
     with anyio.fail_after(60):
-        async with crowd(fleet, LAYOUT, accumulator, folder / "run") as place:
+        async with simulated_fleet(fleet, LAYOUT, accumulator, folder / "run") as place:
             table = await place.run_round(
                 slots, len(fleet) if target_updates is None else target_updates
             )

@@ -13,8 +13,8 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from benchmarks._quiet import WAIT_LIMIT, repeat
 from benchmarks._traffic import Flight, Peer, Stream, traffic
+from benchmarks._valid_windows import WAIT_LIMIT, repeat
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.emulation.conditions import Conditions, Shape

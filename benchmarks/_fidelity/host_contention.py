@@ -15,7 +15,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
-class Health:
+class HostContention:
     """Filled in at the end of a watch."""
 
     wall_s: float = 0.0
@@ -26,21 +26,21 @@ class Health:
 
 
 @contextmanager
-def watch(path: Iterable[int], contended_s: Callable[[], float]) -> Iterator[Health]:
+def watch(path: Iterable[int], contended_s: Callable[[], float]) -> Iterator[HostContention]:
     """Watch the machine while something is measured.
 
     Args:
         path: Processes that bytes pass.
         contended_s: Tells for how long the device was kept waiting so far, seconds.
     """
-    health, pids = Health(), list(path)
+    host, pids = HostContention(), list(path)
     before = {pid: waits(pid) for pid in pids}
     stolen, contended, begun = stolen_s(), contended_s(), time.monotonic()
-    yield health
-    health.wall_s = time.monotonic() - begun
-    health.contended_s = contended_s() - contended
-    health.stolen_s = stolen_s() - stolen
-    health.waited_s = max((_long_s(before[pid], waits(pid)) for pid in pids), default=0.0)
+    yield host
+    host.wall_s = time.monotonic() - begun
+    host.contended_s = contended_s() - contended
+    host.stolen_s = stolen_s() - stolen
+    host.waited_s = max((_long_s(before[pid], waits(pid)) for pid in pids), default=0.0)
 
 
 def _long_s(before: SchedulerWaits, after: SchedulerWaits) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from benchmarks._fidelity.talk import MODULE, EndError, EndPipe
+from benchmarks._fidelity.end_process import MODULE, EndError, EndPipe
 from fairbed.testbed.backends.containers.cleanup import removed_at_end, sweep
 from fairbed.testbed.backends.containers.containers import QUOTA_INSIDE
 from fairbed.testbed.backends.containers.engine import LIMITS, ContainerEngine

@@ -1,4 +1,4 @@
-"""The coordinator's side of the exchange benchmark: its chunk store and its uploads, no rounds."""
+"""The coordinator's side of the exchange benchmark: chunk store and uploads without rounds."""
 
 import math
 import random
@@ -9,7 +9,7 @@ from contextlib import suppress
 import anyio
 from anyio.abc import TaskGroup
 
-from benchmarks._device import Monotonic
+from benchmarks._exchange_device import Monotonic
 from fairbed.coordinator.fleet.uploads import CompletedUpload, Uploads
 from fairbed.coordinator.messaging.blobs import PublicBlobs
 from fairbed.coordinator.messaging.publisher import Publisher
@@ -31,10 +31,10 @@ NAME = "coordinator"
 BOOT = 1
 
 
-class Desk:
-    """Publishes models, grants uploads and takes them in.
+class ExchangeCoordinator:
+    """Publishes models, grants uploads and receives them.
 
-    As in a round, `slots` devices upload at a time, and the next is granted when one has ended.
+    As in a round, `slots` devices upload at a time; the next one is granted when one has ended.
     """
 
     def __init__(self, url: str, n_bytes: int, drop: float, seed: int, group: TaskGroup) -> None:
@@ -56,7 +56,7 @@ class Desk:
         self._complete: dict[str, CompletedUpload] = {}
         self._verdicts: dict[str, UploadResult] = {}
         self._expected: set[str] = set()
-        self._all_here = anyio.Event()
+        self._all_complete = anyio.Event()
 
     async def run(self) -> None:
         """Stay on the link until cancelled."""
@@ -84,23 +84,23 @@ class Desk:
         self._complete.clear()
         self._verdicts.clear()
         self._expected = set(names)
-        self._all_here = anyio.Event()
+        self._all_complete = anyio.Event()
 
     async def wait_complete(self) -> float:
-        """Return when the last chunk of the last update came."""
-        await self._all_here.wait()
+        """Wait for all updates; return when the last chunk arrived."""
+        await self._all_complete.wait()
         return max((complete.at for complete in self._complete.values()), default=math.nan)
 
     async def check(self) -> bool:
-        """Verify every update, tell the devices, and free them; return whether all were right."""
+        """Verify every update, notify the devices, free the updates; return whether all passed."""
         is_right = True
         for device in sorted(self._expected):
             fault = await self._uploads.check(device)
             is_right &= fault is None
             id_ = self._offers[device].id
-            word = UploadResult(round=1, id=id_, accepted=fault is None, reason=fault or "")
-            self._verdicts[device] = word
-            self._publisher.publish(device, word)
+            result = UploadResult(round=1, id=id_, accepted=fault is None, reason=fault or "")
+            self._verdicts[device] = result
+            self._publisher.publish(device, result)
         for device in self._expected:
             self._uploads.release(device)
         return is_right
@@ -116,7 +116,7 @@ class Desk:
         match decode_from_device(packet.payload):
             case Offer(manifest=manifest):
                 self._on_offer(device, manifest)
-            case UploadDone() if device in self._verdicts:  # it missed the last word
+            case UploadDone() if device in self._verdicts:  # it missed the result
                 self._publisher.publish(device, self._verdicts[device])
             case UploadDone() as done:
                 self._on_complete(device, self._uploads.on_done(device, done))
@@ -136,7 +136,7 @@ class Desk:
     def _on_offer(self, device: str, manifest: Manifest) -> None:
         if device not in self._expected:
             return
-        if self._offers.get(device) == manifest:  # it asks again: the grant was lost, or waits
+        if self._offers.get(device) == manifest:  # repeated: the grant was lost, or is queued
             if device in self._granted:
                 self._grant(device)
             return
@@ -145,7 +145,7 @@ class Desk:
         self._grant_next()
 
     def _grant_next(self) -> None:
-        """Grant as `coordinator.state.round` does: while slots and bytes in flight allow."""
+        """Grant like `coordinator.state.round`, within the limits of slots and bytes in flight."""
         while self._queued:
             open_ = [self._offers[device] for device in self._granted - self._complete.keys()]
             flight = sum(in_flight_bytes(manifest) for manifest in open_)
@@ -168,4 +168,4 @@ class Desk:
         self._complete[device] = complete
         self._grant_next()
         if self._expected <= self._complete.keys():
-            self._all_here.set()
+            self._all_complete.set()

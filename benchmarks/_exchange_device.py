@@ -1,4 +1,4 @@
-"""One device of the exchange benchmark: the agent's own pulls and pushes, and no training."""
+"""One device of the exchange benchmark: the agent's own pulls and pushes, without training."""
 
 import os
 import random
@@ -31,7 +31,7 @@ from fairbed.wire.transport.base import LinkDown, LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
 
 RESEND_S = 1.0
-"""After this long without an answer an offer or a hash is said again."""
+"""Time without an answer after which an offer or a hash is sent again."""
 
 _NO_PHASES = Phases(
     download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0
@@ -46,8 +46,8 @@ class Monotonic:
         return time.perf_counter()
 
 
-class Device:
-    """A device that pulls and pushes when it is told to."""
+class ExchangeDevice:
+    """A device that pulls and pushes on command."""
 
     def __init__(
         self, name: str, url: str, group: TaskGroup, n_bytes: int, drop: float, seed: int
@@ -57,15 +57,15 @@ class Device:
         self.linked = Notify()
         self.repeats = self.dropped = 0
         self.is_verified = True
-        """All that was compared with its hash so far was right."""
+        """Whether all vectors so far had the right hash."""
         self.update = random_vector(n_bytes, seed)
         self._topics = Topics()
         self._clock = Monotonic()
         self._transport = MqttTransport(url, name)
-        self._post = DevicePublisher(self._transport, self._topics, name, group)
-        self._pulls = Pulls(self._post, self._topics, self._clock, self.link)
-        self._drop, self._dice = drop, random.Random(seed)
-        self._bell = Notify()
+        self._publisher = DevicePublisher(self._transport, self._topics, name, group)
+        self._pulls = Pulls(self._publisher, self._topics, self._clock, self.link)
+        self._drop, self._rng = drop, random.Random(seed)
+        self._changed = Notify()
         self._pulled: Download | None = None
         self._sha256 = b""
         self._offer: Offer | None = None
@@ -89,7 +89,7 @@ class Device:
                         self._pulls.on_link_down()
 
     async def pull(self, manifest: Manifest) -> float:
-        """Pull a blob; return how long it took, seconds."""
+        """Pull a blob; return the duration, seconds."""
         started_s = self._clock.now()
         pull = await self._pulls.fetch(manifest)
         self._pulled = pull.download
@@ -97,7 +97,7 @@ class Device:
         return (pull.download.finished_at or self._clock.now()) - started_s
 
     async def push(self, chunk_bytes: int | None) -> float:
-        """Offer the update, send it, hear the last word; return from grant to last ack, seconds."""
+        """Offer the update, send it, wait for the result; return grant to last ack, seconds."""
         chunk = chunk_bytes or suitable_chunk_bytes(self.link.uplink_bps, len(self.update))
         manifest = Manifest(
             id=os.urandom(16), kind="update", size_bytes=len(self.update), chunk_bytes=chunk
@@ -106,32 +106,32 @@ class Device:
         self._offer = Offer(
             round=1, manifest=manifest, phases=_NO_PHASES, n_k=1, steps=1, was_cold=False
         )
-        self._post.publish(self._offer)
+        self._publisher.publish(self._offer)
         while (grant := self._granted()) is None:
-            if not await self._bell.wait(RESEND_S):
-                self._post.publish(self._offer)
+            if not await self._changed.wait(RESEND_S):
+                self._publisher.publish(self._offer)
         granted_s = self._clock.now()
         upload = Upload(manifest, self.update, self.link.uplink_bps)
-        self._push = Push(upload, self._post, self._clock, self._say_done)
+        self._push = Push(upload, self._publisher, self._clock, self._publish_done)
         await self._push.run(grant.window)
         self.repeats += upload.resent
         if self._push.elapsed_s is not None:
             self.link.on_transfer("up", len(self.update), self._push.elapsed_s, self._clock.now())
-        while (received := self._last_word()) is None:
-            if not await self._bell.wait(RESEND_S):
-                self._say_done()
+        while (received := self._result()) is None:
+            if not await self._changed.wait(RESEND_S):
+                self._publish_done()
         self.is_verified &= received.accepted
         return (self._push.acknowledged_at or self._clock.now()) - granted_s
 
     def hash_update(self, sha256: bytes) -> None:
-        """Take the hash of the update, made before the stopwatch runs."""
+        """Set the hash of the update, computed before the measurement."""
         self._sha256 = sha256
 
     def verify(self) -> None:
-        """Compare what was pulled with its hash, and free it.
+        """Compare the pulled blob with its hash, and free it.
 
         Raises:
-            DecodeError: It differs.
+            DecodeError: The hash differs.
         """
         if self._pulled is not None:
             self._pulled.verify()
@@ -140,17 +140,17 @@ class Device:
     def _granted(self) -> Grant | None:
         return self._grant
 
-    def _last_word(self) -> UploadResult | None:
+    def _result(self) -> UploadResult | None:
         return self._received
 
-    def _say_done(self) -> None:
+    def _publish_done(self) -> None:
         if self._push is None:
             return
         upload = self._push.upload
         done = UploadDone(
             round=1, id=upload.manifest.id, sha256=self._sha256, resent_chunks=upload.resent
         )
-        self._post.publish(done)
+        self._publisher.publish(done)
 
     def _on_link_up(self) -> None:
         self.linked.notify()
@@ -158,13 +158,13 @@ class Device:
         if self._push is not None:
             self._push.on_link_up()
         elif self._offer is not None and self._grant is None:
-            self._post.publish(self._offer)
+            self._publisher.publish(self._offer)
 
     def _on_packet(self, packet: Packet) -> None:
         if not packet.payload:
-            return  # a chunk was taken out of the broker
+            return  # a chunk was removed from the broker
         if packet.topic != self._topics.control(self.name):
-            if self._drop and self._dice.random() < self._drop:
+            if self._drop and self._rng.random() < self._drop:
                 self.dropped += 1
                 return
             self._pulls.on_chunk(decode_chunk(packet.payload))
@@ -184,7 +184,7 @@ class Device:
                     self._push.close()
             case _:
                 return
-        self._bell.notify()
+        self._changed.notify()
 
 
 def random_vector(n_bytes: int, seed: int) -> memoryview:

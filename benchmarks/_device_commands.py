@@ -1,7 +1,8 @@
-"""What crosses between the exchange benchmark and its device processes: one line of JSON each.
+"""Commands and replies between the exchange benchmark and its device processes, JSON lines.
 
-Every order is answered: `Pull`, `Send` and `Copy` by `Ended` as soon as the bytes are there,
-`Verify` by `Checked` once they have been hashed, `Join` by `Checked` when all links are up.
+Every command has a reply: `Pull`, `Send` and `Copy` are answered by `Ended` when the bytes have
+arrived, `Verify` by `Checked` when they have been hashed, `Join` by `Checked` when all links are
+up.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from msgspec import Struct
 from fairbed.wire.messages import Manifest
 
 MAX_LINE_BYTES = 1 << 20
-"""Of one order or answer: a thousand names with their times take 40 kB."""
+"""Limit of one command or reply: a thousand names with their times take 40 kB."""
 
 Direction: TypeAlias = Literal["down", "up"]
 
@@ -25,12 +26,12 @@ class Join(Struct, frozen=True, kw_only=True, tag="join"):
     urls: dict[str, str]
     """Broker address of each device of this process."""
     tcp_port: int
-    """Of the plain copy, on loopback."""
+    """Port of the plain copy, on loopback."""
     size_bytes: int
     drop: float
-    """Share of chunks to lose between transport and receiver."""
+    """Share of chunks to drop between transport and receiver."""
     chunk_bytes: int | None
-    """Of uploads; None follows the link."""
+    """Chunk size of uploads; None follows the link."""
     seed: int
 
 
@@ -39,7 +40,7 @@ class Pull(Struct, frozen=True, kw_only=True, tag="pull"):
 
     manifest: Manifest
     names: list[str]
-    """Who takes part."""
+    """Devices that take part."""
 
 
 class Send(Struct, frozen=True, kw_only=True, tag="send"):
@@ -53,48 +54,48 @@ class Copy(Struct, frozen=True, kw_only=True, tag="copy"):
 
     direction: Direction
     sha256: bytes
-    """Of what comes down."""
+    """Hash of a vector that is copied down."""
     names: list[str]
 
 
 class Verify(Struct, frozen=True, kw_only=True, tag="verify"):
-    """Compare what was received with its hash, and report."""
+    """Compare the received vectors with their hashes, and report."""
 
 
 class Quit(Struct, frozen=True, kw_only=True, tag="quit"):
-    """Leave."""
+    """End the process."""
 
 
-Order: TypeAlias = Join | Pull | Send | Copy | Verify | Quit
+Command: TypeAlias = Join | Pull | Send | Copy | Verify | Quit
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
     """The bytes of all devices of a process have moved."""
 
     seconds: dict[str, float]
-    """By device, on its clock; of an upload from the grant on."""
+    """Duration by device, on its clock; of an upload from the grant on."""
     cpu_s: float
-    """Of the whole process since the order came."""
+    """Processor time of the whole process since the command arrived."""
 
 
 class Checked(Struct, frozen=True, kw_only=True, tag="checked"):
-    """What a process has to say between two phases."""
+    """The report of a process between two phases."""
 
     is_verified: bool
     downlink_bps: list[float]
-    """As measured by the devices, bit/s; empty before the first transfer."""
+    """Measured by the devices, bit/s; empty before the first transfer."""
     repeats: int
-    """Chunks asked for or sent more than once, so far."""
+    """Chunks requested or sent more than once, so far."""
     dropped: int
-    """Chunks lost on purpose, so far."""
+    """Chunks dropped on purpose, so far."""
     peak_rss_bytes: int
 
 
-Answer: TypeAlias = Ended | Checked
+Reply: TypeAlias = Ended | Checked
 
 
 class Channel:
-    """One end of the line between the benchmark and a device process."""
+    """One end of the channel between the benchmark and a device process."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -104,28 +105,28 @@ class Channel:
         """Return the channel over one end of a socket pair."""
         return Channel(*await asyncio.open_connection(sock=sock, limit=MAX_LINE_BYTES))
 
-    async def send(self, message: Order | Answer) -> None:
-        """Send one order or answer."""
+    async def send(self, message: Command | Reply) -> None:
+        """Send one command or reply."""
         self._writer.write(msgspec.json.encode(message) + b"\n")
         await self._writer.drain()
 
-    async def order(self) -> Order:
-        """Return the next order; `Quit` when the other side has left."""
+    async def command(self) -> Command:
+        """Return the next command; `Quit` when the other side has closed the channel."""
         line = await self._reader.readline()
-        return msgspec.json.decode(line, type=Order) if line else Quit()
+        return msgspec.json.decode(line, type=Command) if line else Quit()
 
-    async def answer(self) -> Answer:
-        """Return the next answer.
+    async def reply(self) -> Reply:
+        """Return the next reply.
 
         Raises:
             EOFError: The process has ended.
         """
         line = await self._reader.readline()
         if not line:
-            raise EOFError("a device process ended before it answered; see its messages above")
-        answer: Answer = msgspec.json.decode(line, type=Answer)
-        return answer
+            raise EOFError("a device process ended before it replied; see its messages above")
+        reply: Reply = msgspec.json.decode(line, type=Reply)
+        return reply
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         self._writer.close()

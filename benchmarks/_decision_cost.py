@@ -1,4 +1,4 @@
-"""The decisions of a coordinator, fed with a crowd of devices that are columns and nothing else."""
+"""The decisions of a coordinator, fed with a fleet of devices that are columns and nothing else."""
 
 import time
 
@@ -25,7 +25,7 @@ LIVED = 30
 """Rounds, with cohorts drawn by chance, after which devices are owed different shares."""
 
 
-class Crowd:
+class RandomFleet:
     """A fleet in one round; what the decisions want to know of it."""
 
     def __init__(self, devices: int, rng: np.random.Generator) -> None:
@@ -50,7 +50,7 @@ class Crowd:
         return self._n_k
 
 
-class Desk:
+class DecisionBench:
     """Decides round after round, and measures what that costs.
 
     Args:
@@ -60,7 +60,7 @@ class Desk:
     """
 
     def __init__(self, config: SelectionConfig, devices: int, seed: int = 7) -> None:
-        settings = Experiment(name="desk", selection=config, round=RoundConfig(deadline_s=1e6))
+        settings = Experiment(name="bench", selection=config, round=RoundConfig(deadline_s=1e6))
         self.decisions = make_decisions(settings.coordinator())
         self._devices, self._rng, self._round = devices, np.random.default_rng(seed), 0
         self._theta = self._rng.lognormal(0.0, 0.7, (devices, CONTEXT))
@@ -68,9 +68,9 @@ class Desk:
     def round_s(self) -> float:
         """Play one round and return the processor time of choosing and learning, seconds."""
         self._round += 1
-        crowd = Crowd(self._devices, self._rng)
+        fleet = RandomFleet(self._devices, self._rng)
         used = time.process_time()
-        choice = self.decisions.select(self._round, crowd, (1.0, 1.0), now=0.0)
+        choice = self.decisions.select(self._round, fleet, (1.0, 1.0), now=0.0)
         chosen_s = time.process_time() - used
         seen = self._observations(choice)
         used = time.process_time()
@@ -80,8 +80,8 @@ class Desk:
     def live(self) -> None:
         """Have every device measured once, and owed what chance leaves it after some rounds."""
         n, rng = self._devices, self._rng
-        everyone, crowd = np.arange(n), Crowd(self._devices, self._rng)
-        context = crowd.contexts(1.0, 1.0, "")
+        everyone, fleet = np.arange(n), RandomFleet(self._devices, self._rng)
+        context = fleet.contexts(1.0, 1.0, "")
         phases_s = self._phases_s(everyone, context)
         measured = Measured(phases_s.sum(axis=1), phases_s)
         self.decisions.estimator.observe(everyone, context, measured)
@@ -93,7 +93,7 @@ class Desk:
                     round=self._round,
                     is_selected=is_selected,
                     is_aggregated=is_selected,
-                    n_k=crowd.n_k(),
+                    n_k=fleet.n_k(),
                     tau_s=np.where(is_selected, measured.tau_s, np.nan),
                     loss=np.where(is_selected, rng.lognormal(0.0, 0.5, n), np.nan),
                 )

@@ -12,31 +12,31 @@ from contextlib import suppress
 import anyio
 from anyio.abc import TaskGroup
 
-from benchmarks._device import Device
-from benchmarks._meter import peak_rss_bytes
-from benchmarks._orders import (
-    Answer,
+from benchmarks._device_commands import (
     Channel,
     Checked,
+    Command,
     Copy,
     Ended,
     Join,
-    Order,
     Pull,
     Quit,
+    Reply,
     Send,
 )
+from benchmarks._exchange_device import ExchangeDevice
+from benchmarks._meter import peak_rss_bytes
 from benchmarks._tcp import copy, sha256
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.wire.errors import DecodeError
 
 JOIN_S = 60.0
 PHASE_S = 600.0
-"""No phase lasts longer; a benchmark that hangs says so."""
+"""Time limit of a phase; a benchmark that hangs ends with an error."""
 
 
-class Fleet:
-    """All device processes, seen from the benchmark."""
+class DeviceProcesses:
+    """All device processes of the benchmark."""
 
     def __init__(self, pids: Sequence[int], ends: Sequence[socket.socket]) -> None:
         self.pids = list(pids)
@@ -44,40 +44,41 @@ class Fleet:
         self._channels: list[Channel] = []
 
     async def open(self) -> None:
-        """Open the lines to all processes."""
+        """Open the channels to all processes."""
         self._channels = [await Channel.over(end) for end in self._ends]
 
-    async def tell(self, orders: Order | Sequence[Order]) -> None:
-        """Give every process its order, or all of them the same."""
-        given = list(orders) if isinstance(orders, Sequence) else [orders] * len(self._channels)
-        for channel, order in zip(self._channels, given, strict=True):
-            await channel.send(order)
+    async def send(self, commands: Command | Sequence[Command]) -> None:
+        """Send every process its command, or the same command to all."""
+        is_same = not isinstance(commands, Sequence)
+        of_each = [commands] * len(self._channels) if is_same else commands
+        for channel, command in zip(self._channels, of_each, strict=True):
+            await channel.send(command)
 
-    async def hear(self) -> list[Answer]:
-        """Return the answer of every process.
+    async def replies(self) -> list[Reply]:
+        """Return the reply of every process.
 
         Raises:
             EOFError: A process has ended.
-            TimeoutError: One has not answered in time.
+            TimeoutError: A process has not replied in time.
         """
         with anyio.fail_after(PHASE_S):
-            return list(await asyncio.gather(*(channel.answer() for channel in self._channels)))
+            return list(await asyncio.gather(*(channel.reply() for channel in self._channels)))
 
     async def ended(self) -> list[Ended]:
         """Return the ends of a phase."""
-        return [answer for answer in await self.hear() if isinstance(answer, Ended)]
+        return [reply for reply in await self.replies() if isinstance(reply, Ended)]
 
     async def checked(self) -> list[Checked]:
         """Return the reports between two phases."""
-        return [answer for answer in await self.hear() if isinstance(answer, Checked)]
+        return [reply for reply in await self.replies() if isinstance(reply, Checked)]
 
     def close(self) -> None:
-        """Hang up; the processes leave."""
+        """Close the channels; the processes end."""
         for channel in self._channels:
             channel.close()
 
     def kill(self) -> None:
-        """End all processes, and wait until they are gone."""
+        """Kill all processes and wait for their end."""
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -86,7 +87,7 @@ class Fleet:
                 os.waitpid(pid, 0)
 
 
-def fork_fleet(processes: int) -> Fleet:
+def fork_device_processes(processes: int) -> DeviceProcesses:
     """Fork the processes; call it while this process has one thread and no event loop."""
     parent = os.getpid()
     pids: list[int] = []
@@ -101,11 +102,11 @@ def fork_fleet(processes: int) -> Fleet:
         theirs.close()
         pids.append(pid)
         ends.append(ours)
-    return Fleet(pids, ends)
+    return DeviceProcesses(pids, ends)
 
 
 def _child(parent: int, end: socket.socket) -> None:
-    """Serve orders and never return: what the parent has on its stack is not ours."""
+    """Serve commands and never return: the stack of the parent must not run here."""
     status = 1
     try:
         die_with_parent(parent)
@@ -120,25 +121,25 @@ def _child(parent: int, end: socket.socket) -> None:
 
 async def _serve(end: socket.socket) -> None:
     channel = await Channel.over(end)
-    join = await channel.order()
+    join = await channel.command()
     if not isinstance(join, Join):
         return
     async with anyio.create_task_group() as group:
-        crew = _Crew(join, group)
-        await crew.join()
-        await channel.send(crew.report())
-        while not isinstance(order := await channel.order(), Quit):
-            await channel.send(await crew.carry_out(order))
+        devices = _ProcessDevices(join, group)
+        await devices.join()
+        await channel.send(devices.report())
+        while not isinstance(command := await channel.command(), Quit):
+            await channel.send(await devices.execute(command))
         group.cancel_scope.cancel()
 
 
-class _Crew:
+class _ProcessDevices:
     """The devices of one process."""
 
     def __init__(self, join: Join, group: TaskGroup) -> None:
         self._join = join
         self._devices = [
-            Device(name, url, group, join.size_bytes, join.drop, join.seed + i)
+            ExchangeDevice(name, url, group, join.size_bytes, join.drop, join.seed + i)
             for i, (name, url) in enumerate(join.urls.items())
         ]
         self._group = group
@@ -153,16 +154,16 @@ class _Crew:
             if not await device.linked.wait(JOIN_S):
                 raise TimeoutError(f"{device.name}: no link within {JOIN_S:g} s")
 
-    async def carry_out(self, order: Order) -> Answer:
+    async def execute(self, command: Command) -> Reply:
         started_s = time.process_time()
-        match order:
+        match command:
             case Pull(manifest=manifest, names=names):
                 seconds = await self._all(names, lambda device: device.pull(manifest))
             case Send(names=names):
                 chunk_bytes = self._join.chunk_bytes
                 seconds = await self._all(names, lambda device: device.push(chunk_bytes))
             case Copy(names=names):
-                seconds = await self._all(names, lambda device: self._copy(device, order))
+                seconds = await self._all(names, lambda device: self._copy(device, command))
             case _:  # Verify
                 self._verify()
                 return self.report()
@@ -179,17 +180,17 @@ class _Crew:
         )
 
     async def _all(
-        self, names: Sequence[str], act: Callable[[Device], Awaitable[float]]
+        self, names: Sequence[str], act: Callable[[ExchangeDevice], Awaitable[float]]
     ) -> dict[str, float]:
         devices = [device for device in self._devices if device.name in names]
         times = await asyncio.gather(*(act(device) for device in devices))
         return {device.name: took_s for device, took_s in zip(devices, times, strict=True)}
 
-    async def _copy(self, device: Device, order: Copy) -> float:
+    async def _copy(self, device: ExchangeDevice, command: Copy) -> float:
         started_s = time.perf_counter()
-        vector = await copy(self._join.tcp_port, order.direction, device.update)
-        if order.direction == "down":
-            self._copies.append((vector, order.sha256))
+        vector = await copy(self._join.tcp_port, command.direction, device.update)
+        if command.direction == "down":
+            self._copies.append((vector, command.sha256))
         return time.perf_counter() - started_s
 
     def _verify(self) -> None:

@@ -1,4 +1,4 @@
-"""Starts measuring ends, and gives them orders."""
+"""Starts measuring ends, and gives them end_commands."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from benchmarks._fidelity.orders import Answers, Failed, Order
+from benchmarks._fidelity.end_commands import Command, Failed, Replies
 from fairbed.testbed.backends.helper import end_helper, open_helper
 from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.errors import BackendError
@@ -23,7 +23,7 @@ MODULE = "benchmarks._fidelity.end"
 MAX_ANSWER_BYTES = 1 << 26
 """A minute of arrivals, one a millisecond, takes 2 MB."""
 
-A = TypeVar("A", bound=Answers)
+A = TypeVar("A", bound=Replies)
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -43,13 +43,13 @@ class EndPipe:
         self._stdout = BufferedByteReceiveStream(process.stdout)
         self._lock = anyio.Lock()
         self._is_lost = False
-        """It owes an answer: the next one would be that to an earlier order."""
+        """It owes an answer: the next one would be that to an earlier command."""
 
-    async def ask(self, order: Order, kind: type[A], within_s: float = 60.0) -> A:
-        """Have an order carried out.
+    async def request(self, command: Command, kind: type[A], within_s: float = 60.0) -> A:
+        """Have an command carried out.
 
         Args:
-            order: What to do.
+            command: What to do.
             kind: Of the answer.
             within_s: For all of it.
 
@@ -62,7 +62,7 @@ class EndPipe:
             self._is_lost = True
             try:
                 with anyio.fail_after(within_s):
-                    await self._stdin.send(msgspec.json.encode(order) + b"\n")
+                    await self._stdin.send(msgspec.json.encode(command) + b"\n")
                     line = await self._stdout.receive_until(b"\n", MAX_ANSWER_BYTES)
             except (
                 OSError,
@@ -75,7 +75,7 @@ class EndPipe:
                     f"fidelity: an end must answer, got {exc!r}; {self._said()}"
                 ) from exc
         self._is_lost = False
-        answer = msgspec.json.decode(line, type=Answers)
+        answer = msgspec.json.decode(line, type=Replies)
         if isinstance(answer, Failed):
             raise EndError(f"fidelity: {answer.reason}")
         assert isinstance(answer, kind)
@@ -95,9 +95,9 @@ async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
     done: dict[int, T | U] = {}
     problems: list[BackendError] = []
 
-    async def wait(index: int, asked: Awaitable[T] | Awaitable[U]) -> None:
+    async def wait(index: int, spec: Awaitable[T] | Awaitable[U]) -> None:
         try:
-            done[index] = await asked
+            done[index] = await spec
         except BackendError as exc:
             problems.append(exc)
 

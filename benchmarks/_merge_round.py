@@ -54,7 +54,7 @@ class Device:
 
 
 @dataclass
-class Crowd:
+class SimulatedFleet:
     """An executor, and the devices that talk to it."""
 
     devices: Mapping[str, Device]
@@ -133,17 +133,17 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(
+async def simulated_fleet(
     devices: Mapping[str, Device], layout: Layout, accumulator: Accumulator, folder: Path
-) -> AsyncIterator[Crowd]:
+) -> AsyncIterator[SimulatedFleet]:
     """Connect an executor and its devices; what it writes goes into `folder`."""
     broker, topics, registry = MemoryBroker(), Topics(), Registry()
     registry.expect(devices)
     store = Store.create(
         folder,
         NewRun(
-            run_id="crowd",
-            name="crowd",
+            run_id="simulated_fleet",
+            name="simulated_fleet",
             experiment_toml="",
             seed=0,
             config_hash="",
@@ -153,14 +153,14 @@ async def crowd(
     try:
         async with (
             broker.transport("coordinator") as ours,
-            broker.transport("crowd") as theirs,
+            broker.transport("simulated_fleet") as theirs,
             anyio.create_task_group() as group,
         ):
             event_log = EventLog(store, time.perf_counter, _raise)
             uploads = Uploads(layout, event_log.now)
             executor = RoundExecutor(Publisher(ours, topics), uploads, event_log, group)
             merge = RoundMerge(accumulator, registry)
-            place = Crowd(devices, layout, executor, merge, theirs, group)
+            place = SimulatedFleet(devices, layout, executor, merge, theirs, group)
             group.start_soon(place.listen)
             group.start_soon(executor.watch_deadlines)
             await _connected(ours)

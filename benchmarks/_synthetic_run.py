@@ -51,7 +51,7 @@ BETA = 0.15
 MODEL_BYTES = 345_000
 
 EXPERIMENT = """
-name = "rehearsal"
+name = "synthetic"
 seed = 7
 rounds = 1000
 [selection]
@@ -71,7 +71,7 @@ class _Exchange:
     tau_s: float
 
 
-class Rehearsal:
+class SyntheticRun:
     """Tells the store of a live run what a fleet of `devices` would have it told.
 
     Args:
@@ -90,7 +90,7 @@ class Rehearsal:
             folder,
             NewRun(
                 run_id=folder.name,
-                name="rehearsal",
+                name="synthetic",
                 experiment_toml=EXPERIMENT.format(chosen=self.chosen, beta=BETA),
                 seed=seed,
                 config_hash="",

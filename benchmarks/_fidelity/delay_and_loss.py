@@ -8,23 +8,23 @@ import statistics
 
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.arithmetic import quantile
-from benchmarks._fidelity.health import watch
-from benchmarks._fidelity.link import Direction, ends
-from benchmarks._fidelity.measure import Plan, several, tell, windows
-from benchmarks._fidelity.orders import (
+from benchmarks._fidelity.end_commands import (
+    Address,
     Arrivals,
-    Count,
     Delays,
     Done,
-    Hear,
     OpenDatagrams,
-    Place,
-    Shoot,
-    Tick,
+    ReceiveDatagrams,
+    ReceiveMessages,
+    SendDatagrams,
+    SendMessages,
 )
-from benchmarks._fidelity.rig import FREE, Rig
-from benchmarks._fidelity.rows import Asked, Row, unknown
-from benchmarks._fidelity.talk import both
+from benchmarks._fidelity.end_process import both
+from benchmarks._fidelity.host_contention import watch
+from benchmarks._fidelity.link import Direction, ends
+from benchmarks._fidelity.measure import Plan, print_row, several, windows
+from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
+from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 
@@ -54,14 +54,14 @@ MAX_LATENESS_SHARE = 0.5
 """Of the limit: a path that is later without any delay cannot show that one is kept."""
 
 
-async def delays(rig: Rig, plan: Plan) -> list[Row]:
+async def delays(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the median and the 95th percentile of the delay of single messages, each way."""
     rows = []
     limit_s = limits.DELAY_S[rig.backend]
     for delay_s in limits.DELAYS_S[:1] if plan.is_quick else limits.DELAYS_S:
         for direction in _directions():
-            asked = [
-                Asked(
+            spec = [
+                QuantitySpec(
                     backend=rig.backend,
                     quantity=f"delay {1e3 * delay_s:g} ms {direction}, {name}",
                     target=delay_s,
@@ -85,15 +85,15 @@ async def delays(rig: Rig, plan: Plan) -> list[Row]:
                 )
                 return [Window(quantile(heard, share), evidence) for share in (0.5, 0.95)]
 
-            rows += await several(plan, asked, measure)
+            rows += await several(plan, spec, measure)
     return rows
 
 
-async def jitters(rig: Rig, plan: Plan) -> list[Row]:
+async def jitters(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the standard deviation of the delay of messages that are far apart."""
     rows = []
     for direction in _directions()[: 1 if plan.is_quick else 2]:
-        asked = Asked(
+        spec = QuantitySpec(
             backend=rig.backend,
             quantity=f"jitter {1e3 * JITTER_S:g} ms {direction}",
             target=JITTER_S,
@@ -107,15 +107,15 @@ async def jitters(rig: Rig, plan: Plan) -> list[Row]:
             )
             return Window(statistics.stdev(heard), evidence)
 
-        rows.append(await windows(plan, asked, measure))
+        rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def losses(rig: Rig, plan: Plan) -> list[Row]:
+async def losses(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the share of datagrams that do not arrive."""
     rows = []
     for direction in _directions()[: 1 if plan.is_quick else 2]:
-        asked = Asked(
+        spec = QuantitySpec(
             backend=rig.backend,
             quantity=f"loss {100 * LOSS_RATIO:g} % {direction}",
             target=LOSS_RATIO,
@@ -123,14 +123,14 @@ async def losses(rig: Rig, plan: Plan) -> list[Row]:
             limit=None if plan.is_quick else limits.LOSS,  # too few to tell 10 %
         )
         if rig.backend == "process":
-            rows.append(unknown(asked, "not emulated: a proxy relays TCP and loses nothing"))
-            tell(rows[-1])
+            rows.append(unknown(spec, "not emulated: a proxy relays TCP and loses nothing"))
+            print_row(rows[-1])
             continue
 
         async def measure(direction: Direction = direction) -> Window:
             return await _lost(rig, direction, round(plan.pick(20_000, 1000)))
 
-        rows.append(await windows(plan, asked, measure))
+        rows.append(await windows(plan, spec, measure))
     return rows
 
 
@@ -139,39 +139,46 @@ def _directions() -> tuple[Direction, Direction]:
 
 
 async def _heard(
-    rig: Rig, direction: Direction, shape: Shape, count: int, gap_s: float, tolerance_s: float
+    rig: MeasuredDevice,
+    direction: Direction,
+    shape: Shape,
+    count: int,
+    gap_s: float,
+    tolerance_s: float,
 ) -> tuple[list[float], Evidence]:
     await rig.apply(FREE)
     control = await one_way_s(rig, direction, 20, 0.01)
     await rig.apply(Conditions(speed_ratio=None, shape=shape))
-    with watch(rig.path(), rig.contended_s) as health:
+    with watch(rig.path(), rig.contended_s) as host:
         heard = await one_way_s(rig, direction, count, gap_s)
     await rig.apply(FREE)
     evidence = Evidence(
-        wall_s=health.wall_s,
-        stolen_s=health.stolen_s,
-        waited_s=health.waited_s,
-        max_waited=LATE_MESSAGES * count * tolerance_s / health.wall_s,
+        wall_s=host.wall_s,
+        stolen_s=host.stolen_s,
+        waited_s=host.waited_s,
+        max_waited=LATE_MESSAGES * count * tolerance_s / host.wall_s,
         lateness_s=quantile(control, 0.95),
         max_lateness_s=MAX_LATENESS_SHARE * tolerance_s,
     )
     return heard, evidence
 
 
-async def one_way_s(rig: Rig, direction: Direction, count: int, gap_s: float) -> list[float]:
+async def one_way_s(
+    rig: MeasuredDevice, direction: Direction, count: int, gap_s: float
+) -> list[float]:
     """Return how long each of some messages was under way, seconds."""
     sender, receiver = ends(rig, direction)
     await rig.connect()
     limit_s = count * gap_s + 30.0
     heard, _ = await both(
-        receiver.ask(Hear(count=count, limit_s=limit_s), Delays, limit_s + 30.0),
-        sender.ask(Tick(count=count, gap_s=gap_s), Done, limit_s + 30.0),
+        receiver.request(ReceiveMessages(count=count, limit_s=limit_s), Delays, limit_s + 30.0),
+        sender.request(SendMessages(count=count, gap_s=gap_s), Done, limit_s + 30.0),
     )
     return heard.seconds
 
 
-async def shower(
-    rig: Rig,
+async def send_datagrams(
+    rig: MeasuredDevice,
     direction: Direction,
     count: int,
     per_second: float,
@@ -180,14 +187,22 @@ async def shower(
 ) -> Arrivals:
     """Send datagrams; return when they came, until none has for `silence_s`."""
     sender, receiver = ends(rig, direction)
-    desk = await rig.desk.ask(OpenDatagrams(towards=(rig.reach.host, rig.reach.port)), Place)
-    device = await rig.device.ask(OpenDatagrams(towards=(rig.reach.host, rig.reach.port)), Place)
-    to = device if direction == "down" else desk
+    outside = await rig.outside.request(
+        OpenDatagrams(towards=(rig.reach.host, rig.reach.port)), Address
+    )
+    device = await rig.device.request(
+        OpenDatagrams(towards=(rig.reach.host, rig.reach.port)), Address
+    )
+    to = device if direction == "down" else outside
     limit_s = count / per_second + 2.0
     counted, _ = await both(
-        receiver.ask(Count(silence_s=silence_s, limit_s=limit_s), Arrivals, limit_s + 30.0),
-        sender.ask(
-            Shoot(host=to.host, port=to.port, count=count, per_second=per_second, n_bytes=n_bytes),
+        receiver.request(
+            ReceiveDatagrams(silence_s=silence_s, limit_s=limit_s), Arrivals, limit_s + 30.0
+        ),
+        sender.request(
+            SendDatagrams(
+                host=to.host, port=to.port, count=count, per_second=per_second, n_bytes=n_bytes
+            ),
             Done,
             limit_s + 30.0,
         ),
@@ -195,18 +210,18 @@ async def shower(
     return counted
 
 
-async def _lost(rig: Rig, direction: Direction, count: int) -> Window:
+async def _lost(rig: MeasuredDevice, direction: Direction, count: int) -> Window:
     await rig.apply(FREE)
-    control = await shower(rig, direction, count // 10, DATAGRAMS_PER_S, DATAGRAM_BYTES)
+    control = await send_datagrams(rig, direction, count // 10, DATAGRAMS_PER_S, DATAGRAM_BYTES)
     await rig.apply(Conditions(speed_ratio=None, shape=Shape(loss_ratio=LOSS_RATIO)))
-    with watch(rig.path(), rig.contended_s) as health:
-        came = await shower(rig, direction, count, DATAGRAMS_PER_S, DATAGRAM_BYTES)
+    with watch(rig.path(), rig.contended_s) as host:
+        came = await send_datagrams(rig, direction, count, DATAGRAMS_PER_S, DATAGRAM_BYTES)
     await rig.apply(FREE)
     lost_without = 1.0 - len(control.times) / (count // 10)
     evidence = Evidence(
-        wall_s=health.wall_s,
-        stolen_s=health.stolen_s,
-        waited_s=health.waited_s,
+        wall_s=host.wall_s,
+        stolen_s=host.stolen_s,
+        waited_s=host.waited_s,
         drift_ratio=lost_without,
     )
     return Window(1.0 - len(came.times) / count, evidence)

@@ -13,73 +13,73 @@ from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.emulation.device import EmulatedDevice
 
 
-class Order(Struct, frozen=True, kw_only=True, tag=True):
+class Command(Struct, frozen=True, kw_only=True, tag=True):
     """Something to do, within bounded time."""
 
 
-class Listen(Order, frozen=True, kw_only=True):
-    """Listen for TCP connections; answered by `Place`."""
+class Listen(Command, frozen=True, kw_only=True):
+    """Listen for TCP connections; answered by `Address`."""
 
     host: str
 
 
-class Connect(Order, frozen=True, kw_only=True):
+class Connect(Command, frozen=True, kw_only=True):
     """Open a TCP connection instead of the present one."""
 
     host: str
     port: int
 
 
-class Accept(Order, frozen=True, kw_only=True):
-    """Take the next TCP connection instead of the present one."""
+class Accept(Command, frozen=True, kw_only=True):
+    """ReceiveBlock the next TCP connection instead of the present one."""
 
 
-class Pour(Order, frozen=True, kw_only=True):
+class SendStream(Command, frozen=True, kw_only=True):
     """Send until the other end hangs up, or for so long."""
 
     limit_s: float
 
 
-class Drink(Order, frozen=True, kw_only=True):
+class ReceiveStream(Command, frozen=True, kw_only=True):
     """Receive for so long, then hang up; answered by `Arrivals`."""
 
     lasting_s: float
 
 
-class Hand(Order, frozen=True, kw_only=True):
-    """Send one block; answered by `Moment`, that before the first byte."""
+class SendBlock(Command, frozen=True, kw_only=True):
+    """Send one block; answered by `Instant`, that before the first byte."""
 
     n_bytes: int
 
 
-class Take(Order, frozen=True, kw_only=True):
-    """Receive one block; answered by `Moment`, that after the last byte."""
+class ReceiveBlock(Command, frozen=True, kw_only=True):
+    """Receive one block; answered by `Instant`, that after the last byte."""
 
     n_bytes: int
     limit_s: float
 
 
-class Tick(Order, frozen=True, kw_only=True):
+class SendMessages(Command, frozen=True, kw_only=True):
     """Send small messages that carry the moment at which they left."""
 
     count: int
     gap_s: float
 
 
-class Hear(Order, frozen=True, kw_only=True):
+class ReceiveMessages(Command, frozen=True, kw_only=True):
     """Receive such messages; answered by `Delays`."""
 
     count: int
     limit_s: float
 
 
-class OpenDatagrams(Order, frozen=True, kw_only=True):
-    """Receive datagrams at the address from which `towards` is reached; answered by `Place`."""
+class OpenDatagrams(Command, frozen=True, kw_only=True):
+    """Receive datagrams at the address from which `towards` is reached; answered by `Address`."""
 
     towards: tuple[str, int]
 
 
-class Shoot(Order, frozen=True, kw_only=True):
+class SendDatagrams(Command, frozen=True, kw_only=True):
     """Send datagrams at an even rate."""
 
     host: str
@@ -89,14 +89,14 @@ class Shoot(Order, frozen=True, kw_only=True):
     n_bytes: int
 
 
-class Count(Order, frozen=True, kw_only=True):
+class ReceiveDatagrams(Command, frozen=True, kw_only=True):
     """Receive datagrams until none has come for a while; answered by `Arrivals`."""
 
     silence_s: float
     limit_s: float
 
 
-class Knead(Order, frozen=True, kw_only=True):
+class RunKernel(Command, frozen=True, kw_only=True):
     """Repeat the kernel unthrottled; answered by `Steps`."""
 
     repetitions: int
@@ -105,7 +105,7 @@ class Knead(Order, frozen=True, kw_only=True):
     steps: int
 
 
-class Burn(Order, frozen=True, kw_only=True):
+class Compute(Command, frozen=True, kw_only=True):
     """Compute without a pause and without pacing; answered by one of `Steps`."""
 
     lead_s: float
@@ -114,8 +114,8 @@ class Burn(Order, frozen=True, kw_only=True):
     threads: int
 
 
-class Paced(Order, frozen=True, kw_only=True):
-    """Take steps at the pace of a device, as its agent would; answered by `Steps`."""
+class RunPaced(Command, frozen=True, kw_only=True):
+    """ReceiveBlock steps at the pace of a device, as its agent would; answered by `Steps`."""
 
     device: EmulatedDevice
     gauge: GaugeAddress
@@ -132,53 +132,53 @@ class Paced(Order, frozen=True, kw_only=True):
     sections: int = 1
 
 
-Orders: TypeAlias = (
+Commands: TypeAlias = (
     Listen
     | Connect
     | Accept
-    | Pour
-    | Drink
-    | Hand
-    | Take
-    | Tick
-    | Hear
+    | SendStream
+    | ReceiveStream
+    | SendBlock
+    | ReceiveBlock
+    | SendMessages
+    | ReceiveMessages
     | OpenDatagrams
-    | Shoot
-    | Count
-    | Knead
-    | Burn
-    | Paced
+    | SendDatagrams
+    | ReceiveDatagrams
+    | RunKernel
+    | Compute
+    | RunPaced
 )
 
 
-class Answer(Struct, frozen=True, kw_only=True, tag=True):
+class Reply(Struct, frozen=True, kw_only=True, tag=True):
     """An order is carried out."""
 
 
-class Done(Answer, frozen=True, kw_only=True):
+class Done(Reply, frozen=True, kw_only=True):
     """There is nothing more to say."""
 
 
-class Failed(Answer, frozen=True, kw_only=True):
+class Failed(Reply, frozen=True, kw_only=True):
     """It could not be carried out."""
 
     reason: str
 
 
-class Place(Answer, frozen=True, kw_only=True):
+class Address(Reply, frozen=True, kw_only=True):
     """Where something listens."""
 
     host: str
     port: int
 
 
-class Moment(Answer, frozen=True, kw_only=True):
+class Instant(Reply, frozen=True, kw_only=True):
     """When it happened, seconds."""
 
     at: float
 
 
-class Arrivals(Answer, frozen=True, kw_only=True):
+class Arrivals(Reply, frozen=True, kw_only=True):
     """How much had come by when."""
 
     times: list[float]
@@ -187,13 +187,13 @@ class Arrivals(Answer, frozen=True, kw_only=True):
     """Bytes of a stream, or datagrams, that had come by then."""
 
 
-class Delays(Answer, frozen=True, kw_only=True):
+class Delays(Reply, frozen=True, kw_only=True):
     """How long each message was under way, one way, seconds."""
 
     seconds: list[float]
 
 
-class Steps(Answer, frozen=True, kw_only=True):
+class Steps(Reply, frozen=True, kw_only=True):
     """What each step took, seconds."""
 
     wall_s: list[float]
@@ -203,4 +203,4 @@ class Steps(Answer, frozen=True, kw_only=True):
     """Moments before the first step and after the last."""
 
 
-Answers: TypeAlias = Done | Failed | Place | Moment | Arrivals | Delays | Steps
+Replies: TypeAlias = Done | Failed | Address | Instant | Arrivals | Delays | Steps

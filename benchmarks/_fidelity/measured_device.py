@@ -1,6 +1,6 @@
 """One emulated device with a measuring end inside, and another end outside that it reaches.
 
-    desk (outside) <--- the device's link ---> device (inside)
+    outside (outside) <--- the device's link ---> device (inside)
 
 Links, control groups and pace are those of the backend; only the agent is another program.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks._fidelity.contained import open_contained_end
-from benchmarks._fidelity.health import children
-from benchmarks._fidelity.orders import Accept, Connect, Done, Listen, Place
-from benchmarks._fidelity.talk import EndPipe, open_end
+from benchmarks._fidelity.end_commands import Accept, Address, Connect, Done, Listen
+from benchmarks._fidelity.end_in_container import open_contained_end
+from benchmarks._fidelity.end_process import EndPipe, open_end
+from benchmarks._fidelity.host_contention import children
 from fairbed.testbed.backends.apply_conditions import write_gauges
 from fairbed.testbed.backends.base import DeviceSpec
 from fairbed.testbed.backends.cgroups.fleet import limit_speed, open_groups
@@ -51,14 +51,14 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Rig:
-    """A device under measurement; made by `open_rig`."""
+class MeasuredDevice:
+    """A device under measurement; made by `open_measured_device`."""
 
     backend: BackendName
     device: EndPipe
-    desk: EndPipe
-    reach: Place
-    """Where the device finds the desk."""
+    outside: EndPipe
+    reach: Address
+    """Where the device finds the outside."""
     gauge: GaugeAddress
     sandbox: Sandbox | None
     apply: Callable[[Conditions], Awaitable[None]]
@@ -67,9 +67,9 @@ class Rig:
     """For how long the device was allowed to run and did not, as the kernel counts it."""
 
     async def connect(self) -> None:
-        """Open a connection from the device to the desk."""
-        await self.device.ask(Connect(host=self.reach.host, port=self.reach.port), Done)
-        await self.desk.ask(Accept(), Done)
+        """Open a connection from the device to the outside."""
+        await self.device.request(Connect(host=self.reach.host, port=self.reach.port), Done)
+        await self.outside.request(Accept(), Done)
 
     def path(self) -> list[int]:
         """Return the processes that bytes pass: both ends, proxies, relays."""
@@ -77,9 +77,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def open_rig(
+async def open_measured_device(
     backend: BackendName, folder: Path, *, is_delayed: bool = False
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[MeasuredDevice]:
     """Open a device that nothing slows.
 
     Args:
@@ -98,7 +98,7 @@ async def open_rig(
 
     opened = {"namespace": _namespace, "container": _container, "process": _process}[backend]
     async with AsyncExitStack() as stack:
-        device, desk, reach, sandbox, change, contended_s = await opened(
+        device, outside, reach, sandbox, change, contended_s = await opened(
             stack, folder, spec, is_delayed
         )
 
@@ -106,7 +106,9 @@ async def open_rig(
             told(wanted)
             await change(wanted)
 
-        rig = Rig(backend, device, desk, reach, gauges.address(NAME), sandbox, apply, contended_s)
+        rig = MeasuredDevice(
+            backend, device, outside, reach, gauges.address(NAME), sandbox, apply, contended_s
+        )
         await rig.apply(FREE)
         yield rig
 
@@ -114,7 +116,7 @@ async def open_rig(
 _Parts = tuple[
     EndPipe,
     EndPipe,
-    Place,
+    Address,
     Sandbox | None,
     Callable[[Conditions], Awaitable[None]],
     Callable[[], float],
@@ -140,8 +142,8 @@ async def _namespace(
     groups = await stack.enter_async_context(open_groups({NAME: spec}, {NAME: path.name}))
     group = groups[NAME]
     sandbox = msgspec.structs.replace(group.sandbox(), network=str(path), host=identity())
-    desk = await stack.enter_async_context(open_end(folder / "desk.log", is_instrument=True))
-    reach = await desk.ask(Listen(host=network.hub_address), Place)
+    outside = await stack.enter_async_context(open_end(folder / "outside.log", is_instrument=True))
+    reach = await outside.request(Listen(host=network.hub_address), Address)
     if engine is None:
         device = await stack.enter_async_context(open_end(folder / "device.log", sandbox))
     else:
@@ -153,7 +155,7 @@ async def _namespace(
         limit_speed(group, NAME, wanted.speed_ratio)
         await network.apply({NAME: wanted})
 
-    return device, desk, reach, sandbox, change, lambda: group.usage().contended_s or 0.0
+    return device, outside, reach, sandbox, change, lambda: group.usage().contended_s or 0.0
 
 
 async def _container(
@@ -165,8 +167,8 @@ async def _container(
 async def _process(
     stack: AsyncExitStack, folder: Path, spec: DeviceSpec, is_delayed: bool
 ) -> _Parts:
-    desk = await stack.enter_async_context(open_end(folder / "desk.log", is_instrument=True))
-    place = await desk.ask(Listen(host=LOOPBACK), Place)
+    outside = await stack.enter_async_context(open_end(folder / "outside.log", is_instrument=True))
+    place = await outside.request(Listen(host=LOOPBACK), Address)
     links = await stack.enter_async_context(
         shaped_links(
             place.host,
@@ -186,5 +188,5 @@ async def _process(
         )
         await links.change({NAME: state})
 
-    reach = Place(host=LOOPBACK, port=links.ports[NAME])
-    return device, desk, reach, None, change, lambda: waits(device.pid).seconds
+    reach = Address(host=LOOPBACK, port=links.ports[NAME])
+    return device, outside, reach, None, change, lambda: waits(device.pid).seconds
