@@ -21,12 +21,12 @@ from fairbed.coordinator.policy.selection import Observations, Selection
 from fairbed.testbed.experiment.file import Experiment
 
 AVAILABILITY = 0.8
-LIVED = 30
-"""Rounds, with cohorts drawn by chance, after which devices are owed different shares."""
+WARM_UP_ROUNDS = 30
+"""Rounds with random cohorts, after which virtual queues differ between devices."""
 
 
 class RandomFleet:
-    """A fleet in one round; what the decisions want to know of it."""
+    """A fleet in one round, as the decisions read it."""
 
     def __init__(self, devices: int, rng: np.random.Generator) -> None:
         self._context = np.zeros((devices, CONTEXT))
@@ -38,11 +38,11 @@ class RandomFleet:
         self._n_k = rng.integers(10, 1000, devices)
 
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
-        """Return the contexts, shape (N, 4); the bits are in them already."""
+        """Return the contexts, shape (N, 4); they include the bits already."""
         return self._context
 
     def available(self, now: float) -> Bools:
-        """Return who is there, shape (N,)."""
+        """Return the availability of each device, shape (N,)."""
         return self._is_available
 
     def n_k(self) -> Ints:
@@ -51,12 +51,12 @@ class RandomFleet:
 
 
 class DecisionBench:
-    """Decides round after round, and measures what that costs.
+    """Makes the decisions of rounds and measures their processor time.
 
     Args:
         config: Policy and estimator.
-        devices: N.
-        seed: Of the crowds and of what exchanges take.
+        devices: Number of devices, N.
+        seed: Seed of the fleets and of the exchange times.
     """
 
     def __init__(self, config: SelectionConfig, devices: int, seed: int = 7) -> None:
@@ -66,27 +66,27 @@ class DecisionBench:
         self._theta = self._rng.lognormal(0.0, 0.7, (devices, CONTEXT))
 
     def round_s(self) -> float:
-        """Play one round and return the processor time of choosing and learning, seconds."""
+        """Run one round and return the processor time of selecting and learning, seconds."""
         self._round += 1
         fleet = RandomFleet(self._devices, self._rng)
         used = time.process_time()
         choice = self.decisions.select(self._round, fleet, (1.0, 1.0), now=0.0)
-        chosen_s = time.process_time() - used
-        seen = self._observations(choice)
+        select_s = time.process_time() - used
+        observations = self._observations(choice)
         used = time.process_time()
-        self.decisions.learn(choice, seen)
-        return chosen_s + time.process_time() - used
+        self.decisions.learn(choice, observations)
+        return select_s + time.process_time() - used
 
-    def live(self) -> None:
-        """Have every device measured once, and owed what chance leaves it after some rounds."""
+    def warm_up(self) -> None:
+        """Observe every device once, then rounds with random cohorts, so that queues differ."""
         n, rng = self._devices, self._rng
-        everyone, fleet = np.arange(n), RandomFleet(self._devices, self._rng)
+        rows, fleet = np.arange(n), RandomFleet(self._devices, self._rng)
         context = fleet.contexts(1.0, 1.0, "")
-        phases_s = self._phases_s(everyone, context)
+        phases_s = self._phases_s(rows, context)
         measured = Measured(phases_s.sum(axis=1), phases_s)
-        self.decisions.estimator.observe(everyone, context, measured)
+        self.decisions.estimator.observe(rows, context, measured)
         whole = np.ones(n, dtype=np.bool_)
-        for is_selected in (whole, *(self._drawn() for _ in range(LIVED))):
+        for is_selected in (whole, *(self._random_cohort() for _ in range(WARM_UP_ROUNDS))):
             self._round += 1
             self.decisions.selector.observe(
                 Outcomes(
@@ -99,8 +99,8 @@ class DecisionBench:
                 )
             )
 
-    def _drawn(self) -> Bools:
-        """Return a tenth of the devices, shape (N,)."""
+    def _random_cohort(self) -> Bools:
+        """Return a random tenth of the devices, shape (N,)."""
         return self._rng.random(self._devices) < 0.1
 
     def _observations(self, choice: Selection) -> Observations:
@@ -117,7 +117,7 @@ class DecisionBench:
         )
 
     def _phases_s(self, rows: Ints, context: Floats) -> Floats:
-        """Return what exchanges take, seconds, shape (len(rows), 5)."""
+        """Return the phases of exchanges, seconds, shape (len(rows), 5)."""
         noise = self._rng.uniform(0.9, 1.1, (len(rows), CONTEXT))
         parts = self._theta[rows] * context[rows] * noise
         order = [DOWN, COLD, INVERSE_MU, UP]

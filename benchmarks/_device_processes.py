@@ -49,8 +49,8 @@ class DeviceProcesses:
 
     async def send(self, commands: Command | Sequence[Command]) -> None:
         """Send every process its command, or the same command to all."""
-        is_same = not isinstance(commands, Sequence)
-        of_each = [commands] * len(self._channels) if is_same else commands
+        same = [] if isinstance(commands, Sequence) else [commands] * len(self._channels)
+        of_each = commands if isinstance(commands, Sequence) else same
         for channel, command in zip(self._channels, of_each, strict=True):
             await channel.send(command)
 

@@ -1,7 +1,7 @@
 """The fleets of `benchmarks.estimators` on the virtual clock, seed by seed.
 
-One live run is one draw of the links. Replays of the same file draw them again for every seed,
-without training and in a second each, and so tell luck from progress.
+One live run is one sample of the links. Replays of the same file draw them again for every seed,
+without training and in a second each, and so separate chance from improvement.
 """
 
 import statistics
@@ -20,28 +20,28 @@ from fairbed.testbed.replay.run import replay_experiment
 PHASES = "phases"
 
 CONSTANT = "constant"
-"""The fleet whose links never move: nothing of them is left to be known."""
+"""The fleet with constant links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One fleet, replayed once a seed."""
+    """One fleet, replayed once per seed."""
 
     fleet: str
     links: tuple[str, ...]
-    """Of its groups, as the experiment names them."""
+    """Links of its groups, as the experiment names them."""
     rounds: int
     seeds: int
     wire_median: float
     """Share of the transfers in an exchange time."""
     number: str
-    """What is told of the errors of a seed: median or mean."""
+    """Statistic of the errors of a seed: median or mean."""
     errors: dict[str, list[float]]
-    """By estimator, one a seed, of the second half of the rounds."""
+    """By estimator, one per seed, of the second half of the rounds."""
 
     @property
     def ratios(self) -> list[float]:
-        """The errors of `phases`, each in those of `known`."""
+        """The errors of `phases` relative to those of `known`."""
         pairs = zip(self.errors[PHASES], self.errors[KNOWN], strict=True)
         return [phases / known for phases, known in pairs]
 
@@ -52,13 +52,13 @@ def replay(
     """Replay one fleet for the seeds from 1 on, each under `folder`.
 
     Args:
-        fleet: Its name: errors of `CONSTANT` are told as means, others as medians.
-        experiment_of: Given a seed.
-        seeds: How many.
-        folder: What is there already of these replays is taken for done.
+        fleet: Its name: errors of `CONSTANT` are means, others medians.
+        experiment_of: Returns the experiment for a seed.
+        seeds: Number of seeds.
+        folder: Receives the replays; completed ones are not repeated.
 
     Raises:
-        SystemExit: A seed has no exchange to tell errors of.
+        SystemExit: A seed has no exchange in its second half.
     """
     number = "mean" if fleet == CONSTANT else "median"
     errors = dict[str, list[float]]()
@@ -85,11 +85,11 @@ def replay(
 
 
 def table(one: Replayed, factor: float) -> str:
-    """Return the errors of all seeds as a table of Markdown, with what the ratio was.
+    """Return the errors of all seeds as a Markdown table, with the ratio to `known`.
 
     Args:
         one: A fleet.
-        factor: What `phases` may have at most, in errors of `known`.
+        factor: Greatest ratio of the errors of `phases` to those of `known`.
     """
     lines = [
         f"{one.fleet} ({', '.join(one.links)}): {one.seeds} seeds, {one.rounds} rounds each, "
@@ -131,5 +131,5 @@ def _number(errors: Errors, number: str, where: str) -> float:
 
 
 def _link(group: FleetConfig) -> str:
-    """Return what says how the links of a group move."""
+    """Return the name of the links of a group."""
     return group.trace or group.link or f"links of {group.profile or group.population}"

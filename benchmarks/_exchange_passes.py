@@ -103,7 +103,7 @@ class ExchangePasses:
         """Seed of the last model: each pass has a new model."""
 
     async def down(self, names: Sequence[str], disturb: Step | None = None) -> Pass:
-        """Retire the last model, publish a new one, let devices pull it; run `disturb` meanwhile."""
+        """Publish a new model instead of the last one; let devices pull it and run `disturb`."""
         self._seed += 1
         model = random_vector(self._n_bytes, self._seed)
         # A run knows the rates before its first model; here the first pass stands for the probes.

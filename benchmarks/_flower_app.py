@@ -2,8 +2,8 @@
 
     FLOWER_JOB=JOB.json PYTHONPATH=benchmarks PYTHON -m _flower_app
 
-The clients train by the same formulas, in plain numpy, so that Flower's own cost is what is left.
-Each actor reads the data once. The last line of the output says how long a round took.
+The clients train with the same formulas in numpy, so that the difference is Flower's own cost.
+Each actor reads the data once. The last line of the output has the time of a round.
 """
 
 import json
@@ -28,7 +28,7 @@ Tensors = list[NDArray[np.float32]]
 
 @cache
 def job() -> dict[str, Any]:
-    """Return what to do."""
+    """Return the description of the job."""
     found: dict[str, Any] = json.loads(Path(os.environ["FLOWER_JOB"]).read_text(encoding="utf-8"))
     return found
 
@@ -91,15 +91,15 @@ def client_fn(context: Any) -> Any:
 
 
 class Timed(FedAvg):  # type: ignore[misc]  # flwr is not installed here
-    """FedAvg that takes note of when a round ends."""
+    """FedAvg that records the end of each round."""
 
     def __init__(self, ends: list[float], **options: Any) -> None:
-        """Note the ends in a list that somebody else reads."""
+        """Append the end of each round to a list of the caller."""
         super().__init__(**options)
         self._ends = ends
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        """Average, and look at the clock."""
+        """Average, and record the time."""
         if failures or len(results) != len(job()["ends"]):
             raise RuntimeError(f"every client must answer in every round, got {len(results)}")
         merged = super().aggregate_fit(server_round, results, failures)
@@ -108,7 +108,7 @@ class Timed(FedAvg):  # type: ignore[misc]  # flwr is not installed here
 
 
 def server(ends: list[float]) -> ServerAppComponents:
-    """Return the server's part; `ends` is told of when each round ended."""
+    """Return the server; it appends the end of each round to `ends`."""
     widths, n = job()["widths"], len(job()["ends"])
     rng, tensors = np.random.default_rng(0), []
     for i, o in pairwise(widths):
@@ -126,7 +126,7 @@ def server(ends: list[float]) -> ServerAppComponents:
 
 
 def main() -> None:
-    """Play the job and say how long it took."""
+    """Run the job and print its times."""
     ends: list[float] = []
     started = time.perf_counter()
     run_simulation(
@@ -135,17 +135,17 @@ def main() -> None:
         num_supernodes=len(job()["ends"]),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
-    told = {
+    result = {
         "version": float(".".join(version("flwr").split(".")[:2])),
         "rounds": len(ends),
         "whole_s": time.perf_counter() - started,
         "round_s": (ends[-1] - ends[0]) / (len(ends) - 1),
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    # Under its own name, so that actors can import what the clients are made of.
+    # Under its own name, so that actors can import the client class.
     import _flower_app
 
     _flower_app.main()

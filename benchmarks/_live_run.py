@@ -1,4 +1,4 @@
-"""A run in a process of its own, watched from outside: its rounds, its processes, their memory."""
+"""A run in a separate process: its rounds, its processes and their memory."""
 
 import subprocess
 import sys
@@ -38,13 +38,13 @@ backend = "process"
 name = "agent"
 count = {agents}
 """
-"""In processes on loopback: a namespace each would measure the kernel's bridge."""
+"""The agents are processes on loopback: namespaces would measure the kernel's bridge."""
 
 ALL_STEPS = 1_000_000
-"""No epoch here is cut short."""
+"""Limit of steps that no epoch here reaches."""
 
 START_S = 30.0
-"""For a coordinator to say where its broker is."""
+"""Time limit for a coordinator to write the address of its broker."""
 
 KINDS = ("coordinator", "broker", "fork server", "agents")
 
@@ -64,20 +64,20 @@ class LiveRun:
             SystemExit: The run failed.
         """
         assert self._process.stderr is not None
-        said = b""
+        last_line = b""
         for line in self._process.stderr:
             if line.startswith(b"round "):
                 yield int(line.split()[1].split(b"/")[0])
             else:
-                said = line
+                last_line = line
         if self._process.wait():
-            raise SystemExit(f"the run failed: {said.decode(errors='replace').strip()}")
+            raise SystemExit(f"the run failed: {last_line.decode(errors='replace').strip()}")
 
     def join(self, agents: int) -> ExitStack:
-        """Start agents one by one, as on devices of their own; return what ends them.
+        """Start separate agents, as on separate devices; return the stack that ends them.
 
         Raises:
-            SystemExit: The coordinator does not say where its broker is.
+            SystemExit: The coordinator did not start.
         """
         stack, url = ExitStack(), self._url()
         for number in range(agents):
@@ -128,16 +128,16 @@ class LiveRun:
         }
 
     def pss_mib(self, kind: str) -> list[float]:
-        """Return the proportional memory of each process of a kind: shared pages shared out."""
+        """Return the proportional memory (PSS) of each process of a kind."""
         return [p.memory_full_info().pss / 2**20 for p in self.processes()[kind]]
 
     def cpu_s(self) -> dict[str, float]:
-        """Return the processor time that the processes of each kind have used; Linux only."""
+        """Return the processor time of the processes of each kind, seconds; Linux only."""
         return {kind: sum(map(_cpu_s, members)) for kind, members in self.processes().items()}
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Return the processor time of all threads in nanosecond steps; `times` has steps of 10 ms."""
+    """Return the processor time of all threads; `cpu_times` has steps of 10 ms only."""
     tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
     return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
 
@@ -163,9 +163,9 @@ def live_run(
     evaluate_every: int = 0,
     starts_fleet: bool = True,
 ) -> Iterator[LiveRun]:
-    """Run unthrottled agents under `folder`, all of them in each round; end it at the end.
+    """Run unthrottled agents under `folder`, all in each round, and end the run on exit.
 
-    Without `starts_fleet` the run waits for so many devices that join by themselves.
+    Without `starts_fleet` the run waits for `agents` devices to join.
     """
     path = folder / "experiment.toml"
     text = EXPERIMENT.format(

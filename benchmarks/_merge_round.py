@@ -1,6 +1,6 @@
-"""One round of the real executor and its merge, fed by made-up devices in the same process.
+"""One round of the real executor and its merge, with simulated devices in the same process.
 
-A device makes each chunk when it sends it, so that all memory of a model is the coordinator's.
+A device computes each chunk when it sends it, so all memory of a model is the coordinator's.
 """
 
 import os
@@ -33,7 +33,7 @@ from tests.wire.transport.memory import MemoryBroker
 
 ROUND = 1
 NO_MODEL = np.zeros(0, dtype=np.float32)
-"""What the devices were sent: of no use to updates that come whole."""
+"""The dispatched model: float32 updates do not need it."""
 
 PHASES = Phases(
     download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0
@@ -42,20 +42,20 @@ PHASES = Phases(
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that has trained already."""
+    """A device that has completed its training."""
 
     chunk: Callable[[int], bytes]
-    """Makes a chunk of its update."""
+    """Returns a chunk of its update by index."""
     sha256: bytes
     n_k: int = 1
     loss_before: float | None = None
     vanishes: bool = False
-    """Goes away when half of its update has been sent."""
+    """Whether it disconnects after half of its update."""
 
 
 @dataclass
 class SimulatedFleet:
-    """An executor, and the devices that talk to it."""
+    """An executor and its devices."""
 
     devices: Mapping[str, Device]
     layout: Layout
@@ -65,7 +65,7 @@ class SimulatedFleet:
     group: TaskGroup
     topics: Topics = field(default_factory=Topics)
     arrived: list[str] = field(default_factory=list)
-    """Who has sent everything, in this order."""
+    """Devices whose update is complete, in order of arrival."""
     _is_listening: anyio.Event = field(default_factory=anyio.Event)
 
     async def run_round(self, slots: int, target_updates: int, deadline_s: float = 600.0) -> Round:
@@ -81,7 +81,7 @@ class SimulatedFleet:
         return table
 
     async def listen(self) -> None:
-        """Let each device answer what it is told."""
+        """Answer the messages to each device."""
         names = {self.topics.control(name): name for name in self.devices}
         async for event in self.link.events():
             if isinstance(event, LinkUp):
@@ -136,7 +136,7 @@ class SimulatedFleet:
 async def simulated_fleet(
     devices: Mapping[str, Device], layout: Layout, accumulator: Accumulator, folder: Path
 ) -> AsyncIterator[SimulatedFleet]:
-    """Connect an executor and its devices; what it writes goes into `folder`."""
+    """Connect an executor and its devices; `folder` receives the store."""
     broker, topics, registry = MemoryBroker(), Topics(), Registry()
     registry.expect(devices)
     store = Store.create(

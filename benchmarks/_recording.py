@@ -1,4 +1,4 @@
-"""Devices that are recorded in a run, and emulated again by what was recorded."""
+"""Devices that are recorded in a run, and emulated again with the recorded profiles."""
 
 import json
 import math
@@ -16,19 +16,20 @@ from fairbed.testbed.run_folder import WORK
 
 SPEEDS = {"steady": 0.2, "moving": 0.3}
 DOWN_BPS, UP_BPS, DELAY_S = 16e6, 8e6, 0.02
-"""Of the steady link, and of the moving one on average."""
+"""Of the constant link, and means of the variable one."""
 
 STEP_S, STEPS = 3.0, 20
-"""Of the moving link, which then repeats."""
+"""Length and number of the steps of the variable link, which then repeats."""
 
 SPREAD, CORRELATION = 0.5, 0.8
-"""Of the logarithm of its rates, and from one step to the next: a phone in a car."""
+"""Standard deviation of the logarithm of its rates, and correlation of successive steps: a phone
+in a car."""
 
 EXAMPLES = 8000
-"""Of both devices; a fifth is held out. Transfers are most of an exchange then."""
+"""Examples of both devices; a fifth is held out. Transfers are then most of an exchange."""
 
 HOST_CORE_SPEED = 4.0
-"""Slow devices leave a small machine time for broker and links."""
+"""A large value makes devices slow, which leaves processor time for broker and links."""
 
 LIMIT_S = 600.0
 
@@ -75,7 +76,7 @@ profile = "{moving}"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is run."""
+    """Options of the runs."""
 
     folder: Path
     backend: str
@@ -83,11 +84,11 @@ class Setting:
     seed: int
 
     def original(self, kind: str) -> Path:
-        """Return where the profile is that a device was made by."""
+        """Return the path of the profile with which a device is emulated."""
         return self.folder / f"{kind}.toml"
 
     def recorded(self, kind: str) -> Path:
-        """Return where the profile is that was recorded of it."""
+        """Return the path of the profile that is recorded of it."""
         return self.folder / "recorded" / f"{kind}-1.toml"
 
 
@@ -121,8 +122,8 @@ def prepare(setting: Setting) -> None:
 def run(setting: Setting, name: str, steady: Path, moving: Path) -> Path:
     """Run both devices; return the folder of the run.
 
-    Every run of a setting charges the same for a step as its first: what is compared is the
-    devices, and not what this machine did during a calibration.
+    All runs of a setting charge the step costs of the first one, so that they do not differ by the
+    load of this machine during a calibration.
 
     Raises:
         SystemExit: The run failed.
@@ -167,6 +168,6 @@ def _fairbed(*arguments: str) -> object:
     command = guarded([sys.executable, "-m", "fairbed.testbed.cli.main", *arguments])
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise SystemExit(f"{arguments[0]} failed, it said: {said}")
+        last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise SystemExit(f"{arguments[0]} failed: {last_line}")
     return json.loads(done.stdout)

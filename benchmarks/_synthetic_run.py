@@ -1,4 +1,4 @@
-"""A run without a fleet: its store is told in real time what that of a live run would be."""
+"""A run without a fleet: writes the rows of a live run to its store in real time."""
 
 import json
 import time
@@ -32,20 +32,20 @@ PHASES = (
     ("offering", 0.05),
     ("uploading", 0.15),
 )
-"""What a device says that it does, and the share of its exchange which that takes."""
+"""Reported phase of a device, and its share of the exchange time."""
 
 TAU_S = (1.5, 4.0)
-"""Exchange times are between these, as in the quickstart."""
+"""Range of exchange times, as in the quickstart."""
 
 CLOSE_S = 0.2
 """From the last arrival to the next dispatch: merging, evaluation."""
 
 CONTEXT_S = 1.0
-"""A device tells its context so often, and whenever it begins with something else."""
+"""Interval of the contexts of a device; it also reports each change of phase."""
 
 COHORT = 1 / 3
-"""Of a small fleet; of a large one `MOST_CHOSEN`."""
-MOST_CHOSEN = 20
+"""Share of a small fleet that is selected; at most `MAX_COHORT` devices."""
+MAX_COHORT = 20
 
 BETA = 0.15
 MODEL_BYTES = 345_000
@@ -56,33 +56,33 @@ seed = 7
 rounds = 1000
 [selection]
 policy = "rbcs-f"
-per_round = {chosen}
+per_round = {per_round}
 beta = {beta}
 """
 
 Instant = tuple[float, Callable[[], None]]
-"""Seconds since the begin, and what is told then."""
+"""Seconds since the start, and the function that writes the rows of that instant."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
     row: int
-    begun_s: float
+    dispatched_s: float
     tau_s: float
 
 
 class SyntheticRun:
-    """Tells the store of a live run what a fleet of `devices` would have it told.
+    """Writes the rows of a run with synthetic devices.
 
     Args:
-        folder: Of the run.
-        devices: How many.
-        seed: Of who is chosen and how long it takes.
+        folder: Folder of the run.
+        devices: Number of devices.
+        seed: Seed of cohorts and exchange times.
     """
 
     def __init__(self, folder: Path, devices: int, seed: int = 7) -> None:
         self.names = [f"pi-{i:03d}" for i in range(devices)]
-        self.chosen = min(max(1, round(devices * COHORT)), MOST_CHOSEN)
+        self.per_round = min(max(1, round(devices * COHORT)), MAX_COHORT)
         self._rng = np.random.default_rng(seed)
         self._queues = np.zeros(devices)
         self._phase = ["idle"] * devices
@@ -91,7 +91,7 @@ class SyntheticRun:
             NewRun(
                 run_id=folder.name,
                 name="synthetic",
-                experiment_toml=EXPERIMENT.format(chosen=self.chosen, beta=BETA),
+                experiment_toml=EXPERIMENT.format(per_round=self.per_round, beta=BETA),
                 seed=seed,
                 config_hash="",
                 version="",
@@ -101,12 +101,12 @@ class SyntheticRun:
         self._instants = merge(self._contexts(), self._rounds(), key=lambda instant: instant[0])
         self._began_s = time.monotonic()
 
-    def play(self, seconds: float) -> None:
-        """Tell everything at its instant for so long, from where it was left."""
+    def write_for(self, seconds: float) -> None:
+        """Continue the run for a time and write each row at its instant."""
         until_s = time.monotonic() + seconds
-        for at_s, tell in self._instants:
+        for at_s, write in self._instants:
             time.sleep(max(0.0, self._began_s + at_s - time.monotonic()))
-            tell()
+            write()
             if time.monotonic() >= until_s:
                 return
 
@@ -156,19 +156,19 @@ class SyntheticRun:
         while True:
             number += 1
             noise = self._rng.random(len(self.names))
-            rows = sorted(np.argsort(-self._queues - 0.1 * noise)[: self.chosen].tolist())
+            rows = sorted(np.argsort(-self._queues - 0.1 * noise)[: self.per_round].tolist())
             taus = self._rng.uniform(*TAU_S, len(rows))
             cohort = [_Exchange(row, now_s, tau) for row, tau in zip(rows, taus, strict=True)]
             yield now_s, partial(self._dispatch, number, cohort)
             yield from sorted(
-                (instant for exchange in cohort for instant in self._course(number, exchange)),
+                (instant for exchange in cohort for instant in self._phases(number, exchange)),
                 key=lambda instant: instant[0],
             )
             now_s += float(max(taus)) + CLOSE_S
             yield now_s, partial(self._close, number, cohort, now_s)
 
-    def _course(self, number: int, exchange: _Exchange) -> Iterator[Instant]:
-        at_s = exchange.begun_s
+    def _phases(self, number: int, exchange: _Exchange) -> Iterator[Instant]:
+        at_s = exchange.dispatched_s
         for phase, share in PHASES:
             yield at_s, partial(self._context, at_s, exchange.row, phase)
             at_s += share * exchange.tau_s
@@ -204,26 +204,26 @@ class SyntheticRun:
 
     def _dispatch(self, number: int, cohort: list[_Exchange]) -> None:
         names = ", ".join(self.names[exchange.row] for exchange in cohort)
-        self._event(cohort[0].begun_s, "dispatched", f"round {number}: asked {names}")
+        self._event(cohort[0].dispatched_s, "dispatched", f"round {number}: selected {names}")
 
     def _arrive(self, number: int, exchange: _Exchange, at_s: float) -> None:
         self._context(at_s, exchange.row, "idle")
         self._store.add(self._exchange_row(number, exchange))
 
     def _close(self, number: int, cohort: list[_Exchange], at_s: float) -> None:
-        chosen = {exchange.row for exchange in cohort}
+        selected = {exchange.row for exchange in cohort}
         self._queues = np.maximum(
-            self._queues + BETA - np.isin(np.arange(len(self.names)), sorted(chosen)), 0.0
+            self._queues + BETA - np.isin(np.arange(len(self.names)), sorted(selected)), 0.0
         )
-        begun_s, tau_max_s = cohort[0].begun_s, max(exchange.tau_s for exchange in cohort)
+        dispatched_s, tau_max_s = cohort[0].dispatched_s, max(exchange.tau_s for exchange in cohort)
         self._store.close_round(
             RoundRow(
                 round=number,
                 attempt=0,
                 status="done",
-                dispatched_at_s=begun_s,
+                dispatched_at_s=dispatched_s,
                 closed_at_s=at_s,
-                duration_s=at_s - begun_s,
+                duration_s=at_s - dispatched_s,
                 tau_max_s=tau_max_s,
                 close_s=CLOSE_S,
                 slowest=None,
@@ -246,12 +246,12 @@ class SyntheticRun:
                     round=number,
                     device=name,
                     is_available=True,
-                    is_selected=row in chosen,
-                    is_aggregated=row in chosen,
+                    is_selected=row in selected,
+                    is_aggregated=row in selected,
                     tau_hat_s=float(self._rng.uniform(*TAU_S)),
                     width_s=0.1,
                     queue=float(self._queues[row]),
-                    propensity=float(row in chosen),
+                    propensity=float(row in selected),
                     is_audit=False,
                 )
                 for row, name in enumerate(self.names)
@@ -287,7 +287,7 @@ class SyntheticRun:
         )
 
     def _exchange_row(self, number: int, exchange: _Exchange) -> ExchangeRow:
-        lasted = {phase: share * exchange.tau_s for phase, share in PHASES}
+        phase_s = {phase: share * exchange.tau_s for phase, share in PHASES}
         known: dict[str, Any] = {
             "round": number,
             "device": self.names[exchange.row],
@@ -295,15 +295,15 @@ class SyntheticRun:
             "reason": "",
             "is_valid": True,
             "is_contended": False,
-            "dispatched_at_s": exchange.begun_s,
+            "dispatched_at_s": exchange.dispatched_s,
             "tau_wall_s": exchange.tau_s,
-            "tau_s": exchange.tau_s - lasted["offering"],
-            "queued_s": lasted["offering"],
-            "download_s": lasted["downloading"],
-            "load_s": lasted["loading"],
-            "train_s": lasted["training"],
-            "encode_s": lasted["encoding"],
-            "upload_s": lasted["uploading"],
+            "tau_s": exchange.tau_s - phase_s["offering"],
+            "queued_s": phase_s["offering"],
+            "download_s": phase_s["downloading"],
+            "load_s": phase_s["loading"],
+            "train_s": phase_s["training"],
+            "encode_s": phase_s["encoding"],
+            "upload_s": phase_s["uploading"],
             "tau_hat_s": exchange.tau_s,
             "codec_down": "float32",
             "codec_up": "float32",

@@ -1,4 +1,4 @@
-"""Measurements that count only if this machine kept none of those who took part waiting."""
+"""Measurements that are valid only if no participating process had to wait for the processor."""
 
 import os
 import time
@@ -11,46 +11,46 @@ import psutil
 from fairbed.testbed.host.contention import waits
 
 WAIT_LIMIT = 0.05
-"""Share of the time for which one may have waited, as in the runs themselves."""
+"""Greatest share of the time for which a process may wait, as in runs."""
 
 PAUSE_S = 0.5
-"""Before the next try, when this machine was busy."""
+"""Time before the next attempt when this machine was busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was measured once, and how busy this machine was meanwhile."""
+    """One measurement, and the waiting time during it."""
 
     value: float
     waited: float
-    """Share of the time that one of the processes was kept waiting, the worst of them; or that
-    the hypervisor took away, if that is more."""
+    """Largest share of the time for which one of the processes waited, or which the hypervisor
+    took."""
 
     @property
-    def counts(self) -> bool:
-        """Nobody was kept waiting for long."""
+    def is_valid(self) -> bool:
+        """Whether no process waited for long."""
         return self.waited <= WAIT_LIMIT
 
 
-def measure(what: Callable[[], float]) -> Window:
-    """Measure something; this process and all that it has started take part."""
+def measure(quantity: Callable[[], float]) -> Window:
+    """Measure a quantity; this process and its child processes take part."""
     here = psutil.Process()
     pids = [here.pid, *(child.pid for child in here.children(recursive=True))]
     delays_s, stolen_s, began = [waits(pid).seconds for pid in pids], _stolen_s(), time.monotonic()
-    value = what()
+    value = quantity()
     wall_s = time.monotonic() - began
     waited = [waits(pid).seconds - before for pid, before in zip(pids, delays_s, strict=True)]
     worst_s = max(*waited, (_stolen_s() - stolen_s) / (os.cpu_count() or 1))
     return Window(value, worst_s / wall_s)
 
 
-def repeat(what: Callable[[], float], repeats: int, late_limit_s: float) -> list[float]:
-    """Return what was measured in so many windows that count, or fewer when patience ends."""
+def repeat(quantity: Callable[[], float], repeats: int, late_limit_s: float) -> list[float]:
+    """Return the values of `repeats` valid windows, or of fewer after a time limit."""
     found: list[float] = []
     deadline = time.monotonic() + late_limit_s
     while len(found) < repeats and time.monotonic() < deadline:
-        window = measure(what)
-        if window.counts:
+        window = measure(quantity)
+        if window.is_valid:
             found.append(window.value)
         else:
             time.sleep(PAUSE_S)

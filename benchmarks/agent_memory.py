@@ -2,10 +2,9 @@
 
     fairbed bench agent-memory [--json]
 
-Before: joined to a broker on which nobody has spoken yet; resident, and of that its own (the rest
-are the libraries' files, as much of them as the system sees fit to map). With the session: the most
-that one unthrottled agent reports after training in rounds of the quickstart's CNN, and of the CNN
-for 28x28 pixels.
+Before: connected to a broker without a coordinator; resident memory, and its private part (the
+rest are mapped library files). With the session: the largest value that one unthrottled agent
+reports after training in rounds of the quickstart's CNN, and of the CNN for 28x28 pixels.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from fairbed.testbed.run.broker import start_broker
 
 ROUNDS = 20
 PICTURES = 1000
-"""Of 28x28 pixels, a fifth held out."""
+"""Examples of 28x28 pixels; a fifth is held out."""
 
 SETTLE_S = 2.0
 """Time for the agent to connect and subscribe; its memory does not change afterwards."""
@@ -52,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 async def _before() -> tuple[float, float]:
-    for package in (device_agent, wire):  # compiling at the start would leave 4 MiB behind
+    for package in (device_agent, wire):  # compilation at the start would keep 4 MiB
         compileall.compile_dir(package.__path__[0], quiet=1)
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         async with start_broker(folder=Path(folder)) as broker:
@@ -66,7 +65,7 @@ async def _before() -> tuple[float, float]:
 
 
 def _with_session(x_shape: tuple[int, ...] | None = None) -> float:
-    """Return the most that an agent held after a round, MiB; None trains on the digits."""
+    """Return the largest memory of an agent after a round, MiB; None trains on the digits."""
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder, data = Path(name), Path("digits")
         if x_shape is not None:

@@ -1,12 +1,12 @@
-"""What each codec saves in bytes and time, and what it costs in accuracy, on a whole run.
+"""Savings of each codec in bytes and time, and its cost in accuracy, on whole runs.
 
     fairbed bench codecs [--rounds 20] [--seeds 1,2,3] [--devices 6] [--per-round 6]
                          [--link lte-steady] [--only UP/DOWN,...] [--json]
 
 Digits and the CNN of 86,282 parameters on emulated Raspberry Pi 4 behind one slow link each. All
 numbers are from the store of the runs: bytes are means and times medians over the exchanges of
-all seeds, accuracy is that after the last round. The last two models of each float32 run tell
-what changes without loss would take. Beside them stands how fast this machine encodes and decodes.
+all seeds, accuracy is that after the last round. The size of lossless changes is measured on the
+last two models of each float32 run. The table also has the coding speed of this machine.
 """
 
 import argparse
@@ -93,16 +93,16 @@ class _Case:
 
     exchanges: list[ExchangeRow] = field(default_factory=list)
     encode_s: list[float] = field(default_factory=list)
-    """Of each version, at the coordinator."""
+    """Encoding times of the versions at the coordinator, seconds."""
     accuracy: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Lossless:
-    """Changes from one version to the next without loss."""
+    """Lossless changes from one version to the next."""
 
     ratio: list[float] = field(default_factory=list)
-    """Of the size of the version."""
+    """Size relative to that of the version."""
     decode_s_per_mb: list[float] = field(default_factory=list)
 
 

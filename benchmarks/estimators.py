@@ -1,16 +1,16 @@
-"""How well exchange times are predicted on live emulated fleets, beside what could be known.
+"""Errors of predicted exchange times on live emulated fleets, compared with an oracle.
 
     fairbed bench estimators [--backend auto] [--only constant,traces] [--rounds N] [--keep DIR]
                              [--replay SEEDS] [--set KEY=VALUE ...] [--json] [--write FILE ...]
 
-Two fleets are run, one on constant links (examples/estimators-constant.toml), one on links that
-move (examples/estimators-traces.toml). Each exchange is predicted from those
-before it, with mu and B as the agents measured them, by every estimator; `known` is told what the
-device really is and what its link really carried in the last 5 s. Errors are those of the second
-half of the rounds. `--keep` keeps the runs, and takes those that are there for done.
+Two fleets are run, one on constant links (examples/estimators-constant.toml), one on variable
+links (examples/estimators-traces.toml). Every estimator predicts each exchange from the earlier
+ones, with mu and B as the agents measured them. `known` has the true speed of the device and the
+true rates of its link in the last 5 s. Errors are those of the second half of the rounds. `--keep`
+keeps the runs; completed runs are not repeated.
 
-`--replay 20` replays them instead, for 20 seeds of their links: no test of the live system, but of
-the estimators over more links than anybody has time to run.
+`--replay 20` replays them instead, for 20 seeds of their links. This tests not the live system but
+the estimators over many links.
 """
 
 import argparse
@@ -43,20 +43,20 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FLEETS = {"constant": "estimators-constant.toml", "traces": "estimators-traces.toml"}
 
 TABLE, REPLAYED_TABLE = "estimators table", "replayed estimators table"
-"""Names of the places in a document that `--write` writes anew, of live runs and of replays."""
+"""Names of the places in a document that `--write` replaces, of live runs and of replays."""
 
 MAPE_LIMIT = 0.05
 WIRE_LEAST = 0.30
 KNOWN_FACTOR = 1.15
-"""What was promised (issue 5)."""
+"""Limits of issue 5."""
 
 MIN_EXCHANGES = 30
-"""Of the second half; with fewer nothing is judged."""
+"""Exchanges of the second half; with fewer there is no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A number and what was promised of it."""
+    """A number and its limit."""
 
     fleet: str
     what: str
@@ -64,7 +64,7 @@ class Check:
     rule: Literal["at most", "at least", "below"]
     limit: float | None
     ok: bool | None
-    """None: one of the two is not known, or too few exchanges count."""
+    """None if one of the two is unknown, or too few exchanges are valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +75,21 @@ class Measured:
     backend: str
     rounds: int
     exchanges: int
-    """All that were made."""
+    """All exchanges."""
     valid: int
-    """Those that may teach."""
+    """Exchanges from which estimators may learn."""
     tau_median_s: float
     wire_median: float
     """Share of the transfers in an exchange time."""
     link_age_median_s: float | None
-    """Of the rates that were measured, when they were used."""
+    """Age of the measured rates when they were used."""
     errors: dict[str, Errors]
-    """By estimator, of the second half."""
+    """By estimator, of the second half of the rounds."""
     checks: list[Check]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="fairbed bench estimators",
         description=__doc__,
@@ -99,15 +99,15 @@ def main(arguments: list[str]) -> int:
     add("--backend", default="auto", choices=["auto", "namespace", "container", "process"])
     add("--only", default=",".join(FLEETS), help=f"some of {', '.join(FLEETS)}")
     add("--rounds", type=int, help="instead of those of the experiments")
-    add("--keep", type=Path, metavar="DIR", help="keep the runs here")
-    add("--replay", type=int, metavar="SEEDS", help="replay them for so many seeds instead")
+    add("--keep", type=Path, metavar="DIR", help="keep the runs in this folder")
+    add("--replay", type=int, metavar="SEEDS", help="replay them for this many seeds instead")
     add("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     add("--json", action="store_true")
     add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
     options = parser.parse_args(arguments)
     names = options.only.split(",")
-    if strange := [name for name in names if name not in FLEETS]:
-        parser.error(f"--only: must be some of {', '.join(FLEETS)}, got {strange[0]}")
+    if unknown := [name for name in names if name not in FLEETS]:
+        parser.error(f"--only: must be some of {', '.join(FLEETS)}, got {unknown[0]}")
     if options.rounds is not None and options.rounds < 4:
         parser.error(f"--rounds: must be at least 4, got {options.rounds}")
     if options.replay is not None and options.replay < 1:
@@ -136,12 +136,12 @@ def _replay(
     folder: Path,
     options: argparse.Namespace,
 ) -> int:
-    """Replay the fleets and print what became of them; return the exit code."""
+    """Replay the fleets and print the errors; return the exit code."""
 
-    def of(name: str, seed: int) -> Experiment:
+    def experiment_of(name: str, seed: int) -> Experiment:
         return load_experiment(EXAMPLES / FLEETS[name], [*settings, "replay.training=false"], seed)
 
-    found = [replay(name, partial(of, name), seeds, folder) for name in names]
+    found = [replay(name, partial(experiment_of, name), seeds, folder) for name in names]
     text = "\n\n".join(table(one, KNOWN_FACTOR) for one in found)
     print(msgspec.json.encode(found).decode() if options.json else text)
     for path in options.write:
@@ -150,43 +150,47 @@ def _replay(
 
 
 def measure(fleet: str, folder: Path, backend: str, settings: Sequence[str] = ()) -> Measured:
-    """Run one fleet under `folder`, and say how well its exchange times were predicted.
+    """Run one fleet under `folder`; return the errors of its predicted exchange times.
 
     Raises:
         LiveRunError: The run failed.
     """
-    given = [*settings, f'emulation.backend="{backend}"']
-    experiment = load_experiment(EXAMPLES / FLEETS[fleet], given)
+    settings = [*settings, f'emulation.backend="{backend}"']
+    experiment = load_experiment(EXAMPLES / FLEETS[fleet], settings)
     run = play_live(experiment, folder / fleet, lambda line: print(line, file=sys.stderr))
     half = experiment.rounds / 2
     with RunReader(run) as reader:
         exchanges = reader.exchanges()
     errors = errors_of_run(run, counted_after=half)
-    seen = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s]
-    wire = _median(seen, lambda x: ((x.download_s or 0.0) + (x.upload_s or 0.0)) / (x.tau_s or 1.0))
+    valid = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s]
+    wire = _median(valid, _wire_share)
     return Measured(
         fleet=fleet,
         backend=backend,
         rounds=experiment.rounds,
         exchanges=len(exchanges),
-        valid=len(seen),
-        tau_median_s=_median(seen, lambda x: x.tau_s or 0.0),
+        valid=len(valid),
+        tau_median_s=_median(valid, lambda x: x.tau_s or 0.0),
         wire_median=wire,
         link_age_median_s=statistics.median(ages)
-        if (ages := [x.link_age_s for x in seen if x.link_age_s is not None])
+        if (ages := [x.link_age_s for x in valid if x.link_age_s is not None])
         else None,
         errors=errors,
-        checks=judged(fleet, errors, wire),
+        checks=checks_of(fleet, errors, wire),
     )
 
 
-def judged(fleet: str, errors: Mapping[str, Errors], wire: float) -> list[Check]:
-    """Return what was promised of a fleet, and what became of it."""
+def checks_of(fleet: str, errors: Mapping[str, Errors], wire: float) -> list[Check]:
+    """Return the checks of a fleet."""
     return _constant(errors) if fleet == "constant" else _traces(errors, wire)
 
 
+def _wire_share(x: ExchangeRow) -> float:
+    return ((x.download_s or 0.0) + (x.upload_s or 0.0)) / (x.tau_s or 1.0)
+
+
 def plain(found: Sequence[Measured]) -> str:
-    """Return what was measured, for a terminal."""
+    """Return the results for a terminal."""
     return "\n\n".join(
         "\n".join([_headline(one), "", estimates_table(one.errors), "", *map(_line, one.checks)])
         for one in found
@@ -265,13 +269,13 @@ def _check(
 def _headline(one: Measured) -> str:
     age = "" if one.link_age_median_s is None else f", rates {one.link_age_median_s:.1f} s old"
     return (
-        f"{one.fleet}: {one.valid} of {one.exchanges} exchanges in {one.rounds} rounds count; tau "
+        f"{one.fleet}: {one.valid} of {one.exchanges} exchanges in {one.rounds} rounds valid; tau "
         f"{one.tau_median_s:.2f} s, {100 * one.wire_median:.0f} % of it on the wire{age} (medians)"
     )
 
 
 def _line(check: Check) -> str:
-    verdict = {True: "ok", False: "missed", None: "not judged: too few exchanges count"}[check.ok]
+    verdict = {True: "ok", False: "missed", None: "no verdict: too few valid exchanges"}[check.ok]
     return (
         f"{check.what}: {percent(check.achieved)}, {check.rule} {percent(check.limit)}: {verdict}"
     )
@@ -304,10 +308,10 @@ def _origin(backend: str) -> str:
 
 
 def write(path: Path, found: Sequence[Measured]) -> None:
-    """Put the tables of live runs into their place of a document.
+    """Replace the tables of live runs in a document.
 
     Raises:
-        SystemExit: It has no such place.
+        SystemExit: The document has no place for them.
     """
     _write(path, TABLE, f"{_origin(found[0].backend)}\n\n{markdown(found)}")
 

@@ -1,14 +1,14 @@
-"""How true emulated devices are to their numbers: target against achieved, by backend.
+"""Accuracy of emulated devices: target against achieved values, by backend.
 
     fairbed bench fidelity [--backend all] [--quantity cpu,step,...] [--repeats 3]
                            [--attempts 12] [--quick] [--json] [--write FILE ...]
                            [--from FILE ...]
 
-Real ends measure: steps at an agent's pace, TCP and datagrams through the device's link, inside
-its control groups. Only windows count in which this machine gave what was spec of it; others are
-repeated, and a quantity without a valid window is unknown, with the reason. docs/accuracy.md
-explains the table; `--write docs/accuracy.md README.md` puts it there, `--from` takes the rows that
-were printed before.
+Programs inside and outside a device measure paced steps, TCP and datagrams through its link, and
+its control groups. A window is valid only if this machine achieved the requested load. Invalid
+windows are repeated, and a quantity without a valid window is unknown, with the reason.
+docs/accuracy.md explains the table; `--write docs/accuracy.md README.md` writes it there, `--from`
+reads the rows of earlier runs.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ATTEMPTS_PER_REPEAT, QUICK_ATTEMPTS = 4, 2
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="fairbed bench fidelity",
         description=__doc__,
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     add("--backend", choices=[*BACKENDS, "all"], default="all")
     add("--quantity", default=",".join(GROUPS), help=f"some of {', '.join(GROUPS)}")
     add("--repeats", type=int, help=f"valid windows of each quantity (default {REPEATS})")
-    add("--attempts", type=int, help="windows of each at most (default four a repeat)")
+    add("--attempts", type=int, help="greatest number of windows of each (default four per repeat)")
     add("--quick", action="store_true", help="few quantities, short windows: for tests")
     add("--json", action="store_true")
     add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
@@ -53,19 +53,19 @@ def main(arguments: list[str]) -> int:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="rows of earlier --json, not measured anew",
+        help="rows of an earlier --json instead of a measurement",
     )
     options = parser.parse_args(arguments)
     names = options.quantity.split(",")
-    if strange := [name for name in names if name not in GROUPS]:
-        parser.error(f"--quantity: must be some of {', '.join(GROUPS)}, got {strange[0]}")
+    if unknown_names := [name for name in names if name not in GROUPS]:
+        parser.error(f"--quantity: must be some of {', '.join(GROUPS)}, got {unknown_names[0]}")
     for name in ("repeats", "attempts"):
         if (wanted := getattr(options, name)) is not None and wanted < 1:
             parser.error(f"--{name}: must be at least 1, got {wanted}")
     if not options.sources:
         repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
-        usual = QUICK_ATTEMPTS if options.quick else ATTEMPTS_PER_REPEAT * repeats
-        attempts = options.attempts or usual
+        default = QUICK_ATTEMPTS if options.quick else ATTEMPTS_PER_REPEAT * repeats
+        attempts = options.attempts or default
         backends = BACKENDS if options.backend == "all" else (options.backend,)
         rows = anyio.run(_measure, backends, names, Plan(options.quick, repeats, attempts))
         measured_at = time.time()
@@ -98,18 +98,18 @@ async def _measure(backends: Sequence[BackendName], names: list[str], plan: Plan
 
 def _write(path: Path, rows: list[Row], measured_at: float) -> None:
     document = path.read_text(encoding="utf-8")
-    made = {table.TABLE: table.markdown, table.SUMMARY: table.summary}
-    found = [name for name in made if f"<!-- {name} -->" in document]
+    tables = {table.TABLE: table.markdown, table.SUMMARY: table.summary}
+    found = [name for name in tables if f"<!-- {name} -->" in document]
     if not found:
         sys.stderr.write(f"{path}: must have a place for the table, got none; see accuracy.md\n")
     for name in found:
-        text = f"{_origin(measured_at)}\n\n{made[name](rows)}"
+        text = f"{_origin(measured_at)}\n\n{tables[name](rows)}"
         document = table.placed(document, name, text)
     path.write_text(document, encoding="utf-8")
 
 
 def _origin(measured_at: float) -> str:
-    """Say where the numbers come from."""
+    """Return the command, date and machine of the measurement."""
     day = time.strftime("%d %B %Y", time.gmtime(measured_at)).lstrip("0")
     python = ".".join(platform.python_version_tuple()[:2])
     kernel = ".".join(platform.release().split(".")[:2])

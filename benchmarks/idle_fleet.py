@@ -1,10 +1,10 @@
-"""What a large fleet costs this machine: start, memory after training, processor when idle.
+"""Cost of a large fleet for this machine: start, memory after training, processor when idle.
 
     fairbed bench idle-fleet [--agents 200] [--model mlp] [--seconds 20] [--separate] [--json]
 
-Unthrottled agents, forked from one warm process (or started one by one, as on devices of their
-own), train in two rounds; then the run is paused and
-what agents, coordinator and broker use is what their contexts at 1 Hz cost. Linux only.
+Unthrottled agents, forked from one warm process (or started separately, as on separate devices),
+train in two rounds. Then the run is paused: the processor time of agents, coordinator and broker
+is the cost of contexts at 1 Hz. Linux only.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from fairbed.testbed.run_folder import read_endpoint
 
 ROUNDS = 2
 MANY_ROUNDS = 1000
-"""It is paused and ended long before."""
+"""Rounds of the experiment; the run is paused and ended long before."""
 
 REST_S = 3.0
-"""All agents have been idle for as long: the one that gives memory back does so after a second."""
+"""Idle time of all agents before the measurement: an agent returns memory after a second."""
 
 IDLE_LIMIT_S = 120.0
-"""For the round that is open at the pause to end."""
+"""Time limit for the open round to end after the pause."""
 
 EXAMPLES = 100
 """Per device; a fifth is held out."""

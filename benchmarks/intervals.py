@@ -1,9 +1,9 @@
-"""How often bootstrap intervals of a mean over few seeds hold the true mean.
+"""Coverage of bootstrap intervals of a mean over few seeds.
 
     fairbed bench intervals [--draws 4000] [--json]
 
-Draws samples of known distributions, all with mean 1, and counts how many 95 % intervals hold it:
-the expanded percentile interval of `fairbed compare`, the plain percentile interval and BCa (of
+Draws samples of known distributions with mean 1 and counts the 95 % intervals that contain it: the
+expanded percentile interval of `fairbed compare`, the plain percentile interval and BCa (of
 scipy), and Student's t.
 """
 
@@ -21,7 +21,7 @@ from fairbed.testbed.compare.statistics import CONFIDENCE, expanded_level
 SIZES = (5, 10, 20)
 RESAMPLES = 2_000
 BATCH = 100
-"""Samples that are resampled at once, so that memory stays small."""
+"""Samples that are resampled at once; it limits the memory."""
 
 Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, int]], Floats]
 
@@ -59,17 +59,17 @@ def main(arguments: list[str]) -> int:
 
 
 def coverage(draw: Draw, n: int, draws: int) -> dict[str, float]:
-    """Return the share of intervals that hold the mean 1, by kind of interval."""
+    """Return the share of intervals that contain the mean 1, by kind of interval."""
     rng, hits = np.random.default_rng(n), dict[str, int]()
     for start in range(0, draws, BATCH):
         samples = draw(rng, (min(BATCH, draws - start), n))
-        for kind, held in _held(samples, rng).items():
+        for kind, held in _contains_mean(samples, rng).items():
             hits[kind] = hits.get(kind, 0) + int(held.sum())
     return {kind: count / draws for kind, count in hits.items()}
 
 
-def _held(samples: Floats, rng: np.random.Generator) -> dict[str, Bools]:
-    """Return which samples of shape (K, n) have an interval that holds 1, shape (K,) each."""
+def _contains_mean(samples: Floats, rng: np.random.Generator) -> dict[str, Bools]:
+    """Return whether the interval of each sample contains 1; samples (K, n), result (K,) each."""
     k, n = samples.shape
     picks = rng.integers(n, size=(k, RESAMPLES, n))
     means = np.take_along_axis(samples[:, None, :], picks, axis=2).mean(axis=2)
@@ -77,7 +77,7 @@ def _held(samples: Floats, rng: np.random.Generator) -> dict[str, Bools]:
 
     def percentile(level: float) -> Bools:
         low, high = np.quantile(means, (level, 1.0 - level), axis=1)
-        return _holds(low, high)
+        return _contains_one(low, high)
 
     found = stats.bootstrap(
         (samples,),
@@ -93,11 +93,11 @@ def _held(samples: Floats, rng: np.random.Generator) -> dict[str, Bools]:
     return {
         "expanded": percentile(expanded_level(n)),
         "percentile": percentile(edge),
-        "BCa": _holds(np.asarray(found.low), np.asarray(found.high)),
-        "Student": _holds(centre - spread, centre + spread),
+        "BCa": _contains_one(np.asarray(found.low), np.asarray(found.high)),
+        "Student": _contains_one(centre - spread, centre + spread),
     }
 
 
-def _holds(low: Floats, high: Floats) -> Bools:
+def _contains_one(low: Floats, high: Floats) -> Bools:
     held: Bools = (low <= 1.0) & (high >= 1.0)
     return held

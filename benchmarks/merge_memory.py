@@ -2,9 +2,9 @@
 
     fairbed bench merge-memory [--devices 100] [--size 50] [--rule fedavg] [--json]
 
-The real player, uploads and merge in a process of their own; the devices make their chunks as
-they send them. Measured is the peak of that process, base included, and verified that the next
-model is the mix of theirs. Linux only.
+The real executor, uploads and merge in a separate process; devices compute their chunks when they
+send them. The benchmark measures the peak of that process, base included, and verifies that the
+next model is the weighted mean of the updates. Linux only.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES
 from fairbed.wire.tensors import BYTES_PER_VALUE, Layout, Tensor, vector_to_bytes
 
 LIMIT_MB = 1000.0
-"""What 100 devices of 50 MB may take with FedAvg, 10^6 bytes."""
+"""Memory limit for 100 devices of 50 MB with FedAvg, 10^6 bytes."""
 
 PERIOD = DEFAULT_CHUNK_BYTES // BYTES_PER_VALUE
-"""Values after which a made-up model repeats: one chunk."""
+"""Values after which a synthetic model repeats: one chunk."""
 
 LEARNING_RATE = 0.1
 
@@ -68,7 +68,7 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
     devices = {f"device-{k}": _device(pattern, k, n_values) for k in range(n_devices)}
     aggregator = make_aggregator(AggregationConfig(rule=rule))  # type: ignore[arg-type]
     assert isinstance(aggregator, Streaming)
-    sent = np.full(n_values, 0.0, dtype=np.float32)  # written, so that it counts
+    sent = np.full(n_values, 0.0, dtype=np.float32)  # written, so that its pages are resident
     accumulator = aggregator.begin(sent, n_values, LEARNING_RATE)
     base = psutil.Process().memory_info().rss
 
@@ -94,7 +94,7 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
 
 
 async def _round(place: SimulatedFleet) -> tuple[Merge, float, float]:
-    """Return the merge, the seconds until the last arrival, and those from there to the end."""
+    """Return the merge, the seconds until the last arrival, and those from then to the end."""
     started = time.perf_counter()
     await place.run_round(upload_slots(place.layout.size_bytes), target_updates=len(place.devices))
     ended = time.perf_counter()
@@ -103,7 +103,7 @@ async def _round(place: SimulatedFleet) -> tuple[Merge, float, float]:
 
 
 def _device(pattern: Vector, k: int, n_values: int) -> Device:
-    """Return device k, whose update is (k + 1) times the pattern, over and over."""
+    """Return device k, whose update is (k + 1) times the repeated pattern."""
 
     def chunk(index: int) -> bytes:
         size = min(n_values - index * PERIOD, PERIOD)
@@ -120,9 +120,9 @@ def _model(pattern: Vector, k: int) -> Vector:
 
 
 def _is_mix(merge: Merge, pattern: Vector) -> bool:
-    """Tell whether every period of the next model is the mix that its weights say."""
-    # All models are multiples of one pattern, so that the mix is one, too; the weights come in
-    # the order of arrival, but each device's is the only one of its size.
+    """Return whether every period of the next model is the mix that its weights determine."""
+    # All models are multiples of one pattern, so the mix is one, too. The weights are in order of
+    # arrival, but they differ, and their order by size is the order of the devices.
     factors = np.sort(merge.weights) @ np.arange(1, len(merge.weights) + 1)
     expected = np.resize(pattern.astype(np.float64) * factors, merge.vector.size)
     return bool(np.allclose(merge.vector, expected, rtol=1e-6, atol=0.0))

@@ -1,8 +1,8 @@
-"""What networks of namespaces cost: set-up, teardown, changes, and a packet in the relay.
+"""Cost of namespace networks: set-up, teardown, changes, and a packet in the relay.
 
     fairbed bench network-cost [--devices 100] [--json]
 
-Times are of this machine as it is; run it when nothing else does. Needs root, or a user namespace.
+Run it on an otherwise idle machine. Needs root, or a user namespace.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from fairbed.testbed.emulation.conditions import Conditions, Shape
 from fairbed.testbed.errors import BackendError
 
 TURNS = 20
-"""Changes of all devices; the median counts."""
+"""Changes of all devices; the result is the median."""
 
 RELAYED_BPS = 2e7
 STREAM_S = 5.0
@@ -30,25 +30,25 @@ PACKET_BYTES = 1500
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """What `--json` prints."""
+    """The output of `--json`."""
 
     devices: int
     set_up_s: float
     change_us: float
-    """Rates of one device, in both directions, of a change of all."""
+    """Time per device to change both rates of all devices."""
     counters_ms: float
-    """Of all devices."""
+    """Time to read the counters of all devices."""
     teardown_s: float
     relay_us: float | None
-    """Processor time of the relay for a full packet and its share of the answers; None where the
-    kernel delays."""
+    """Processor time of the relay for a full packet and its share of the answers; None if the
+    kernel delays packets."""
 
 
 async def measure(n_devices: int) -> Cost:
-    """Measure; nothing of it stays.
+    """Measure and clean up.
 
     Raises:
-        BackendError: This machine cannot have networks.
+        BackendError: This machine cannot create networks.
     """
     shapes: dict[str, Shape | None] = {f"device-{index}": _both(1e6) for index in range(n_devices)}
     began = time.monotonic()

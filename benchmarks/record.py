@@ -1,10 +1,10 @@
-"""How true a recording is: the profile of an emulated device against the one it was made by.
+"""Accuracy of recordings: the recorded profile of an emulated device against the original one.
 
     fairbed bench record [--backend process] [--rounds 40] [--seed 1] [--json]
 
-Two devices take part in a run, one with a steady link and one whose link moves. Both are recorded,
-and emulated again by what was recorded. Only exchanges count in which this machine kept nobody
-waiting; where there are too few, a row is unknown. The last row is what watching costs.
+Two devices take part in a run, one with a constant and one with a variable link. Both are recorded,
+and the recorded profiles are emulated again. Only exchanges without contention count; with too few
+of them a row is unknown. The last row is the cost of sampling.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from fairbed.testbed.recording.machine import MachineReader, own_s, sample
 from fairbed.testbed.recording.run_store import CONFIG, read_device
 
 MIN_EXCHANGES = 8
-"""With fewer valid ones nothing is told."""
+"""Least number of valid exchanges of a known row."""
 
 WATCH_S = 20.0
 
@@ -41,7 +41,7 @@ VOLUME_LIMIT, MOMENT_LIMIT = 0.02, 0.05
 DELAY_LIMIT_S = 3e-3
 WATCH_LIMIT = 0.01
 TAU_LIMIT = 0.05
-"""Errors that were promised: relative, but for the delay."""
+"""Limits of errors: relative, except for the delay."""
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    """Yield how the recorded profiles compare with the originals, and the runs with each other."""
+    """Yield rows that compare the recorded with the original profiles, and the two runs."""
     prepare(setting)
     first = run(setting, "first", *map(setting.original, SPEEDS))
     record(setting, first)
@@ -77,41 +77,43 @@ def measure(setting: Setting) -> Iterator[Row]:
         device = f"{kind}-1"
         seen = valid(read_device(first, device).exchanges)
         again = valid(read_device(second, device).exchanges)
-        judge = _Judge(setting.backend, kind, len(seen))
+        make_row = _RowMaker(setting.backend, kind, len(seen))
         original = profiles.load(setting.original(kind))
         found = profiles.load(setting.recorded(kind))
-        yield judge("core_speed", original.core_speed, found.core_speed, "cores", SPEED_LIMIT)
+        yield make_row("core_speed", original.core_speed, found.core_speed, "cores", SPEED_LIMIT)
         delays = original.link.delay_s, found.link.delay_s
-        yield judge("delay_s", *delays, "s", DELAY_LIMIT_S, is_relative=False)
+        yield make_row("delay_s", *delays, "s", DELAY_LIMIT_S, is_relative=False)
         if kind == "steady":
-            for way in ("down_bps", "up_bps"):
-                rates = getattr(original.link, way), getattr(found.link, way)
-                yield judge(way, *rates, "bit/s", RATE_LIMIT)
+            for direction in ("down_bps", "up_bps"):
+                rates = getattr(original.link, direction), getattr(found.link, direction)
+                yield make_row(direction, *rates, "bit/s", RATE_LIMIT)
         else:
             link = planned[device].tracks.link
             assert link is not None
-            yield from _moving(judge, seen, {"down": link.down_bps, "up": link.up_bps})
-        judge = _Judge(setting.backend, f"{kind}, emulated again", min(len(seen), len(again)))
+            yield from _variable(make_row, seen, {"down": link.down_bps, "up": link.up_bps})
+        make_row = _RowMaker(setting.backend, f"{kind}, emulated again", min(len(seen), len(again)))
         limit = TAU_LIMIT if kind == "steady" else None
         for phase in ("tau_s", "train_s", "download_s", "upload_s"):
-            yield judge(f"median {phase}", _median(seen, phase), _median(again, phase), "s", limit)
+            yield make_row(
+                f"median {phase}", _median(seen, phase), _median(again, phase), "s", limit
+            )
 
 
-def _moving(
-    judge: "_Judge", seen: Sequence[ExchangeRow], truth: dict[str, Series]
+def _variable(
+    make_row: "_RowMaker", exchanges: Sequence[ExchangeRow], truth: dict[str, Series]
 ) -> Iterator[Row]:
-    for way, moved in zip(("down", "up"), transfers(seen), strict=True):
-        told = [item for item in moved if item is not None]
-        meant = np.array([truth[way].integral(item.start_s, item.end_s) for item in told])
-        bits = np.array([8.0 * item.n_bytes for item in told])
-        total = float(meant.sum()) / 8.0, float(bits.sum()) / 8.0
-        yield judge(f"{way}, bytes in transfers", *total, "bytes", VOLUME_LIMIT)
-        off = 1.0 + float(np.median(np.abs(bits / meant - 1.0))) if told else 1.0
-        yield judge(f"{way}, a transfer", 1.0, off, "ratio", MOMENT_LIMIT)
+    for direction, all_transfers in zip(("down", "up"), transfers(exchanges), strict=True):
+        known = [item for item in all_transfers if item is not None]
+        true_bits = np.array([truth[direction].integral(x.start_s, x.end_s) for x in known])
+        bits = np.array([8.0 * item.n_bytes for item in known])
+        total = float(true_bits.sum()) / 8.0, float(bits.sum()) / 8.0
+        yield make_row(f"{direction}, bytes in transfers", *total, "bytes", VOLUME_LIMIT)
+        error = 1.0 + float(np.median(np.abs(bits / true_bits - 1.0))) if known else 1.0
+        yield make_row(f"{direction}, a transfer", 1.0, error, "ratio", MOMENT_LIMIT)
 
 
-class _Judge:
-    """Makes rows of one device; unknown ones where it had too few valid exchanges."""
+class _RowMaker:
+    """Returns rows of one device; they are unknown if it has too few valid exchanges."""
 
     def __init__(self, backend: str, what: str, n_valid: int) -> None:
         self._backend, self._what, self._n_valid = backend, what, n_valid
@@ -140,20 +142,20 @@ class _Judge:
 
 
 def watching(backend: str, duration_s: float) -> Row:
-    """Return which share of a core it takes to watch this machine."""
+    """Return the share of a core that sampling this machine costs."""
     reader = MachineReader()
     cpu_s, began_s = own_s(), time.monotonic()
-    looks = len(sample(reader, duration_s))
+    samples = len(sample(reader, duration_s))
     ratio = (own_s() - cpu_s) / (time.monotonic() - began_s)
     spec = QuantitySpec(
         backend=backend,
-        quantity="watching, share of a core",
+        quantity="sampling, share of a core",
         target=None,
         unit="ratio",
         limit=WATCH_LIMIT,
         is_bound=True,
     )
-    return row_of(spec, _found(ratio, looks))
+    return row_of(spec, _found(ratio, samples))
 
 
 def _found(value: float, n_valid: int) -> Finding:
@@ -161,6 +163,6 @@ def _found(value: float, n_valid: int) -> Finding:
 
 
 def _median(exchanges: Sequence[ExchangeRow], phase: str) -> float:
-    """Return the median of a phase; the first exchange of a device is another: it is cold."""
+    """Return the median of a phase without cold exchanges."""
     known = [getattr(x, phase) for x in exchanges if not x.was_cold]
     return statistics.median(known) if known else float("nan")

@@ -1,17 +1,17 @@
-"""How fast a replay trains, beside its bare matrix products and Flower's simulation.
+"""Training speed of replays, compared with bare matrix products and Flower's simulation.
 
-    fairbed bench replay-training [--only common,crowd] [--threads N] [--flower PYTHON]
+    fairbed bench replay-training [--only common,large] [--threads N] [--flower PYTHON]
                                   [--flower-rounds 3] [--json]
 
-common: 20 clients x 20 rounds of an MLP 784-318-10, 320 examples each, batch 32. crowd: 1000
+common: 20 clients x 20 rounds of an MLP 784-318-10, 320 examples each, batch 32. large: 1000
 clients x 100 rounds of softmax regression on Synthetic(1,1), 10 local steps of batch 20. All
-clients are in every round. A replay is whole: selection, training, merge, store; only the last
-model is evaluated. A round is timed from the end of the first to the end of the last; times of the
-processor, of all threads and workers together, also tell something on a machine that does other
-work.
+clients are in every round. A replay is complete: selection, training, merge, store; only the last
+model is evaluated. The time of a round is the mean from the end of the first to the end of the
+last one. Processor times, of all threads and workers, are also useful on a machine with other
+load.
 
-PYTHON is an interpreter with `flwr[simulation]`; it runs the same job, by the same formulas in
-numpy, right after ours. Without it stands what was measured once with Flower 1.41.
+PYTHON is an interpreter with `flwr[simulation]`; it runs the same job, with the same formulas in
+numpy, right after ours. Without it, an earlier measurement with Flower 1.41 is shown.
 """
 
 import argparse
@@ -40,9 +40,9 @@ from fairbed.testbed.replay.run import replay_experiment
 FLOWER_APP = "_flower_app"
 """Module of this folder that Flower's interpreter runs."""
 FLOWER_STATED_S = {"common": 0.41}
-"""Seconds a round of Flower 1.41's simulation on a machine like ours, with two cores."""
+"""Seconds per round of Flower 1.41's simulation on a similar machine with two cores."""
 REPEATS = 3
-"""Times that bare products are measured; the median counts."""
+"""Measurements of bare products; the result is the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class Case:
     rounds: int
     batch: int
     steps: int
-    """Of each client in a round."""
+    """Steps of each client in a round."""
     epochs: int
     widths: tuple[int, ...]
-    """Features, hidden, classes."""
+    """Features, hidden units, classes."""
     learning_rate: float
     dataset: Callable[[Path], dict[str, object]]
-    """Writes what it needs into a folder and returns `[data]`."""
+    """Writes its files into a folder and returns `[data]`."""
 
     @property
     def model(self) -> str:
@@ -67,7 +67,7 @@ class Case:
         return "softmax" if len(self.widths) == 2 else "mlp"
 
     def experiment(self, data: dict[str, object]) -> Experiment:
-        """Return the experiment; nobody is ever away and nobody is late."""
+        """Return the experiment; all devices are always available and never late."""
         training = {
             "epochs": self.epochs,
             "batch_size": self.batch,
@@ -107,7 +107,7 @@ def _synthetic(folder: Path) -> dict[str, object]:
 
 CASES = {
     "common": Case(20, 20, 32, 10, 1, (784, 318, 10), 0.05, _noise),
-    "crowd": Case(1000, 100, 20, 10, 5, (60, 10), 0.01, _synthetic),
+    "large": Case(1000, 100, 20, 10, 5, (60, 10), 0.01, _synthetic),
 }
 
 
@@ -186,7 +186,7 @@ def _processor_s() -> float:
 
 
 def _bare_products(case: Case, threads: int) -> dict[str, float]:
-    """Return how long the matrix products of one round take, and nothing else, on as many threads.
+    """Return the time of the matrix products of one round alone, on as many threads.
 
     The products of a client run one after the other on arrays that stay in the cache.
     """
@@ -222,7 +222,7 @@ def _bare_products(case: Case, threads: int) -> dict[str, float]:
 
 
 def _flower(case: Case, folder: Path, python: str, rounds: int) -> dict[str, float]:
-    """Run the same job in Flower's simulation and return what it told."""
+    """Run the same job in Flower's simulation and return its times."""
     config = case.experiment(case.dataset(folder)).data
     dataset = load(config, 0, os.environ)
     data = FleetData(dataset, config, devices=case.clients, seed=0)
@@ -256,5 +256,5 @@ def _flower(case: Case, folder: Path, python: str, rounds: int) -> dict[str, flo
     if done.returncode:
         sys.stderr.buffer.write(done.stderr)
         raise SystemExit(f"replay-training: Flower failed with exit code {done.returncode}")
-    told: dict[str, float] = msgspec.json.decode(done.stdout.splitlines()[-1])
-    return {f"flower_{key}": value for key, value in told.items()}
+    times: dict[str, float] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    return {f"flower_{key}": value for key, value in times.items()}

@@ -1,12 +1,12 @@
-"""Round time of 20 unthrottled agents with a 1 MB model, and how soon the first round is done.
+"""Round time of 20 unthrottled agents with a 1 MB model, and the time to the first round.
 
     fairbed bench round-time [--agents 20] [--rounds 20] [--broker auto] [--client direct]
                              [--echo] [--json]
 
-MLP 784-318-10 (253,000 values), 320 training examples a device, batch 32, one epoch, everybody
-in every round, no evaluation. A round lasts from the dispatch to the next model, published.
-`cpu_ms_KIND` is the processor time of all processes of a kind in one round (Linux only).
-With `--echo` a device takes one step instead of an epoch, so that the exchange is what is left.
+MLP 784-318-10 (253,000 values), 320 training examples per device, batch 32, one epoch, all devices
+in every round, no evaluation. A round lasts from the dispatch to the publication of the next
+model. `cpu_ms_KIND` is the processor time of all processes of a kind in one round (Linux only).
+With `--echo` a device takes one step instead of an epoch, so that mostly the exchange remains.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def measure(
             first_s = time.perf_counter() - started
             before = run.cpu_s()
             for round_id in closings:
-                if round_id == rounds - 1:  # after the last one they are gone
+                if round_id == rounds - 1:  # after the last round the processes have ended
                     after = run.cpu_s()
             with RunReader(run.folder) as reader:
                 closed = reader.rounds()

@@ -1,14 +1,13 @@
-"""What the control room costs the machine that it is open on: processor time, bytes drawn.
+"""Cost of the control room for its machine: processor time, bytes drawn.
 
     fairbed bench screen [--devices 12,200] [--seconds 30] [--size 140x40] [--json]
     fairbed bench screen --live [--rounds 12] [--repeats 3]
 
-`fairbed watch` on a terminal of that size shows a run that is only told, in real time: every device
-has its context at 1 Hz and whenever it begins with something else, and a round of a third of the
-devices, 20 at most, takes three to four seconds. Nobody trains; what is counted is the processor
-time of the process that watches. With `--live` the quickstart really runs, in turns without a
-room and with one, and what is counted are the exchanges that this machine was too busy to measure.
-Linux and macOS.
+`fairbed watch` shows a synthetic run in real time on a terminal of that size: every device sends
+its context at 1 Hz and at each change of phase, and a round of a third of the devices, 20 at most,
+takes three to four seconds. No device trains; the result is the processor time of the viewer. With
+`--live` the quickstart runs, alternately without and with a control room, and the result is the
+number of invalid exchanges. Linux and macOS.
 """
 
 import argparse
@@ -37,46 +36,46 @@ from fairbed.coordinator.store.reader import LIVE, Quality
 from fairbed.coordinator.tui.app import LONGEST_PAUSE_S
 
 WARM_S = 5.0
-"""Until the room is drawn and has seen a round: starting is told apart."""
+"""Time until the control room is drawn and has shown a round; its start is measured separately."""
 
 CLOSE_S = 30.0
-"""The room closes within this."""
+"""Time limit for the control room to close."""
 
 CHUNK_BYTES = 1 << 16
 
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.toml"
 
 LOAD_INTERVAL_S = 0.5
-"""Between two looks at whether a run is over."""
+"""Interval of the checks whether a run has ended."""
 
 RUN_S = 900.0
-"""A run is over within this."""
+"""Time limit of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one control room."""
+    """The cost of one control room."""
 
     devices: int
     seconds: float
     start_cpu_s: float
-    """Processor time before that: the interpreter, the style sheet, the first pictures."""
+    """Processor time of the start: the interpreter, the style sheet, the first screens."""
     core_share: float
-    """Processor time / time, from then on; 1 is a core."""
+    """Processor time / time after the start; 1 is a core."""
     bytes_per_s: float
-    """That reach the terminal, which has to draw them, too."""
+    """Output to the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Of two runs of the quickstart."""
+    """The quality of two runs of the quickstart."""
 
     headless: Quality
     watched: Quality
 
 
 class _Terminal:
-    """A terminal that nobody looks at."""
+    """A pseudo-terminal that counts its output."""
 
     def __init__(self, columns: int, lines: int) -> None:
         self._ours, self.theirs = pty.openpty()
@@ -86,11 +85,11 @@ class _Terminal:
         self._reader.start()
 
     def press(self, key: str) -> None:
-        """Press a key."""
+        """Send a key."""
         os.write(self._ours, key.encode())
 
     def close(self) -> None:
-        """Take it away."""
+        """Close the terminal."""
         os.close(self.theirs)
         self._reader.join(CLOSE_S)
         os.close(self._ours)
@@ -141,19 +140,19 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(devices: int, seconds: float, size: tuple[int, int], warm_s: float = WARM_S) -> Cost:
-    """Return what a control room of `size` in columns and lines costs.
+    """Return the cost of a control room of `size` in columns and lines.
 
     Raises:
-        RuntimeError: It did not stay open.
+        RuntimeError: The control room did not stay open.
     """
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name) / "run"
         synthetic = SyntheticRun(folder, devices)
         try:
             with _room(["watch", str(folder)], size) as (pid, terminal):
-                synthetic.play(warm_s)
+                synthetic.write_for(warm_s)
                 start_cpu_s, start_bytes, since = cpu_s(pid), terminal.n_bytes, time.monotonic()
-                synthetic.play(seconds)
+                synthetic.write_for(seconds)
                 spent_s, lasted_s = cpu_s(pid) - start_cpu_s, time.monotonic() - since
                 n_bytes = terminal.n_bytes - start_bytes
                 terminal.press("q")

@@ -1,15 +1,15 @@
-"""What one selection costs: contexts in, cohort out, queues and estimates updated.
+"""Cost of one selection: contexts in, cohort out, queues and estimates updated.
 
     fairbed bench selection [--devices 1000000] [--per-round 1000] [--rounds 7] [--arm NAME]
         [--json]
 
-Every policy and both estimators, at the number of devices and at a tenth and a hundredth of it,
-each in a process of its own: processor time of the first round, when nobody is known, and of later
-ones (median), when every device has been measured and devices are owed different shares; the
-most memory beyond that of an empty process; and the exponent e of time ~ N^e from the smallest
-to the largest fleet, where N log N has about 1.09. Nothing is trained. Last, the paper's 40 devices
-for 500 rounds: the decisions alone, and with the virtual clock and the rows of the run store, which
-a thread of its own writes: processor time of both, and what the clock says.
+Every policy and both estimators run with the number of devices and with a tenth and a hundredth of
+it, each in a separate process. The results are: processor time of the first round, when no device
+has been observed, and of later rounds (median), when every device has been observed and virtual
+queues differ; peak memory beyond that of an empty process; and the exponent e of time ~ N^e from
+the smallest to the largest fleet, where N log N has about 1.09. Nothing is trained. Last, the
+paper's 40 devices for 500 rounds: the decisions alone, and a whole replay with the virtual clock
+and the rows of the store, which a thread writes: processor time of both, and elapsed time.
 """
 
 import argparse
@@ -34,11 +34,11 @@ PAPER = Path(__file__).parents[1] / "examples" / "rbcs-f-paper.toml"
 PAPER_DEVICES, PAPER_PER_ROUND, PAPER_ROUNDS = 40, 8, 500
 
 PART_OF_FAIR_SHARE = 0.5
-"""The promised rate, of what each device would have if all had the same."""
+"""The guaranteed rate, relative to that of a uniform selection."""
 
 
 def arms(devices: int, per_round: int) -> dict[str, SelectionConfig]:
-    """Return what is measured, by name."""
+    """Return the measured settings, by name."""
     beta = PART_OF_FAIR_SHARE * min(1.0, per_round / devices)
 
     def arm(policy: str, estimator: str = "ridge", **others: object) -> SelectionConfig:
@@ -66,9 +66,9 @@ class Cost:
     first_s: float
     """Processor time of the first round."""
     later_s: float
-    """Of later ones, median."""
+    """Processor time of later rounds, median."""
     peak_mib: float
-    """Most memory beyond an empty process."""
+    """Peak memory beyond an empty process."""
 
 
 def main(arguments: list[str]) -> int:
@@ -91,25 +91,25 @@ def main(arguments: list[str]) -> int:
     ]
     paper = paper_s()
     if options.json:
-        said = {"costs": [asdict(cost) for cost in costs], **paper}
-        print(msgspec.json.encode(said).decode())
+        result = {"costs": [asdict(cost) for cost in costs], **paper}
+        print(msgspec.json.encode(result).decode())
     else:
         _print(costs, sizes, paper)
     return 0
 
 
 def alone(name: str, devices: int, per_round: int, rounds: int) -> Cost:
-    """Return what `measure` finds in a process of its own."""
+    """Run `measure` in a separate process."""
     with fresh_processes(1) as pool:
         return pool.submit(measure, name, devices, per_round, rounds).result()
 
 
 def measure(name: str, devices: int, per_round: int, rounds: int) -> Cost:
-    """Return what rounds of a policy cost in this process."""
+    """Return the cost of rounds of a policy in this process."""
     empty_mib = _peak_mib()
     bench = DecisionBench(arms(devices, per_round)[name], devices)
     first_s = bench.round_s()
-    bench.live()
+    bench.warm_up()
     later_s = statistics.median(bench.round_s() for _ in range(rounds))
     return Cost(name, devices, first_s, later_s, _peak_mib() - empty_mib)
 
@@ -120,7 +120,7 @@ def growth(small: Cost, large: Cost) -> float:
 
 
 def paper_s() -> dict[str, float]:
-    """Return what 500 rounds of the paper's 40 devices take, seconds of processor and clock."""
+    """Return the processor and elapsed time of 500 rounds of the paper's 40 devices, seconds."""
     config = arms(PAPER_DEVICES, PAPER_PER_ROUND)["rbcs-f, ridge"]
     bench = DecisionBench(config, PAPER_DEVICES)
     decisions_s = sum(bench.round_s() for _ in range(PAPER_ROUNDS))
@@ -137,7 +137,9 @@ def paper_s() -> dict[str, float]:
 
 
 def _print(costs: list[Cost], sizes: list[int], paper: dict[str, float]) -> None:
-    print(f"{'processor time a round':<24}{'devices':>10}{'first':>10}{'later':>10}{'memory':>12}")
+    print(
+        f"{'processor time per round':<24}{'devices':>10}{'first':>10}{'later':>10}{'memory':>12}"
+    )
     for cost in costs:
         times = f"{cost.first_s:>8.3f} s{cost.later_s:>8.3f} s"
         print(f"{cost.arm:<24}{cost.devices:>10,}{times}{cost.peak_mib:>8.0f} MiB")

@@ -1,10 +1,10 @@
-"""Memory of every process over a long run: it should be flat.
+"""Memory of every process over a long run; it should stay constant.
 
     fairbed bench soak [--rounds 2000] [--agents 20] [--model mlp] [--broker auto] [--json]
 
-Unthrottled agents, 80 training examples each, everybody in every round, evaluated every 100th.
-Resident memory is taken at 20 moments; `growth` compares the mean of the last quarter with that
-of the second one, so that what a process needs once is not called growth.
+Unthrottled agents, 80 training examples each, all in every round, an evaluation every 100 rounds.
+Resident memory is read 20 times; `growth` compares the mean of the last quarter with that of the
+second quarter, so that one-time allocations do not count.
 """
 
 import argparse

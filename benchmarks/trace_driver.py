@@ -1,10 +1,10 @@
-"""What it costs to follow traces: the driver, and those who carry its changes out.
+"""Cost of following traces: the driver, and the helper processes that apply its changes.
 
     fairbed bench trace-driver [--devices 100] [--seconds 30] [--backend none] [--json]
 
-Every device has rates and a clock of its own that change ten times a second; no agent runs. `none`
-carries nothing out, and shows what the driver itself takes. `process` changes proxies, `namespace`
-the kernel's links and quotas (root).
+Every device has its own rates and clock, which change ten times a second; no agent runs. `none`
+applies nothing and shows the cost of the driver itself. `process` changes proxies, `namespace` the
+kernel's links and quotas (root).
 """
 
 import argparse
@@ -33,16 +33,16 @@ from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.schedule import Schedule, ScheduleFollower, Speed
 
 PERIOD_S = 60.0
-"""Of the traces; then they repeat."""
+"""Length of the traces, which then repeat."""
 
-NOWHERE = "mqtt://127.0.0.1:1"
-"""No agent runs, so nobody dials."""
+UNUSED_URL = "mqtt://127.0.0.1:1"
+"""Broker address that is never used, because no agent runs."""
 
 Choice = Literal["none", "process", "namespace", "container"]
 
 
-class _Nowhere:
-    """Carries nothing out."""
+class _NoBackend:
+    """Applies nothing."""
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         await anyio.lowlevel.checkpoint()
@@ -81,23 +81,24 @@ async def measure(choice: Choice, devices: int, seconds: float) -> dict[str, flo
     async with _backend(choice, list(followers)) as backend:
         driver = ScheduleDriver(backend, followers, note=note)
         helpers = [process.pid for process in psutil.Process().children(recursive=True)]
-        used, helped, since = time.process_time(), _sum(helpers), time.monotonic()
+        own_before, helpers_before = time.process_time(), _cpu_s(helpers)
+        since = time.monotonic()
         with anyio.move_on_after(seconds):
             await driver.run()
         wall_s = time.monotonic() - since
-        own, others = time.process_time() - used, _sum(helpers) - helped
-    kept = driver.punctuality
+        own, others = time.process_time() - own_before, _cpu_s(helpers) - helpers_before
+    punctuality = driver.punctuality
     return {
         "devices": devices,
-        "changes_per_s": kept.changes / wall_s,
+        "changes_per_s": punctuality.changes / wall_s,
         "driver_cores": own / wall_s,
         "helper_cores": others / wall_s,
         "rows_per_s": notes / wall_s,
-        "ticks": kept.ticks,
-        "skipped": kept.skipped,
-        "late_p50_ms": 1e3 * kept.late_p50_s,
-        "late_p99_ms": 1e3 * kept.late_p99_s,
-        "late_max_ms": 1e3 * kept.late_max_s,
+        "ticks": punctuality.ticks,
+        "skipped": punctuality.skipped,
+        "late_p50_ms": 1e3 * punctuality.late_p50_s,
+        "late_p99_ms": 1e3 * punctuality.late_p99_s,
+        "late_max_ms": 1e3 * punctuality.late_max_s,
     }
 
 
@@ -126,7 +127,7 @@ def _follower(rng: np.random.Generator) -> ScheduleFollower:
 @asynccontextmanager
 async def _backend(choice: Choice, names: list[str]) -> AsyncIterator[Driven]:
     if choice == "none":
-        yield _Nowhere()
+        yield _NoBackend()
         return
     pi = profiles.load("raspberry-pi-4b")
     shape = Shape(down_bps=5e6, up_bps=5e6)
@@ -137,12 +138,12 @@ async def _backend(choice: Choice, names: list[str]) -> AsyncIterator[Driven]:
         run_id = f"bench-{time.monotonic_ns() % 10**8}"
         async with (
             open_backend(choice, fleet, Path(folder), run_id) as stage,
-            stage.backend(NOWHERE) as backend,
+            stage.backend(UNUSED_URL) as backend,
         ):
             yield backend
 
 
-def _sum(pids: list[int]) -> float:
+def _cpu_s(pids: list[int]) -> float:
     total = 0.0
     for pid in pids:
         with contextlib.suppress(psutil.Error):

@@ -1,14 +1,14 @@
-"""How true a link is to the trace that it follows.
+"""Accuracy of a link that follows a trace.
 
     fairbed bench trace-replay [--trace NAME] [--seconds 120] [--json]
 
 One device follows a trace in real time, behind the proxy of the process backend, while greedy
-senders fill its link both ways. Compared are the volume, the volume of each second, and how long
-nothing came through a hole. Without `--trace` (a file, or `data:SET/TRACE` under FAIRBED_DATA) the
-trace is synthetic: rates of a cellular link, 10 a second, with holes of 3 s.
+senders fill its link in both directions. The results compare the volume, the volume of each
+second, and the silence in a hole. Without `--trace` (a file, or `data:SET/TRACE` under
+FAIRBED_DATA) the trace is synthetic: rates of a cellular link, 10 per second, with holes of 3 s.
 
-Only seconds count in which neither this process nor the proxy was late by more than 50 ms: then
-they were contended of this machine, and what they carried says nothing.
+A second is valid only if neither this process nor the proxy was late by more than 50 ms: otherwise
+this machine was contended.
 """
 
 import argparse
@@ -42,19 +42,19 @@ NAME = "device"
 DELAY_S = 0.02
 
 LATE_LIMIT_S = 0.05
-"""Seconds; a device that reacts later was kept waiting by this machine."""
+"""Greatest lateness of a valid second, seconds."""
 
 VOLUME_LIMIT, SECOND_LIMIT, HOLE_LIMIT = 0.03, 0.1, 0.1
 
 ROUNDING_S = 1e-6
 
 LEAST_SECONDS = 5
-"""Fewer seconds that count say nothing."""
+"""Least number of valid seconds."""
 
 FLOOD = bytes(1 << 16)
 
-Way = Literal["down", "up"]
-WAYS: tuple[Way, ...] = ("down", "up")
+Direction = Literal["down", "up"]
+DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Row:
     quantity: str
     target: float
     achieved: float | None
-    """None was never measured while this machine was free."""
+    """None without valid seconds."""
     error: float | None
     limit: float
     ok: bool
@@ -73,13 +73,13 @@ class Row:
 
 @dataclass(slots=True)
 class Record:
-    """What happened when, on the run's clock."""
+    """Arrivals and lateness, on the run's clock."""
 
-    arrived: dict[Way, list[tuple[float, int]]] = field(
+    arrived: dict[Direction, list[tuple[float, int]]] = field(
         default_factory=lambda: {"down": [], "up": []}
     )
     late: list[tuple[float, float]] = field(default_factory=list)
-    """(until, seconds): since the entry before."""
+    """(until, seconds late) since the previous entry."""
 
 
 def main(arguments: list[str]) -> int:
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
         return 0
     for row in rows:
         if row.achieved is None or row.error is None:
-            print(f"{row.quantity:<32}  this machine was never free")
+            print(f"{row.quantity:<32}  unknown: this machine was contended")
         else:
             mark = "ok" if row.ok else f"beyond {row.limit:.0%}"
             numbers = f"{row.target:12.5g}{row.achieved:12.5g}{row.error:+10.2%}"
@@ -104,30 +104,32 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def synthetic(seed: int = 7, step_s: float = 0.1, hole_every_s: float = 20.0) -> dict[Way, Series]:
+def synthetic(
+    seed: int = 7, step_s: float = 0.1, hole_every_s: float = 20.0
+) -> dict[Direction, Series]:
     """Return both rates of a cellular link for a minute: log-normal, correlated, with holes."""
     steps, hole = round(60.0 / step_s), round(hole_every_s / step_s)
-    rates: dict[Way, Series] = {}
-    for way, median_bps in (("down", 6e6), ("up", 2e6)):
-        noise = np.random.default_rng((seed, len(way))).standard_normal(steps)
+    rates: dict[Direction, Series] = {}
+    for direction, median_bps in (("down", 6e6), ("up", 2e6)):
+        noise = np.random.default_rng((seed, len(direction))).standard_normal(steps)
         scores = np.empty(steps)
         last = 0.0
         for index, shock in enumerate(noise.tolist()):
             scores[index] = last = 0.95 * last + (1.0 - 0.95**2) ** 0.5 * shock
         values = np.clip(median_bps * np.exp(0.9 * scores), 2e5, 4e7)
         values[np.arange(steps) % hole >= hole - round(3.0 / step_s)] = 0.0
-        rates["down" if way == "down" else "up"] = Series.sampled(values.tolist(), step_s)
+        rates["down" if direction == "down" else "up"] = Series.sampled(values.tolist(), step_s)
     return rates
 
 
-def recorded(name: str) -> dict[Way, Series]:
+def recorded(name: str) -> dict[Direction, Series]:
     """Return both rates of a trace."""
     read = TraceReader(os.environ)
     return {"down": read(name, "down_bps"), "up": read(name, "up_bps")}
 
 
-async def measure(rates: Mapping[Way, Series], seconds: int) -> list[Row]:
-    """Follow a trace for some seconds and compare what passed with what should have."""
+async def measure(rates: Mapping[Direction, Series], seconds: int) -> list[Row]:
+    """Follow a trace for some seconds and compare the volumes with those of the trace."""
     record = Record()
     steady = LinkTracks(
         down_bps=rates["down"],
@@ -151,23 +153,27 @@ async def measure(rates: Mapping[Way, Series], seconds: int) -> list[Row]:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(driver.run)
                     tasks.start_soon(_watch, record, begun)
-                    for way in WAYS:
-                        tasks.start_soon(_device, links.ports[NAME], way, record)
+                    for direction in DIRECTIONS:
+                        tasks.start_soon(_device, links.ports[NAME], direction, record)
             _shift(record, begun)
-    return [row for way in WAYS for row in _rows(rates[way], record, way, seconds)]
+    return [
+        row
+        for direction in DIRECTIONS
+        for row in _rows(rates[direction], record, direction, seconds)
+    ]
 
 
 class _Links:
-    """Hands conditions to the proxy, and notes how late it was."""
+    """Passes conditions to the proxy and records its lateness."""
 
     def __init__(self, links: ShapedLinks, record: Record, begun: float) -> None:
         self._links, self._record, self._begun = links, record, begun
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
-        asked = anyio.current_time()
+        requested = anyio.current_time()
         await self._links.change({name: link_state(now) for name, now in conditions.items()})
         now = anyio.current_time()
-        late_s = max(self._links.late_s, now - asked)
+        late_s = max(self._links.late_s, now - requested)
         self._record.late.append((now - self._begun, late_s))
 
     def cpu_s(self, name: str) -> float | None:
@@ -175,7 +181,7 @@ class _Links:
 
 
 async def _watch(record: Record, begun: float) -> None:
-    """Note how late this process is: it is sender and receiver."""
+    """Record the lateness of this process, which is sender and receiver."""
     while True:
         wanted = anyio.current_time() + 0.02
         await anyio.sleep_until(wanted)
@@ -199,10 +205,10 @@ async def _server(record: Record) -> AsyncIterator[int]:
         tasks.cancel_scope.cancel()
 
 
-async def _device(port: int, way: Way, record: Record) -> None:
+async def _device(port: int, direction: Direction, record: Record) -> None:
     async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-        await stream.send(way[:1].encode())
-        if way == "up":
+        await stream.send(direction[:1].encode())
+        if direction == "up":
             await _flood(stream)
         await _count(stream, "down", record)
 
@@ -212,22 +218,24 @@ async def _flood(stream: SocketStream) -> None:
         await stream.send(FLOOD)
 
 
-async def _count(stream: SocketStream, way: Way, record: Record) -> None:
+async def _count(stream: SocketStream, direction: Direction, record: Record) -> None:
     while True:
         data = await stream.receive()
-        record.arrived[way].append((anyio.current_time(), len(data)))
+        record.arrived[direction].append((anyio.current_time(), len(data)))
 
 
 def _shift(record: Record, begun: float) -> None:
-    """Move arrivals to the moment that they left the line, on the run's clock."""
-    for way in WAYS:
-        record.arrived[way] = [(at - begun - DELAY_S, n) for at, n in record.arrived[way]]
+    """Convert arrival times to the instants at which bits left the link, on the run's clock."""
+    for direction in DIRECTIONS:
+        record.arrived[direction] = [
+            (at - begun - DELAY_S, n) for at, n in record.arrived[direction]
+        ]
 
 
-def _rows(rate: Series, record: Record, way: Way, seconds: int) -> list[Row]:
-    """Compare, leaving out the first second, in which connections are made."""
+def _rows(rate: Series, record: Record, direction: Direction, seconds: int) -> list[Row]:
+    """Compare all seconds but the first, in which connections are opened."""
     carried = np.zeros(seconds)
-    for at, n_bytes in record.arrived[way]:
+    for at, n_bytes in record.arrived[direction]:
         if 0.0 <= at < seconds:
             carried[int(at)] += 8 * n_bytes
     wanted = np.array([rate.integral(t, t + 1.0) for t in range(seconds)])
@@ -238,16 +246,16 @@ def _rows(rate: Series, record: Record, way: Way, seconds: int) -> list[Row]:
         for got, bits, is_free in zip(carried, wanted, counts, strict=True)
         if is_free and bits > 0.0
     ]
-    rows = [_volume(carried[counts], wanted[counts], way), _second(errors, way)]
+    rows = [_volume(carried[counts], wanted[counts], direction), _second(errors, direction)]
     holes = _holes(rate, seconds)
     silences = [
         (end - start + _piece_s(rate, start, end), silence)
         for start, end in holes
         if counts[int(start) : int(end) + 2].all()
-        and (silence := _silence(record.arrived[way], start, end)) is not None
+        and (silence := _silence(record.arrived[direction], start, end)) is not None
     ]
     if holes:
-        rows.append(_hole(silences, way))
+        rows.append(_hole(silences, direction))
     return rows
 
 
@@ -273,41 +281,45 @@ def _holes(rate: Series, seconds: int) -> list[tuple[float, float]]:
 
 
 def _piece_s(rate: Series, start: float, end: float) -> float:
-    """Return the usual time between two arrivals around a hole: a piece is under way in it."""
+    """Return the usual time between two arrivals around a hole: one piece is in transit in it."""
     around = (rate.at(max(0.0, start - 1e-6)), rate.at(end + 1e-6))
     return statistics.fmean(8.0 * LinkDirection(bps, 0.0).chunk_bytes / bps for bps in around)
 
 
 def _silence(arrived: Sequence[tuple[float, int]], start: float, end: float) -> float | None:
-    """Return for how long nothing came, around a hole."""
+    """Return the longest time without an arrival around a hole."""
     before = [at for at, _ in arrived if at < (start + end) / 2.0]
     after = [at for at, _ in arrived if at >= (start + end) / 2.0]
     return after[0] - before[-1] if before and after else None
 
 
 def _volume(
-    carried: "np.typing.NDArray[np.float64]", wanted: "np.typing.NDArray[np.float64]", way: Way
+    carried: "np.typing.NDArray[np.float64]",
+    wanted: "np.typing.NDArray[np.float64]",
+    direction: Direction,
 ) -> Row:
     target = float(wanted.sum()) / 8e6
     if len(wanted) < LEAST_SECONDS or target == 0.0:
-        return _never(f"volume {way}, MB", target, VOLUME_LIMIT)
+        return _never(f"volume {direction}, MB", target, VOLUME_LIMIT)
     achieved = float(carried.sum()) / 8e6
-    return _row(f"volume {way}, MB", target, achieved, achieved / target - 1.0, VOLUME_LIMIT)
+    return _row(f"volume {direction}, MB", target, achieved, achieved / target - 1.0, VOLUME_LIMIT)
 
 
-def _second(errors: Sequence[float], way: Way) -> Row:
+def _second(errors: Sequence[float], direction: Direction) -> Row:
     if len(errors) < LEAST_SECONDS:
-        return _never(f"error of a second {way}, median", 0.0, SECOND_LIMIT)
+        return _never(f"error of a second {direction}, median", 0.0, SECOND_LIMIT)
     error = float(statistics.median(errors))
-    return _row(f"error of a second {way}, median", 0.0, error, error, SECOND_LIMIT)
+    return _row(f"error of a second {direction}, median", 0.0, error, error, SECOND_LIMIT)
 
 
-def _hole(silences: Sequence[tuple[float, float]], way: Way) -> Row:
+def _hole(silences: Sequence[tuple[float, float]], direction: Direction) -> Row:
     if not silences:
-        return _never(f"silence in a hole {way}, s", 0.0, HOLE_LIMIT)
-    target = statistics.median(asked for asked, _ in silences)
-    ratio = statistics.median(silence / asked for asked, silence in silences)
-    return _row(f"silence in a hole {way}, s", target, target * ratio, ratio - 1.0, HOLE_LIMIT)
+        return _never(f"silence in a hole {direction}, s", 0.0, HOLE_LIMIT)
+    target = statistics.median(expected for expected, _ in silences)
+    ratio = statistics.median(silence / expected for expected, silence in silences)
+    return _row(
+        f"silence in a hole {direction}, s", target, target * ratio, ratio - 1.0, HOLE_LIMIT
+    )
 
 
 def _row(quantity: str, target: float, achieved: float, error: float, limit: float) -> Row:

@@ -32,7 +32,7 @@ def constant(ridge: float, phases: float, count: int = MIN_EXCHANGES) -> list[bo
         "ridge": replace(ERRORS, mape=ridge, count=count),
         "phases": replace(ERRORS, mape=phases, count=count),
     }
-    return verdicts(estimators.judged("constant", errors, wire=0.4))
+    return verdicts(estimators.checks_of("constant", errors, wire=0.4))
 
 
 def moving(wire: float = 0.4, **medians: float) -> list[bool | None]:
@@ -43,7 +43,7 @@ def moving(wire: float = 0.4, **medians: float) -> list[bool | None]:
         )
         for name, median in names.items()
     }
-    return verdicts(estimators.judged("traces", errors, wire))
+    return verdicts(estimators.checks_of("traces", errors, wire))
 
 
 def test_constant_links_ask_for_five_percent_and_for_phases_no_worse() -> None:
@@ -98,7 +98,7 @@ def test_what_cannot_be_replayed_is_refused(asked: list[str]) -> None:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_small_fleet_is_run_and_judged(tmp_path: Path) -> None:
+def test_a_small_fleet_is_run_and_checked(tmp_path: Path) -> None:
     """On a machine that tests keep busy nothing is said of how good the estimators are."""
     found = estimators.measure("traces", tmp_path / "kept", "process", ["rounds=4"])
     assert found.exchanges == 4 * 8
@@ -121,7 +121,7 @@ def test_a_small_fleet_is_run_and_judged(tmp_path: Path) -> None:
     text = document.read_text()
     assert "Earlier words" not in text
     assert "| known |" in text
-    assert "not judged" in text
+    assert "no verdict" in text
 
 
 def told(found: Measured) -> bytes:

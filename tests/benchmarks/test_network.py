@@ -27,6 +27,6 @@ def test_network_cost_tells_what_devices_cost(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_window_in_which_someone_waited_does_not_count() -> None:
-    assert Window(1.0, WAIT_LIMIT).counts
-    assert not Window(1.0, WAIT_LIMIT + 0.01).counts
+    assert Window(1.0, WAIT_LIMIT).is_valid
+    assert not Window(1.0, WAIT_LIMIT + 0.01).is_valid
     assert measure(lambda: 3.5).value == 3.5

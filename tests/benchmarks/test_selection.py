@@ -30,7 +30,7 @@ def test_a_round_grows_no_worse_than_n_log_n(name: str) -> None:
     times = []
     for devices in (FEW, MANY):
         bench = DecisionBench(selection.arms(devices, PER_ROUND)[name], devices)
-        bench.live()
+        bench.warm_up()
         times.append(least_s(bench.round_s))
     assert times[1] / times[0] < allowed(FEW, MANY)
 
