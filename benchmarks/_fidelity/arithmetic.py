@@ -1,4 +1,4 @@
-"""From moments and bytes to rates, delays and errors. Pure."""
+"""Rates, delays and errors from instants and bytes. Pure."""
 
 import math
 import statistics
@@ -14,15 +14,15 @@ def goodput_bps(
 ) -> float:
     """Return the rate from the first arrival after the warm-up to the last one, bit/s.
 
-    Between arrivals, so that it does not matter where in a packet a window begins. Each of the two
-    is one that another followed within `gap_s`: while TCP waits for a packet that was lost nothing
-    arrives, and then all at once that had come behind it.
+    The rate is measured between arrivals, so it does not depend on the position of a window in a
+    packet. After each of the two arrivals another one follows within `gap_s`: while TCP waits for a
+    lost packet nothing arrives, and then all later data arrive at once.
 
     Args:
-        times: Of arrivals, seconds.
-        totals: Bytes that had come by then.
-        warm_s: After the first arrival.
-        gap_s: From one packet to the next, at most.
+        times: Instants of arrivals, seconds.
+        totals: Bytes received until then.
+        warm_s: Warm-up time after the first arrival.
+        gap_s: Greatest time from one packet to the next.
 
     Raises:
         ValueError: Fewer than two such arrivals are left.
@@ -41,7 +41,7 @@ def goodput_bps(
 def volumes(
     times: Sequence[float], totals: Sequence[float], begin: float, step_s: float, count: int
 ) -> list[float]:
-    """Return how much came in each of `count` steps from `begin` on."""
+    """Return the amount that arrived in each of `count` steps from `begin` on."""
 
     def until(t: float) -> float:
         index = bisect_right(times, t)
@@ -52,10 +52,10 @@ def volumes(
 
 
 def volume_error(got: Sequence[float], wanted: Sequence[float]) -> float:
-    """Return the relative error of the whole volume.
+    """Return the relative error of the total volume.
 
     Raises:
-        ValueError: Nothing was wanted.
+        ValueError: The target is 0.
     """
     if not sum(wanted) > 0.0:
         raise ValueError(f"need some volume, got {sum(wanted)}")
@@ -63,10 +63,10 @@ def volume_error(got: Sequence[float], wanted: Sequence[float]) -> float:
 
 
 def median_step_error(got: Sequence[float], wanted: Sequence[float]) -> float:
-    """Return the median of the relative errors of the steps in which something was wanted.
+    """Return the median relative error of the steps with a positive target.
 
     Raises:
-        ValueError: Nothing was wanted.
+        ValueError: No step has a positive target.
     """
     errors = [abs(g / w - 1.0) for g, w in zip(got, wanted, strict=True) if w > 0.0]
     if not errors:
@@ -87,13 +87,13 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def resumed_s(times: Sequence[float], end: float) -> float | None:
-    """Return how long after `end` something arrived again; None is never."""
+    """Return the time from `end` to the next arrival; None if there is none."""
     index = bisect_right(times, end)
     return times[index] - end if index < len(times) else None
 
 
 def drift(before: float, after: float) -> float:
-    """Return how far two readings of the same thing differ, relative to their mean.
+    """Return the difference of two readings of one quantity, relative to their mean.
 
     Raises:
         ValueError: They are not positive.

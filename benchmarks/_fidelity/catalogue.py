@@ -1,4 +1,4 @@
-"""Which quantities there are, what each needs, and which backends have it."""
+"""The quantities by group, the devices that they need, and their measurement."""
 
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,12 +22,12 @@ OnFleet: TypeAlias = Callable[[BackendName, Plan, Path], Awaitable[list[Row]]]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one value of `--quantity` measures."""
+    """The measurements of one value of `--quantity`."""
 
     near: tuple[OnDevice, ...] = ()
-    """On a device whose link has a rate only."""
+    """On a device whose link has only a rate."""
     far: tuple[OnDevice, ...] = ()
-    """On one whose link delays and loses."""
+    """On a device whose link has delay and loss."""
     fleet: tuple[OnFleet, ...] = ()
 
 
@@ -47,7 +47,7 @@ GROUPS: Mapping[str, Group] = {
 
 
 async def problem(backend: BackendName) -> str | None:
-    """Try whether a backend works here; return why not and what to do, or None if it does."""
+    """Try a backend; return why it does not work here and the remedy, or None if it works."""
     found = await problem_with(backend)
     if found is None and backend == "container":
         try:
@@ -58,7 +58,7 @@ async def problem(backend: BackendName) -> str | None:
 
 
 async def measure(backend: BackendName, names: Iterable[str], plan: Plan) -> list[Row]:
-    """Measure groups of quantities on one backend; what cannot be had is unknown, with a reason."""
+    """Measure groups of quantities on one backend; unavailable ones are unknown, with a reason."""
     rows: list[Row] = []
     for name in names:
         group = GROUPS[name]
@@ -78,9 +78,11 @@ async def _on_device(
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         try:
-            async with open_measured_device(backend, Path(folder), is_delayed=is_delayed) as rig:
+            async with open_measured_device(
+                backend, Path(folder), is_delayed=is_delayed
+            ) as measured:
                 for part in parts:
-                    rows += await part(rig, plan)
+                    rows += await part(measured, plan)
         except BackendError as exc:
             rows.append(_broken(backend, name, exc))
     return rows

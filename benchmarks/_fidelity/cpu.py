@@ -1,9 +1,9 @@
 """Processor: the share of a core, and the time of a step.
 
-share, paced     steps of a kernel as an agent takes them, charged what they cost unthrottled in
+share, paced     steps of a kernel with the pacing of an agent, charged their unthrottled cost in
                  the same run; share = steps * cost / time
 share, quota     any program under the quota alone; share = processor time / time
-step             a step of so much processor time, one after another and after a pause
+step             a step with a given processor time, one after another and after a pause
 """
 
 import math
@@ -35,22 +35,22 @@ STEP_CPU_S = 0.010
 """Processor time of a step of the kernel, about."""
 
 IDLE_S = 0.3
-"""Before a first burst, and before a steady share counts: several periods of any quota."""
+"""Idle time before a first burst, and lead before a steady share: several periods of any quota."""
 
 LONG_S, SHORT_S = 4.0, 1.5
-"""Of a window in which a device is slow, and in which it needs most of a core: this machine is
-seldom its own for longer."""
+"""Length of a window with a slow device, and with one that needs most of a core: a shared machine
+is seldom free for longer."""
 
 MAX_DRIFT = limits.CPU / 2.0
-"""Of the control: if the kernel itself changes by more, 3 % cannot be told."""
+"""Greatest drift of the control: if the kernel itself changes by more, 3 % cannot be resolved."""
 
 
-async def shares(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Measure the share of a core that a paced agent has."""
+async def shares(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the share of a core of a paced agent."""
     rows = []
     for share in (0.10, 0.50) if plan.is_quick else limits.SHARES:
         spec = QuantitySpec(
-            backend=rig.backend,
+            backend=measured.backend,
             quantity=f"cpu share {100 * share:g} %",
             target=share,
             unit="cores",
@@ -58,36 +58,36 @@ async def shares(rig: MeasuredDevice, plan: Plan) -> list[Row]:
         )
 
         async def measure(share: float = share) -> Window:
-            return await _paced_share(rig, plan, share)
+            return await _paced_share(measured, plan, share)
 
         rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def quotas(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Measure what the kernel's quota alone gives a program that knows nothing of it."""
+async def quotas(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the share of a core that the kernel's quota alone gives to a program."""
     rows = []
     for share in (0.25,) if plan.is_quick else limits.SHARES:
         spec = QuantitySpec(
-            backend=rig.backend,
+            backend=measured.backend,
             quantity=f"cpu quota {100 * share:g} %",
             target=share,
             unit="cores",
             limit=limits.CPU,
         )
-        if rig.sandbox is None:
-            rows.append(unknown(spec, "not emulated: what does not pace itself is not slowed"))
+        if measured.sandbox is None:
+            rows.append(unknown(spec, "not emulated: only paced programs are slowed"))
             print_row(rows[-1])
             continue
 
         async def measure(share: float = share) -> Window:
-            await rig.apply(at_speed(share))
-            with watch([], rig.contended_s) as host:
+            await measured.apply(at_speed(share))
+            with watch([], measured.contended_s) as host:
                 command = Compute(
                     lead_s=IDLE_S, lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share)
                 )
-                steps = await rig.device.request(command, Steps)
-            await rig.apply(FREE)
+                steps = await measured.inside.request(command, Steps)
+            await measured.apply(FREE)
             evidence = Evidence(
                 wall_s=host.wall_s, stolen_s=host.stolen_s, contended_s=host.contended_s
             )
@@ -97,24 +97,24 @@ async def quotas(rig: MeasuredDevice, plan: Plan) -> list[Row]:
     return rows
 
 
-async def steps(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Measure the time of steps, one after another and each after a pause."""
+async def steps(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the time of steps, in sequence and each after a pause."""
     rows = []
     for cpu_s, share in ((0.020, STEP_SHARE),) if plan.is_quick else STEPS:
         for is_first in (False, True):
             kind = "first" if is_first else "steady"
             spec = QuantitySpec(
-                backend=rig.backend,
+                backend=measured.backend,
                 quantity=f"step {1e3 * cpu_s:g} ms at {100 * share:g} %, {kind}",
                 target=cpu_s / share,
                 unit="s",
-                limit=limits.step(rig.backend, cpu_s),
+                limit=limits.step(measured.backend, cpu_s),
             )
 
             async def measure(
                 cpu_s: float = cpu_s, share: float = share, is_first: bool = is_first
             ) -> Window:
-                return await _steps(rig, plan, cpu_s, share, is_first)
+                return await _steps(measured, plan, cpu_s, share, is_first)
 
             rows.append(await windows(plan, spec, measure))
     return rows
@@ -126,7 +126,7 @@ def at_speed(share: float | None, dilation: float = 1.0) -> Conditions:
 
 
 def device(threads: int = 1, dilation: float = 1.0) -> EmulatedDevice:
-    """Return the device that a pace is made for; its speed is in its gauge."""
+    """Return the device for the pacing; its speed is in its gauge."""
     return EmulatedDevice(
         title=DEVICE.title,
         cores=max(DEVICE.cores, threads),
@@ -139,26 +139,26 @@ def device(threads: int = 1, dilation: float = 1.0) -> EmulatedDevice:
     )
 
 
-async def _paced_share(rig: MeasuredDevice, plan: Plan, share: float) -> Window:
+async def _paced_share(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
     threads = math.ceil(share)
     lasting_s = plan.pick(LONG_S if share < 0.5 else SHORT_S, 0.6)
     n_control = round(plan.pick(40, 10))
-    repetitions = await _repetitions(rig, threads)
+    repetitions = await _repetitions(measured, threads)
     control = RunKernel(repetitions=repetitions, threads=threads, steps=n_control)
-    before = statistics.median((await rig.outside.request(control, Steps)).cpu_s)
-    await rig.apply(at_speed(share))
-    with watch([], rig.contended_s) as host:
+    before = statistics.median((await measured.outside.request(control, Steps)).cpu_s)
+    await measured.apply(at_speed(share))
+    with watch([], measured.contended_s) as host:
         command = RunPaced(
             device=device(threads),
-            gauge=rig.gauge,
-            sandbox=rig.sandbox,
+            gauge=measured.gauge,
+            sandbox=measured.sandbox,
             steps=max(3, round(lasting_s * share / before)),
             repetitions=repetitions,
             cost_s=before,
         )
-        taken = await rig.device.request(command, Steps)
-    await rig.apply(FREE)
-    after = statistics.median((await rig.outside.request(control, Steps)).cpu_s)
+        taken = await measured.inside.request(command, Steps)
+    await measured.apply(FREE)
+    after = statistics.median((await measured.outside.request(control, Steps)).cpu_s)
     cost_s = (before + after) / 2.0
     evidence = Evidence(
         wall_s=host.wall_s,
@@ -170,30 +170,32 @@ async def _paced_share(rig: MeasuredDevice, plan: Plan, share: float) -> Window:
     return Window(len(taken.wall_s) * cost_s / (taken.ended - taken.begun), evidence)
 
 
-async def _repetitions(rig: MeasuredDevice, threads: int) -> int:
-    """Return how often each thread repeats the kernel in a step."""
-    probe = await rig.outside.request(RunKernel(repetitions=20, threads=threads, steps=5), Steps)
+async def _repetitions(measured: MeasuredDevice, threads: int) -> int:
+    """Return the number of kernel repetitions per thread and step."""
+    probe = await measured.outside.request(
+        RunKernel(repetitions=20, threads=threads, steps=5), Steps
+    )
     return max(1, round(20 * STEP_CPU_S / statistics.median(probe.cpu_s)))
 
 
 async def _steps(
-    rig: MeasuredDevice, plan: Plan, cpu_s: float, share: float, is_first: bool
+    measured: MeasuredDevice, plan: Plan, cpu_s: float, share: float, is_first: bool
 ) -> Window:
     lasting_s = plan.pick(4.0, 0.5)
     count = min(MAX_STEPS, max(MIN_STEPS, round(lasting_s * share / cpu_s)))
-    await rig.apply(at_speed(share))
+    await measured.apply(at_speed(share))
     command = RunPaced(
         device=device(),
-        gauge=rig.gauge,
-        sandbox=rig.sandbox,
+        gauge=measured.gauge,
+        sandbox=measured.sandbox,
         steps=1 if is_first else count,
         sections=count if is_first else 1,
         idle_s=IDLE_S if is_first else 0.0,
         spin_s=cpu_s,
     )
-    with watch([], rig.contended_s) as host:
-        taken = await rig.device.request(command, Steps)
-    await rig.apply(FREE)
+    with watch([], measured.contended_s) as host:
+        taken = await measured.inside.request(command, Steps)
+    await measured.apply(FREE)
     evidence = Evidence(
         wall_s=sum(taken.wall_s), stolen_s=host.stolen_s, contended_s=host.contended_s
     )

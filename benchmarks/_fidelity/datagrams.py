@@ -1,4 +1,4 @@
-"""Datagrams: what is lost stays lost, and what a link can carry is not a matter of TCP."""
+"""Datagrams: no retransmission and no congestion control, so they show the link itself."""
 
 import socket
 import time
@@ -13,7 +13,7 @@ from benchmarks._fidelity.end_commands import (
 )
 
 AT_ONCE_S = 1e-3
-"""Datagrams that are due within this time leave together."""
+"""Datagrams that are due within this time are sent together."""
 
 BUFFER_BYTES = 1 << 22
 
@@ -33,7 +33,7 @@ class Datagrams:
         if self._socket is not None:
             self._socket.close()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(command.towards)  # sends nothing: tells which address is ours
+            probe.connect(command.towards)  # sends nothing, but selects the local address
             host = probe.getsockname()[0]
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -41,7 +41,7 @@ class Datagrams:
         return Address(host=host, port=self._socket.getsockname()[1])
 
     def send(self, command: SendDatagrams) -> Done:
-        """Send datagrams, some at once at even moments."""
+        """Send datagrams in bursts at regular intervals."""
         assert self._socket is not None
         self._socket.settimeout(None)
         datagram, sent, begun = bytes(command.n_bytes), 0, time.monotonic()
@@ -54,7 +54,7 @@ class Datagrams:
         return Done()
 
     def receive(self, command: ReceiveDatagrams) -> Arrivals:
-        """Receive datagrams; silence before the first is no end."""
+        """Receive datagrams until a silence; silence before the first one does not count."""
         assert self._socket is not None
         times: list[float] = []
         deadline = time.monotonic() + command.limit_s

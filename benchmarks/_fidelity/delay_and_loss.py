@@ -1,7 +1,7 @@
-"""What happens to packets on their way: delay, jitter, loss.
+"""Delay, jitter and loss of packets.
 
-Messages carry the moment at which they left, on the clock that both ends share: so each direction
-is measured by itself. Loss is that of datagrams; TCP would send what is lost again.
+Messages contain the instant of sending, on the clock that both ends share, so each direction is
+measured separately. Loss is that of datagrams, because TCP retransmits lost packets.
 """
 
 import statistics
@@ -29,40 +29,40 @@ from benchmarks._fidelity.windows import Evidence, Window
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 
 RATE_BPS = 10e6
-"""Of the link on which delays are measured."""
+"""Rate of the link on which delays are measured."""
 
 GAP_S = 0.05
-"""Between two messages: a queue of its own never builds up."""
+"""Time between two messages: they never build a queue."""
 
 JITTER_S = 0.005
 JITTER_DELAY_S = 0.05
 JITTER_GAP_S = 0.2
-"""Far enough apart to be delayed independently: a jitter may remember itself for 20 times its
-size."""
+"""Time between two messages that are delayed independently: jitter may be correlated over 20 times
+its size."""
 
 LOSS_RATIO = 0.02
 DATAGRAMS_PER_S, DATAGRAM_BYTES = 2000.0, 100
 
 SILENCE_S = 0.5
-"""After it nothing more is under way."""
+"""Silence after which no datagram is in transit."""
 
 LATE_MESSAGES = 0.05
-"""Of all messages, those beyond the 95th percentile. What the path waits may be the limit for each
-of them: then no more than these are beyond the limit for it."""
+"""Share of messages beyond the 95th percentile. The path may wait as long as the limit for each of
+them: then at most this share exceeds the limit because of it."""
 
 MAX_LATENESS_SHARE = 0.5
-"""Of the limit: a path that is later without any delay cannot show that one is kept."""
+"""Greatest lateness of the path without a delay, as a share of the limit."""
 
 
-async def delays(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Measure the median and the 95th percentile of the delay of single messages, each way."""
+async def delays(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the median and 95th percentile of the delay of single messages, per direction."""
     rows = []
-    limit_s = limits.DELAY_S[rig.backend]
+    limit_s = limits.DELAY_S[measured.backend]
     for delay_s in limits.DELAYS_S[:1] if plan.is_quick else limits.DELAYS_S:
         for direction in _directions():
             spec = [
                 QuantitySpec(
-                    backend=rig.backend,
+                    backend=measured.backend,
                     quantity=f"delay {1e3 * delay_s:g} ms {direction}, {name}",
                     target=delay_s,
                     unit="s",
@@ -75,26 +75,26 @@ async def delays(rig: MeasuredDevice, plan: Plan) -> list[Row]:
             async def measure(
                 delay_s: float = delay_s, direction: Direction = direction
             ) -> list[Window]:
-                heard, evidence = await _heard(
-                    rig,
+                delays_s, evidence = await _measured_delays(
+                    measured,
                     direction,
                     Shape(down_bps=RATE_BPS, up_bps=RATE_BPS, delay_s=delay_s),
                     round(plan.pick(100, 20)),
                     GAP_S,
                     limit_s,
                 )
-                return [Window(quantile(heard, share), evidence) for share in (0.5, 0.95)]
+                return [Window(quantile(delays_s, share), evidence) for share in (0.5, 0.95)]
 
             rows += await several(plan, spec, measure)
     return rows
 
 
-async def jitters(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Measure the standard deviation of the delay of messages that are far apart."""
+async def jitters(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the standard deviation of the delay of independent messages."""
     rows = []
     for direction in _directions()[: 1 if plan.is_quick else 2]:
         spec = QuantitySpec(
-            backend=rig.backend,
+            backend=measured.backend,
             quantity=f"jitter {1e3 * JITTER_S:g} ms {direction}",
             target=JITTER_S,
             unit="s",
@@ -102,33 +102,33 @@ async def jitters(rig: MeasuredDevice, plan: Plan) -> list[Row]:
 
         async def measure(direction: Direction = direction) -> Window:
             shape = Shape(delay_s=JITTER_DELAY_S, jitter_s=JITTER_S)
-            heard, evidence = await _heard(
-                rig, direction, shape, round(plan.pick(100, 10)), JITTER_GAP_S, JITTER_S / 2.0
+            delays_s, evidence = await _measured_delays(
+                measured, direction, shape, round(plan.pick(100, 10)), JITTER_GAP_S, JITTER_S / 2.0
             )
-            return Window(statistics.stdev(heard), evidence)
+            return Window(statistics.stdev(delays_s), evidence)
 
         rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def losses(rig: MeasuredDevice, plan: Plan) -> list[Row]:
+async def losses(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the share of datagrams that do not arrive."""
     rows = []
     for direction in _directions()[: 1 if plan.is_quick else 2]:
         spec = QuantitySpec(
-            backend=rig.backend,
+            backend=measured.backend,
             quantity=f"loss {100 * LOSS_RATIO:g} % {direction}",
             target=LOSS_RATIO,
             unit="ratio",
-            limit=None if plan.is_quick else limits.LOSS,  # too few to tell 10 %
+            limit=None if plan.is_quick else limits.LOSS,  # too few to resolve 10 %
         )
-        if rig.backend == "process":
+        if measured.backend == "process":
             rows.append(unknown(spec, "not emulated: a proxy relays TCP and loses nothing"))
             print_row(rows[-1])
             continue
 
         async def measure(direction: Direction = direction) -> Window:
-            return await _lost(rig, direction, round(plan.pick(20_000, 1000)))
+            return await _lost(measured, direction, round(plan.pick(20_000, 1000)))
 
         rows.append(await windows(plan, spec, measure))
     return rows
@@ -138,20 +138,20 @@ def _directions() -> tuple[Direction, Direction]:
     return ("down", "up")
 
 
-async def _heard(
-    rig: MeasuredDevice,
+async def _measured_delays(
+    measured: MeasuredDevice,
     direction: Direction,
     shape: Shape,
     count: int,
     gap_s: float,
     tolerance_s: float,
 ) -> tuple[list[float], Evidence]:
-    await rig.apply(FREE)
-    control = await one_way_s(rig, direction, 20, 0.01)
-    await rig.apply(Conditions(speed_ratio=None, shape=shape))
-    with watch(rig.path(), rig.contended_s) as host:
-        heard = await one_way_s(rig, direction, count, gap_s)
-    await rig.apply(FREE)
+    await measured.apply(FREE)
+    control = await one_way_s(measured, direction, 20, 0.01)
+    await measured.apply(Conditions(speed_ratio=None, shape=shape))
+    with watch(measured.path(), measured.contended_s) as host:
+        delays_s = await one_way_s(measured, direction, count, gap_s)
+    await measured.apply(FREE)
     evidence = Evidence(
         wall_s=host.wall_s,
         stolen_s=host.stolen_s,
@@ -160,38 +160,40 @@ async def _heard(
         lateness_s=quantile(control, 0.95),
         max_lateness_s=MAX_LATENESS_SHARE * tolerance_s,
     )
-    return heard, evidence
+    return delays_s, evidence
 
 
 async def one_way_s(
-    rig: MeasuredDevice, direction: Direction, count: int, gap_s: float
+    measured: MeasuredDevice, direction: Direction, count: int, gap_s: float
 ) -> list[float]:
-    """Return how long each of some messages was under way, seconds."""
-    sender, receiver = ends(rig, direction)
-    await rig.connect()
+    """Return the one-way delay of each of `count` messages, seconds."""
+    sender, receiver = ends(measured, direction)
+    await measured.connect()
     limit_s = count * gap_s + 30.0
-    heard, _ = await both(
+    delays_s, _ = await both(
         receiver.request(ReceiveMessages(count=count, limit_s=limit_s), Delays, limit_s + 30.0),
         sender.request(SendMessages(count=count, gap_s=gap_s), Done, limit_s + 30.0),
     )
-    return heard.seconds
+    return delays_s.seconds
 
 
 async def send_datagrams(
-    rig: MeasuredDevice,
+    measured: MeasuredDevice,
     direction: Direction,
     count: int,
     per_second: float,
     n_bytes: int,
     silence_s: float = SILENCE_S,
 ) -> Arrivals:
-    """Send datagrams; return when they came, until none has for `silence_s`."""
-    sender, receiver = ends(rig, direction)
-    outside = await rig.outside.request(
-        OpenDatagrams(towards=(rig.reach.host, rig.reach.port)), Address
+    """Send datagrams; return the arrivals until a silence of `silence_s`."""
+    sender, receiver = ends(measured, direction)
+    outside = await measured.outside.request(
+        OpenDatagrams(towards=(measured.outside_address.host, measured.outside_address.port)),
+        Address,
     )
-    device = await rig.device.request(
-        OpenDatagrams(towards=(rig.reach.host, rig.reach.port)), Address
+    device = await measured.inside.request(
+        OpenDatagrams(towards=(measured.outside_address.host, measured.outside_address.port)),
+        Address,
     )
     to = device if direction == "down" else outside
     limit_s = count / per_second + 2.0
@@ -210,13 +212,15 @@ async def send_datagrams(
     return counted
 
 
-async def _lost(rig: MeasuredDevice, direction: Direction, count: int) -> Window:
-    await rig.apply(FREE)
-    control = await send_datagrams(rig, direction, count // 10, DATAGRAMS_PER_S, DATAGRAM_BYTES)
-    await rig.apply(Conditions(speed_ratio=None, shape=Shape(loss_ratio=LOSS_RATIO)))
-    with watch(rig.path(), rig.contended_s) as host:
-        came = await send_datagrams(rig, direction, count, DATAGRAMS_PER_S, DATAGRAM_BYTES)
-    await rig.apply(FREE)
+async def _lost(measured: MeasuredDevice, direction: Direction, count: int) -> Window:
+    await measured.apply(FREE)
+    control = await send_datagrams(
+        measured, direction, count // 10, DATAGRAMS_PER_S, DATAGRAM_BYTES
+    )
+    await measured.apply(Conditions(speed_ratio=None, shape=Shape(loss_ratio=LOSS_RATIO)))
+    with watch(measured.path(), measured.contended_s) as host:
+        came = await send_datagrams(measured, direction, count, DATAGRAMS_PER_S, DATAGRAM_BYTES)
+    await measured.apply(FREE)
     lost_without = 1.0 - len(control.times) / (count // 10)
     evidence = Evidence(
         wall_s=host.wall_s,

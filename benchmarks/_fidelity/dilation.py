@@ -1,7 +1,7 @@
-"""Time that runs slower: what a device reports must not depend on it.
+"""Time dilation: the reports of a device must not depend on it.
 
-The same device with its time dilated and not: its numbers, each in seconds of the device, have to
-agree. The machine gives a k-th of the speed and of the rates, and k times the delay.
+The same device is measured with and without dilation k; its numbers, in seconds of the device,
+must agree. The machine provides 1/k of the speed and of the rates, and k times the delay.
 """
 
 import statistics
@@ -25,75 +25,77 @@ RATE_BPS, N_BYTES = 20e6, 256 << 10
 DELAY_S = 0.02
 
 
-async def steps(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Compare the time of a step, and of a stretch of them."""
+async def steps(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Compare the mean time of a step."""
 
     async def measure(k: float) -> Window:
-        await rig.apply(at_speed(STEP_SHARE, k))
+        await measured.apply(at_speed(STEP_SHARE, k))
         command = RunPaced(
             device=device(dilation=k),
-            gauge=rig.gauge,
-            sandbox=rig.sandbox,
+            gauge=measured.gauge,
+            sandbox=measured.sandbox,
             steps=round(plan.pick(20, 5)),
             spin_s=STEP_CPU_S,
         )
-        with watch([], rig.contended_s) as host:
-            taken = await rig.device.request(command, Steps, 120.0)
-        await rig.apply(FREE)
+        with watch([], measured.contended_s) as host:
+            taken = await measured.inside.request(command, Steps, 120.0)
+        await measured.apply(FREE)
         mean_s = (taken.ended - taken.begun) / len(taken.wall_s)
         evidence = Evidence(
             wall_s=host.wall_s, stolen_s=host.stolen_s, contended_s=host.contended_s
         )
         return Window(mean_s, evidence)
 
-    return await _compared(rig, plan, "step 20 ms", limits.STEP, True, measure)
+    return await _compared(measured, plan, "step 20 ms", limits.STEP, True, measure)
 
 
-async def transfers(rig: MeasuredDevice, plan: Plan) -> list[Row]:
+async def transfers(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     """Compare the time of a transfer."""
 
     async def measure(k: float) -> Window:
-        await rig.apply(at_rate(RATE_BPS, dilation=k))
-        with watch(rig.path(), rig.contended_s) as host:
-            took_s = await block_s(rig, N_BYTES, "down")
-        await rig.apply(FREE)
+        await measured.apply(at_rate(RATE_BPS, dilation=k))
+        with watch(measured.path(), measured.contended_s) as host:
+            took_s = await block_s(measured, N_BYTES, "down")
+        await measured.apply(FREE)
         evidence = Evidence(wall_s=took_s, stolen_s=host.stolen_s, waited_s=host.waited_s)
         return Window(took_s / k, evidence)
 
-    return await _compared(rig, plan, "256 KB at 20 Mbit/s", limits.TRANSFER, True, measure)
+    return await _compared(measured, plan, "256 KB at 20 Mbit/s", limits.TRANSFER, True, measure)
 
 
-async def delays(rig: MeasuredDevice, plan: Plan) -> list[Row]:
+async def delays(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     """Compare the delay of a message."""
 
     async def measure(k: float) -> Window:
-        await rig.apply(at_rate(RATE_BPS, DELAY_S, k))
-        with watch(rig.path(), rig.contended_s) as host:
-            heard = await one_way_s(rig, "down", round(plan.pick(60, 10)), 0.02 * k)
-        await rig.apply(FREE)
+        await measured.apply(at_rate(RATE_BPS, DELAY_S, k))
+        with watch(measured.path(), measured.contended_s) as host:
+            heard = await one_way_s(measured, "down", round(plan.pick(60, 10)), 0.02 * k)
+        await measured.apply(FREE)
         evidence = Evidence(wall_s=host.wall_s, stolen_s=host.stolen_s, waited_s=host.waited_s)
         return Window(statistics.median(heard) / k, evidence)
 
-    limit_s = limits.DELAY_S[rig.backend]
-    return await _compared(rig, plan, "delay 20 ms", limit_s, False, measure)
+    limit_s = limits.DELAY_S[measured.backend]
+    return await _compared(measured, plan, "delay 20 ms", limit_s, False, measure)
 
 
 async def _compared(
-    rig: MeasuredDevice,
+    measured: MeasuredDevice,
     plan: Plan,
     name: str,
     limit: float,
     is_relative: bool,
     measure: Callable[[float], Awaitable[Window]],
 ) -> list[Row]:
-    """Measure without dilation, and with it against that."""
+    """Measure without dilation, then with dilation; compare the second with the first."""
     plain = await windows(
         plan,
-        QuantitySpec(backend=rig.backend, quantity=f"{name}, not dilated", target=None, unit="s"),
+        QuantitySpec(
+            backend=measured.backend, quantity=f"{name}, not dilated", target=None, unit="s"
+        ),
         lambda: measure(1.0),
     )
     spec = QuantitySpec(
-        backend=rig.backend,
+        backend=measured.backend,
         quantity=f"{name}, dilated {K:g} times",
         target=plain.achieved,
         unit="s",

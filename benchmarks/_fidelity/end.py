@@ -1,8 +1,8 @@
-"""A measuring end: one process, inside a device or outside, that does as it is told.
+"""A measuring end: one process, inside a device or outside, that executes commands.
 
-`python -m benchmarks._fidelity.end PARENT [first]` obeys `orders` on stdin, one after the other,
-until it ends. It has one thread and blocking sockets: nothing else stands between a byte and its
-moment.
+`python -m benchmarks._fidelity.end PARENT [first]` executes `end_commands` from stdin, one after
+the other, until stdin ends. It has one thread and blocking sockets, so that timestamps are taken
+directly at a transfer.
 """
 
 import sys
@@ -17,11 +17,11 @@ from fairbed.testbed.host.guard import die_with_parent
 
 
 class End:
-    """Knows who carries out what."""
+    """Executes each command with the object that implements it."""
 
     def __init__(self) -> None:
         stream, datagram_socket = streams.Stream(), datagrams.Datagrams()
-        self._do: dict[type[end_commands.Command], Callable[[Any], end_commands.Replies]] = {
+        self._execute: dict[type[end_commands.Command], Callable[[Any], end_commands.Replies]] = {
             end_commands.Listen: stream.listen,
             end_commands.Connect: stream.connect,
             end_commands.Accept: stream.accept,
@@ -39,23 +39,23 @@ class End:
             end_commands.RunPaced: work.run_paced,
         }
 
-    def obey(self, command: end_commands.Commands) -> end_commands.Replies:
-        """Carry an command out; return what came of it."""
+    def execute(self, command: end_commands.Commands) -> end_commands.Replies:
+        """Execute a command; return its reply."""
         try:
-            return self._do[type(command)](command)
+            return self._execute[type(command)](command)
         except (OSError, EOFError) as exc:
             return end_commands.Failed(reason=f"{type(command).__name__}: {exc!r}")
 
 
 def main() -> None:
-    """Obey; the arguments are our parent's process id and, for an instrument, `first`."""
+    """Execute commands; arguments: process id of the parent, and `first` for an instrument."""
     die_with_parent(int(sys.argv[1]))
     if "first" in sys.argv[2:]:
         raise_priority()
     end, decoder = End(), msgspec.json.Decoder(end_commands.Commands)
     for line in sys.stdin.buffer:
-        answer = msgspec.json.encode(end.obey(decoder.decode(line)))
-        sys.stdout.buffer.write(answer + b"\n")
+        reply = msgspec.json.encode(end.execute(decoder.decode(line)))
+        sys.stdout.buffer.write(reply + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -1,7 +1,7 @@
-"""What crosses between the benchmark and a measuring end: one line of JSON each.
+"""Commands and replies between the benchmark and a measuring end, JSON lines.
 
-Every order is answered by one line, when it is carried out. Moments are readings of the machine's
-monotonic clock, which all its processes share: they may be compared across ends.
+Every command has one reply, sent after its execution. Instants are readings of the machine's
+monotonic clock, which all its processes share, so they are comparable across ends.
 """
 
 from typing import TypeAlias
@@ -14,7 +14,7 @@ from fairbed.testbed.emulation.device import EmulatedDevice
 
 
 class Command(Struct, frozen=True, kw_only=True, tag=True):
-    """Something to do, within bounded time."""
+    """A command with bounded duration."""
 
 
 class Listen(Command, frozen=True, kw_only=True):
@@ -31,36 +31,36 @@ class Connect(Command, frozen=True, kw_only=True):
 
 
 class Accept(Command, frozen=True, kw_only=True):
-    """ReceiveBlock the next TCP connection instead of the present one."""
+    """Accept the next TCP connection instead of the present one."""
 
 
 class SendStream(Command, frozen=True, kw_only=True):
-    """Send until the other end hangs up, or for so long."""
+    """Send until the other end closes the connection, or until a time limit."""
 
     limit_s: float
 
 
 class ReceiveStream(Command, frozen=True, kw_only=True):
-    """Receive for so long, then hang up; answered by `Arrivals`."""
+    """Receive for a time, then close the connection; answered by `Arrivals`."""
 
     lasting_s: float
 
 
 class SendBlock(Command, frozen=True, kw_only=True):
-    """Send one block; answered by `Instant`, that before the first byte."""
+    """Send one block; answered by the `Instant` before the first byte."""
 
     n_bytes: int
 
 
 class ReceiveBlock(Command, frozen=True, kw_only=True):
-    """Receive one block; answered by `Instant`, that after the last byte."""
+    """Receive one block; answered by the `Instant` after the last byte."""
 
     n_bytes: int
     limit_s: float
 
 
 class SendMessages(Command, frozen=True, kw_only=True):
-    """Send small messages that carry the moment at which they left."""
+    """Send small messages that contain the instant of sending."""
 
     count: int
     gap_s: float
@@ -90,7 +90,7 @@ class SendDatagrams(Command, frozen=True, kw_only=True):
 
 
 class ReceiveDatagrams(Command, frozen=True, kw_only=True):
-    """Receive datagrams until none has come for a while; answered by `Arrivals`."""
+    """Receive datagrams until a silence; answered by `Arrivals`."""
 
     silence_s: float
     limit_s: float
@@ -100,7 +100,7 @@ class RunKernel(Command, frozen=True, kw_only=True):
     """Repeat the kernel unthrottled; answered by `Steps`."""
 
     repetitions: int
-    """Of the kernel in one step, by each thread."""
+    """Repetitions of the kernel in one step, per thread."""
     threads: int
     steps: int
 
@@ -109,26 +109,26 @@ class Compute(Command, frozen=True, kw_only=True):
     """Compute without a pause and without pacing; answered by one of `Steps`."""
 
     lead_s: float
-    """Before what counts: a group that was idle has a slice of time for nothing, 5 ms a core."""
+    """Unmeasured time before: an idle group has an unused slice of time, 5 ms per core."""
     lasting_s: float
     threads: int
 
 
 class RunPaced(Command, frozen=True, kw_only=True):
-    """ReceiveBlock steps at the pace of a device, as its agent would; answered by `Steps`."""
+    """Take steps with the pacing of a device, like its agent; answered by `Steps`."""
 
     device: EmulatedDevice
     gauge: GaugeAddress
     sandbox: Sandbox | None
     steps: int
-    """In each section."""
+    """Steps of each section."""
     spin_s: float = 0.0
-    """Processor time of a step; 0 is `repetitions` of the kernel instead."""
+    """Processor time of a step; 0 uses `repetitions` of the kernel instead."""
     repetitions: int = 0
     cost_s: float | None = None
-    """What a step is charged; None is the processor time that it takes."""
+    """Charge of a step; None charges its processor time."""
     idle_s: float = 0.0
-    """Before each section."""
+    """Idle time before each section."""
     sections: int = 1
 
 
@@ -152,55 +152,55 @@ Commands: TypeAlias = (
 
 
 class Reply(Struct, frozen=True, kw_only=True, tag=True):
-    """An order is carried out."""
+    """The reply to a command."""
 
 
 class Done(Reply, frozen=True, kw_only=True):
-    """There is nothing more to say."""
+    """The command is executed."""
 
 
 class Failed(Reply, frozen=True, kw_only=True):
-    """It could not be carried out."""
+    """The command failed."""
 
     reason: str
 
 
 class Address(Reply, frozen=True, kw_only=True):
-    """Where something listens."""
+    """The address of a listening socket."""
 
     host: str
     port: int
 
 
 class Instant(Reply, frozen=True, kw_only=True):
-    """When it happened, seconds."""
+    """The instant of an event, seconds."""
 
     at: float
 
 
 class Arrivals(Reply, frozen=True, kw_only=True):
-    """How much had come by when."""
+    """Received amounts over time."""
 
     times: list[float]
     """Seconds."""
     totals: list[int]
-    """Bytes of a stream, or datagrams, that had come by then."""
+    """Bytes of a stream, or datagrams, received until each of these instants."""
 
 
 class Delays(Reply, frozen=True, kw_only=True):
-    """How long each message was under way, one way, seconds."""
+    """One-way delay of each message, seconds."""
 
     seconds: list[float]
 
 
 class Steps(Reply, frozen=True, kw_only=True):
-    """What each step took, seconds."""
+    """Durations of steps, seconds."""
 
     wall_s: list[float]
     cpu_s: list[float]
     begun: float = 0.0
     ended: float = 0.0
-    """Moments before the first step and after the last."""
+    """Instants before the first step and after the last."""
 
 
 Replies: TypeAlias = Done | Failed | Address | Instant | Arrivals | Delays | Steps

@@ -1,4 +1,4 @@
-"""A measuring end inside a container, as an agent's launcher is."""
+"""A measuring end inside a container, started like an agent's launcher."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ from fairbed.testbed.backends.helper import end_helper
 from fairbed.testbed.backends.sandbox import Sandbox, admit
 
 START_S = 60.0
-"""For podman to start a container."""
+"""Time limit for podman to start a container."""
 
 POLL_S = 0.02
 
@@ -26,13 +26,13 @@ POLL_S = 0.02
 async def open_contained_end(
     engine: ContainerEngine, called: str, sandbox: Sandbox, folder: Path
 ) -> AsyncIterator[tuple[EndPipe, Sandbox]]:
-    """Keep a measuring end at work in a container; yield it and its sandbox as it sees it.
+    """Run a measuring end in a container; yield it and its sandbox as seen from inside.
 
     Args:
         engine: Runs the container.
         called: Name of the container.
         sandbox: Network and control groups of the device.
-        folder: Shared with the container.
+        folder: Folder that is shared with the container.
 
     Raises:
         BackendError: podman fails.
@@ -80,7 +80,7 @@ async def open_contained_end(
 
 
 async def _pid(found: Path, log: Path) -> int:
-    """Return the container's first process, as this machine counts."""
+    """Return the process id of the container's first process on this machine."""
     file = anyio.Path(found)
     with anyio.move_on_after(START_S):
         while True:

@@ -1,4 +1,4 @@
-"""Starts measuring ends, and gives them end_commands."""
+"""Starts measuring ends, and sends them commands."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from fairbed.testbed.errors import BackendError
 MODULE = "benchmarks._fidelity.end"
 
 MAX_ANSWER_BYTES = 1 << 26
-"""A minute of arrivals, one a millisecond, takes 2 MB."""
+"""Limit of a reply: a minute of arrivals, one per millisecond, takes 2 MB."""
 
 A = TypeVar("A", bound=Replies)
 T = TypeVar("T")
@@ -29,7 +29,7 @@ U = TypeVar("U")
 
 
 class EndError(BackendError):
-    """A measuring end could not do as it was told."""
+    """A measuring end could not execute a command."""
 
 
 class EndPipe:
@@ -43,22 +43,22 @@ class EndPipe:
         self._stdout = BufferedByteReceiveStream(process.stdout)
         self._lock = anyio.Lock()
         self._is_lost = False
-        """It owes an answer: the next one would be that to an earlier command."""
+        """A reply is missing: the next one would belong to an earlier command."""
 
     async def request(self, command: Command, kind: type[A], within_s: float = 60.0) -> A:
-        """Have an command carried out.
+        """Send a command and return its reply.
 
         Args:
-            command: What to do.
-            kind: Of the answer.
-            within_s: For all of it.
+            command: The command.
+            kind: Type of the reply.
+            within_s: Time limit, seconds.
 
         Raises:
-            EndError: It was not carried out in time, or the end is gone.
+            EndError: The command failed or timed out, or the end has ended.
         """
         async with self._lock:
             if self._is_lost:
-                raise EndError("fidelity: an end did not answer before")
+                raise EndError("fidelity: an end must reply to every command, one reply is missing")
             self._is_lost = True
             try:
                 with anyio.fail_after(within_s):
@@ -72,32 +72,32 @@ class EndPipe:
                 anyio.IncompleteRead,
             ) as exc:
                 raise EndError(
-                    f"fidelity: an end must answer, got {exc!r}; {self._said()}"
+                    f"fidelity: an end must reply, got {exc!r}; its log: {self._last_line()}"
                 ) from exc
         self._is_lost = False
-        answer = msgspec.json.decode(line, type=Replies)
-        if isinstance(answer, Failed):
-            raise EndError(f"fidelity: {answer.reason}")
-        assert isinstance(answer, kind)
-        return answer
+        reply = msgspec.json.decode(line, type=Replies)
+        if isinstance(reply, Failed):
+            raise EndError(f"fidelity: {reply.reason}")
+        assert isinstance(reply, kind)
+        return reply
 
-    def _said(self) -> str:
+    def _last_line(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "empty"
 
 
 async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
-    """Have two things done at the same time; return when both are.
+    """Run two awaitables concurrently; return both results.
 
     Raises:
-        BackendError: One of them could not be done.
+        BackendError: One of them failed.
     """
     done: dict[int, T | U] = {}
     problems: list[BackendError] = []
 
-    async def wait(index: int, spec: Awaitable[T] | Awaitable[U]) -> None:
+    async def wait(index: int, awaitable: Awaitable[T] | Awaitable[U]) -> None:
         try:
-            done[index] = await spec
+            done[index] = await awaitable
         except BackendError as exc:
             problems.append(exc)
 
@@ -113,9 +113,9 @@ async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
 async def open_end(
     log: Path, sandbox: Sandbox | None = None, *, is_instrument: bool = False
 ) -> AsyncIterator[EndPipe]:
-    """Keep a measuring end at work, inside a device or outside.
+    """Run a measuring end, inside a device or outside.
 
-    Outside it is an instrument and goes before others; a device does not.
+    Outside it is an instrument with raised priority; inside a device it has none.
 
     Raises:
         OSError: The machine refuses a process.
@@ -126,8 +126,8 @@ async def open_end(
         process = await open_helper(MODULE, log=log)
     else:
         argv = (sys.executable, "-m", MODULE, str(os.getpid()))
-        told = msgspec.json.encode(sandbox).decode()
-        process = await open_helper("fairbed.testbed.backends.sandbox", told, *argv, log=log)
+        encoded = msgspec.json.encode(sandbox).decode()
+        process = await open_helper("fairbed.testbed.backends.sandbox", encoded, *argv, log=log)
     try:
         yield EndPipe(process, log)
     finally:

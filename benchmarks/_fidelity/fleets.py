@@ -1,4 +1,4 @@
-"""A fleet of a hundred: what it costs to set it up, to drive it, and to take it down."""
+"""A fleet of a hundred devices: cost of set-up, schedule changes and removal."""
 
 import secrets
 import time
@@ -28,16 +28,13 @@ QUICK_DEVICES = 5
 
 DRIVEN = 100
 
-NOWHERE = "mqtt://127.0.0.1:1"
-"""No agent runs, so nobody dials."""
-
 TENANT = "bench"
 
 CONNECTED_WITHIN_S = 120.0
 
 
 async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
-    """Measure what it takes to change a hundred devices ten times a second."""
+    """Measure the cost of changing a hundred devices ten times a second."""
     count = QUICK_DEVICES if plan.is_quick else DRIVEN
     name = f"{count} devices at 10 Hz"
     spec = [
@@ -51,7 +48,7 @@ async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
         ),
         QuantitySpec(
             backend=backend,
-            quantity=f"{name}, who carries it out",
+            quantity=f"{name}, helpers",
             target=None,
             unit="cores",
             is_bound=True,
@@ -68,9 +65,9 @@ async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
 
 
 async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
-    """Measure how long a fleet takes to be there, to be connected, and to be gone."""
+    """Measure the time until a fleet is set up, connected, and removed."""
     count = QUICK_DEVICES if plan.is_quick else DEVICES[backend]
-    promised = {
+    limits_s = {
         "namespace": (limits.SET_UP_S, limits.CONNECTED_S, limits.TEAR_DOWN_S),
         "container": (None, limits.CONNECTED_S, None),
         "process": (None, None, None),
@@ -84,7 +81,7 @@ async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
             limit=limit_s,
             is_bound=True,
         )
-        for what, limit_s in zip(("set up", "connected", "taken down"), promised, strict=True)
+        for what, limit_s in zip(("set up", "connected", "taken down"), limits_s, strict=True)
     ]
     fleet = _fleet(count)
 
@@ -107,7 +104,7 @@ def _fleet(count: int) -> list[DeviceSpec]:
 async def _life(
     backend: BackendName, fleet: list[DeviceSpec], folder: Path
 ) -> tuple[float, float, float]:
-    """Bring a fleet up and down; return how long each part took, seconds."""
+    """Start and remove a fleet; return the duration of each part, seconds."""
     begun = time.monotonic()
     run_id = f"bench-{secrets.token_hex(4)}"
     async with open_backend(backend, fleet, folder, run_id) as stage:

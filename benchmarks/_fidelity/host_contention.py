@@ -1,4 +1,4 @@
-"""What this machine gives to whom, as the kernel counts it."""
+"""Waiting and stolen time during a measurement, from the kernel."""
 
 import os
 import time
@@ -16,22 +16,22 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(slots=True)
 class HostContention:
-    """Filled in at the end of a watch."""
+    """Totals of a measurement, set at its end."""
 
     wall_s: float = 0.0
     stolen_s: float = 0.0
     waited_s: float = 0.0
-    """The process that waited most."""
+    """Time of the process that waited longest."""
     contended_s: float = 0.0
 
 
 @contextmanager
 def watch(path: Iterable[int], contended_s: Callable[[], float]) -> Iterator[HostContention]:
-    """Watch the machine while something is measured.
+    """Watch the machine during a measurement.
 
     Args:
-        path: Processes that bytes pass.
-        contended_s: Tells for how long the device was kept waiting so far, seconds.
+        path: Processes on the path of the bytes.
+        contended_s: Returns the waiting time of the device so far, seconds.
     """
     host, pids = HostContention(), list(path)
     before = {pid: waits(pid) for pid in pids}
@@ -44,12 +44,12 @@ def watch(path: Iterable[int], contended_s: Callable[[], float]) -> Iterator[Hos
 
 
 def _long_s(before: SchedulerWaits, after: SchedulerWaits) -> float:
-    """Return what a process waited, but for the short waits of waking up."""
+    """Return the waiting time of a process without the short waits of wake-ups."""
     return after.seconds - before.seconds - SHORT_S * (after.count - before.count)
 
 
 def stolen_s() -> float:
-    """Return the time that the host has taken from this virtual machine, by core, seconds."""
+    """Return the time that the host took from this virtual machine, per core, seconds."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
     except OSError:
@@ -58,5 +58,5 @@ def stolen_s() -> float:
 
 
 def children() -> list[int]:
-    """Return all processes that this one has started, and theirs."""
+    """Return all descendants of this process."""
     return [child.pid for child in psutil.Process().children(recursive=True)]

@@ -1,9 +1,9 @@
-"""What was promised of each backend: the largest errors, and what may cost how much. Pure."""
+"""Limits of each backend: largest errors and costs. Pure."""
 
 from fairbed.testbed.backends.choice import BackendName
 
 SHARES = (0.05, 0.10, 0.25, 0.50, 1.0, 1.5)
-"""Of a core."""
+"""Shares of a core."""
 
 STEPS_S = (0.005, 0.020, 0.100)
 """Processor time of a step."""
@@ -29,18 +29,18 @@ DELAY_S = {"namespace": 2e-3, "container": 2e-3, "process": 3e-3}
 
 DRIVER_CORES = 0.05
 SET_UP_S, CONNECTED_S, TEAR_DOWN_S = 3.0, 15.0, 2.0
-"""Of 100 devices in namespaces; of 30 in containers the time until they are connected."""
+"""For 100 devices in namespaces; for 30 in containers the time until they are connected."""
 
 RETRY_S = 1.0
-"""A stream goes on within the length of a hole and so much more after its end: TCP tries again
-after twice as long each time."""
+"""A stream resumes within the length of a hole plus this time after its end: TCP doubles its
+retransmission time."""
 
 LOSS = 0.10
 """Relative."""
 
 
 def goodput(backend: BackendName, rate_bps: float) -> float | None:
-    """Return the limit of the error of a rate; None where none was promised."""
+    """Return the limit of the error of a rate; None without a limit."""
     if backend == "process":
         return GOODPUT if rate_bps <= 50e6 else None
     if rate_bps > 100e6:
@@ -49,9 +49,9 @@ def goodput(backend: BackendName, rate_bps: float) -> float | None:
 
 
 def transfer(backend: BackendName, n_bytes: int) -> float | None:
-    """Return the limit of the error of a transfer time; None where none was promised.
+    """Return the limit of the error of a transfer time; None without a limit.
 
-    Of 64 KB the burst of a shaper, 3200 bytes, is a part that counts.
+    The burst of a shaper, 3200 bytes, is a noticeable part of 64 KB.
     """
     if backend == "process":
         return SLOW_TRANSFER
@@ -59,5 +59,5 @@ def transfer(backend: BackendName, n_bytes: int) -> float | None:
 
 
 def step(backend: BackendName, cpu_s: float) -> float | None:
-    """Return the limit of the error of the time of a step; None where none was promised."""
+    """Return the limit of the error of the time of a step; None without a limit."""
     return STEP if backend != "process" and cpu_s >= 0.020 else None

@@ -1,7 +1,7 @@
-"""Links: the rate of a stream each way, and how long a block takes.
+"""Links: the rate of a stream in each direction, and the transfer time of a block.
 
-A stream is TCP, and its rate is that of its payload. Before each window the same path carries a
-stream without limits: what it cannot carry then, it cannot carry with limits either.
+A stream is TCP, and its rate is that of its payload. Before each window a stream without limits
+shows the capacity of the same path.
 """
 
 from typing import Literal, TypeAlias
@@ -33,80 +33,80 @@ Direction: TypeAlias = Literal["down", "up"]
 CONTROL_S, CONTROL_WARM_S = 0.3, 0.1
 
 WARM_S, LONG_WARM_S, SLOW_BPS = 0.5, 2.5, 1e6
-"""Until a stream has found its rate: it begins with too many packets, and what it loses then
-arrives late. That takes longer at `SLOW_BPS` and below, and over a link with a delay."""
+"""Time until a stream has reached its rate: it starts with too many packets, and lost ones arrive
+late. This takes longer at `SLOW_BPS` and below, and over a link with a delay."""
 
 WARM_PACKETS = 60
-"""Until what was lost at the start has been sent again: 47 packets at 0.1 Mbit/s."""
+"""Packets until losses at the start have been repaired: 47 at 0.1 Mbit/s."""
 
 GAP_PACKETS, LEAST_GAP_S = 1.5, 5e-3
-"""Packets of a stream that flows are no further apart."""
+"""Greatest gap between packets of a steady stream, in packets and at least in seconds."""
 
 FAR_RATES_BPS, FAR_S = (1e6, 10e6, 50e6), 0.02
-"""Delay one way."""
+"""Rates, and the one-way delay."""
 
 TRANSFER_RATES_BPS = (1e6, 10e6, 100e6)
 
 PAUSE_S = 0.3
-"""Before each block: the link is idle, its queue empty."""
+"""Pause before each block: the link is idle, its queue empty."""
 
 
-async def goodputs(rig: MeasuredDevice, plan: Plan) -> list[Row]:
+async def goodputs(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the rate of a stream that fills the link."""
     rows = []
     for rate_bps in (1e6, 50e6) if plan.is_quick else limits.RATES_BPS:
         for direction in _directions():
             spec = QuantitySpec(
-                backend=rig.backend,
+                backend=measured.backend,
                 quantity=f"goodput {rate_bps / 1e6:g} Mbit/s {direction}",
                 target=rate_bps,
                 unit="bit/s",
-                limit=limits.goodput(rig.backend, rate_bps),
+                limit=limits.goodput(measured.backend, rate_bps),
             )
 
             async def measure(
                 rate_bps: float = rate_bps, direction: Direction = direction
             ) -> Window:
-                return await _goodput(rig, plan, rate_bps, direction)
+                return await _goodput(measured, plan, rate_bps, direction)
 
             rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def far_goodputs(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Measure the same over a link with a delay, which packets take another way."""
+async def far_goodputs(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the same over a link with a delay, which packets pass by another path."""
     rows = []
     for rate_bps in FAR_RATES_BPS[1:2] if plan.is_quick else FAR_RATES_BPS:
         for direction in _directions():
             spec = QuantitySpec(
-                backend=rig.backend,
+                backend=measured.backend,
                 quantity=f"goodput {rate_bps / 1e6:g} Mbit/s {direction}, {1e3 * FAR_S:g} ms away",
                 target=rate_bps,
                 unit="bit/s",
-                limit=limits.goodput(rig.backend, rate_bps),
+                limit=limits.goodput(measured.backend, rate_bps),
             )
 
             async def measure(
                 rate_bps: float = rate_bps, direction: Direction = direction
             ) -> Window:
-                return await _goodput(rig, plan, rate_bps, direction, FAR_S)
+                return await _goodput(measured, plan, rate_bps, direction, FAR_S)
 
             rows.append(await windows(plan, spec, measure))
     return rows
 
 
-async def transfers(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Measure how long a block takes on an idle link."""
+async def transfers(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the transfer time of a block on an idle link."""
     rows = []
     for rate_bps in (10e6,) if plan.is_quick else TRANSFER_RATES_BPS:
         for n_bytes in limits.BLOCKS[:2] if plan.is_quick else limits.BLOCKS:
             for direction in _directions():
                 spec = QuantitySpec(
-                    backend=rig.backend,
+                    backend=measured.backend,
                     quantity=f"{n_bytes >> 10} KB at {rate_bps / 1e6:g} Mbit/s {direction}",
                     target=BITS * n_bytes / rate_bps,
                     unit="s",
-                    limit=limits.transfer(rig.backend, n_bytes),
+                    limit=limits.transfer(measured.backend, n_bytes),
                 )
 
                 async def measure(
@@ -114,37 +114,41 @@ async def transfers(rig: MeasuredDevice, plan: Plan) -> list[Row]:
                     n_bytes: int = n_bytes,
                     direction: Direction = direction,
                 ) -> Window:
-                    return await _transfer(rig, rate_bps, n_bytes, direction)
+                    return await _transfer(measured, rate_bps, n_bytes, direction)
 
                 rows.append(await windows(plan, spec, measure))
     return rows
 
 
-def ends(rig: MeasuredDevice, direction: Direction) -> tuple[EndPipe, EndPipe]:
-    """Return who sends and who receives."""
-    return (rig.outside, rig.device) if direction == "down" else (rig.device, rig.outside)
+def ends(measured: MeasuredDevice, direction: Direction) -> tuple[EndPipe, EndPipe]:
+    """Return the sending and the receiving end."""
+    return (
+        (measured.outside, measured.inside)
+        if direction == "down"
+        else (measured.inside, measured.outside)
+    )
 
 
-async def stream(rig: MeasuredDevice, direction: Direction, lasting_s: float) -> Arrivals:
-    """Fill the link for a while; return what came."""
-    sender, receiver = ends(rig, direction)
-    await rig.connect()
-    drunk, _ = await both(
+async def stream(measured: MeasuredDevice, direction: Direction, lasting_s: float) -> Arrivals:
+    """Fill the link for a time; return the arrivals."""
+    sender, receiver = ends(measured, direction)
+    await measured.connect()
+    arrivals, _ = await both(
         receiver.request(ReceiveStream(lasting_s=lasting_s), Arrivals, lasting_s + 60.0),
         sender.request(SendStream(limit_s=lasting_s + 2.0), Done, lasting_s + 60.0),
     )
-    return drunk
+    return arrivals
 
 
-async def carried_bps(rig: MeasuredDevice, direction: Direction) -> float:
-    """Return what the path carries without limits."""
-    await rig.apply(FREE)
-    arrivals = await stream(rig, direction, CONTROL_S)
+async def carried_bps(measured: MeasuredDevice, direction: Direction) -> float:
+    """Return the rate of the path without limits."""
+    await measured.apply(FREE)
+    arrivals = await stream(measured, direction, CONTROL_S)
     return goodput_bps(arrivals.times, arrivals.totals, CONTROL_WARM_S)
 
 
 def at_rate(rate_bps: float | None, delay_s: float = 0.0, dilation: float = 1.0) -> Conditions:
-    """Return the conditions of a device whose link has this rate each way."""
+    """Return the conditions of a device whose link has this rate in each direction."""
     shape = Shape(down_bps=rate_bps, up_bps=rate_bps, delay_s=delay_s)
     return Conditions(speed_ratio=None, shape=shape).dilated(dilation)
 
@@ -154,16 +158,20 @@ def _directions() -> tuple[Direction, Direction]:
 
 
 async def _goodput(
-    rig: MeasuredDevice, plan: Plan, rate_bps: float, direction: Direction, delay_s: float = 0.0
+    measured: MeasuredDevice,
+    plan: Plan,
+    rate_bps: float,
+    direction: Direction,
+    delay_s: float = 0.0,
 ) -> Window:
-    carried = await carried_bps(rig, direction)
-    await rig.apply(at_rate(rate_bps, delay_s))
+    carried = await carried_bps(measured, direction)
+    await measured.apply(at_rate(rate_bps, delay_s))
     packet_s = BITS * FRAME_BYTES / rate_bps
     warm_s = LONG_WARM_S if rate_bps <= SLOW_BPS or delay_s > 0.0 else WARM_S
     warm_s = max(warm_s, WARM_PACKETS * packet_s)
-    with watch(rig.path(), rig.contended_s) as host:
-        arrivals = await stream(rig, direction, warm_s + plan.pick(5.0, 0.7))
-    await rig.apply(FREE)
+    with watch(measured.path(), measured.contended_s) as host:
+        arrivals = await stream(measured, direction, warm_s + plan.pick(5.0, 0.7))
+    await measured.apply(FREE)
     evidence = Evidence(
         wall_s=host.wall_s,
         stolen_s=host.stolen_s,
@@ -174,10 +182,10 @@ async def _goodput(
     return Window(goodput_bps(arrivals.times, arrivals.totals, warm_s, gap_s), evidence)
 
 
-async def block_s(rig: MeasuredDevice, n_bytes: int, direction: Direction) -> float:
-    """Return how long a block takes on an idle link, over a connection that has carried one."""
-    sender, receiver = ends(rig, direction)
-    await rig.connect()
+async def block_s(measured: MeasuredDevice, n_bytes: int, direction: Direction) -> float:
+    """Return the transfer time of a block on an idle link, over a used connection."""
+    sender, receiver = ends(measured, direction)
+    await measured.connect()
     took_s = 0.0
     for size in (16 << 10, n_bytes):
         await anyio.sleep(PAUSE_S)
@@ -190,13 +198,13 @@ async def block_s(rig: MeasuredDevice, n_bytes: int, direction: Direction) -> fl
 
 
 async def _transfer(
-    rig: MeasuredDevice, rate_bps: float, n_bytes: int, direction: Direction
+    measured: MeasuredDevice, rate_bps: float, n_bytes: int, direction: Direction
 ) -> Window:
-    carried = await carried_bps(rig, direction)
-    await rig.apply(at_rate(rate_bps))
-    with watch(rig.path(), rig.contended_s) as host:
-        took_s = await block_s(rig, n_bytes, direction)
-    await rig.apply(FREE)
+    carried = await carried_bps(measured, direction)
+    await measured.apply(at_rate(rate_bps))
+    with watch(measured.path(), measured.contended_s) as host:
+        took_s = await block_s(measured, n_bytes, direction)
+    await measured.apply(FREE)
     evidence = Evidence(
         wall_s=took_s,
         stolen_s=host.stolen_s,

@@ -1,4 +1,4 @@
-"""What measurements share: how long, how often, and the loop that asks for valid windows."""
+"""The measurement loop: durations, repetitions, and valid windows."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,26 +11,26 @@ from benchmarks._fidelity.windows import Window, failed, find, why_invalid
 from fairbed.testbed.errors import BackendError
 
 PAUSE_S = 0.5
-"""After a window that does not count: what disturbed it may be over then."""
+"""Pause after an invalid window, in which a disturbance may end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How thoroughly to measure."""
+    """The thoroughness of the measurement."""
 
     is_quick: bool
     repeats: int
     """Valid windows of each quantity."""
     attempts: int
-    """Windows at most; a quantity without a valid one among them is unknown."""
+    """Greatest number of windows; a quantity without a valid one is unknown."""
 
     def pick(self, full: float, quick: float) -> float:
-        """Return a duration or a number that depends on how thorough it is."""
+        """Return a duration or number for a full or a quick measurement."""
         return quick if self.is_quick else full
 
 
 async def windows(plan: Plan, spec: QuantitySpec, measure: Callable[[], Awaitable[Window]]) -> Row:
-    """Measure until there are enough valid windows, or too many attempts; say so on stderr."""
+    """Measure until there are enough valid windows or attempts; report the row on stderr."""
 
     async def alone() -> list[Window]:
         return [await measure()]
@@ -41,7 +41,7 @@ async def windows(plan: Plan, spec: QuantitySpec, measure: Callable[[], Awaitabl
 async def several(
     plan: Plan, spec: Sequence[QuantitySpec], measure: Callable[[], Awaitable[Sequence[Window]]]
 ) -> list[Row]:
-    """Do the same where one measurement gives a window of each of several quantities."""
+    """Do the same for a measurement that gives one window of each of several quantities."""
     taken: list[Sequence[Window]] = []
     valid = 0
     while valid < plan.repeats and len(taken) < plan.attempts:
@@ -61,7 +61,7 @@ async def several(
 
 
 def print_row(row: Row) -> None:
-    """Say on stderr how a quantity came out: a whole run takes a quarter of an hour."""
+    """Print a row on stderr as progress: a whole run takes a quarter of an hour."""
     error = "" if row.error is None else f" {row.error:+.4f}"
     why = f" ({row.reason})" if row.reason else ""
     sys.stderr.write(

@@ -1,8 +1,8 @@
-"""One emulated device with a measuring end inside, and another end outside that it reaches.
+"""One emulated device with a measuring end inside, and another end outside of it.
 
-    outside (outside) <--- the device's link ---> device (inside)
+    outside <--- the device's link ---> inside
 
-Links, control groups and pace are those of the backend; only the agent is another program.
+Links, control groups and pacing are those of the backend; a measuring end replaces the agent.
 """
 
 import secrets
@@ -45,7 +45,7 @@ DEVICE = EmulatedDevice(
 )
 
 FREE = Conditions(speed_ratio=None, shape=Shape())
-"""Nothing is slowed and nothing is shaped: what this machine can give."""
+"""Conditions without any limit: the full speed of this machine."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -55,37 +55,38 @@ class MeasuredDevice:
     """A device under measurement; made by `open_measured_device`."""
 
     backend: BackendName
-    device: EndPipe
+    inside: EndPipe
     outside: EndPipe
-    reach: Address
-    """Where the device finds the outside."""
+    outside_address: Address
+    """Address of the outside end, as seen from the device."""
     gauge: GaugeAddress
     sandbox: Sandbox | None
     apply: Callable[[Conditions], Awaitable[None]]
     """Change the device and its link; returns when the change holds."""
     contended_s: Callable[[], float]
-    """For how long the device was allowed to run and did not, as the kernel counts it."""
+    """Return the time for which the device was ready to run and did not, from the kernel."""
 
     async def connect(self) -> None:
-        """Open a connection from the device to the outside."""
-        await self.device.request(Connect(host=self.reach.host, port=self.reach.port), Done)
+        """Open a connection from the device to the outside end."""
+        address = self.outside_address
+        await self.inside.request(Connect(host=address.host, port=address.port), Done)
         await self.outside.request(Accept(), Done)
 
     def path(self) -> list[int]:
-        """Return the processes that bytes pass: both ends, proxies, relays."""
-        return list({*children(), self.device.pid})
+        """Return the processes on the path of the bytes: both ends, proxies, relays."""
+        return list({*children(), self.inside.pid})
 
 
 @asynccontextmanager
 async def open_measured_device(
     backend: BackendName, folder: Path, *, is_delayed: bool = False
 ) -> AsyncIterator[MeasuredDevice]:
-    """Open a device that nothing slows.
+    """Open a device without limits.
 
     Args:
-        backend: What emulates it.
-        folder: For logs.
-        is_delayed: Its packets pass what can delay and lose them.
+        backend: Backend that emulates the device.
+        folder: Folder for logs.
+        is_delayed: Whether its link can delay and lose packets.
 
     Raises:
         BackendError: The backend does not work here, or not with such a link.
@@ -93,24 +94,21 @@ async def open_measured_device(
     gauges = Gauges(folder / "gauges", [NAME])
     spec = DeviceSpec(NAME, DEVICE, Shape(), is_driven=True)
 
-    def told(wanted: Conditions) -> None:
-        write_gauges(gauges[NAME], spec, wanted)
-
-    opened = {"namespace": _namespace, "container": _container, "process": _process}[backend]
+    open_parts = {"namespace": _namespace, "container": _container, "process": _process}[backend]
     async with AsyncExitStack() as stack:
-        device, outside, reach, sandbox, change, contended_s = await opened(
+        inside, outside, address, sandbox, change, contended_s = await open_parts(
             stack, folder, spec, is_delayed
         )
 
         async def apply(wanted: Conditions) -> None:
-            told(wanted)
+            write_gauges(gauges[NAME], spec, wanted)
             await change(wanted)
 
-        rig = MeasuredDevice(
-            backend, device, outside, reach, gauges.address(NAME), sandbox, apply, contended_s
+        measured = MeasuredDevice(
+            backend, inside, outside, address, gauges.address(NAME), sandbox, apply, contended_s
         )
-        await rig.apply(FREE)
-        yield rig
+        await measured.apply(FREE)
+        yield measured
 
 
 _Parts = tuple[
@@ -143,7 +141,7 @@ async def _namespace(
     group = groups[NAME]
     sandbox = msgspec.structs.replace(group.sandbox(), network=str(path), host=identity())
     outside = await stack.enter_async_context(open_end(folder / "outside.log", is_instrument=True))
-    reach = await outside.request(Listen(host=network.hub_address), Address)
+    address = await outside.request(Listen(host=network.hub_address), Address)
     if engine is None:
         device = await stack.enter_async_context(open_end(folder / "device.log", sandbox))
     else:
@@ -155,7 +153,7 @@ async def _namespace(
         limit_speed(group, NAME, wanted.speed_ratio)
         await network.apply({NAME: wanted})
 
-    return device, outside, reach, sandbox, change, lambda: group.usage().contended_s or 0.0
+    return device, outside, address, sandbox, change, lambda: group.usage().contended_s or 0.0
 
 
 async def _container(
@@ -188,5 +186,5 @@ async def _process(
         )
         await links.change({NAME: state})
 
-    reach = Address(host=LOOPBACK, port=links.ports[NAME])
-    return device, outside, reach, None, change, lambda: waits(device.pid).seconds
+    address = Address(host=LOOPBACK, port=links.ports[NAME])
+    return device, outside, address, None, change, lambda: waits(device.pid).seconds

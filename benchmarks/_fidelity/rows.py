@@ -1,4 +1,4 @@
-"""Rows of the result: target against achieved, with the limit that was promised. Pure."""
+"""Rows of the result: target, achieved value, error and limit. Pure."""
 
 from typing import Literal, TypeAlias
 
@@ -19,28 +19,28 @@ class Row(Struct, frozen=True, kw_only=True):
     achieved: float | None
     """Median of the valid windows; None without any."""
     error: float | None
-    """Relative to the target, or in `unit` where `is_relative` is false."""
+    """Relative to the target, or in `unit` if `is_relative` is false."""
     limit: float | None
-    """Of the error's absolute value, or, where `is_bound`, of what was achieved; None is none."""
+    """Of the absolute error, or, if `is_bound`, of the achieved value; None without a limit."""
     ok: bool | None
-    """None is unknown, or no limit."""
+    """None if unknown or without a limit."""
     unit: Unit
     is_relative: bool = True
     is_bound: bool = False
-    """Less is better: there is no error, only too much."""
+    """Whether less is better: there is no error, only an upper limit."""
     low: float | None = None
     high: float | None = None
-    """Least and most of the valid windows."""
+    """Least and greatest value of the valid windows."""
     valid: int = 0
     attempts: int = 0
     reason: str | None = None
     """Why it is unknown, or why windows were invalid."""
     group: str = ""
-    """What `--quantity` calls it."""
+    """Its name in `--quantity`."""
 
 
 class QuantitySpec(Struct, frozen=True, kw_only=True):
-    """A quantity before it was measured."""
+    """A quantity before its measurement."""
 
     backend: str
     quantity: str
@@ -52,7 +52,7 @@ class QuantitySpec(Struct, frozen=True, kw_only=True):
 
 
 def row_of(spec: QuantitySpec, found: Finding) -> Row:
-    """Return the row of a quantity that was measured."""
+    """Return the row of a measured quantity."""
     error, ok = None, None
     value = found.value
     if value is not None and spec.is_bound:
@@ -82,6 +82,6 @@ def row_of(spec: QuantitySpec, found: Finding) -> Row:
 
 
 def unknown(spec: QuantitySpec, reason: str) -> Row:
-    """Return the row of a quantity that cannot be had or measured here, so is not promised."""
+    """Return the row of a quantity that cannot be emulated or measured here; it has no limit."""
     nothing = Finding(value=None, low=None, high=None, valid=0, attempts=0, reason=reason)
     return row_of(structs.replace(spec, limit=None), nothing)

@@ -1,4 +1,4 @@
-"""One TCP connection at a time, with the moments at which bytes left and came."""
+"""One TCP connection at a time, with the instants of sending and arrival."""
 
 import socket
 import struct
@@ -22,16 +22,16 @@ from benchmarks._fidelity.end_commands import (
 )
 
 OPEN_S = 20.0
-"""For a connection to open."""
+"""Time limit to open a connection."""
 
 NOTE_S = 1e-3
-"""Arrivals that are closer together than this are noted as one."""
+"""Arrivals closer together than this are recorded as one."""
 
 READ_BYTES = 1 << 18
 
 _STAMP = struct.Struct("=d")
 _NO_LINGER = struct.pack("=ii", 1, 0)
-"""`struct linger`: what is still to be sent when an end hangs up is of no interest."""
+"""`struct linger`: unsent data are discarded when an end closes the connection."""
 
 
 class Stream:
@@ -50,32 +50,32 @@ class Stream:
 
     def connect(self, command: Connect) -> Done:
         """Open a connection."""
-        self._hang_up()
+        self._close()
         self._use(socket.create_connection((command.host, command.port), OPEN_S))
         return Done()
 
     def accept(self, _: Accept) -> Done:
-        """ReceiveBlock a connection."""
-        self._hang_up()
+        """Accept a connection."""
+        self._close()
         assert self._server is not None
         self._use(self._server.accept()[0])
         return Done()
 
     def send_stream(self, command: SendStream) -> Done:
-        """Send as much as passes."""
+        """Send at the rate of the link."""
         piece = memoryview(bytes(READ_BYTES))
         deadline = time.monotonic() + command.limit_s
         try:
             while (left_s := deadline - time.monotonic()) > 0.0:
                 self._open.settimeout(left_s)
                 self._open.send(piece)
-        except (TimeoutError, ConnectionError):  # it is over: time is up, or the other hung up
+        except (TimeoutError, ConnectionError):  # the time is over, or the other end has closed
             pass
-        self._hang_up()
+        self._close()
         return Done()
 
     def receive_stream(self, command: ReceiveStream) -> Arrivals:
-        """Receive, and note how much had come by when."""
+        """Receive, and record the amount over time."""
         buffer, total = memoryview(bytearray(READ_BYTES)), 0
         times: list[float] = []
         totals: list[int] = []
@@ -87,14 +87,14 @@ class Stream:
             except TimeoutError:
                 break
             if not got:
-                raise EOFError("the other end hung up")
+                raise EOFError("the other end closed the connection")
             now, total = time.monotonic(), total + got
             if times and now - times[-1] < NOTE_S:
-                totals[-1] = total  # by the moment of the note there was less, by 1 ms of it
+                totals[-1] = total  # at that instant it was less, by at most 1 ms of data
             else:
                 times.append(now)
                 totals.append(total)
-        self._hang_up()
+        self._close()
         return Arrivals(times=times, totals=totals)
 
     def send_block(self, command: SendBlock) -> Instant:
@@ -112,12 +112,12 @@ class Stream:
         while left:
             got = self._open.recv_into(buffer[: min(left, READ_BYTES)])
             if not got:
-                raise EOFError("the other end hung up")
+                raise EOFError("the other end closed the connection")
             left -= got
         return Instant(at=time.monotonic())
 
     def send_messages(self, command: SendMessages) -> Done:
-        """Send stamped messages at even moments."""
+        """Send stamped messages at regular intervals."""
         next_at = time.monotonic()
         for _ in range(command.count):
             time.sleep(max(0.0, next_at - time.monotonic()))
@@ -134,7 +134,7 @@ class Stream:
             got = self._open.recv(READ_BYTES)
             now = time.monotonic()
             if not got:
-                raise EOFError("the other end hung up")
+                raise EOFError("the other end closed the connection")
             data += got
             whole = len(data) // _STAMP.size * _STAMP.size
             seconds += [now - left for (left,) in _STAMP.iter_unpack(data[:whole])]
@@ -152,7 +152,7 @@ class Stream:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._socket = opened
 
-    def _hang_up(self) -> None:
+    def _close(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None

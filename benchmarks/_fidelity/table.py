@@ -1,11 +1,11 @@
-"""Rows as tables: for a terminal, for docs/accuracy.md, and in short for the README. Pure."""
+"""Rows as tables: for a terminal, for docs/accuracy.md, and as a summary for the README. Pure."""
 
 from collections.abc import Iterable, Sequence
 
 from benchmarks._fidelity.rows import Row, Unit
 
 TABLE, SUMMARY = "fidelity table", "fidelity summary"
-"""Names of the places in a document that are written anew."""
+"""Names of the places in a document that are replaced."""
 
 TITLES = {
     "cpu": "share of a core, 5 to 150 %",
@@ -23,7 +23,7 @@ TITLES = {
 
 
 def number(value: float, unit: Unit) -> str:
-    """Return a value as people read it."""
+    """Return a value with its unit for display."""
     if unit == "cores":
         return f"{100.0 * value:.1f} %"
     if unit == "bit/s":
@@ -45,7 +45,7 @@ def deviation(row: Row, value: float, sign: str = "+") -> str:
 
 
 def limit_of(row: Row) -> str:
-    """Return what was promised."""
+    """Return the limit as text."""
     if row.limit is None:
         return ""
     if row.is_bound:
@@ -54,14 +54,14 @@ def limit_of(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    """Return in a word whether the promise was kept."""
+    """Return whether the limit is met, as one word."""
     if row.achieved is None:
         return "unknown"
     return {True: "ok", False: "missed", None: ""}[row.ok]
 
 
 def arranged(rows: Iterable[Row], backends: Sequence[str]) -> list[Row]:
-    """Return rows by group and backend, as tables show them; strange ones come last."""
+    """Return rows ordered by group and backend; unknown ones are last."""
     groups, last = list(TITLES), len(TITLES) + len(backends)
 
     def place(row: Row) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def plain(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return a table with a column for each backend."""
+    """Return a Markdown table with one column per backend."""
     backends = list(dict.fromkeys(row.backend for row in rows))
     by_name: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
@@ -102,24 +102,24 @@ def markdown(rows: Sequence[Row]) -> str:
         f"|---|{'---|' * len(backends)}",
     ]
     for (_, quantity), found in by_name.items():
-        sandboxes = (_cell(found.get(backend)) for backend in backends)
-        lines.append(f"| {quantity} | {' | '.join(sandboxes)} |")
+        cells = (_cell(found.get(backend)) for backend in backends)
+        lines.append(f"| {quantity} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Return a table of groups: how many promises were kept, and the largest error of each."""
+    """Return a table of groups: the number of limits met, and the largest error of each."""
     backends = list(dict.fromkeys(row.backend for row in rows))
     lines = [
         f"| what | {' | '.join(backends)} |",
         f"|---|{'---|' * len(backends)}",
     ]
     for group in dict.fromkeys(row.group for row in rows):
-        sandboxes = (
+        cells = (
             _short([row for row in rows if row.group == group and row.backend == backend])
             for backend in backends
         )
-        lines.append(f"| {TITLES.get(group, group)} | {' | '.join(sandboxes)} |")
+        lines.append(f"| {TITLES.get(group, group)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -127,7 +127,7 @@ def placed(document: str, name: str, text: str) -> str:
     """Return a document with the text between `<!-- name -->` and `<!-- end -->` replaced.
 
     Raises:
-        ValueError: It has no such place.
+        ValueError: The document has no such place.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, found, rest = document.partition(begin)
@@ -142,28 +142,28 @@ def _cell(row: Row | None) -> str:
         return ""
     if row.achieved is None:
         return f"unknown: {row.reason}"
-    told = [number(row.achieved, row.unit)]
+    parts = [number(row.achieved, row.unit)]
     if row.error is not None:
-        told.append(f"({deviation(row, row.error)})")
+        parts.append(f"({deviation(row, row.error)})")
     if row.ok is False:
-        told.append(f"**misses {limit_of(row)}**")
-    return " ".join(told)
+        parts.append(f"**misses {limit_of(row)}**")
+    return " ".join(parts)
 
 
 def _short(rows: Iterable[Row]) -> str:
-    promised = [row for row in rows if row.limit is not None]
-    if not promised:
+    limited = [row for row in rows if row.limit is not None]
+    if not limited:
         return ""
-    known = [row for row in promised if row.ok is not None]
-    kept = sum(row.ok is True for row in known)
+    known = [row for row in limited if row.ok is not None]
+    within = sum(row.ok is True for row in known)
     worst = max(
         (row for row in known if row.error is not None and row.is_relative),
         key=lambda row: abs(row.error or 0.0),
         default=None,
     )
-    told = f"{kept} of {len(promised)} within limits"
-    if len(known) < len(promised):
-        told += f", {len(promised) - len(known)} unknown"
+    text = f"{within} of {len(limited)} within limits"
+    if len(known) < len(limited):
+        text += f", {len(limited) - len(known)} unknown"
     if worst is not None and worst.error is not None:
-        told += f"; at most {deviation(worst, worst.error)}"
-    return told
+        text += f"; at most {deviation(worst, worst.error)}"
+    return text

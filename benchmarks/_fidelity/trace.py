@@ -1,8 +1,8 @@
-"""A link that follows a trace: how much passes in all, and second by second.
+"""A link that follows a trace: the total volume, and the volume of each second.
 
-Two kinds of traffic fill the link. A stream is TCP, with all that TCP does after a hole. Datagrams
-come faster than the link is, so that whatever it can carry is carried: the emulation by itself. A
-full datagram takes as much of a link as a full packet of TCP, and counts as much.
+Two kinds of traffic fill the link. A stream is TCP, with its behaviour after a hole. Datagrams are
+sent faster than the link rate, so they show the emulation alone. A full datagram takes as much of a
+link as a full TCP packet, and counts as much.
 """
 
 import math
@@ -36,33 +36,33 @@ from fairbed.testbed.emulation.schedule import Schedule, ScheduleFollower
 Traffic: TypeAlias = Literal["datagrams", "tcp"]
 
 REAL = "data:mahimahi/ATT-LTE-driving.down"
-"""Radio holes of 9 s and 3 s in its first minute."""
+"""A recorded trace with coverage holes of 9 s and 3 s in its first minute."""
 
 STEP_S = 0.1
-"""Of traces: the tick of the driver."""
+"""Step of traces: the tick of the driver."""
 
 WARM_S = 1.0
-"""A stream has found its rate before the trace begins."""
+"""Duration of a stream before the trace starts, until it has reached its rate."""
 
 EXCESS = 1.2
-"""How much faster than the trace at its highest datagrams come."""
+"""Rate of datagrams, relative to the highest rate of the trace."""
 
 DATAGRAM_BYTES, COUNTED_BYTES = 1472, 1448
 """A full packet without fragments, and the payload of TCP in one."""
 
 
-async def traces(rig: MeasuredDevice, plan: Plan) -> list[Row]:
-    """Replay a synthetic trace and, where there is one, a real one."""
+async def traces(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Replay a synthetic trace and, if available, a recorded one."""
     lasting_s = plan.pick(60.0, 3.0)
-    rows = await _replayed(rig, plan, "synthetic", synthetic(), lasting_s, has_holes=False)
+    rows = await _replayed(measured, plan, "synthetic", synthetic(), lasting_s, has_holes=False)
     try:
         real = TraceReader(os.environ, STEP_S)(REAL, "down_bps")
     except TraceError as exc:
-        for spec in _asked(rig, "LTE driving", "tcp", has_holes=True):
+        for spec in _asked(measured, "LTE driving", "tcp", has_holes=True):
             rows.append(unknown(spec, str(exc)))
             print_row(rows[-1])
         return rows
-    return rows + await _replayed(rig, plan, "LTE driving", real, lasting_s, has_holes=True)
+    return rows + await _replayed(measured, plan, "LTE driving", real, lasting_s, has_holes=True)
 
 
 def synthetic(seconds: float = 60.0, seed: int = 4) -> Series:
@@ -76,20 +76,20 @@ def synthetic(seconds: float = 60.0, seed: int = 4) -> Series:
 
 
 def _asked(
-    rig: MeasuredDevice, name: str, traffic: Traffic, *, has_holes: bool
+    measured: MeasuredDevice, name: str, traffic: Traffic, *, has_holes: bool
 ) -> list[QuantitySpec]:
-    is_promised = traffic == "datagrams" or rig.backend == "process" or not has_holes
+    is_promised = traffic == "datagrams" or measured.backend == "process" or not has_holes
     promised = (limits.TRACE_VOLUME, limits.TRACE_SECOND) if is_promised else (None, None)
     return [
         QuantitySpec(
-            backend=rig.backend,
+            backend=measured.backend,
             quantity=f"trace {name}, {traffic}, volume",
             target=1.0,
             unit="ratio",
             limit=promised[0],
         ),
         QuantitySpec(
-            backend=rig.backend,
+            backend=measured.backend,
             quantity=f"trace {name}, {traffic}, median of a second",
             target=None,
             unit="ratio",
@@ -100,48 +100,56 @@ def _asked(
 
 
 async def _replayed(
-    rig: MeasuredDevice, plan: Plan, name: str, series: Series, lasting_s: float, *, has_holes: bool
+    measured: MeasuredDevice,
+    plan: Plan,
+    name: str,
+    series: Series,
+    lasting_s: float,
+    *,
+    has_holes: bool,
 ) -> list[Row]:
     rows = []
-    for traffic in _traffic(rig):
+    for traffic in _traffic(measured):
 
         async def measure(traffic: Traffic = traffic) -> list[Window]:
-            return await _replay(rig, series, lasting_s, traffic)
+            return await _replay(measured, series, lasting_s, traffic)
 
-        rows += await several(plan, _asked(rig, name, traffic, has_holes=has_holes), measure)
+        rows += await several(plan, _asked(measured, name, traffic, has_holes=has_holes), measure)
     return rows
 
 
-def _traffic(rig: MeasuredDevice) -> tuple[Traffic, ...]:
-    return ("tcp",) if rig.backend == "process" else ("datagrams", "tcp")
+def _traffic(measured: MeasuredDevice) -> tuple[Traffic, ...]:
+    return ("tcp",) if measured.backend == "process" else ("datagrams", "tcp")
 
 
 async def _replay(
-    rig: MeasuredDevice, series: Series, lasting_s: float, traffic: Traffic
+    measured: MeasuredDevice, series: Series, lasting_s: float, traffic: Traffic
 ) -> list[Window]:
     highest = max(series.at(i * STEP_S) for i in range(round(lasting_s / STEP_S)))
-    carried = await carried_bps(rig, "down")
-    await rig.apply(at_rate(series.at(0.0)))
+    carried = await carried_bps(measured, "down")
+    await measured.apply(at_rate(series.at(0.0)))
     filled_s = WARM_S + lasting_s + CONTROL_S
 
     async def fill() -> Arrivals:
         if traffic == "tcp":
-            return await stream(rig, "down", filled_s)
+            return await stream(measured, "down", filled_s)
         per_second = EXCESS * highest / BITS / COUNTED_BYTES
         count = round(filled_s * per_second)
-        came = await send_datagrams(rig, "down", count, per_second, DATAGRAM_BYTES, filled_s)
+        came = await send_datagrams(measured, "down", count, per_second, DATAGRAM_BYTES, filled_s)
         return Arrivals(times=came.times, totals=[COUNTED_BYTES * n for n in came.totals])
 
     async def drive() -> float:
         await anyio.sleep(WARM_S)
         begun = time.monotonic()
         with anyio.move_on_after(lasting_s):
-            await ScheduleDriver(_Driven(rig), {NAME: ScheduleFollower(timeline(series))}).run()
+            await ScheduleDriver(
+                _DrivenDevice(measured), {NAME: ScheduleFollower(schedule(series))}
+            ).run()
         return begun
 
-    with watch(rig.path(), rig.contended_s) as host:
+    with watch(measured.path(), measured.contended_s) as host:
         arrivals, begun = await both(fill(), drive())
-    await rig.apply(FREE)
+    await measured.apply(FREE)
     evidence = Evidence(
         wall_s=host.wall_s,
         stolen_s=host.stolen_s,
@@ -157,25 +165,25 @@ async def _replay(
     ]
 
 
-def timeline(down: Series) -> Schedule:
-    """Return a device whose link towards it follows a series."""
-    still = Series.constant(0.0)
+def schedule(down: Series) -> Schedule:
+    """Return the schedule of a device whose downlink follows a series."""
+    zero = Series.constant(0.0)
     up = Series.constant(10e6)
     return Schedule(
-        link=LinkTracks(down_bps=down, up_bps=up, delay_s=still, jitter_s=still, loss_ratio=still)
+        link=LinkTracks(down_bps=down, up_bps=up, delay_s=zero, jitter_s=zero, loss_ratio=zero)
     )
 
 
-class _Driven:
-    """A rig as a driver takes it."""
+class _DrivenDevice:
+    """A measured device with the interface that a driver needs."""
 
-    def __init__(self, rig: MeasuredDevice) -> None:
-        self._rig = rig
+    def __init__(self, measured: MeasuredDevice) -> None:
+        self._rig = measured
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change the device."""
         await self._rig.apply(conditions[NAME])
 
     def cpu_s(self, name: str) -> float | None:
-        """It does not heat up."""
+        """Return None: the device has no heat model."""
         return None

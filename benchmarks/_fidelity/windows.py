@@ -1,8 +1,8 @@
-"""A window of measurement, and whether this machine let it be one. Pure.
+"""A measurement window, and whether it is valid. Pure.
 
-What is measured while the machine was busy with something else tells of the machine, not of the
-emulation. So each window brings evidence of what the machine gave meanwhile, gathered without
-looking at the result; what has no valid window is unknown, never fine.
+A measurement on a busy machine shows the machine, not the emulation. So each window has evidence
+of the machine's state, independent of the result. A quantity without a valid window is unknown,
+never ok.
 """
 
 import math
@@ -11,39 +11,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_STOLEN = 0.01
-"""Share of a window that the host of this virtual machine took for others."""
+"""Greatest share of a window that the host may take from this virtual machine."""
 
 MAX_WAITED = 0.05
-"""Share of a window for which a process that bytes pass was ready to run and did not: the rule by
+"""Greatest share of a window for which a process on the path may be ready and not run: the rule by
 which a run marks an exchange invalid."""
 
 MAX_CONTENDED = 0.01
-"""The same for a device whose processor is measured: what it waits is missing in the result."""
+"""The same for a device whose processor is measured: its waiting time is missing in the result."""
 
 SPARE = 1.3
-"""How much more than spec of it a link must carry without limits, just before."""
+"""Least rate of the link without limits, relative to the requested rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the machine gave during one window; None was not looked at."""
+    """The state of the machine during one window; None is not measured."""
 
     wall_s: float
     stolen_s: float = 0.0
-    """By the host of this virtual machine, mean of its cores."""
+    """Time taken by the host of this virtual machine, mean of its cores."""
     waited_s: float | None = None
-    """The process on the path of the bytes that waited most."""
+    """Longest waiting time of a process on the path of the bytes."""
     max_waited: float = MAX_WAITED
-    """Share of the window."""
+    """Limit of it, as a share of the window."""
     contended_s: float | None = None
-    """The device itself was allowed to run and did not."""
+    """Time for which the device was ready and permitted to run and did not."""
     carried_ratio: float | None = None
-    """What the same path carries without limits / what is spec of it."""
+    """Rate of the same path without limits / requested rate."""
     drift_ratio: float | None = None
-    """How far the same work without limits, before and after, differs, relative."""
+    """Relative difference of the same work without limits, before and after."""
     max_drift: float = 0.0
     lateness_s: float | None = None
-    """How late the same path is without delays, at the 95th percentile."""
+    """Delay of the same path without configured delays, 95th percentile."""
     max_lateness_s: float = 0.0
     failure: str | None = None
     """Why there is no measurement at all."""
@@ -58,7 +58,7 @@ class Window:
 
 
 def why_invalid(evidence: Evidence) -> str | None:
-    """Return why a window says nothing; None if it does."""
+    """Return why a window is invalid; None if it is valid."""
     wall_s = evidence.wall_s
     if evidence.failure is not None:
         return evidence.failure
@@ -69,7 +69,7 @@ def why_invalid(evidence: Evidence) -> str | None:
     if evidence.waited_s is not None and evidence.waited_s > evidence.max_waited * wall_s:
         return f"a process on the path waited for {evidence.waited_s / wall_s:.1%} of the time"
     if evidence.carried_ratio is not None and evidence.carried_ratio < SPARE:
-        return f"without limits the path carries only {evidence.carried_ratio:.2f} of it"
+        return f"without limits the path carries only {evidence.carried_ratio:.2f} of the rate"
     if evidence.drift_ratio is not None and evidence.drift_ratio > evidence.max_drift:
         return f"the control differs by {evidence.drift_ratio:.1%} between before and after"
     if evidence.lateness_s is not None and evidence.lateness_s > evidence.max_lateness_s:
@@ -78,13 +78,13 @@ def why_invalid(evidence: Evidence) -> str | None:
 
 
 def failed(reason: str) -> Window:
-    """Return a window in which nothing could be measured."""
+    """Return a window without a measurement."""
     return Window(math.nan, Evidence(wall_s=0.0, failure=reason))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the windows of one quantity come to."""
+    """The result of the windows of one quantity."""
 
     value: float | None
     """Median of the valid windows; None without any."""
@@ -97,15 +97,15 @@ class Finding:
 
 
 def find(windows: Sequence[Window]) -> Finding:
-    """Put the windows of one quantity together."""
+    """Combine the windows of one quantity."""
     reasons = [why_invalid(window.evidence) for window in windows]
     good = [window.value for window, reason in zip(windows, reasons, strict=True) if reason is None]
-    told = [reason for reason in reasons if reason is not None]
+    known_reasons = [reason for reason in reasons if reason is not None]
     return Finding(
         value=statistics.median(good) if good else None,
         low=min(good, default=None),
         high=max(good, default=None),
         valid=len(good),
         attempts=len(windows),
-        reason=told[-1] if told else None,
+        reason=known_reasons[-1] if known_reasons else None,
     )

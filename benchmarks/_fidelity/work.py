@@ -1,4 +1,4 @@
-"""Work for a processor: a kernel of training, or a stretch of processor time, paced or not."""
+"""Work for a processor: a training kernel, or a given processor time, with or without pacing."""
 
 import time
 from collections.abc import Callable
@@ -13,28 +13,28 @@ from fairbed.testbed.backends.launcher import host_for
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 
 KERNEL_SIZE = 160
-"""Of the square matrices that the kernel multiplies: 8 MFLOP, some 0.2 ms, all in caches."""
+"""Size of the square matrices of the kernel: 8 MFLOP, about 0.2 ms, all in caches."""
 
 _A = np.random.default_rng(1).standard_normal((KERNEL_SIZE, KERNEL_SIZE)).astype(np.float32)
 _OUT = [np.empty_like(_A) for _ in range(8)]
-"""One for each thread."""
+"""One output per thread."""
 
 
 def kernel(repetitions: int, thread: int = 0) -> None:
-    """Multiply matrices, as most of training does."""
+    """Multiply matrices, the main operation of training."""
     for _ in range(repetitions):
         np.matmul(_A, _A, out=_OUT[thread])
 
 
 def spin(cpu_s: float) -> None:
-    """Use so much processor time of this thread."""
+    """Use a given processor time of this thread."""
     until = time.thread_time() + cpu_s
     while time.thread_time() < until:
         pass
 
 
 def run_kernel(command: RunKernel) -> Steps:
-    """ReceiveBlock steps of the kernel as fast as this machine allows."""
+    """Take steps of the kernel at the full speed of this machine."""
     with ExitStack() as stack:
         step = _kernel_step(stack, command.repetitions, command.threads)
         step()  # wakes threads, fills caches
@@ -42,7 +42,7 @@ def run_kernel(command: RunKernel) -> Steps:
 
 
 def compute(command: Compute) -> Steps:
-    """Compute for a while; return one long step, which leaves the lead out."""
+    """Compute for a time; return one long step without the lead."""
 
     def work(thread: int, until: float) -> None:
         while time.monotonic() < until:
@@ -63,7 +63,7 @@ def compute(command: Compute) -> Steps:
 
 
 def run_paced(command: RunPaced) -> Steps:
-    """ReceiveBlock steps in sections at the pace of a device."""
+    """Take steps in sections with the pacing of a device."""
     threads = command.device.engine_threads
     costs = None
     if command.cost_s is not None:
@@ -90,7 +90,7 @@ def run_paced(command: RunPaced) -> Steps:
                     ended = host.clock.now()
                     wall_s.append(ended - began)
                     began = ended
-            left = host.clock.now()  # what was owed at the end belongs to the last step
+            left = host.clock.now()  # sleep at the end of the section belongs to the last step
             wall_s[-1] += left - ended
             ended = left
     return Steps(wall_s=wall_s, cpu_s=cpu_s, begun=begun, ended=ended)

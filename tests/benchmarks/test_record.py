@@ -19,11 +19,11 @@ machine has many of these."""
 @pytest.mark.timeout(600)
 def test_a_recorded_device_is_the_one_that_was_recorded(tmp_path: Path) -> None:
     rows = list(record.measure(Setting(tmp_path, "process", ROUNDS, seed=1)))
-    row_of = [row for row in rows if row.limit is not None]
-    assert len(row_of) == 14
-    known = [row for row in row_of if row.error is not None]
+    limited = [row for row in rows if row.limit is not None]
+    assert len(limited) == 14
+    known = [row for row in limited if row.error is not None]
     if not known:
-        pytest.skip(f"{row_of[0].reason}")
+        pytest.skip(f"{limited[0].reason}")
     for row in known:
         assert row.error is not None
         assert row.limit is not None

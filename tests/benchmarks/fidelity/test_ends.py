@@ -97,12 +97,12 @@ def test_datagrams_are_counted_and_silence_ends_it(tmp_path: Path) -> None:
         async with connected(tmp_path) as (one, other):
             place = await other.request(OpenDatagrams(towards=(HERE, 9)), Address)
             await one.request(OpenDatagrams(towards=(HERE, 9)), Address)
-            shoot = SendDatagrams(
+            send = SendDatagrams(
                 host=place.host, port=place.port, count=40, per_second=2e3, n_bytes=100
             )
             came, _ = await both(
                 other.request(ReceiveDatagrams(silence_s=0.2, limit_s=30.0), Arrivals),
-                one.request(shoot, Done),
+                one.request(send, Done),
             )
             assert came.totals == list(range(1, 41))
 
@@ -112,12 +112,12 @@ def test_datagrams_are_counted_and_silence_ends_it(tmp_path: Path) -> None:
 def test_work_takes_processor_time(tmp_path: Path) -> None:
     async def test() -> None:
         async with open_end(tmp_path / "a.log") as end:
-            kneaded = await end.request(RunKernel(repetitions=2, threads=1, steps=5), Steps)
-            assert len(kneaded.cpu_s) == 5
-            assert min(kneaded.cpu_s) > 0.0
-            burnt = await end.request(Compute(lead_s=0.05, lasting_s=0.1, threads=2), Steps)
-            assert burnt.wall_s[0] >= 0.1
-            assert burnt.cpu_s[0] > 0.0
+            kernel_steps = await end.request(RunKernel(repetitions=2, threads=1, steps=5), Steps)
+            assert len(kernel_steps.cpu_s) == 5
+            assert min(kernel_steps.cpu_s) > 0.0
+            computed = await end.request(Compute(lead_s=0.05, lasting_s=0.1, threads=2), Steps)
+            assert computed.wall_s[0] >= 0.1
+            assert computed.cpu_s[0] > 0.0
 
     run(test)
 
