@@ -86,8 +86,7 @@ test-py310 *args:
 [no-exit-message]
 @snap: setup
     pytest --snap -p no:randomly tests/wire/test_golden.py tests/coordinator/tui
-    fairbed schema > docs/experiment.schema.json
-    fairbed schema --markdown > docs/configuration.md
+    python tools/write_reference.py
 
 # Measure: every number of the README has its command in benchmarks/.
 bench *args: setup

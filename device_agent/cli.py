@@ -29,7 +29,7 @@ _KEYS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent; return the exit code: 0 done, 1 failed, 2 bad usage or configuration."""
-    args = _parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     from fairbed.device_agent.errors import ConfigError, DataError, one_line
 
     try:
@@ -75,7 +75,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `device-agent`."""
     parser = argparse.ArgumentParser(
         prog="device-agent",
         description="Train on this device for a Fairbed coordinator.",

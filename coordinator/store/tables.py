@@ -19,7 +19,9 @@ class FleetStatsRow:
     KEY: ClassVar[tuple[str, ...]] = ("round",)
 
     round: int
+    """Round, counted from 1."""
     devices: int
+    """Devices of the fleet."""
     selected: int
     """Devices that were selected at least once: the rows of the device table."""
     min_selection_rate: float
@@ -44,6 +46,7 @@ class FleetContextRow:
     KEY: ClassVar[tuple[str, ...]] = ("round",)
 
     round: int
+    """Round, counted from 1."""
     context: bytes
     """1/mu, cold start, download and upload in seconds: input of the estimator, shape (N, 4)."""
     expected_tau_s: bytes | None
@@ -58,10 +61,13 @@ class LossQueryRow:
     KEY: ClassVar[tuple[str, ...]] = ("round", "device")
 
     round: int
+    """Round, counted from 1."""
     device: str
+    """Name of the device."""
     outcome: str
     """answered, late, failed, lost, refused."""
     reason: str
+    """Why, in one line."""
     loss: float | None
     """As the device reported it, nats; None without a reply."""
     duration_s: float | None
@@ -69,9 +75,13 @@ class LossQueryRow:
     download_s: float | None
     """On the device's clock, like the three below."""
     decode_s: float | None
+    """From the model's blob to its vector, at the device."""
     load_s: float | None
+    """Reading the data and opening the session, at the device."""
     evaluate_s: float | None
+    """Evaluating the model that was sent, at the device."""
     was_cold: bool | None
+    """Data and session had to be loaded."""
     bytes_down: int
     """Bytes of the model."""
 
@@ -84,12 +94,19 @@ class SelectionRow:
     KEY: ClassVar[tuple[str, ...]] = ("round", "device")
 
     round: int
+    """Round, counted from 1."""
     device: str
+    """Name of the device."""
     is_available: bool
+    """The device was available."""
     is_selected: bool
+    """The device was selected."""
     is_aggregated: bool
+    """Its update was aggregated."""
     tau_hat_s: float | None
+    """Predicted exchange time."""
     width_s: float | None
+    """Width of the confidence interval of the prediction."""
     queue: float
     """Z after the round."""
     propensity: float
@@ -106,12 +123,17 @@ class TruthRow:
     KEY: ClassVar[tuple[str, ...]] = ("name",)
 
     name: str
+    """Name of the device."""
     profile: str
+    """Name of the profile."""
     cpu_speed: float
     """Cores of the reference machine that one of its cores is worth."""
     cores: int
+    """Cores of the device."""
     down_bps: float | None
+    """Downlink."""
     up_bps: float | None
+    """Uplink."""
     delay_s: float
     """One way."""
     details: str
@@ -132,7 +154,9 @@ class ConditionRow:
     at_s: float
     """End of the span."""
     duration_s: float
+    """Duration."""
     device: str
+    """Name of the device."""
     speed_ratio: float | None
     """Processor speed in cores of the emulating machine, without dilation; None: not throttled."""
     clock_ratio: float
@@ -142,9 +166,13 @@ class ConditionRow:
     down_bps: float | None
     """Mean capacity; an outage counts as 0. None: not limited."""
     up_bps: float | None
+    """Uplink."""
     delay_s: float
+    """One-way delay."""
     jitter_s: float
+    """Standard deviation of the delay."""
     loss_ratio: float
+    """Share of lost packets."""
     outage_s: float
     """Time without a link, or with a frozen agent."""
     unwilling_s: float
@@ -159,20 +187,26 @@ class RunRow:
     KEY: ClassVar[tuple[str, ...]] = ("run_id",)
 
     run_id: str
+    """Id of the run, and name of its folder."""
     name: str
+    """Name of the experiment."""
     created: str
     """Wall clock."""
     seed: int
+    """Seed of the experiment."""
     config_hash: str
+    """Hash of the resolved experiment: equal experiments have equal hashes."""
     version: str
     """Version of Fairbed."""
     git_revision: str | None
+    """Revision of the checkout; empty for an installed package."""
     dilation: float
     """Seconds of the machine per second of the run's clock."""
     status: str
     """created, running, paused, done, failed, stopped. A reader reports a live status whose process
     is dead as interrupted."""
     reason: str
+    """Why the run failed or stopped, in one line."""
     resumes: int
     """How often the run was resumed."""
     telemetry_dropped: int
@@ -192,13 +226,17 @@ class DeviceRow:
     KEY: ClassVar[tuple[str, ...]] = ("name",)
 
     name: str
+    """Name of the device."""
     row: int
     """Its row in every column of the selection, from 0."""
     first_seen_s: float
+    """Instant of its first message."""
     n_k: int
+    """Training examples of the device."""
     capabilities: str
     """JSON."""
     has_own_data: bool
+    """The device trains on data of its own, not on a shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,29 +247,41 @@ class RoundRow:
     KEY: ClassVar[tuple[str, ...]] = ("round",)
 
     round: int
+    """Round, counted from 1."""
     attempt: int
     """How often the round was restarted with the coordinator."""
     status: str
     """done, or void: no device available, or no update arrived."""
     dispatched_at_s: float
+    """Instant of the dispatch."""
     closed_at_s: float
+    """Instant at which the next model was published."""
     duration_s: float
     """loss_query_s + max tau_wall + close_s."""
     tau_max_s: float
+    """Longest exchange time of the round."""
     close_s: float
     """From the last arrival, or the deadline, to the next model."""
     slowest: str | None
+    """Device with that time."""
     selected: int
+    """Devices selected."""
     aggregated: int
+    """Updates aggregated."""
     available: int
+    """Devices that were available at the selection."""
     queue_total: float
     """Sum of Z over all devices after the round."""
     queue_max: float
+    """Largest virtual queue."""
     lag_p99_s: float
     """99th percentile of the event loop's lag during the round."""
     bytes_down: int
+    """Bytes of models sent."""
     bytes_up: int
+    """Bytes of updates received."""
     model_sha256: str
+    """Hash of the model after the round."""
     coordinator_encode_s: float | None
     """Encoding of the next model, part of close_s; None if it was not encoded."""
     loss_query_s: float
@@ -241,6 +291,7 @@ class RoundRow:
     dropped_late: int
     """Late exchanges that were dropped in this round."""
     cancelled: int
+    """Exchanges that the coordinator cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +302,11 @@ class ExchangeRow:
     KEY: ClassVar[tuple[str, ...]] = ("round", "attempt", "device")
 
     round: int
+    """Round, counted from 1."""
     attempt: int
+    """How often the round was attempted before: 0 unless the run was resumed in it."""
     device: str
+    """Name of the device."""
     outcome: str
     """done, late, failed, lost, rejected, cancelled."""
     reason: str
@@ -260,6 +314,7 @@ class ExchangeRow:
     is_valid: bool
     """The estimator may learn from it."""
     dispatched_at_s: float
+    """Instant of the dispatch."""
     tau_wall_s: float | None
     """t_complete - t_dispatch."""
     queued_s: float
@@ -271,11 +326,17 @@ class ExchangeRow:
     unaccounted_s: float | None
     """tau minus all phases and signal_s."""
     download_s: float | None
+    """From the arrival of `Train` to the verified blob, at the device."""
     load_s: float | None
+    """Reading the data and opening the session, at the device."""
     evaluate_s: float | None
+    """Evaluating the model that was sent, at the device."""
     train_s: float | None
+    """Local training, at the device."""
     train_cpu_s: float | None
+    """Processor time of the training thread during `train_s`."""
     encode_s: float | None
+    """Encoding the update, at the device."""
     upload_s: float | None
     """From grant to last chunk, at the coordinator."""
     decode_s: float | None
@@ -292,35 +353,54 @@ class ExchangeRow:
     codec_up: str
     """Codec of the update: float32, float16, int8 or top-k."""
     bytes_down: int
+    """Bytes of the model that the device downloaded."""
     bytes_up: int
+    """Bytes of the update."""
     rerequests_down: int
+    """Chunks of the model that the device requested again."""
     resent_up: int
+    """Chunks of the update that were sent again."""
     duplicates_up: int
+    """Chunks of the update that arrived twice."""
     concurrent: int
     """Other exchanges of the round."""
     n_k: int
+    """Training examples of the device."""
     steps: int
+    """Mini-batches of local training."""
     was_cold: bool | None
+    """Data and session had to be loaded."""
     loss_before: float | None
+    """Loss of the model that was sent, on the training data, in nats."""
     loss_train: float | None
+    """Mean loss of the last local epoch, in nats."""
     mu_cores: float | None
     """Context before the selection, like the four below."""
     downlink_bps: float | None
+    """Downlink as the device reported it."""
     uplink_bps: float | None
+    """Uplink as the device reported it."""
     link_age_s: float | None
+    """Age of the older of the two measurements."""
     context_age_s: float | None
+    """Age of the last report."""
     s_not_previous: int
     """Default cold-start coding: 1 if the device did not complete training in the last round."""
     s_literal_seed: int
+    """The other coding: 1 if it was selected in the last round."""
     tau_hat_s: float | None
     """Prediction before the selection."""
     width_s: float | None
+    """Width of the confidence interval of the prediction."""
     steady_down_bytes: int | None
     """Steady part of the model's transfer, after its first chunk, when TCP has reached the rate of
     the link. None for a single chunk or a repeated one; likewise the three below."""
     steady_down_s: float | None
+    """Duration of the steady part of the model."""
     steady_up_bytes: int | None
+    """Bytes of the steady part of the update."""
     steady_up_s: float | None
+    """Duration of the steady part of the update."""
     staleness: int | None
     """Model versions published while it trained, 0 if it was in time; None if not aggregated."""
     aggregated_round: int | None
@@ -335,20 +415,27 @@ class MetricRow:
     KEY: ClassVar[tuple[str, ...]] = ("round",)
 
     round: int
+    """Round, counted from 1."""
     at_s: float
+    """Instant."""
     accuracy_mean: float
     """Unweighted over devices."""
     accuracy_pooled: float
     """All correct / all examples."""
     accuracy_worst10: float
+    """Mean over the worst tenth of the devices."""
     accuracy_best10: float
+    """Mean over the best tenth of the devices."""
     accuracy_variance: float
     """Population variance of the ratios."""
     accuracy_gini: float | None
+    """Gini coefficient over devices."""
     accuracy_gap: float
+    """Best minus worst device."""
     loss_mean: float | None
     """None when the model has diverged; likewise the next."""
     loss_std: float | None
+    """Standard deviation over devices."""
     evaluate_s: float
     """Not part of any round's duration."""
 
@@ -361,9 +448,13 @@ class DeviceMetricRow:
     KEY: ClassVar[tuple[str, ...]] = ("round", "device")
 
     round: int
+    """Round, counted from 1."""
     device: str
+    """Name of the device."""
     n: int
+    """Held-out examples of the device."""
     accuracy: float
+    """Share of correct held-out examples."""
     loss: float | None
     """None when the model has diverged."""
 
@@ -376,15 +467,25 @@ class TelemetryRow:
     KEY: ClassVar[tuple[str, ...]] = ()
 
     at_s: float
+    """Instant."""
     device: str
+    """Name of the device."""
     phase: str
+    """State that the device reported."""
     is_available: bool
+    """The device was available."""
     mu_cores: float
+    """Free cores that the device reported."""
     downlink_bps: float | None
+    """Downlink as the device reported it."""
     uplink_bps: float | None
+    """Uplink as the device reported it."""
     cpu_ratio: float | None
+    """Cores that the agent used since the last report."""
     rss_bytes: int | None
+    """Resident memory of the agent."""
     temperature_celsius: float | None
+    """Temperature of the processor."""
     free_cores: float | None
     """Cores that are idle or used by the agent; None where not reported."""
     clock_ratio: float | None
@@ -401,14 +502,19 @@ class EventRow:
     KEY: ClassVar[tuple[str, ...]] = ()
 
     at_s: float
+    """Instant."""
     wall: str
+    """Wall-clock time, ISO 8601 in UTC."""
     level: str
     """info, warning, error."""
     kind: str
     """joined, left, rejoined, refused, dispatched, failed, late, rejected, void, command, ..."""
     round: int | None
+    """Round, counted from 1."""
     device: str | None
+    """Name of the device."""
     text: str
+    """One line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,9 +525,13 @@ class CommandRow:
     KEY: ClassVar[tuple[str, ...]] = ("id",)
 
     id: str
+    """Number of the command."""
     at_s: float
+    """Instant."""
     action: str
+    """What the operator requested."""
     device: str | None
+    """Name of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,12 +542,15 @@ class CheckpointRow:
     KEY: ClassVar[tuple[str, ...]] = ("round",)
 
     round: int
+    """Round, counted from 1."""
     state: bytes
     """msgpack of selector, estimator, aggregator and registry state."""
     model_file: str
     """Relative to the run folder, `.safetensors`."""
     model_sha256: str
+    """Hash of the model after the round."""
     at_s: float
+    """Instant."""
 
 
 Record: TypeAlias = (

@@ -24,7 +24,7 @@ def console() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0 done, 1 failed, 2 bad usage or configuration."""
-    parser = _parser()
+    parser = make_parser()
     if "_ARGCOMPLETE" in os.environ:
         complete(parser)
     own, argv = split_command(sys.argv[1:] if arguments is None else arguments)
@@ -60,7 +60,8 @@ def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `fairbed`."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--debug",

@@ -84,10 +84,10 @@ def schema_text() -> str:
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a struct that has one, as one line."""
+    """Return the docstring of each field of a struct or dataclass that has one, as one line."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
+        if base is not cls and not base.__module__.startswith("fairbed."):
             continue
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(node, ast.ClassDef)
@@ -113,7 +113,7 @@ def reference_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "<!-- Written by `fairbed schema --markdown`; change the structs, not this page. -->",
+        "<!-- Written by tools/write_reference.py; change the code, not this page. -->",
         "",
         "An experiment is one TOML file. Only `name` must be given. An unknown key is an error.",
         "",

@@ -1,0 +1,146 @@
+"""Write the generated pages: python tools/write_reference.py [--check].
+
+docs/configuration.md and docs/experiment.schema.json from the structs of the experiment file,
+docs/cli.md from the parsers of `fairbed` and `device-agent`, docs/store.md from the tables of the
+run store. `--check` writes nothing and fails if a page is not what would be written.
+"""
+
+import argparse
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from fairbed.coordinator.store.schema import RECORDS
+from fairbed.coordinator.store.tables import Record
+from fairbed.device_agent.cli import make_parser as agent_parser
+from fairbed.testbed.cli.main import make_parser as fairbed_parser
+from fairbed.testbed.experiment.reference import UNITS, meanings, reference_page, schema_text
+
+DOCS = Path(__file__).parents[1] / "docs"
+NOTE = "<!-- Written by tools/write_reference.py; change the code, not this page. -->"
+
+
+def cli_page() -> str:
+    """Return docs/cli.md: every command, argument and option."""
+    lines = [
+        "# Commands",
+        "",
+        NOTE,
+        "",
+        "`fairbed COMMAND --help` prints the same. Exit codes: 0 done, 1 failed, 2 bad usage or "
+        "bad input, 130 interrupted.",
+    ]
+    for parser in (fairbed_parser(), agent_parser()):
+        lines += _command_lines(parser)
+    return "\n".join(lines) + "\n"
+
+
+def _command_lines(parser: argparse.ArgumentParser) -> Iterator[str]:
+    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    arguments = [
+        action
+        for action in parser._actions
+        if action not in inner and action.help != argparse.SUPPRESS and action.dest != "help"
+    ]
+    yield from ("", f"## {parser.prog}", "", _sentence(parser.description or ""))
+    if arguments:
+        yield from ("", "| argument | meaning |", "|---|---|")
+        for action in arguments:
+            yield f"| {_argument(action)} | {_cell(_sentence(_help(action)))} |"
+    for group in inner:
+        for child in group.choices.values():
+            yield from _command_lines(child)
+
+
+def _argument(action: argparse.Action) -> str:
+    value = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    if action.choices and not action.metavar:
+        value = ", ".join(map(str, action.choices))
+    if not action.option_strings:
+        return f"`{action.dest}`" + (f": {_cell(str(value))}" if action.choices else "")
+    takes_value = action.nargs != 0
+    return f"`{', '.join(action.option_strings)}{f' {_cell(str(value))}' if takes_value else ''}`"
+
+
+def _help(action: argparse.Action) -> str:
+    text = (action.help or "").replace("%(default)s", str(action.default))
+    return text.replace("%%", "%")
+
+
+def store_page() -> str:
+    """Return docs/store.md: every table and column of a run's database."""
+    lines = [
+        "# The run store",
+        "",
+        NOTE,
+        "",
+        "A run is one SQLite file, `runs/ID/run.db`. It can be read while the run goes on: "
+        "`sqlite3 -readonly runs/ID/run.db`.",
+        "",
+        "Durations and instants are seconds; instants are on the run's clock, from the creation of "
+        "the run. Empty (NULL) is unknown.",
+    ]
+    for record in RECORDS:
+        lines += _table_lines(record)
+    return "\n".join(lines) + "\n"
+
+
+def _table_lines(record: type[Record]) -> Iterator[str]:
+    known, types_of = meanings(record), typing.get_type_hints(record)
+    yield from ("", f"## `{record.TABLE}`", "")
+    yield " ".join((record.__doc__ or "").split())
+    yield from ("", f"Key: {', '.join(f'`{name}`' for name in record.KEY)}." if record.KEY else "")
+    yield from ("", "| column | type | unit | meaning |", "|---|---|---|---|")
+    for field in fields(record):
+        kind, is_optional = _type(types_of[field.name])
+        unit = next((u for end, u in UNITS.items() if field.name.endswith(end)), "")
+        yield (
+            f"| `{field.name}` | {kind}{' or empty' if is_optional else ''} | {unit} | "
+            f"{_cell(known.get(field.name, ''))} |"
+        )
+
+
+def _type(hint: object) -> tuple[str, bool]:
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    names = [getattr(part, "__name__", str(part)) for part in parts if part is not types.NoneType]
+    return " or ".join(names), types.NoneType in parts
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text[:1].upper() + text[1:]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES = {
+    "configuration.md": reference_page,
+    "experiment.schema.json": schema_text,
+    "cli.md": cli_page,
+    "store.md": store_page,
+}
+
+
+def main() -> int:
+    """Write the pages, or name those that are out of date."""
+    old = [
+        name
+        for name, page in PAGES.items()
+        if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != page()
+    ]
+    for name in old:
+        if "--check" in sys.argv:
+            print(f"docs/{name}: out of date; run: python tools/write_reference.py")
+        else:
+            (DOCS / name).write_text(PAGES[name](), encoding="utf-8")
+            print(f"wrote docs/{name}")
+    return 1 if old and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
