@@ -1,4 +1,4 @@
-"""One small fleet live, in real time with real agents, and on the virtual clock."""
+"""One small fleet, live with real agents in real time, and replayed on the virtual clock."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ from tests.coordinator.stragglers import SlowTraining
 
 
 class Story:
-    """What became of a run: its rounds, its exchanges, and the model after each round."""
+    """Rounds and exchanges of a run, and the model after each round."""
 
     def __init__(self, rounds: Sequence[RoundRow], exchanges: Sequence[ExchangeRow]) -> None:
         self.rounds = [
@@ -41,22 +41,24 @@ class Story:
 
 
 class QueryStory:
-    """What was asked in each round, who was chosen, and the model after it."""
+    """Loss queries and cohorts of a run, and the model after each round."""
 
     def __init__(
         self,
-        asks: Sequence[LossQueryRow],
+        queries: Sequence[LossQueryRow],
         chosen: Iterable[tuple[int, str]],
         models: Sequence[str],
     ) -> None:
-        self.losses = {(ask.round, ask.device): (ask.outcome, ask.loss) for ask in asks}
+        self.losses = {
+            (query.round, query.device): (query.outcome, query.loss) for query in queries
+        }
         self.chosen = sorted(chosen)
         """Round and device."""
         self.models = list(models)
 
 
 def names_and_shards() -> live.Shards:
-    """Return the data of the fleet, which follows from the order of its names."""
+    """Return the data of the fleet, which depends on the order of its names."""
     shards = live.Shards()
     for name in NAMES:
         shards.shard(name)
@@ -64,7 +66,7 @@ def names_and_shards() -> live.Shards:
 
 
 async def run_live(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Lab:
-    """Run an experiment with agents that train for so long."""
+    """Run an experiment with agents that train for `train_s`."""
     async with live.lab(folder, agents=0) as place:
         place.device_names = NAMES
         place.shards = names_and_shards()
@@ -96,7 +98,7 @@ def a_learning(decisions: Decisions, folder: Path) -> Learning:
 
 
 def a_world(train_s: Sequence[float]) -> LinearWorld:
-    """Return devices that train for so long, and do nothing else that takes time."""
+    """Return devices whose training takes `train_s`, and whose other phases take no time."""
     laws = [
         LinearLaw(
             theta=(seconds, 0.0, 0.0),
@@ -129,16 +131,16 @@ def replay_story(folder: Path, config: CoordinatorConfig, train_s: Sequence[floa
 def replay_query_story(
     folder: Path, config: CoordinatorConfig, train_s: Sequence[float]
 ) -> QueryStory:
-    """Replay rounds that end their exchanges, and ask before each selection."""
+    """Replay synchronous rounds with a loss query before each selection."""
     decisions = make_decisions(config)
     learning, world = a_learning(decisions, folder), a_world(train_s)
-    asks, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
+    queries, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
     for one_round in ReplayEngine(decisions, world, cohort=learning).replay(config.rounds):
         assert one_round.queried is not None
-        asks += one_round.queried.named(NAMES)
+        queries += one_round.queried.named(NAMES)
         chosen += [(one_round.choice.round, NAMES[row]) for row in one_round.choice.rows.tolist()]
         models.append(hash_of(learning.vector))
-    return QueryStory(asks, chosen, models)
+    return QueryStory(queries, chosen, models)
 
 
 def _records(columns: Columns[ExchangeRow]) -> list[ExchangeRow]:
@@ -152,5 +154,5 @@ def _records(columns: Columns[ExchangeRow]) -> list[ExchangeRow]:
 
 
 def hash_of(vector: Vector) -> str:
-    """Return the hash that a coordinator announces a model by."""
+    """Return the hash by which a coordinator announces a model."""
     return hashlib.sha256(vector_to_bytes(vector)).hexdigest()

@@ -17,7 +17,7 @@ COSTS = {
     "evaluation_example_s": 5e-4,
     "load_s": 0.5,
 }
-"""Of a task that is easy to reckon with."""
+"""Costs of a task with simple numbers."""
 
 
 def experiment(*fleet: dict[str, Any], **sections: Any) -> Experiment:
@@ -46,7 +46,7 @@ def replay_rounds(
 
 
 def seconds(s: float, count: int = 1) -> dict[str, Any]:
-    """Return a linear group whose exchanges take that long, always."""
+    """Return a linear group whose exchanges always take the same time."""
     return {
         "model": "linear",
         "theta": [s, 0.0, 0.0],

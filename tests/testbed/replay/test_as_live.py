@@ -1,4 +1,4 @@
-"""A replay does what the live coordinator does with real agents: the same rounds and models."""
+"""A replay has the rounds and models of the live coordinator with real agents."""
 
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,18 @@ from tests.testbed.replay.as_live import (
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
-# Instants at which the order of things decides are at least 0.3 s apart.
+# Events whose order matters are at least 0.3 s apart.
 LATE_S = (0.8, 0.8, 3.2)
-"""Of training: the third device misses a deadline of 2 s, and comes two rounds later."""
+"""Training times: the third device misses a deadline of 2 s and finishes two rounds later."""
 
 STAGGERED_S = (1.05, 1.43, 3.3)
-"""The third device takes as long as three versions."""
+"""Training times: the third device takes as long as three versions."""
 
 CODED = ExchangeConfig(up="int8", down="delta")
 """A late update is decoded against the version that it changes."""
 
-PACES = (1.0, 2.5, 5.0)
-"""A busy machine may mix up what lies close together: then all is replayed more slowly."""
+SLOWDOWNS = (1.0, 2.5, 5.0)
+"""Factors of all times: a busy machine may reorder close events, so the test repeats slower."""
 
 
 def joining(**settings: object) -> RoundConfig:
@@ -47,13 +47,13 @@ def joining(**settings: object) -> RoundConfig:
     ],
     ids=["late", "asynchronous"],
 )
-async def test_rounds_that_do_not_end_their_exchanges_are_the_live_ones(
+async def test_overlapping_rounds_equal_the_live_ones(
     tmp_path: Path, exchange: ExchangeConfig, settings: dict[str, Any], train_s: tuple[float, ...]
 ) -> None:
-    for pace in PACES:
-        slower = settings | {"deadline_s": settings["deadline_s"] * pace}
+    for slowdown in SLOWDOWNS:
+        slower = settings | {"deadline_s": settings["deadline_s"] * slowdown}
         config = make_config(4, selection=WHOLE_FLEET, round=joining(**slower), exchange=exchange)
-        folder, slower_s = tmp_path / str(pace), [pace * seconds for seconds in train_s]
+        folder, slower_s = tmp_path / str(slowdown), [slowdown * seconds for seconds in train_s]
         place = await run_live(folder / "live", config, slower_s)
         with place.reader() as reader:
             live = Story(reader.rounds(), reader.exchanges(0))
@@ -67,9 +67,7 @@ async def test_rounds_that_do_not_end_their_exchanges_are_the_live_ones(
 
 
 @pytest.mark.parametrize("variant", ["pow-d", "cpow-d"])
-async def test_losses_that_are_asked_for_are_those_of_real_agents(
-    tmp_path: Path, variant: str
-) -> None:
+async def test_queried_losses_equal_those_of_real_agents(tmp_path: Path, variant: str) -> None:
     selection = SelectionConfig(
         policy="power-of-choice",
         variant=variant,  # type: ignore[arg-type]
@@ -87,4 +85,6 @@ async def test_losses_that_are_asked_for_are_those_of_real_agents(
     assert virtual.losses == live.losses, "bit for bit"
     assert virtual.chosen == live.chosen
     assert virtual.models == live.models
-    assert len({device for _, device in virtual.chosen}) == 3, "not always the same are worst off"
+    assert len({device for _, device in virtual.chosen}) == 3, (
+        "not always the same devices have the largest loss"
+    )

@@ -1,4 +1,4 @@
-"""Rounds whose exchanges outlive them: who is late, who is merged when, and what is learned."""
+"""Overlapping rounds: late devices, the rounds that merge their updates, and learning."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -18,11 +18,11 @@ from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART, experiment, replay
 from tests.testbed.replay.test_profile_replay import DEVICE
 
 SLOW = 3
-"""Row of the device that takes 5.5 s where the three others take 1 s."""
+"""Row of the device that takes 5.5 s; the three others take 1 s."""
 
 
 def hurried(rounds: int = 8, **settings: Any) -> Experiment:
-    """Return rounds that everybody is asked in, with a deadline that one device misses."""
+    """Return rounds that select all devices, with a deadline that one device misses."""
     return experiment(
         seconds(1.0, 3),
         seconds(5.5),
@@ -36,7 +36,7 @@ def over_of(one: ReplayedRound) -> dict[int, Exchange]:
     return {x.row: x.entry for x in one.over}
 
 
-def test_a_late_device_goes_on_and_enters_a_later_round() -> None:
+def test_a_late_device_continues_and_enters_a_later_round() -> None:
     _, rounds = replay_rounds(hurried())
     assert [one.duration_s for one in rounds[:5]] == [2.0, 1.0, 1.0, 1.0, 1.0]
     assert [len(one.choice.rows) for one in rounds[:6]] == [4, 3, 3, 3, 3, 4]
@@ -53,17 +53,17 @@ def test_a_late_device_goes_on_and_enters_a_later_round() -> None:
     assert all(not one.choice.is_available[SLOW] for one in rounds[1:5])
 
 
-def test_its_whole_time_is_learned_against_what_was_known_when_it_was_chosen() -> None:
+def test_a_late_time_is_learned_with_the_context_of_its_selection() -> None:
     of = hurried(rounds=6)
     _, rounds = replay_rounds(of)
     predicted = [float(one.choice.prediction.tau_hat_s[SLOW]) for one in rounds]
-    assert predicted[:5] == [0.0] * 5, "nobody knows it before it comes"
+    assert predicted[:5] == [0.0] * 5, "unknown before the first update arrives"
     # One observation c = [1, 1, 0, M/B] of 5.5 s, with lambda = 1; now it is warm.
     assert 0.3 * 5.5 < predicted[5] < 5.5
     assert rounds[5].snapshot.last.has_trained[SLOW]
 
 
-def test_who_would_be_too_late_is_given_up_and_chosen_again() -> None:
+def test_a_device_that_would_be_too_stale_is_cancelled_and_selected_again() -> None:
     _, rounds = replay_rounds(hurried(max_staleness=2))
     dropped = over_of(rounds[3])[SLOW]
     assert (dropped.state, dropped.staleness) == (ExchangeState.LATE, None)
@@ -72,7 +72,7 @@ def test_who_would_be_too_late_is_given_up_and_chosen_again() -> None:
     assert [SLOW in one.choice.rows for one in rounds[:5]] == [True, False, False, False, True]
 
 
-def test_patience_ends_without_any_version_and_a_round_waits_for_that() -> None:
+def test_a_late_exchange_ends_at_its_limit_and_the_round_waits_for_it() -> None:
     of = experiment(
         seconds(9.0, 2),
         rounds=3,
@@ -85,13 +85,13 @@ def test_patience_ends_without_any_version_and_a_round_waits_for_that() -> None:
     assert rounds[2].choice.rows.tolist() == [0, 1]
 
 
-def test_the_last_round_gives_up_who_is_still_at_work() -> None:
+def test_the_last_round_cancels_open_exchanges() -> None:
     _, rounds = replay_rounds(hurried(rounds=3))
     given_up = over_of(rounds[2])[SLOW]
     assert (given_up.state, given_up.reason) == (ExchangeState.LATE, "the run is over")
 
 
-def test_rows_tell_what_became_of_late_updates(tmp_path: Path) -> None:
+def test_rows_have_the_outcome_of_late_updates(tmp_path: Path) -> None:
     replay_experiment(hurried(rounds=8), tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
         rounds, summary = reader.rounds(), summarise_run(reader)
@@ -116,7 +116,7 @@ def rows_of(of: Experiment, folder: Path) -> list[ExchangeRow]:
 
 
 BOUNDS = ("selection.policy=rbcs-f", "selection.on_timeout=lower_bound")
-"""A cancelled exchange teaches how long it has taken at least, and selections depend on it."""
+"""A cancelled exchange gives a lower bound, and selections depend on it."""
 
 NUMBERS = (
     "tau_hat_s",
@@ -141,10 +141,10 @@ NUMBERS = (
     ],
     ids=["codecs", "over-selection", "linear", "linear bounds", "bounds"],
 )
-def test_with_nobody_late_the_rows_are_those_of_rounds_that_end_their_exchanges(
+def test_without_late_devices_the_rows_equal_those_of_synchronous_rounds(
     tmp_path: Path, path: Path, settings: list[str]
 ) -> None:
-    """The closed form and the events of overlapping rounds, each checked by the other."""
+    """The closed form and the events of overlapping rounds give the same rows."""
     bare = ["rounds=25", "replay.training=false", "selection.policy=uniform", *settings]
     drop, merge = (
         rows_of(load_experiment(path, [*bare, f"round.late={late}"]), tmp_path / late)
@@ -163,7 +163,7 @@ def test_with_nobody_late_the_rows_are_those_of_rounds_that_end_their_exchanges(
 
 
 def staggered(rounds: int = 40, **settings: Any) -> Experiment:
-    """Return asynchronous rounds of devices that take from 1 to 8 s."""
+    """Return asynchronous rounds of devices that take 1 to 8 s."""
     return experiment(
         *(seconds(1.0 + 0.71 * k) for k in range(10)),
         rounds=rounds,
@@ -172,7 +172,7 @@ def staggered(rounds: int = 40, **settings: Any) -> Experiment:
     )
 
 
-def test_a_version_is_made_of_as_many_updates_as_the_buffer_takes(tmp_path: Path) -> None:
+def test_a_version_has_as_many_updates_as_the_buffer(tmp_path: Path) -> None:
     rows = rows_of(staggered(), tmp_path / "run")
     with RunReader(tmp_path / "run") as reader:
         rounds = reader.rounds()
@@ -187,7 +187,9 @@ def test_a_version_is_made_of_as_many_updates_as_the_buffer_takes(tmp_path: Path
         assert x.tau_s == pytest.approx(1.0 + 0.71 * (int(x.device.split("-")[1]) - 1))
 
 
-def test_as_many_are_at_work_as_there_are_places_and_nobody_twice(tmp_path: Path) -> None:
+def test_concurrency_limits_the_devices_at_work_and_none_is_dispatched_twice(
+    tmp_path: Path,
+) -> None:
     rows = [x for x in rows_of(staggered(), tmp_path / "run") if x.outcome == "done"]
     spans = [(x.dispatched_at_s, x.dispatched_at_s + (x.tau_s or 0.0), x.device) for x in rows]
     for at in np.linspace(0.5, 30.0, 200):
@@ -223,7 +225,7 @@ def test_a_version_waits_for_its_updates_no_longer_than_the_deadline(tmp_path: P
     assert {x.outcome for x in rows if x.device.startswith("linear-2")} == {"late"}
 
 
-def test_with_nobody_there_versions_are_void_and_take_their_time() -> None:
+def test_without_devices_versions_are_void_and_last_the_void_wait() -> None:
     of = experiment(
         seconds(1.0, 3) | {"availability": 0.0},
         rounds=5,
@@ -247,10 +249,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_another_run(
     assert str(taus(1)) != str(taus(2))
 
 
-def test_a_crowd_counts_whose_late_update_entered_the_model(tmp_path: Path) -> None:
-    crowd = ["fleet.0.count=12000", "selection.per_round=40", "rounds=6"]
+def test_fleet_statistics_count_late_updates(tmp_path: Path) -> None:
+    stats = ["fleet.0.count=12000", "selection.per_round=40", "rounds=6"]
     late = ["round.late=merge", "round.deadline_s=1.0", "selection.beta=0.0"]
-    of = load_experiment(EXAMPLES / "million-phones.toml", [*crowd, *late])
+    of = load_experiment(EXAMPLES / "million-phones.toml", [*stats, *late])
     rows = rows_of(of, tmp_path / "run")
     with RunReader(tmp_path / "run") as reader:
         rounds, tallies = reader.rounds(), reader.selection_counts()

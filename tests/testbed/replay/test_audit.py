@@ -44,13 +44,13 @@ def test_propensities_are_those_of_the_cohort(reader: RunReader) -> None:
         assert least == pytest.approx(0.5 / len(there))
 
 
-def test_every_sample_is_told_and_the_noise_floor_is_the_least(reader: RunReader) -> None:
+def test_every_sample_has_errors_and_the_noise_floor_is_the_least(reader: RunReader) -> None:
     found = compare_estimators(reader)
     assert list(found)[-1] == "noise floor"
     floor = found.pop("noise floor")
-    assert floor.all_devices is None, "who knows the truth errs nowhere"
+    assert floor.all_devices is None, "the noise floor knows the truth"
     assert floor.audit is not None
-    # tau = c . theta (1 +- 10 %, uniform): half of it is the median of what nobody can know
+    # tau = c . theta (1 +- 10 %, uniform): half of that is the median of the unpredictable part
     assert floor.median_ape == pytest.approx(0.05, abs=0.01)
     for errors in found.values():
         assert errors.audit is not None
@@ -62,8 +62,8 @@ def test_every_sample_is_told_and_the_noise_floor_is_the_least(reader: RunReader
         assert errors.all_devices.count > 0.9 * 40 * ROUNDS
 
 
-def test_the_audit_sample_shows_what_the_selected_hide(reader: RunReader) -> None:
-    """A policy that likes what it underestimates: the others are worse off than it seems."""
+def test_the_audit_sample_shows_errors_that_the_selected_devices_hide(reader: RunReader) -> None:
+    """A policy selects devices that it underestimates: errors on the others are larger."""
     ridge = compare_estimators(reader)["ridge"]
     assert ridge.audit is not None
     assert ridge.all_devices is not None

@@ -1,4 +1,4 @@
-"""Who was given up is asked again only when it is known to be idle, as by the live coordinator."""
+"""A cancelled device is selected again only after it reports idle, as in a live run."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ GIVE_UP_S = 6.0
 
 
 def profile(folder: Path, delay_s: float = DELAY_S, core_speed: float = 0.4) -> str:
-    """Return the path of a profile of a device with such a link and processor."""
+    """Return the path of a profile with this link and processor."""
     path = folder / f"device-{1e3 * delay_s:.0f}-{1e3 * core_speed:.0f}.toml"
     text = DEVICE.replace("value = 0.03", f"value = {delay_s}")
     path.write_text(text.replace("value = 0.4", f"value = {core_speed}"))
@@ -31,7 +31,7 @@ def profile(folder: Path, delay_s: float = DELAY_S, core_speed: float = 0.4) -> 
 
 
 def over_selected(path: str, noise: float = 0.2, rounds: int = 30, **settings: Any) -> Experiment:
-    """Return rounds that ask all three devices and wait for two."""
+    """Return rounds that select all three devices and wait for two."""
     return experiment(
         {"profile": path, "count": 3},
         rounds=rounds,
@@ -42,7 +42,7 @@ def over_selected(path: str, noise: float = 0.2, rounds: int = 30, **settings: A
 
 
 @pytest.mark.parametrize("settings", [{}, {"late": "merge"}], ids=["drop", "merge"])
-def test_who_was_cancelled_sits_out_the_selection_that_comes_before_its_word(
+def test_a_cancelled_device_is_not_selected_before_it_reports_idle(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     _, rounds = replay_rounds(over_selected(profile(tmp_path), **settings))
@@ -51,10 +51,10 @@ def test_who_was_cancelled_sits_out_the_selection_that_comes_before_its_word(
     first, second, third = (one.snapshot.is_available for one in rounds[:3])
     assert first.all()
     assert np.flatnonzero(~second).tolist() == cancelled
-    assert third.all(), "a round takes longer than its word"
+    assert third.all(), "a round takes longer than its report"
 
 
-def test_a_warm_device_stays_warm_that_is_cancelled_before_it_has_the_model(tmp_path: Path) -> None:
+def test_a_warm_device_cancelled_before_its_download_stays_warm(tmp_path: Path) -> None:
     path = Path(profile(tmp_path, delay_s=0.4 * BETWEEN_ROUNDS_S))
     path.write_text(path.read_text().replace("value = 400e3", "value = 4e3"))
     _, rounds = replay_rounds(over_selected(str(path), noise=1.0, rounds=100))
@@ -66,14 +66,16 @@ def test_a_warm_device_stays_warm_that_is_cancelled_before_it_has_the_model(tmp_
     assert found > 0
 
 
-def test_on_a_quick_link_it_is_idle_before_a_coordinator_selects_again(tmp_path: Path) -> None:
+def test_on_a_fast_link_a_cancelled_device_is_idle_before_the_next_selection(
+    tmp_path: Path,
+) -> None:
     path = profile(tmp_path, delay_s=0.4 * BETWEEN_ROUNDS_S)
     _, rounds = replay_rounds(over_selected(path))
     assert all("cancelled" in one.outcome for one in rounds)
     assert all(one.snapshot.is_available.all() for one in rounds)
 
 
-def test_who_missed_its_deadline_in_an_asynchronous_round_is_asked_when_its_word_is_there(
+def test_a_late_device_of_an_asynchronous_round_is_dispatched_after_it_reports_idle(
     tmp_path: Path,
 ) -> None:
     of = experiment(
@@ -92,8 +94,8 @@ def test_who_missed_its_deadline_in_an_asynchronous_round_is_asked_when_its_word
     assert (np.diff(starts) >= 3.0 + 2 * DELAY_S - BETWEEN_ROUNDS_S).all()
 
 
-def draining(*holes: tuple[float, float]) -> Draining:
-    """Return two devices on links of `DELAY_S`, the second one with holes."""
+def draining(*outages: tuple[float, float]) -> Draining:
+    """Return two devices on links of `DELAY_S`, the second one with outages."""
     link = LinkTracks(
         down_bps=Series.constant(1e6),
         up_bps=Series.constant(1e6),
@@ -101,39 +103,39 @@ def draining(*holes: tuple[float, float]) -> Draining:
         jitter_s=Series.constant(0.0),
         loss_ratio=Series.constant(0.0),
     )
-    windows = tuple(OutageWindow(start, end, "coverage") for start, end in holes)
+    windows = tuple(OutageWindow(start, end, "coverage") for start, end in outages)
     columns = {name: np.ones(2) for name in MeanConditions.__dataclass_fields__}
     means = MeanConditions(**columns | {"delay_s": np.full(2, DELAY_S)})
     schedule = Schedule(link=link, outages=windows)
     return Draining(means, VaryingConditions(links={1: schedule}), GIVE_UP_S)
 
 
-def test_everybody_is_idle_who_was_never_given_up() -> None:
+def test_devices_without_a_cancellation_are_idle() -> None:
     assert draining().is_idle(0.0).tolist() == [True, True]
 
 
-def test_its_word_takes_two_ways() -> None:
+def test_a_device_is_idle_after_two_message_delays() -> None:
     known = draining((90.0, 91.0))
     known.give_up(np.array([0, 1]), np.array([10.0, 11.0]))
     for at, idle in ((10.0, [False, False]), (10.061, [True, False]), (11.061, [True, True])):
         assert known.is_idle(at - BETWEEN_ROUNDS_S).tolist() == idle
 
 
-def test_a_cancellation_waits_where_nothing_passes() -> None:
+def test_a_cancellation_waits_for_the_end_of_an_outage() -> None:
     known = draining((9.0, 13.0))
     known.give_up(np.array([1]), np.array([10.0]))
     assert not known.is_idle(13.0 + 2 * DELAY_S - BETWEEN_ROUNDS_S - 1e-6)[1]
     assert known.is_idle(13.0 + 2 * DELAY_S - BETWEEN_ROUNDS_S + 1e-6)[1]
 
 
-def test_a_device_that_no_word_reaches_ends_its_work_by_itself() -> None:
+def test_an_unreachable_device_stops_by_itself() -> None:
     known = draining((9.0, 1e6))
     known.give_up(np.array([1]), np.array([10.0]))
     assert not known.is_idle(10.0 + GIVE_UP_S - BETWEEN_ROUNDS_S)[1]
     assert known.is_idle(10.0 + GIVE_UP_S + 2 * DELAY_S)[1]
 
 
-def test_what_it_knows_comes_back_from_a_checkpoint() -> None:
+def test_draining_devices_are_restored_from_a_checkpoint() -> None:
     known, again = draining((9.0, 13.0)), draining((9.0, 13.0))
     known.give_up(np.array([0, 1]), np.array([10.0, 11.0]))
     again.load_state(known.to_state())

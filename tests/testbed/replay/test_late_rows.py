@@ -1,4 +1,4 @@
-"""What a replay drops and cancels is counted in the rows of its rounds."""
+"""The rows of rounds count dropped and cancelled exchanges."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fairbed.testbed.replay.run import replay_experiment
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 
 
-def test_rounds_count_who_was_late_and_who_was_cancelled(tmp_path: Path) -> None:
+def test_rounds_count_late_and_cancelled_devices(tmp_path: Path) -> None:
     hurried = ["rounds=60", "round.over_select=3", "round.deadline_s=4.0"]
     settings = [*hurried, "selection.policy=uniform"]
     experiment = load_experiment(PAPER, settings, 3)
@@ -19,8 +19,11 @@ def test_rounds_count_who_was_late_and_who_was_cancelled(tmp_path: Path) -> None
         rounds, exchanges = reader.rounds(), reader.exchanges()
         summary = summarise_run(reader).exchange
     for row in rounds:
-        words = [x.outcome for x in exchanges if x.round == row.round]
-        assert (row.dropped_late, row.cancelled) == (words.count("late"), words.count("cancelled"))
+        outcomes = [x.outcome for x in exchanges if x.round == row.round]
+        assert (row.dropped_late, row.cancelled) == (
+            outcomes.count("late"),
+            outcomes.count("cancelled"),
+        )
     assert sum(row.dropped_late for row in rounds) == summary.late > 0
     assert sum(row.cancelled for row in rounds) == summary.cancelled > 0
     assert {

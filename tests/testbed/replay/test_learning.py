@@ -1,4 +1,4 @@
-"""The model of a replay: merged by the rule of the run from what its devices really learn."""
+"""The model of a replay: merged by the rule of the run from the updates of its devices."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ Down: TypeAlias = Literal["float32", "float16", "int8", "delta"]
 
 RECIPE = RECIPES["softmax-60-10"]
 N = len(SIZES)
-EVERYBODY = np.arange(N, dtype=np.int64)
+ALL_DEVICES = np.arange(N, dtype=np.int64)
 
 
 def an_experiment(**sections: Any) -> Experiment:
@@ -84,7 +84,7 @@ def train(
 def from_devices(
     experiment: Experiment, data: FleetData, start: Vector, rows: list[int], round_id: int = 1
 ) -> Reports:
-    """Return what the real devices would report."""
+    """Return the reports of real devices."""
     artifact, config = shipped(RECIPE), experiment.coordinator()
     shards, engine = Shards(data, artifact.spec.x_shape), OnnxEngine(shipped(RECIPE))
     decisions = make_decisions(config)
@@ -107,7 +107,7 @@ def test_a_round_of_fedavg_is_that_of_the_devices(tmp_path: Path, round_id: int)
     experiment, data = an_experiment(training=training), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
-    train(learning, data, EVERYBODY, EVERYBODY, round_id)
+    train(learning, data, ALL_DEVICES, ALL_DEVICES, round_id)
     reports = from_devices(experiment, data, start, list(range(N)), round_id)
     truth = FedAvg().merge(start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
@@ -117,15 +117,15 @@ def test_a_round_of_fedavg_is_that_of_the_devices(tmp_path: Path, round_id: int)
 def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(
     rule: str, tmp_path: Path
 ) -> None:
-    told = AggregationConfig(rule=rule, q=2.0)  # type: ignore[arg-type]
-    experiment, data = an_experiment(aggregation=told), fleet_data(RECIPE)
+    aggregation = AggregationConfig(rule=rule, q=2.0)  # type: ignore[arg-type]
+    experiment, data = an_experiment(aggregation=aggregation), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
-    losses = train(learning, data, EVERYBODY, EVERYBODY).losses
+    losses = train(learning, data, ALL_DEVICES, ALL_DEVICES).losses
     reports = from_devices(experiment, data, start, list(range(N)))
     assert reports.loss_before is not None
     assert losses.tolist() == pytest.approx(reports.loss_before.tolist(), rel=1e-6)
-    own = make_aggregator(told, experiment.selection.per_round)
+    own = make_aggregator(aggregation, experiment.selection.per_round)
     truth = own.merge(start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
 
@@ -152,36 +152,38 @@ def test_a_rule_that_must_see_all_models_sees_them(tmp_path: Path) -> None:
     decisions = Decisions(made.config, made.selector, made.estimator, Median())
     learning = a_learning(tmp_path, experiment, data, decisions)
     start = learning.vector.copy()
-    train(learning, data, EVERYBODY, EVERYBODY)
+    train(learning, data, ALL_DEVICES, ALL_DEVICES)
     reports = from_devices(experiment, data, start, list(range(N)))
     truth = Median().merge(start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
 
 
-def test_only_who_is_merged_enters_the_model_and_everybody_tells_a_loss(tmp_path: Path) -> None:
+def test_only_merged_updates_enter_the_model_and_every_device_reports_a_loss(
+    tmp_path: Path,
+) -> None:
     experiment, data = an_experiment(), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start, merged = learning.vector.copy(), np.array([1, 4])
-    losses = train(learning, data, EVERYBODY, merged).losses
+    losses = train(learning, data, ALL_DEVICES, merged).losses
     truth = FedAvg().merge(start, start.size, from_devices(experiment, data, start, [1, 4])).vector
     assert distance(learning.vector, truth, start) < 1e-5
     assert np.isfinite(losses).all()
 
 
-def test_without_anybody_to_merge_the_model_stays(tmp_path: Path) -> None:
+def test_without_updates_the_model_stays(tmp_path: Path) -> None:
     data = fleet_data(RECIPE)
     learning = a_learning(tmp_path, an_experiment(), data)
-    start, nobody = learning.vector.copy(), np.zeros(0, dtype=np.int64)
-    train(learning, data, EVERYBODY[:2], nobody)
+    start, none = learning.vector.copy(), np.zeros(0, dtype=np.int64)
+    train(learning, data, ALL_DEVICES[:2], none)
     np.testing.assert_array_equal(learning.vector, start)
 
 
-def test_a_device_whose_training_diverges_has_no_update(tmp_path: Path) -> None:
+def test_a_device_with_diverging_training_has_no_update(tmp_path: Path) -> None:
     experiment, data = an_experiment(), fleet_data(RECIPE)
     data.dataset.x[data.train_rows[4]] *= np.float32(1e30)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
-    learned = train(learning, data, EVERYBODY, EVERYBODY)
+    learned = train(learning, data, ALL_DEVICES, ALL_DEVICES)
     assert np.flatnonzero(np.isnan(learned.losses)).tolist() == [4]
     assert np.flatnonzero(learned.has_failed).tolist() == [4]
     others = [row for row in range(N) if row != 4]
@@ -189,7 +191,7 @@ def test_a_device_whose_training_diverges_has_no_update(tmp_path: Path) -> None:
     assert distance(learning.vector, truth, start) < 1e-5
 
 
-def test_the_model_is_judged_as_often_as_the_experiment_says(tmp_path: Path) -> None:
+def test_the_model_is_evaluated_at_the_configured_interval(tmp_path: Path) -> None:
     data = fleet_data(RECIPE)
     learning = a_learning(tmp_path, an_experiment(evaluation=EvaluationConfig(every=2)), data)
     assert [learning.evaluate(t) is None for t in (1, 2, 3, 4, 5)] == [True, False] * 2 + [False]
@@ -208,16 +210,16 @@ def test_codecs_change_models_and_updates_as_they_do_live(
     learning, layout = a_learning(tmp_path, experiment, data), shipped(RECIPE).spec.layout
     decisions = make_decisions(experiment.coordinator())
     agreement = CodecAgreement(exchange, layout, "run")
-    coders, asked = [Coder() for _ in range(N)], manifest_of(b"x" * layout.size_bytes, "model")
+    coders, wanted = [Coder() for _ in range(N)], manifest_of(b"x" * layout.size_bytes, "model")
     for round_id in (1, 2, 3):
         sent = learning.vector.copy()
-        train(learning, data, EVERYBODY, EVERYBODY, round_id)
+        train(learning, data, ALL_DEVICES, ALL_DEVICES, round_id)
         reports = from_devices(experiment, data, sent, list(range(N)), round_id)
         models: list[Vector] = []
         for row, trained in enumerate(reports.models):
             order = Train(
                 round=round_id,
-                model=asked,
+                model=wanted,
                 hyperparameters=experiment.training.hyperparameters(round_id),
                 seed=decisions.training_seed(round_id, row),
                 needs_loss=False,

@@ -1,4 +1,4 @@
-"""Replays of the paper's world: the recorded reference, repeatable bits, and honest rounds."""
+"""Replays of the paper's world: the recorded reference, repeatable bits, and rounds."""
 
 import hashlib
 import json
@@ -108,10 +108,10 @@ def digest(parts: Iterable[bytes]) -> str:
     ],
     ids=["waits for all", "takes the first"],
 )
-def test_the_bits_are_those_that_they_always_were(
+def test_the_bits_equal_the_published_ones(
     settings: list[str], rows: str, taus: str, outcomes: str, end_s: str
 ) -> None:
-    """Published numbers follow from them; these were taken before worlds had an interface."""
+    """Published numbers depend on these bits."""
     rounds = replay_rounds(*settings, seed=3)
     assert digest(one.choice.rows.tobytes() for one in rounds) == rows
     assert digest(one.tau_s.tobytes() for one in rounds) == taus
@@ -140,14 +140,14 @@ def small(rounds: RoundConfig, per_round: int, law: LinearLaw = LAW) -> list[Rep
     return list(ReplayEngine(make_decisions(config), LinearWorld([law] * 9, 2e6, 0)).replay(60))
 
 
-def test_a_round_waits_for_everybody_and_no_longer_than_its_deadline() -> None:
+def test_a_round_waits_for_all_devices_up_to_its_deadline() -> None:
     for one in small(RoundConfig(deadline_s=1.5), 4):
         late = [word == "late" for word in one.outcome]
         assert late == (one.tau_s > 1.5).tolist()
         assert one.duration_s == (1.5 if any(late) else one.tau_s.max())
 
 
-def test_with_over_selection_the_first_are_taken_and_the_others_cancelled() -> None:
+def test_over_selection_merges_the_first_and_cancels_the_others() -> None:
     for one in small(RoundConfig(deadline_s=1e3, over_select=2), 3):
         if len(one.outcome) < 5:
             continue
@@ -156,7 +156,7 @@ def test_with_over_selection_the_first_are_taken_and_the_others_cancelled() -> N
         assert one.duration_s == np.sort(one.tau_s)[2]
 
 
-def test_a_round_without_anybody_is_void_and_takes_its_time() -> None:
+def test_a_round_without_devices_is_void_and_lasts_the_void_wait() -> None:
     rounds = small(RoundConfig(void_wait_s=2.5), 3, replace(LAW, availability=0.0))
     assert {one.duration_s for one in rounds} == {2.5}
     assert rounds[-1].started_s == 59 * 2.5
@@ -170,7 +170,7 @@ def test_a_device_is_cold_unless_it_trained_in_the_round_before() -> None:
         trained = {row for row, word in zip(rows, one.outcome, strict=True) if word == "done"}
 
 
-def test_a_replay_is_kept_and_summed_up_like_any_run(tmp_path: Path) -> None:
+def test_a_replay_is_stored_and_summarised_like_any_run(tmp_path: Path) -> None:
     experiment = load_experiment(PAPER, ["rounds=50"])
     seen = list[ReplayedRound]()
     replay_experiment(experiment, tmp_path / "run", "run", seen.append)
@@ -190,9 +190,9 @@ def test_a_replay_is_kept_and_summed_up_like_any_run(tmp_path: Path) -> None:
 def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "run"), "--json", "--seed", "3", "--set", "rounds=20"]
     assert main(["replay", str(PAPER), *out]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["rounds_completed"], said["seed"]) == (20, 3)
-    assert said["rounds_per_s"] > 0.0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["rounds_completed"], summary["seed"]) == (20, 3)
+    assert summary["rounds_per_s"] > 0.0
 
 
 @pytest.mark.parametrize("estimator", ["ridge", "phases"])
@@ -205,7 +205,7 @@ def test_both_estimators_learn_this_world(tmp_path: Path, estimator: str) -> Non
     assert error < 0.08
 
 
-def test_a_linear_fleet_is_not_emulated_and_stands_alone(
+def test_a_linear_fleet_is_neither_emulated_nor_mixed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", str(PAPER), "--headless", "--out", str(tmp_path / "b")]) == 2

@@ -1,4 +1,4 @@
-"""Names by row, made when somebody asks."""
+"""Names by row, made on demand."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_names_count_from_one_in_each_group() -> None:
     assert len(DeviceNames([])) == 0
 
 
-def test_a_million_cost_nothing_until_asked() -> None:
+def test_a_million_names_cost_nothing_until_used() -> None:
     names = DeviceNames([("phone", 1_000_000)])
     assert len(names) == 1_000_000
     assert (names[0], names[999_999]) == ("phone-1", "phone-1000000")

@@ -1,4 +1,4 @@
-"""What unpacking models and packing updates costs a device, in a replay and out of a run."""
+"""The cost of unpacking models and packing updates, in a replay and from a run."""
 
 import os
 from dataclasses import replace
@@ -31,11 +31,11 @@ from tests.testbed.replay.test_profile_replay import DEVICE, TRAIN_S
 
 PACKING = {"decode_s": 8e-3, "encode_s": 20e-3}
 DECODE_S, ENCODE_S = 0.02, 0.05
-"""The same on a core of 0.4."""
+"""The same on a core of speed 0.4."""
 
 CODED = {"up": "int8", "down": "int8"}
 PACKED_BITS = 8 * (12 + 650 + 4)
-"""Of 650 parameters: a header, a byte each, and one scale for a block of up to 1024."""
+"""Size of 650 parameters: a header, a byte each, and one scale per block of up to 1024."""
 
 LATE = {"late": "merge", "deadline_s": 60.0}
 
@@ -54,7 +54,7 @@ def packing(*fleet: dict[str, Any], **sections: Any) -> Experiment:
     return experiment(*fleet, **(costs | sections))
 
 
-def test_both_are_phases_of_an_exchange(device: str) -> None:
+def test_decoding_and_encoding_are_phases_of_an_exchange(device: str) -> None:
     _, rounds = replay_rounds(packing({"profile": device, "count": 2}), 2)
     for one in rounds:
         np.testing.assert_allclose(column(one.exchanges, "decode_s"), DECODE_S)
@@ -66,7 +66,7 @@ def test_both_are_phases_of_an_exchange(device: str) -> None:
     np.testing.assert_allclose(rounds[1].snapshot.true_tau_s, tau_s, err_msg="as was expected")
 
 
-def test_what_costs_nothing_adds_nothing(device: str) -> None:
+def test_packing_without_cost_changes_nothing(device: str) -> None:
     """To the bit: older replays have the same results."""
     fleet = {"profile": device, "count": 3, "link": "lte-driving"}
     of = packing(fleet, replay={"task_costs": COSTS, "noise": 0.2})
@@ -78,10 +78,10 @@ def test_what_costs_nothing_adds_nothing(device: str) -> None:
             column(one.exchanges, "was_cold"), column(other.exchanges, "was_cold")
         )
         both = column(one.exchanges, "load_s"), column(other.exchanges, "load_s")
-        np.testing.assert_allclose(*both, rtol=1e-12, err_msg="the same luck as beside packing")
+        np.testing.assert_allclose(*both, rtol=1e-12, err_msg="the same noise as with packing")
 
 
-def test_only_what_comes_packed_is_unpacked(device: str) -> None:
+def test_only_packed_models_are_unpacked(device: str) -> None:
     of = packing({"profile": device, "count": 2}, exchange={"up": "float32", "down": "delta"})
     _, rounds = replay_rounds(of, 3)
     assert {x.codec_down for x in rounds[0].exchanges} == {"float32"}, (
@@ -98,8 +98,8 @@ def test_only_what_comes_packed_is_unpacked(device: str) -> None:
     np.testing.assert_allclose(column(one.exchanges, "encode_s"), ENCODE_S)
 
 
-def test_a_device_that_is_slowed_down_packs_more_slowly(tmp_path: Path) -> None:
-    """Its only core is another's for a half, and its clock falls to a half: 4 times as long."""
+def test_a_slow_device_packs_slowly(tmp_path: Path) -> None:
+    """Half of its only core is busy, and its clock falls to a half: 4 times as long."""
     hot = """
 [thermal]
 sustained_clock_ratio = { value = 0.5, tag = "literature", source = "made up" }
@@ -117,7 +117,7 @@ time_constant_s = { value = 40.0, tag = "literature", source = "made up" }
 
 
 @pytest.mark.parametrize("settings", [{}, LATE], ids=["rounds", "late"])
-def test_rows_and_summary_are_those_of_a_live_run(
+def test_rows_and_summary_equal_those_of_a_live_run(
     device: str, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     of = packing({"profile": device, "count": 4}, round=settings)
@@ -138,7 +138,7 @@ def test_rows_and_summary_are_those_of_a_live_run(
 
 
 class Listening:
-    """An estimator that keeps what it is taught, beside one that learns."""
+    """An estimator that records its observations and passes them to another one."""
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
@@ -146,17 +146,17 @@ class Listening:
         self.predict = estimator.predict
 
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
-        """Keep it, and pass it on."""
+        """Record the observation and pass it on."""
         self.seen.append(measured)
         self._estimator.observe(rows, context, measured)
 
 
 @pytest.mark.parametrize("settings", [{}, LATE], ids=["rounds", "late"])
-def test_estimators_learn_both_as_computing(device: str, settings: dict[str, Any]) -> None:
+def test_estimators_count_packing_as_computing(device: str, settings: dict[str, Any]) -> None:
     of = packing({"profile": device, "count": 2}, round=settings)
     setup = setup_of(of)
     listening = Listening(setup.decisions.estimator)
-    setup.decisions.estimator = listening  # type: ignore[assignment]  # no state is asked for
+    setup.decisions.estimator = listening  # type: ignore[assignment]  # its state is not used
     rounds = list(ReplayEngine(setup.decisions, setup.world).replay(2))
     warm = listening.seen[-1]
     np.testing.assert_allclose(np.asarray(warm.tau_s), rounds[-1].tau_s)
@@ -166,25 +166,25 @@ def test_estimators_learn_both_as_computing(device: str, settings: dict[str, Any
     np.testing.assert_allclose(warm.phases_s[:, PHASES.index("rest")], 0.06)
 
 
-def test_who_is_asked_for_a_loss_unpacks_for_the_question(device: str, tmp_path: Path) -> None:
-    asks = {"policy": "power-of-choice", "variant": "pow-d", "per_round": 2, "candidates": 4}
+def test_a_loss_query_includes_the_unpacking(device: str, tmp_path: Path) -> None:
+    queries = {"policy": "power-of-choice", "variant": "pow-d", "per_round": 2, "candidates": 4}
     trains = {"examples": None, "task_costs": COSTS | PACKING}
-    of = packing({"profile": device, "count": 6}, selection=asks, replay=trains)
+    of = packing({"profile": device, "count": 6}, selection=queries, replay=trains)
     replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
-        asked, exchanges = reader.loss_queries(), reader.exchanges()
-    assert len(asked) == 16
-    for ask in asked:
+        queried, exchanges = reader.loss_queries(), reader.exchanges()
+    assert len(queried) == 16
+    for ask in queried:
         assert ask.decode_s == pytest.approx(DECODE_S)
         laps = ask.download_s, ask.decode_s, ask.load_s, ask.evaluate_s
         assert ask.duration_s == pytest.approx(0.06 + sum(lap or 0.0 for lap in laps))
     for x in exchanges:
-        assert (x.download_s, x.decode_s) == (0.0, 0.0), "it has the model since the question"
+        assert (x.download_s, x.decode_s) == (0.0, 0.0), "it has the model since the query"
         assert x.encode_s == pytest.approx(ENCODE_S)
 
 
 def measured(index: int, **changes: Any) -> ExchangeRow:
-    """Return an exchange of a device of 0.4 cores that came packed both ways."""
+    """Return an exchange of a device of 0.4 cores, packed in both directions."""
     coded: dict[str, Any] = {"codec_down": "int8", "codec_up": "int8"}
     laps = {"decode_s": DECODE_S, "encode_s": ENCODE_S}
     return replace(World().exchange(index), **(coded | laps | changes))
@@ -193,7 +193,7 @@ def measured(index: int, **changes: Any) -> ExchangeRow:
 WANTED = ExchangeConfig(up="int8", down="int8")
 
 
-def test_the_laps_of_a_run_tell_the_work() -> None:
+def test_the_phases_of_a_run_give_the_work_of_packing() -> None:
     """0.02 and 0.05 s at 0.4 cores, and the median of three."""
     odd = measured(1, encode_s=9.0), measured(2, decode_s=0.0)
     found = packing_of([measured(0), *odd], TRAINING, WANTED)
@@ -201,7 +201,7 @@ def test_the_laps_of_a_run_tell_the_work() -> None:
     assert found.encode_s == pytest.approx(20e-3)
 
 
-def test_a_moment_at_which_a_device_was_slow_tells_the_same_work() -> None:
+def test_a_slow_exchange_gives_the_same_work() -> None:
     train_s = 3.0 * (World().exchange(0).train_s or 0.0)
     slowed = measured(0, train_s=train_s, decode_s=3.0 * DECODE_S, encode_s=3.0 * ENCODE_S)
     found = packing_of([slowed], TRAINING, WANTED)
@@ -223,11 +223,11 @@ def test_a_moment_at_which_a_device_was_slow_tells_the_same_work() -> None:
     ],
     ids=str,
 )
-def test_an_exchange_that_tells_nothing_does_not_count(changes: dict[str, Any]) -> None:
+def test_an_exchange_without_a_cost_does_not_count(changes: dict[str, Any]) -> None:
     assert packing_of([measured(0, **changes)], TRAINING, WANTED) == Packing(0.0, 0.0)
 
 
-def test_models_that_come_whole_are_not_unpacked_however_long_the_lap() -> None:
+def test_whole_models_have_no_work_of_unpacking() -> None:
     whole = measured(0, codec_down="float32", codec_up="float32")
     found = packing_of([whole], TRAINING, ExchangeConfig())
     assert found.decode_s == 0.0
@@ -238,7 +238,7 @@ FLEET = {"profile": "raspberry-pi-4b", "count": 3}, {"profile": "raspberry-pi-ze
 
 
 def live(folder: Path) -> Experiment:
-    """Leave a run as a live one leaves it: its costs are in its folder, its packing in its rows."""
+    """Make a run like a live one: costs in its folder, packing times in its rows."""
     of = packing(*FLEET, rounds=30)
     replay_experiment(of, folder, "run", lambda replayed: None)
     bare = msgspec.structs.replace(of, replay=msgspec.structs.replace(of.replay, task_costs=None))
@@ -264,18 +264,18 @@ def test_a_recorded_run_is_predicted_with_its_packing(tmp_path: Path) -> None:
     files = record_fleet(tmp_path / "live", planned, tmp_path / "profiles")
     again = replayed(of, planned, files)
     replay_experiment(again, tmp_path / "again", "again", lambda replayed: None)
-    seen, told = (median_s(tmp_path / name, "tau_s") for name in ("live", "again"))
+    seen, costs = (median_s(tmp_path / name, "tau_s") for name in ("live", "again"))
     assert len(seen) == 6
     packs_s = median_s(tmp_path / "live", "encode_s")
     for device, tau_s in seen.items():
-        assert packs_s[device] > 0.01 * tau_s, "it would be missed"
-        assert told[device] == pytest.approx(tau_s, rel=0.005)
+        assert packs_s[device] > 0.01 * tau_s, "packing matters"
+        assert costs[device] == pytest.approx(tau_s, rel=0.005)
     again_s = median_s(tmp_path / "again", "encode_s")
     assert again_s == pytest.approx(packs_s, rel=0.03)
 
 
 def costs_of(of: Experiment) -> TaskCosts:
-    """Return what a replay was told of costs."""
+    """Return the costs of a replay."""
     work = setup_of(of).experiment.replay.task_costs
     assert work is not None
     return work
@@ -290,7 +290,7 @@ def test_costs_of_a_run_are_those_of_its_codecs(tmp_path: Path) -> None:
     assert (other.decode_s, other.encode_s) == (0.0, same.encode_s)
     (tmp_path / "live" / "run.db").unlink()
     bare = costs_of(of)
-    assert (bare.decode_s, bare.encode_s) == (0.0, 0.0), "nobody measured it"
+    assert (bare.decode_s, bare.encode_s) == (0.0, 0.0), "not measured"
     assert bare.step_s == same.step_s == COSTS["step_s"]
     (tmp_path / "live" / "run.db").write_text("no store")
     with pytest.raises(ExperimentError, match=r'^replay.costs_from: must be "shipped", .*run.db'):
@@ -300,14 +300,14 @@ def test_costs_of_a_run_are_those_of_its_codecs(tmp_path: Path) -> None:
 def test_costs_of_a_replay_are_those_of_its_codecs(tmp_path: Path) -> None:
     of = packing(*FLEET)
     replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
-    told = msgspec.structs.replace(of.replay, costs_from=str(tmp_path / "run"), task_costs=None)
-    again = msgspec.structs.replace(of, replay=told)
+    costs = msgspec.structs.replace(of.replay, costs_from=str(tmp_path / "run"), task_costs=None)
+    again = msgspec.structs.replace(of, replay=costs)
     assert costs_of(again) == TaskCosts(**COSTS, **PACKING)
     other = msgspec.structs.replace(again, exchange=ExchangeConfig(up="int8"))
     assert costs_of(other) == TaskCosts(**COSTS, encode_s=PACKING["encode_s"])
 
 
-def test_files_of_before_are_read_and_stay_what_they_were(tmp_path: Path) -> None:
+def test_older_files_are_read_without_a_change(tmp_path: Path) -> None:
     of = experiment(*FLEET)
     text = of.resolved_toml()
     assert "[replay.task_costs]" in text

@@ -1,4 +1,4 @@
-"""What a probe of 64 KB finds of a link, worked by hand."""
+"""The rates that a probe of 64 KB measures, worked by hand."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ FIRST = np.array([0, 1])
 
 
 def probes(up_bps: float, *outages: OutageWindow) -> Probes:
-    """Return those of a link that never moves, and of one that is the same but for outages."""
+    """Return the probes of a constant link, and of the same link with outages."""
     down, none = Series.constant(20e6), Series.constant(0.0)
     tracks = LinkTracks(down, Series.constant(up_bps), Series.constant(0.05), none, none)
     columns = {name: np.ones(2) for name in MeanConditions.__dataclass_fields__}
@@ -31,22 +31,22 @@ def test_a_probe_finds_less_than_a_fast_link_has() -> None:
     took_s = 2 * 0.1 + (BITS - windows) / 20e6
     assert rates == pytest.approx(np.full(2, BITS / took_s))
     assert rates[0] == pytest.approx(2.51e6, rel=1e-3)
-    assert over == pytest.approx(np.full(2, 3.0 + 2 * 0.1 + took_s)), "two round trips beside it"
+    assert over == pytest.approx(np.full(2, 3.0 + 2 * 0.1 + took_s)), "and two round trips"
 
 
-def test_a_slow_link_is_told_as_it_is() -> None:
+def test_a_probe_measures_the_rate_of_a_slow_link() -> None:
     rates, _ = probes(1e6).measure("up", FIRST, np.zeros(2))
     assert rates == pytest.approx(np.full(2, 1e6))
 
 
-def test_a_hole_that_a_probe_gets_through_makes_the_link_slow() -> None:
+def test_an_outage_during_a_probe_lowers_the_rate() -> None:
     found = probes(1e6, OutageWindow(0.2, 10.2, "coverage"))
     rates, over = found.measure("up", FIRST, np.zeros(2))
     assert rates == pytest.approx([1e6, BITS / (10.0 + BITS / 1e6)])
     assert over[1] - over[0] == pytest.approx(10.0)
 
 
-def test_a_probe_without_an_answer_is_given_up() -> None:
+def test_a_probe_without_a_reply_has_no_rate() -> None:
     found = probes(1e6, OutageWindow(0.2, 60.0, "coverage"))
     rates, over = found.measure("up", FIRST, np.zeros(2))
     assert rates[1] == 0.0

@@ -1,4 +1,4 @@
-"""Replays of fleets of profiles: the times that profiles say, in the phases of a live run."""
+"""Replays of fleets of profiles: times of the profiles, in the phases of a live run."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment,
 
 SPEED, STORAGE = 0.4, 20e6
 DEVICE = """
-title = "A device that is easy to reckon with"
+title = "A device with simple numbers"
 class = "board"
 licence = "made up"
 cores = { value = 4, tag = "literature", source = "made up" }
@@ -59,7 +59,7 @@ def device(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_an_exchange_takes_what_the_profile_says_phase_by_phase(device: str) -> None:
+def test_the_phases_of_an_exchange_follow_from_the_profile(device: str) -> None:
     _, rounds = replay_rounds(experiment({"profile": device, "count": 2}), 2)
     cold, warm = (one.exchanges for one in rounds)
     for exchanges in (cold, warm):
@@ -78,7 +78,7 @@ def test_an_exchange_takes_what_the_profile_says_phase_by_phase(device: str) -> 
     assert rounds[1].duration_s == rounds[1].tau_s.max()
 
 
-def test_contexts_are_what_an_agent_would_tell(device: str) -> None:
+def test_contexts_equal_the_measurements_of_an_agent(device: str) -> None:
     _, rounds = replay_rounds(experiment({"profile": device, "count": 3}), 20)
     for one in rounds:
         snapshot = one.snapshot
@@ -92,19 +92,19 @@ def test_contexts_are_what_an_agent_would_tell(device: str) -> None:
         assert snapshot.is_available.all()
 
 
-def test_a_rule_that_asks_for_the_loss_has_it_evaluated_first(device: str) -> None:
-    asks = experiment({"profile": device, "count": 2}, aggregation={"rule": "q-fedavg"})
-    _, rounds = replay_rounds(asks, 1)
+def test_a_rule_that_needs_the_loss_evaluates_it_before_training(device: str) -> None:
+    queries = experiment({"profile": device, "count": 2}, aggregation={"rule": "q-fedavg"})
+    _, rounds = replay_rounds(queries, 1)
     np.testing.assert_allclose(
         column(rounds[0].exchanges, "evaluate_s"), (1e-3 + 110 * 5e-4) / SPEED
     )
 
 
-def test_codecs_shrink_what_travels(device: str) -> None:
+def test_codecs_reduce_the_bytes(device: str) -> None:
     coded = {"up": "int8", "down": "delta"}
     _, rounds = replay_rounds(experiment({"profile": device, "count": 2}, exchange=coded), 3)
     first, second = rounds[0].exchanges, rounds[1].exchanges
-    assert {x.codec_down for x in first} == {"float32"}, "there is nothing to be changes of"
+    assert {x.codec_down for x in first} == {"float32"}, "there is no previous version"
     assert {x.codec_down for x in second} == {"delta"}
     assert {x.bytes_down for x in first} == {MODEL_BITS / 8}
     assert all(x.bytes_down < 0.4 * MODEL_BITS / 8 for x in second)
@@ -112,13 +112,13 @@ def test_codecs_shrink_what_travels(device: str) -> None:
     assert all(x.bytes_up < 0.4 * MODEL_BITS / 8 for x in second)
 
 
-def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
-    """Each way of reckoning is checked by the other."""
+def test_integrating_constant_conditions_gives_the_closed_form() -> None:
+    """Both computations must agree."""
     devices = plan_fleet(load_experiment(QUICKSTART, ["emulation.host_core_speed=1.0"]), {})
     means, varying = columns_of(devices)
     assert not varying.links
     both = [link_and_speed_schedules(device) for device in devices]
-    walking = replace(
+    integrating = replace(
         varying,
         links={row: link for row, (link, _) in enumerate(both)},
         speeds={row: speed for row, (_, speed) in enumerate(both)},
@@ -145,19 +145,19 @@ def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
         delay_noise=delay_noise,
     )
     sizes = Sizes.of(config, layout)
-    models = [PhaseModel(means, one, sizes, work, 1e3) for one in (varying, walking)]
-    closed, walked = (model.exchanges(request, {}) for model in models)
+    models = [PhaseModel(means, one, sizes, work, 1e3) for one in (varying, integrating)]
+    closed, integrated = (model.exchanges(request, {}) for model in models)
     for phase in ("signal", "download", "decode", "load", "evaluate", "train", "encode", "upload"):
         name = f"{phase}_s"
         assert getattr(closed, name).any()
-        np.testing.assert_allclose(getattr(walked, name), getattr(closed, name), rtol=1e-9)
+        np.testing.assert_allclose(getattr(integrated, name), getattr(closed, name), rtol=1e-9)
     assert models[1].upload_s(request, {}, 99.0) == pytest.approx(closed.upload_s[0])
 
 
-def test_an_outage_is_waited_for_and_keeps_a_device_from_being_chosen(device: str) -> None:
-    hole = {"kind": "coverage", "start_s": 10.0, "duration_s": 20.0}
+def test_an_outage_delays_an_exchange_and_prevents_selection(device: str) -> None:
+    outage = {"kind": "coverage", "start_s": 10.0, "duration_s": 20.0}
     fleet = [{"profile": device, "count": 1, "name": "here"}]
-    fleet.append({"profile": device, "count": 1, "name": "away", "outage": [hole]})
+    fleet.append({"profile": device, "count": 1, "name": "away", "outage": [outage]})
     _, rounds = replay_rounds(experiment(*fleet, round={"deadline_s": 3.0}), 40)
     for one in rounds:
         start_s = one.started_s
@@ -166,12 +166,12 @@ def test_an_outage_is_waited_for_and_keeps_a_device_from_being_chosen(device: st
         if start_s < 10.0 or start_s > 31.0:
             assert one.snapshot.is_available.all()
         if start_s < 10.0 < start_s + TRAIN_S:
-            assert one.outcome == ("done", "late"), "it waits for the end of the hole"
+            assert one.outcome == ("done", "late"), "it waits for the end of the outage"
             assert start_s + one.tau_s[1] > 30.0
     assert any(14.5 < one.started_s < 29.0 for one in rounds)
 
 
-def test_a_large_fleet_keeps_what_show_needs_and_not_a_row_for_everybody(
+def test_a_large_fleet_has_summary_rows_instead_of_a_row_per_device(
     device: str, tmp_path: Path
 ) -> None:
     of = experiment(
@@ -192,7 +192,7 @@ def test_a_large_fleet_keeps_what_show_needs_and_not_a_row_for_everybody(
     assert summary.queues.max is not None
 
 
-def test_a_device_that_is_unplugged_at_work_is_lost_and_no_deadline_is_waited_for(
+def test_a_device_unplugged_at_work_is_lost_before_the_deadline(
     device: str,
 ) -> None:
     pulled = {"kind": "unplugged", "start_s": 0.5, "duration_s": 1e3}
@@ -213,7 +213,7 @@ def test_the_control_room_shows_a_replay(device: str, tmp_path: Path) -> None:
     assert (len(view.devices), view.rounds[-1].round) == (4, of.rounds)
 
 
-def test_a_frozen_device_stands_still(device: str) -> None:
+def test_a_frozen_device_pauses(device: str) -> None:
     frozen = {"kind": "frozen", "start_s": 0.5, "duration_s": 5.0}
     still = experiment({"profile": device, "count": 2, "outage": [frozen]})
     plain = experiment({"profile": device, "count": 2})
@@ -221,10 +221,10 @@ def test_a_frozen_device_stands_still(device: str) -> None:
     np.testing.assert_allclose(one.tau_s, other.tau_s + 5.0)
 
 
-def test_with_nobody_there_rounds_are_void_and_queues_go_on(device: str, tmp_path: Path) -> None:
-    hole = {"kind": "unplugged", "start_s": 0.0, "duration_s": 1e6}
+def test_without_devices_rounds_are_void_and_queues_grow(device: str, tmp_path: Path) -> None:
+    outage = {"kind": "unplugged", "start_s": 0.0, "duration_s": 1e6}
     of = experiment(
-        {"profile": device, "count": 4, "outage": [hole]},
+        {"profile": device, "count": 4, "outage": [outage]},
         selection={"policy": "rbcs-f", "beta": 0.5},
         rounds=10,
     )
@@ -235,14 +235,14 @@ def test_with_nobody_there_rounds_are_void_and_queues_go_on(device: str, tmp_pat
     assert summary.queues.max == pytest.approx(5.0)
 
 
-def test_the_largest_number_of_steps_limits_the_work(device: str) -> None:
+def test_max_steps_limits_the_work(device: str) -> None:
     of = experiment({"profile": device, "count": 2}, training={"max_steps": 5})
     _, (first,) = replay_rounds(of, 1)
     assert [x.steps for x in first.exchanges] == [5, 5]
     np.testing.assert_allclose(column(first.exchanges, "train_s"), 5 * 22e-3 / SPEED, rtol=0.1)
 
 
-def test_a_hot_device_is_slower_and_says_so(tmp_path: Path) -> None:
+def test_a_hot_device_is_slower_and_reports_fewer_cores(tmp_path: Path) -> None:
     hot = """
 [thermal]
 sustained_clock_ratio = { value = 0.5, tag = "literature", source = "made up" }
@@ -255,7 +255,7 @@ time_constant_s = { value = 40.0, tag = "literature", source = "made up" }
     setup, rounds = replay_rounds(of, 30)
     mu = np.array([1.0 / one.snapshot.inverse_mu for one in rounds])
     trained = np.array([column(one.exchanges, "train_s") for one in rounds])
-    assert mu[0].tolist() == pytest.approx([0.5, 0.5]), "half of its core is another's"
+    assert mu[0].tolist() == pytest.approx([0.5, 0.5]), "half of its core is busy"
     assert mu[-1].tolist() == pytest.approx([0.25, 0.25])
     assert trained[-1].tolist() == pytest.approx([4.0 * TRAIN_S] * 2, rel=0.05)
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(setup.world.to_state()))
@@ -265,7 +265,7 @@ time_constant_s = { value = 40.0, tag = "literature", source = "made up" }
 
 
 @pytest.mark.parametrize("link", ["lte-driving", "lte-city"])
-def test_policies_share_traces_and_luck(device: str, link: str) -> None:
+def test_policies_share_traces_and_noise(device: str, link: str) -> None:
     def rounds(policy: str) -> list[dict[int, float]]:
         of = experiment(
             {"profile": device, "count": 6, "link": link},
@@ -290,7 +290,7 @@ def test_policies_share_traces_and_luck(device: str, link: str) -> None:
     assert all(one == pytest.approx(other, rel=1e-12) for one, other in pairs)
 
 
-def test_noise_spreads_the_times_and_nothing_else(device: str) -> None:
+def test_noise_changes_the_spread_of_times_only(device: str) -> None:
     def ratios(noise: float) -> list[float]:
         of = experiment({"profile": device, "count": 4}, replay={"noise": noise})
         trained = np.concatenate(
@@ -312,34 +312,34 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_another_fleet() -> No
     assert taus(1) != taus(2)
 
 
-def test_a_replay_of_profiles_is_kept_and_summed_up_like_any_run(
+def test_a_replay_of_profiles_is_stored_and_summarised_like_any_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
     out = ["--out", str(folder), "--json", "--set", "rounds=60", "--no-training"]
     assert main(["replay", str(QUICKSTART), *out]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["status"], said["rounds_completed"], said["devices"]) == ("done", 60, 12)
-    assert said["rounds_per_s"] > 0.0
-    assert said["bytes"]["down"] > 0
-    assert set(said["profiles"]) == {
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["status"], summary["rounds_completed"], summary["devices"]) == ("done", 60, 12)
+    assert summary["rounds_per_s"] > 0.0
+    assert summary["bytes"]["down"] > 0
+    assert set(summary["profiles"]) == {
         "raspberry-pi-zero-2w",
         "raspberry-pi-3b-plus",
         "raspberry-pi-4b",
         "phone-low",
     }
-    assert said["estimator"]["median_ape"] < 0.1
+    assert summary["estimator"]["median_ape"] < 0.1
     with RunReader(folder) as reader:
         found = compare_estimators(reader)
         rows = reader.exchanges()
     done = [row for row in rows if row.outcome == "done"]
-    assert found["phases"].count == len(done) - 12, "nobody predicts a device's first"
+    assert found["phases"].count == len(done) - 12, "a device's first has no prediction"
     for row in rows:
         parts = (row.signal_s, row.download_s, row.load_s, row.train_s, row.upload_s)
         assert sum(part or 0.0 for part in parts) == pytest.approx(row.tau_s)
     assert main(["show", str(folder), "--estimators", "--json"]) == 0
     errors = json.loads(capsys.readouterr().out)
-    assert errors["known"]["mape"] < 1e-9, "without noise and traces nothing is left to chance"
+    assert errors["known"]["mape"] < 1e-9, "without noise and traces the times are exact"
     assert errors["ridge"]["mape"] > errors["known"]["mape"]
 
 
@@ -350,12 +350,12 @@ def test_a_replay_of_profiles_is_kept_and_summed_up_like_any_run(
         ({"profile": "raspbery-pi-4b", "count": 3}, "raspberry-pi-4b"),
     ],
 )
-def test_a_fleet_that_nobody_knows_is_refused(fleet: dict[str, object], words: str) -> None:
+def test_an_unknown_profile_is_refused(fleet: dict[str, object], words: str) -> None:
     with pytest.raises((ExperimentError, profiles.ProfileError), match=words):
         setup_of(experiment(fleet))
 
 
-def test_costs_that_nobody_knows_are_refused(device: str, tmp_path: Path) -> None:
+def test_unknown_costs_are_refused(device: str, tmp_path: Path) -> None:
     unknown = experiment({"profile": device, "count": 2}, replay={"costs_from": str(tmp_path)})
     raw = unknown.replay
     assert raw.task_costs is not None

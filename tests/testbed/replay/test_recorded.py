@@ -1,4 +1,4 @@
-"""From a run to recorded profiles, and from these to a replay that predicts the run."""
+"""Profiles recorded from a run, and a replay with them that predicts the run."""
 
 import os
 from pathlib import Path
@@ -48,9 +48,10 @@ def test_recorded_profiles_predict_the_run_that_they_were_recorded_from(
     again = msgspec.structs.replace(of.replay, costs_from=str(run))
     predicted = msgspec.structs.replace(recorded(of, run, tmp_path / "profiles"), replay=again)
     replay_experiment(predicted, tmp_path / "predicted", "predicted", lambda replayed: None)
-    seen, told = median_tau_s(run), median_tau_s(tmp_path / "predicted")
+    measured, replayed = median_tau_s(run), median_tau_s(tmp_path / "predicted")
     errors = [
-        abs(tau_s / other - 1.0) for tau_s, other in zip(seen.values(), told.values(), strict=True)
+        abs(one / other - 1.0)
+        for one, other in zip(measured.values(), replayed.values(), strict=True)
     ]
     assert len(errors) == 12
     assert np.median(errors) < 0.002 + 0.5 * noise

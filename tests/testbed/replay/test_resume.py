@@ -1,4 +1,4 @@
-"""A replay that was cut off goes on as if nothing had happened, bit for bit."""
+"""A resumed replay equals an uninterrupted one, bit for bit."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ TABLES = ("device", "truth", "round", "selection", "exchange")
 
 
 class Killed(Exception):
-    """The replay was cut off."""
+    """The replay was interrupted."""
 
 
 def tables(folder: Path) -> dict[str, list[tuple[object, ...]]]:
@@ -35,12 +35,12 @@ def tables(folder: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
-    def tell(replayed: ReplayedRound) -> None:
+    def listener(replayed: ReplayedRound) -> None:
         if replayed.choice.round == round_id:
             raise Killed
 
     with pytest.raises(Killed):
-        replay_experiment(of, folder, "run", tell, checkpoint_s=0.0)
+        replay_experiment(of, folder, "run", listener, checkpoint_s=0.0)
 
 
 def experiment(path: Path, settings: list[str]) -> Experiment:
@@ -59,7 +59,7 @@ def experiment(path: Path, settings: list[str]) -> Experiment:
     ],
     ids=["linear", "profiles", "drawn", "linear late", "profiles late", "drawn async"],
 )
-def test_what_is_gone_on_with_is_what_was_never_cut_off(
+def test_a_resumed_replay_equals_an_uninterrupted_one(
     tmp_path: Path, path: Path, settings: list[str]
 ) -> None:
     of = experiment(path, settings)
@@ -77,21 +77,21 @@ def test_what_is_gone_on_with_is_what_was_never_cut_off(
     )
 
 
-def test_rounds_after_the_last_checkpoint_are_played_again(tmp_path: Path) -> None:
+def test_rounds_after_the_last_checkpoint_are_replayed_again(tmp_path: Path) -> None:
     of = experiment(EXAMPLES / "rbcs-f-paper.toml", ["rounds=30"])
     replay_experiment(of, tmp_path / "whole", "run", lambda replayed: None)
 
-    def tell(replayed: ReplayedRound) -> None:
+    def listener(replayed: ReplayedRound) -> None:
         if replayed.choice.round == 20:
             raise Killed
 
     with pytest.raises(Killed):
-        replay_experiment(of, tmp_path / "parts", "run", tell)  # no checkpoint within 30 s
+        replay_experiment(of, tmp_path / "parts", "run", listener)  # no checkpoint within 30 s
     replay_experiment(of, tmp_path / "parts", "run", lambda replayed: None)
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
 
 
-def test_a_killed_process_is_gone_on_with_by_naming_its_folder(
+def test_a_killed_replay_is_resumed_from_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paper, folder = EXAMPLES / "rbcs-f-paper.toml", tmp_path / "run"
@@ -100,10 +100,10 @@ def test_a_killed_process_is_gone_on_with_by_naming_its_folder(
         "from pathlib import Path\n"
         "from fairbed.testbed.experiment.file import load_experiment\n"
         "from fairbed.testbed.replay.run import replay_experiment\n"
-        "def tell(replayed):\n"
+        "def listener(replayed):\n"
         "    if replayed.choice.round == 25: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"of = load_experiment(Path({str(paper)!r}), ['rounds=50'])\n"
-        f"replay_experiment(of, Path({str(folder)!r}), 'run', tell, checkpoint_s=0.0)\n"
+        f"replay_experiment(of, Path({str(folder)!r}), 'run', listener, checkpoint_s=0.0)\n"
     )
     done = subprocess.run([sys.executable, "-c", killer], timeout=60, env=dict(os.environ))
     assert done.returncode == -signal.SIGKILL
@@ -115,7 +115,7 @@ def test_a_killed_process_is_gone_on_with_by_naming_its_folder(
     assert "this run is done" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_another_version_is_told_in_one_line(
+def test_a_checkpoint_of_another_version_is_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -132,7 +132,7 @@ def test_a_checkpoint_of_another_version_is_told_in_one_line(
     )
 
 
-def test_another_experiment_does_not_go_on_with_it(
+def test_another_experiment_cannot_resume_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paper, folder = EXAMPLES / "rbcs-f-paper.toml", tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Whole replays that train: accuracy in the store, the same bits whatever happens, shared data."""
+"""Replays with training: stored accuracy, the same bits after a resume, shared data."""
 
 import hashlib
 import json
@@ -29,12 +29,12 @@ MIXED = [
 CODED = {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}
 HURRY_S = 0.035
 """A deadline that the slower devices miss."""
-ASKS = {"selection": {"policy": "power-of-choice", "variant": "pow-d", "per_round": 3}}
+QUERIES = {"selection": {"policy": "power-of-choice", "variant": "pow-d", "per_round": 3}}
 TABLES = ("device", "truth", "round", "selection", "loss_query", "exchange", "device_metric")
 
 
 class Killed(Exception):
-    """The replay was cut off."""
+    """The replay was interrupted."""
 
 
 Groups: TypeAlias = dict[str, object] | list[dict[str, object]]
@@ -55,7 +55,7 @@ def an_experiment(fleet: Groups = LINEAR, **sections: object) -> Experiment:
 
 
 def tables(folder: Path) -> dict[str, object]:
-    """Return all that a replay left but what this machine took for it."""
+    """Return all rows of a replay without the times of this machine."""
     with sqlite3.connect(folder / "run.db") as connection:
         found: dict[str, object] = {
             name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall()
@@ -69,16 +69,16 @@ def tables(folder: Path) -> dict[str, object]:
 
 
 def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
-    def tell(replayed: ReplayedRound) -> None:
+    def listener(replayed: ReplayedRound) -> None:
         if replayed.choice.round == round_id:
             raise Killed
 
     with pytest.raises(Killed):
-        replay_experiment(of, folder, "run", tell, checkpoint_s=0.0)
+        replay_experiment(of, folder, "run", listener, checkpoint_s=0.0)
 
 
 @pytest.mark.parametrize("fleet", [LINEAR, PROFILES], ids=["linear", "profiles"])
-def test_a_replay_learns_and_its_summary_says_how_well(
+def test_a_replay_learns_and_its_summary_has_the_accuracy(
     tmp_path: Path, fleet: dict[str, object]
 ) -> None:
     replay_experiment(an_experiment(fleet), tmp_path / "run", "run", lambda replayed: None)
@@ -101,8 +101,8 @@ def test_a_replay_learns_and_its_summary_says_how_well(
         (PROFILES, {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}),
         (MIXED, CODED | {"round": {"late": "merge", "deadline_s": HURRY_S}}),
         (MIXED, CODED | {"round": {"mode": "async", "buffer": 2, "max_staleness": 20}}),
-        (PROFILES, ASKS),
-        (LINEAR, ASKS | {"round": {"late": "merge", "deadline_s": 1.5}}),
+        (PROFILES, QUERIES),
+        (LINEAR, QUERIES | {"round": {"late": "merge", "deadline_s": 1.5}}),
         (PROFILES, {"aggregation": {"rule": "aaggff-s", "cdf": "normal"}}),
         (LINEAR, {"aggregation": {"rule": "aaggff-d", "impute": "previous_mean"}}),
         (LINEAR, {"aggregation": {"rule": "corefed", "agent_weights": "n"}}),
@@ -112,7 +112,7 @@ def test_a_replay_learns_and_its_summary_says_how_well(
         *("aaggff-s", "aaggff-d", "corefed"),
     ],
 )
-def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
+def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, fleet: Groups, sections: dict[str, object]
 ) -> None:
     of = an_experiment(fleet, **sections)
@@ -165,19 +165,19 @@ def test_a_device_that_diverges_has_failed_and_is_not_merged(tmp_path: Path) -> 
     assert exchanges[0].reason == "training diverged; lower learning_rate or set clip_norm"
 
 
-def test_no_training_studies_selection_alone(
+def test_without_training_a_replay_has_times_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = []
+    summary = []
     for name, options in (("a", []), ("b", ["--no-training"]), ("c", ["--set", DIGITS])):
         out = ["--out", str(tmp_path / name), "--json", "--set", "rounds=8", *options]
         assert main(["replay", str(EXAMPLES / "rbcs-f-paper.toml"), *out, "--threads", "1"]) == 0
-        said.append(json.loads(capsys.readouterr().out))
-    assert [one["accuracy"]["mean"] is None for one in said] == [True, True, False]
-    assert said[0]["virtual_s"] == said[1]["virtual_s"] == said[2]["virtual_s"]
+        summary.append(json.loads(capsys.readouterr().out))
+    assert [one["accuracy"]["mean"] is None for one in summary] == [True, True, False]
+    assert summary[0]["virtual_s"] == summary[1]["virtual_s"] == summary[2]["virtual_s"]
 
 
-def test_made_up_examples_cannot_be_trained_on() -> None:
+def test_training_needs_a_partition_of_the_data() -> None:
     with pytest.raises(ExperimentError, match=r"examples must not be set for a replay that trains"):
         an_experiment(replay={"training": True, "examples": 100})
     assert not an_experiment(replay={"examples": 100}).trains_in_replay

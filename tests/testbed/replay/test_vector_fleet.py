@@ -1,4 +1,4 @@
-"""Crowds: the devices of a fleet drawn one by one, as columns; and stores that stay small."""
+"""Vector fleets: the devices of a fleet drawn one by one, and small stores."""
 
 import json
 from collections.abc import Callable
@@ -40,17 +40,17 @@ def phones(count: int, *, seed: int = 5, **others: object) -> Experiment:
 
 
 @pytest.mark.parametrize("link", [None, "lte-steady"])
-def test_its_devices_are_those_that_a_run_would_emulate(link: str | None) -> None:
+def test_devices_equal_those_of_an_emulated_run(link: str | None) -> None:
     experiment = phones(200, link=link)
     means, _ = columns_of(plan_fleet(experiment, {}))
-    crowd = vector_fleet_of(experiment)
-    assert list(crowd.names) == [device.spec.name for device in plan_fleet(experiment, {})]
+    fleet = vector_fleet_of(experiment)
+    assert list(fleet.names) == [device.spec.name for device in plan_fleet(experiment, {})]
     for column in fields(MeanConditions):
-        found, expected = getattr(crowd.means, column.name), getattr(means, column.name)
+        found, expected = getattr(fleet.means, column.name), getattr(means, column.name)
         np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=column.name)
 
 
-def test_devices_are_there_as_often_as_those_drawn_one_by_one() -> None:
+def test_availability_equals_that_of_devices_drawn_one_by_one() -> None:
     experiment = phones(400)
     drawn = [device.tracks.available for device in plan_fleet(experiment, {})]
     availability = vector_fleet_of(experiment).availability
@@ -59,10 +59,10 @@ def test_devices_are_there_as_often_as_those_drawn_one_by_one() -> None:
     one_by_one = np.array([[series.at(float(t)) for series in drawn] for t in instants])
     np.testing.assert_allclose(there.mean(axis=0), one_by_one.mean(axis=0), atol=0.01)
     assert abs(there.mean(axis=1) - one_by_one.mean(axis=1)).max() < 0.1
-    assert there.mean(axis=1).std() < 0.03, "not all at the same time of the day"
+    assert there.mean(axis=1).std() < 0.03, "devices are spread over the day"
 
 
-def test_a_seed_of_its_own_says_when_devices_come() -> None:
+def test_availability_has_a_seed_of_its_own() -> None:
     one, again, other = (vector_fleet_of(phones(50, seed=seed)) for seed in (1, 1, 2))
     assert (
         one.availability.phase.tolist()
@@ -75,27 +75,27 @@ def test_a_seed_of_its_own_says_when_devices_come() -> None:
     assert everywhere.at(1234.5).all()
 
 
-def test_the_example_runs_scaled_down_and_keeps_little(
+def test_the_scaled_down_example_stores_few_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [word for setting in SMALL for word in ("--set", setting)]
     assert main(["replay", str(MILLION), *settings, "--json", "--out", str(tmp_path / "a")]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["devices"], said["rounds_completed"]) == (12_000, 4)
-    assert said["fairness"]["invariant_holds"] is True
-    assert said["fairness"]["min_selection_rate"] == 0.0
-    assert said["exchange"]["count"] == 160
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["devices"], summary["rounds_completed"]) == (12_000, 4)
+    assert summary["fairness"]["invariant_holds"] is True
+    assert summary["fairness"]["min_selection_rate"] == 0.0
+    assert summary["exchange"]["count"] == 160
     with RunReader(tmp_path / "a") as reader:
-        known, crowd = reader.devices(), reader.fleet_stats()
+        known, stats = reader.devices(), reader.fleet_stats()
         counts = reader.columns(FleetStatsRow, ("round", "selected"), "ORDER BY round")
         assert len(reader.selections(4)) == 40
-    assert crowd is not None
-    assert len(known) == crowd.selected == len(said["selected"]) <= 160
-    assert sum(said["selected"].values()) == 160
+    assert stats is not None
+    assert len(known) == stats.selected == len(summary["selected"]) <= 160
+    assert sum(summary["selected"].values()) == 160
     assert [round_id for round_id, _ in counts] == [1, 2, 3, 4]
 
 
-def test_it_goes_on_after_a_cut_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_resumed_vector_fleet_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     experiment = load_experiment(MILLION, SMALL)
 
     def until(last: int) -> Callable[[ReplayedRound], None]:
@@ -116,7 +116,7 @@ def test_it_goes_on_after_a_cut_as_if_nothing_had_happened(tmp_path: Path) -> No
     assert found[0] == found[1]
 
 
-def test_a_linear_world_can_be_as_large(tmp_path: Path) -> None:
+def test_a_linear_world_can_be_a_vector_fleet(tmp_path: Path) -> None:
     group = FleetConfig(model="linear", theta=(1.0, 1.0, 0.2), count=11_000, name="linear")
     experiment = Experiment(
         name="linear",
@@ -131,7 +131,7 @@ def test_a_linear_world_can_be_as_large(tmp_path: Path) -> None:
     assert summary.fairness.invariant_holds
 
 
-def test_a_fleet_that_cannot_be_one_is_refused() -> None:
+def test_a_fleet_that_cannot_be_a_vector_fleet_is_refused() -> None:
     many = 10_001
     replay = ReplayConfig(examples=10)
     outage = OutageConfig(start_s=1.0, duration_s=2.0)

@@ -1,4 +1,4 @@
-"""Small fleets to train, and what the real device answers."""
+"""Small fleets to train, and the results of the real device."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ EVERYTHING = Hyperparameters(
     clip_norm=1.0,
     max_steps=9,
 )
-"""All that a step knows."""
+"""Hyperparameters with every term of a step."""
 
 RECIPES = {recipe.name: recipe for recipe in SHIPPED}
 
 
 class Meter:
-    """Counts nothing."""
+    """A meter that does nothing."""
 
     def step(self, n_examples: int) -> None:
         pass
@@ -87,7 +87,7 @@ def on_devices(
     jobs: Sequence[CohortJob],
     hyperparameters: Hyperparameters,
 ) -> list[trainer.TrainResult]:
-    """Return what the devices themselves would answer, with their own engine and trainer."""
+    """Return the results of the devices' own engine and trainer."""
     engine = OnnxEngine(artifact)
     results = []
     for job in jobs:
@@ -100,7 +100,7 @@ def on_devices(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one device answers."""
+    """Result of one device."""
 
     at: int
     vector: Vector
@@ -110,7 +110,7 @@ class Answer:
 
 
 def one_by_one(answers: Iterable[CohortResult]) -> Iterator[Answer]:
-    """Yield the answer of each device, with a copy of its model."""
+    """Yield the result of each device, with a copy of its model."""
     for some in answers:
         for i, at in enumerate(some.at.tolist()):
             yield Answer(
@@ -123,7 +123,7 @@ def one_by_one(answers: Iterable[CohortResult]) -> Iterator[Answer]:
 
 
 def kept(answers: Iterable[CohortResult], count: int) -> list[Answer]:
-    """Return all answers in the order of their jobs."""
+    """Return all results in the order of their jobs."""
     found = list(one_by_one(answers))
     by_place = {answer.at: answer for answer in found}
     assert len(by_place) == len(found) == count
@@ -131,5 +131,5 @@ def kept(answers: Iterable[CohortResult], count: int) -> list[Answer]:
 
 
 def distance(vector: Vector, other: Vector, start: Vector) -> float:
-    """Return how far two models are apart, relative to how far the second has come."""
+    """Return the distance of two models, relative to the change of the second."""
     return float(np.linalg.norm(vector - other) / np.linalg.norm(other - start))

@@ -1,4 +1,4 @@
-"""The parts of a cohort: mini-batches side by side, ordered workers, and the choice of a way."""
+"""Parts of the trainers: stacked mini-batches, ordered threads and the choice of a trainer."""
 
 import sys
 import threading
@@ -32,7 +32,7 @@ from tests.testbed.replay.cohort.fleets import RECIPES, fleet_data, shipped
         ((450, 45, 25, 7), 3, [3, 3, 3, 2]),
     ],
 )
-def test_mini_batches_are_the_devices_own(
+def test_mini_batches_equal_those_of_the_device(
     sizes: tuple[int, ...], max_steps: int | None, steps: list[int]
 ) -> None:
     h = Hyperparameters(epochs=2, batch_size=20, learning_rate=0.1, max_steps=max_steps)
@@ -56,7 +56,7 @@ def test_mini_batches_are_the_devices_own(
             assert not padding.any()
 
 
-def test_the_longest_come_first_and_ties_by_place() -> None:
+def test_the_longest_come_first_and_ties_by_index() -> None:
     h = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.1)
     assert longest_first([5, 31, 40, 9, 31], h) == [2, 1, 4, 3, 0]
     limited = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.1, max_steps=2)
@@ -64,7 +64,7 @@ def test_the_longest_come_first_and_ties_by_place() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_results_come_in_order_and_little_work_is_ahead(threads: int) -> None:
+def test_results_come_in_order_and_few_wait(threads: int) -> None:
     begun = []
 
     def do(number: int) -> int:
@@ -97,7 +97,7 @@ def test_the_caller_is_one_of_the_threads(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_the_other_threads_may_do_it_in_their_own_way(threads: int) -> None:
+def test_other_threads_may_use_another_function(threads: int) -> None:
     workers, together = OrderedThreads(threads), threading.Barrier(threads, timeout=10.0)
 
     def here(_: int) -> int:
@@ -114,7 +114,7 @@ def test_the_other_threads_may_do_it_in_their_own_way(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_mistake_in_the_work_is_the_callers(threads: int) -> None:
+def test_an_error_in_the_work_reaches_the_caller(threads: int) -> None:
     workers = OrderedThreads(threads)
     with pytest.raises(ZeroDivisionError):
         list(workers.run(lambda number: 1 // number, [2, 1, 0, 1]))
@@ -131,12 +131,14 @@ def test_a_mistake_in_the_work_is_the_callers(threads: int) -> None:
         ("cnn-1x8x8-10", "torch", TorchTrainer),
     ],
 )
-def test_the_way_follows_model_and_wish(name: str, engine: CohortEngine, kind: type) -> None:
+def test_the_trainer_depends_on_model_and_setting(
+    name: str, engine: CohortEngine, kind: type
+) -> None:
     recipe = RECIPES[name]
     assert type(make_trainer(shipped(recipe), fleet_data(recipe), engine)) is kind
 
 
-def test_what_cannot_be_done_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_trainer_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = RECIPES["cnn-1x8x8-10"]
     artifact, data = shipped(recipe), fleet_data(recipe)
     with pytest.raises(ExperimentError, match=r"^replay.engine: batched must have one of the mod"):
@@ -159,7 +161,7 @@ def test_without_torch_a_convolution_is_trained_by_the_devices_engine(
     assert type(trainer) is DeviceTrainer
 
 
-def test_a_model_with_buffers_is_left_to_the_devices_engine() -> None:
+def test_a_model_with_buffers_is_trained_by_the_devices_engine() -> None:
     data = fleet_data(RECIPES["cnn-1x8x8-10"])
     artifact = build_task("tests.testbed.replay.cohort.test_parts:normalised", (1, 8, 8), 10)
     assert artifact.spec.layout.n_values > artifact.spec.layout.n_params

@@ -1,4 +1,4 @@
-"""Every way to train a cohort, against the real engine and trainer of the device."""
+"""Every trainer of cohorts, compared with the engine and trainer of the device."""
 
 import hashlib
 import os
@@ -41,7 +41,7 @@ from tests.testbed.replay.cohort.fleets import (
 Make = Callable[[Artifact, Shards], Trainer]
 
 MAX_POOL_TOLERANCE = 5e-2
-"""A near-tie in a window sends a gradient to another cell, in torch as well."""
+"""A near-tie in a pooling window moves a gradient to another cell, in torch as well."""
 TOLERANCE = 1e-5
 
 DENSE = [name for name, recipe in RECIPES.items() if recipe.model != "cnn"]
@@ -69,7 +69,7 @@ CASES = [
 
 @pytest.mark.parametrize("hyperparameters", [PLAIN, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize(("make", "name"), CASES)
-def test_an_update_is_that_of_the_device(
+def test_an_update_equals_that_of_the_device(
     make: Make, name: str, hyperparameters: Hyperparameters
 ) -> None:
     recipe, artifact = RECIPES[name], shipped(RECIPES[name])
@@ -118,7 +118,7 @@ def test_losses_are_those_that_devices_report(make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", [batched, torched, the_devices])
-def test_a_device_that_diverges_says_so_and_leaves_the_others_alone(make: Make) -> None:
+def test_a_diverging_device_is_reported_and_does_not_change_the_others(make: Make) -> None:
     recipe, artifact = RECIPES["softmax-60-10"], shipped(RECIPES["softmax-60-10"])
     sound, broken = fleet_data(recipe), fleet_data(recipe)
     broken.dataset.x[broken.train_rows[2]] *= np.float32(1e30)
@@ -137,7 +137,7 @@ def test_a_device_that_diverges_says_so_and_leaves_the_others_alone(make: Make) 
             assert other == one
 
 
-def test_nobody_to_train_is_no_work() -> None:
+def test_without_devices_there_is_no_work() -> None:
     artifact = shipped(RECIPES["softmax-60-10"])
     shards = Shards(fleet_data(RECIPES["softmax-60-10"]), artifact.spec.x_shape)
     for make in (batched, torched, the_devices):
@@ -169,7 +169,7 @@ for name in ("softmax-60-10", "mlp-784-318-10", "cnn-1x8x8-10"):
 
 
 def test_no_bit_depends_on_threads(tmp_path: Path) -> None:
-    said = []
+    output = []
     for threads in ("1", "2"):
         blas = {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
         done = subprocess.run(
@@ -182,9 +182,9 @@ def test_no_bit_depends_on_threads(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
-    assert said[0].count("\n") == 3
-    assert said[0] == said[1]
+        output.append(done.stdout)
+    assert output[0].count("\n") == 3
+    assert output[0] == output[1]
 
 
 def test_memory_does_not_grow_with_the_cohort() -> None:

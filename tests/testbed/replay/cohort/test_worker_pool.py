@@ -1,4 +1,4 @@
-"""Worker processes that train: the same bits, and no process that outlives its replay."""
+"""Worker processes: the same bits, and no process that outlives its replay."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ from tests.testbed.replay.cohort.fleets import (
 
 MOST = 4
 LOADING_S = 30.0
-"""Within which a worker has loaded what it needs on a busy machine."""
+"""Time within which a worker has loaded its modules on a busy machine."""
 MLP = "mlp-784-318-10"
 
 
@@ -68,7 +68,7 @@ def ready_pool(shards: Shards, name: str = MLP) -> Iterator[WorkerPool]:
 
 
 def same(one: CohortResult, other: CohortResult) -> bool:
-    """Tell whether answers agree in every bit."""
+    """Return whether results agree in every bit."""
     return (
         one.at.tolist() == other.at.tolist()
         and one.vectors.tobytes() == other.vectors.tobytes()
@@ -81,7 +81,7 @@ def same(one: CohortResult, other: CohortResult) -> bool:
 @pytest.mark.parametrize("hyperparameters", [PLAIN, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("pixels", [False, True])
 @pytest.mark.parametrize("name", ["softmax-784-10", MLP])
-def test_a_worker_answers_as_the_replay_itself_would(
+def test_a_worker_gives_the_results_of_the_replay_process(
     name: str, pixels: bool, hyperparameters: Hyperparameters
 ) -> None:
     artifact, shards = shipped(RECIPES[name]), shards_of(name, pixels=pixels)
@@ -142,7 +142,7 @@ def test_a_fleet_of_one_chunk_starts_no_process() -> None:
     trainer.close()
 
 
-def test_the_death_of_a_worker_is_one_line() -> None:
+def test_the_end_of_a_worker_is_a_one_line_error() -> None:
     before = set(own_children())
     with ready_pool(shards_of()) as pool:
         (process,) = set(own_children()) - before
@@ -155,7 +155,7 @@ def test_the_death_of_a_worker_is_one_line() -> None:
             pool.train([0], jobs_of(1), PLAIN)
 
 
-def test_a_machine_without_memory_for_workers_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_workers_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
@@ -165,9 +165,7 @@ def test_a_machine_without_memory_for_workers_is_one_line(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("is_anonymous", [True, False])
-def test_what_one_process_writes_others_read(
-    is_anonymous: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_share_arrays(is_anonymous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_anonymous:
         monkeypatch.delattr(os, "memfd_create", raising=False)  # as on macOS
     layout = {"a": (np.float32, (3, 5)), "empty": (np.uint8, (0,)), "b": (np.int64, (7,))}
@@ -224,7 +222,7 @@ def test_workers_die_with_a_replay_that_is_killed(when: str, number: signal.Sign
 
 
 @pytest.mark.parametrize("when", ["loading", "loaded"])
-def test_ctrl_c_ends_a_replay_and_its_workers_and_only_the_replay_says_so(when: str) -> None:
+def test_ctrl_c_ends_a_replay_and_its_workers_with_one_message(when: str) -> None:
     with owner(when) as (process, children):
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""How a synchronous round ends: by its events, or by the closed form where it has one."""
+"""The end of a synchronous round: by its events, or by its closed form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,13 +36,13 @@ class Uploading(LinearWorld):
         )
         super().__init__([law] * 8, 1.0, 0)
         self.slots, self._later_s = slots, later_s
-        self.asked: list[tuple[int, float]] = []
+        self.grants: list[tuple[int, float]] = []
         self.pulled: list[int] = []
         self.over: list[int] = []
 
     def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
         """Return the other upload time, if there is one."""
-        self.asked.append((exchange.row, granted_s))
+        self.grants.append((exchange.row, granted_s))
         return exchange.upload_s if self._later_s is None else self._later_s
 
     def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
@@ -57,7 +57,7 @@ class Uploading(LinearWorld):
 def planned(
     ready_s: list[float], upload_s: list[float], size: int = 40 * KB, chunk: int = 32 * KB
 ) -> Exchanges:
-    """Return exchanges that offer and upload at such times."""
+    """Return exchanges that offer at `ready_s` and upload for `upload_s`."""
     k = len(ready_s)
     zero_s: Floats = np.zeros(k)
     return Exchanges(
@@ -91,7 +91,7 @@ class Round:
 
     @property
     def outcome(self) -> list[str]:
-        """Of each exchange."""
+        """Outcome of each exchange."""
         return [x.outcome for x in self.exchanges]
 
 
@@ -102,7 +102,7 @@ def a_round(
     deadline_s: float = DEADLINE_S,
     later_s: float | None = None,
 ) -> Round:
-    """Play a round of these exchanges."""
+    """Run a round of these exchanges."""
     rules = RoundConfig(deadline_s=deadline_s)
     config = Experiment(
         name="x", selection=SelectionConfig(per_round=wanted), round=rules
@@ -131,7 +131,7 @@ def a_choice(rows: Ints, n: int) -> Selection:
 
 
 def eventful(of: Exchanges) -> Exchanges:
-    """Return the same exchanges with devices that are lost long after: no closed form."""
+    """Return the same exchanges with devices that are lost much later: no closed form."""
     return replace(of, gone_s=np.full(len(of.was_cold), 1e9))
 
 
@@ -144,10 +144,10 @@ SECONDS = st.sampled_from([0.0, 0.5, 1.0, 2.0, np.inf]) | st.floats(0.0, 9.0)
     wanted=st.integers(1, 8),
     slots=st.sampled_from([8, 100, None]),
 )
-def test_the_closed_form_is_what_the_events_say(
+def test_the_closed_form_equals_the_events(
     times: list[tuple[float, float]], deadline_s: float, wanted: int, slots: int | None
 ) -> None:
-    """To the bit, ties included; at the very deadline there is no closed form."""
+    """To the bit, ties included; a round with an event at the deadline has no closed form."""
     of = planned([ready for ready, _ in times], [upload for _, upload in times])
     assume(needs_no_events(of, deadline_s, slots))
     assert not needs_no_events(eventful(of), deadline_s, slots)
@@ -161,7 +161,7 @@ def test_the_closed_form_is_what_the_events_say(
     assert sorted(one.world.over) == sorted(other.world.over) == list(range(len(times)))
 
 
-def test_a_closed_form_needs_slots_room_and_devices_that_stay() -> None:
+def test_a_closed_form_needs_slots_memory_and_no_lost_device() -> None:
     of = planned([1.0] * 6, [10.0] * 6)
     large = planned([1.0] * 6, [10.0] * 6, size=64 << 20, chunk=MAX_CHUNK_BYTES)
     assert needs_no_events(of, DEADLINE_S, None)
@@ -169,11 +169,11 @@ def test_a_closed_form_needs_slots_room_and_devices_that_stay() -> None:
     assert needs_no_events(large, DEADLINE_S, None)
     assert not needs_no_events(of, DEADLINE_S, 5)
     assert not needs_no_events(large, DEADLINE_S, 6)
-    assert not needs_no_events(of, 11.0, 6), "an arrival at the very deadline"
+    assert not needs_no_events(of, 11.0, 6), "an arrival exactly at the deadline"
     assert not needs_no_events(replace(of, gone_s=np.array([np.inf] * 5 + [9.0])), 60.0, 6)
 
 
-def test_of_arrivals_at_one_instant_no_more_are_merged_than_wanted() -> None:
+def test_arrivals_at_one_instant_do_not_exceed_the_target() -> None:
     of = planned([1.0, 0.5, 1.0, 1.0], [1.0, 1.5, 1.0, 1.0])
     for one in (a_round(of, 2, None), a_round(eventful(of), 2, None)):
         assert one.outcome == ["done", "done", "cancelled", "cancelled"]
@@ -194,12 +194,12 @@ def test_the_queue_is_in_the_order_of_the_offers() -> None:
 
 def test_the_duration_of_an_upload_is_that_of_its_grant() -> None:
     one = a_round(planned([1.0, 1.0], [4.0, 4.0]), 2, slots=1, later_s=1.0)
-    assert one.world.asked == [(1, 5.0)], "the first was granted at once"
+    assert one.world.grants == [(1, 5.0)], "the first was granted at once"
     assert column(one.exchanges, "upload_s").tolist() == [4.0, 1.0]
     assert one.end_s == 6.0
 
 
-def test_windows_of_large_updates_share_the_room_at_the_coordinator() -> None:
+def test_large_updates_share_the_memory_of_the_coordinator() -> None:
     large = planned([1.0] * 6, [10.0] * 6, size=64 << 20, chunk=MAX_CHUNK_BYTES)
     queued_s = sorted(column(a_round(large, 6, slots=16).exchanges, "queued_s").tolist())
     assert queued_s[:4] == [0.0] * 4
@@ -218,17 +218,17 @@ def test_enough_updates_end_the_round_for_those_that_wait() -> None:
     one = a_round(planned([1.0, 2.0, 3.0], [5.0, 1.0, 1.0]), 1, slots=1)
     assert one.outcome == ["done", "cancelled", "cancelled"]
     assert one.end_s == 6.0
-    assert column(one.exchanges, "queued_s").tolist() == [0.0, 0.0, 0.0], "none was granted"
+    assert column(one.exchanges, "queued_s").tolist() == [0.0, 0.0, 0.0], "no upload was granted"
 
 
-def test_what_never_ends_is_late() -> None:
+def test_an_exchange_that_never_ends_is_late() -> None:
     never = planned([1.0, np.inf], [np.inf, 1.0])
     for one in (a_round(never, 2, 8), a_round(eventful(never), 2, 8)):
         assert one.outcome == ["late", "late"]
         assert one.end_s == 60.0
 
 
-def test_a_device_that_is_gone_for_too_long_is_lost_and_not_waited_for() -> None:
+def test_a_device_that_is_gone_for_too_long_is_lost() -> None:
     cohort = replace(planned([1.0, 2.0], [4.0, 99.0]), gone_s=np.array([np.inf, 20.0]))
     one = a_round(cohort, 2, slots=8)
     assert one.outcome == ["done", "lost"]
@@ -236,7 +236,7 @@ def test_a_device_that_is_gone_for_too_long_is_lost_and_not_waited_for() -> None
     assert (one.end_s, [x.is_done for x in one.exchanges]) == (20.0, [True, False])
 
 
-def test_the_world_hears_of_downloads_that_ended_before_their_exchange() -> None:
+def test_the_world_is_notified_of_downloads_that_ended_before_their_exchange() -> None:
     slow = replace(planned([1.0, 1.0], [1.0, 1.0]), download_s=np.array([0.5, 70.0]))
     one = a_round(slow, 2, slots=None)
     assert one.outcome == ["done", "late"]
@@ -244,7 +244,7 @@ def test_the_world_hears_of_downloads_that_ended_before_their_exchange() -> None
 
 
 @pytest.mark.parametrize("mode", ["merge", "async"])
-def test_what_is_in_flight_comes_back_from_a_checkpoint(mode: str) -> None:
+def test_exchanges_in_flight_are_restored_from_a_checkpoint(mode: str) -> None:
     late, buffered = RoundConfig(deadline_s=2.0, late="merge"), RoundConfig(mode="async", buffer=1)
     round_ = late if mode == "merge" else buffered
     config = Experiment(

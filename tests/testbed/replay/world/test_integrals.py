@@ -1,4 +1,4 @@
-"""How long bits and work take while what carries them changes: the models of the emulation."""
+"""Durations of transfers and work under varying conditions, compared with the emulation."""
 
 from math import inf
 
@@ -44,23 +44,23 @@ def processor(busy: Series = NONE, *outages: OutageWindow) -> Schedule:
 
 
 def test_bits_take_the_integral_of_the_rate() -> None:
-    way = LinkIntegral(link(), 1e3)
-    assert way.carry(0.0, 8e6, "down") == pytest.approx(1.0)
-    assert way.carry(0.5, 8e6, "down") == pytest.approx(3.0)  # 4 + 4 Mbit
-    assert way.carry(0.5, 9e6, "down") == pytest.approx(4.5 + 1e6 / 16e6)
-    assert way.carry(3.2, 0.0, "down") == pytest.approx(4.5)
-    assert way.carry(0.0, 8e6, "up") == pytest.approx(11.0)  # no rate matters in a hole
-    assert way.carry(6.0 * 7, 8e6, "down") == pytest.approx(43.0)
+    integral = LinkIntegral(link(), 1e3)
+    assert integral.carry(0.0, 8e6, "down") == pytest.approx(1.0)
+    assert integral.carry(0.5, 8e6, "down") == pytest.approx(3.0)  # 4 + 4 Mbit
+    assert integral.carry(0.5, 9e6, "down") == pytest.approx(4.5 + 1e6 / 16e6)
+    assert integral.carry(3.2, 0.0, "down") == pytest.approx(4.5)
+    assert integral.carry(0.0, 8e6, "up") == pytest.approx(11.0)  # no bits pass during an outage
+    assert integral.carry(6.0 * 7, 8e6, "down") == pytest.approx(43.0)
 
 
 def test_a_transfer_waits_for_acknowledgements_until_its_windows_fill_the_line() -> None:
     """A round trip of 40 ms; windows of 14.48, 28.96, 57.92 kB ..."""
-    way = LinkIntegral(link(Series.constant(8e6)), 1e3)
-    assert way.transfer(0.0, 8e4, "down") == pytest.approx(0.01)
-    assert way.transfer(0.0, 8 * 40e3, "down") == pytest.approx(0.04 + (40e3 - 14480) / 1e6)
-    assert way.transfer(0.0, 8 * 86e3, "down") == pytest.approx(0.08 + (86e3 - 43440) / 1e6)
-    assert way.transfer(0.0, 8 * 1e6, "down") == pytest.approx(0.08 + (1e6 - 43440) / 1e6)
-    assert way.transfer(0.0, 8 * 40e3, "up") == pytest.approx(0.32)  # 1 Mbit/s is always busy
+    integral = LinkIntegral(link(Series.constant(8e6)), 1e3)
+    assert integral.transfer(0.0, 8e4, "down") == pytest.approx(0.01)
+    assert integral.transfer(0.0, 8 * 40e3, "down") == pytest.approx(0.04 + (40e3 - 14480) / 1e6)
+    assert integral.transfer(0.0, 8 * 86e3, "down") == pytest.approx(0.08 + (86e3 - 43440) / 1e6)
+    assert integral.transfer(0.0, 8 * 1e6, "down") == pytest.approx(0.08 + (1e6 - 43440) / 1e6)
+    assert integral.transfer(0.0, 8 * 40e3, "up") == pytest.approx(0.32)  # 1 Mbit/s is always busy
 
 
 @pytest.mark.parametrize("down_bps", [5e5, 4e6, 1.7e7, 3e8])
@@ -74,10 +74,10 @@ def test_a_fleet_waits_as_its_devices_do(down_bps: float, n_bytes: float) -> Non
 
 
 @pytest.mark.parametrize("kind", ["coverage", "unplugged", "frozen"])
-def test_nothing_passes_in_an_outage(kind: str) -> None:
+def test_no_bits_pass_in_an_outage(kind: str) -> None:
     window = OutageWindow(0.5, 10.0, kind)  # type: ignore[arg-type]  # each of the three
-    way = LinkIntegral(link(Series.constant(8e6), window), 1e3)
-    assert way.carry(0.0, 8e6, "down") == pytest.approx(10.5)
+    integral = LinkIntegral(link(Series.constant(8e6), window), 1e3)
+    assert integral.carry(0.0, 8e6, "down") == pytest.approx(10.5)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_nothing_passes_in_an_outage(kind: str) -> None:
         ("unplugged", 6.0, 10.0),
     ],
 )
-def test_who_cannot_be_heard_is_given_up(kind: str, lasts_s: float, gone_at: float) -> None:
+def test_a_silent_device_is_lost(kind: str, lasts_s: float, gone_at: float) -> None:
     window = OutageWindow(5.0, 5.0 + lasts_s, kind)  # type: ignore[arg-type]  # each of the three
-    way = LinkIntegral(link(Series.constant(8e6), window), 1e3)
-    assert way.gone_at(0.0, 60.0) == pytest.approx(gone_at)
-    assert way.gone_at(0.0, 7.0) == inf
+    integral = LinkIntegral(link(Series.constant(8e6), window), 1e3)
+    assert integral.gone_at(0.0, 60.0) == pytest.approx(gone_at)
+    assert integral.gone_at(0.0, 7.0) == inf
 
 
-def test_what_never_passes_takes_for_ever() -> None:
+def test_a_transfer_that_never_ends_is_infinite() -> None:
     assert LinkIntegral(link(Series((0.0,), (0.0,), 1.0)), 1e3).carry(0.0, 1.0, "down") == inf
     assert LinkIntegral(link(Series.constant(1e3)), 10.0).carry(inf, 1.0, "down") == inf
     dead = processor(NONE, OutageWindow(0.0, 1e8, "frozen"))
@@ -106,7 +106,7 @@ def test_what_never_passes_takes_for_ever() -> None:
 
 @pytest.mark.parametrize("start", [0.0, 0.7, 2.2, 3.3, 5.9])
 @pytest.mark.parametrize("megabits", [0.1, 3.0, 25.0])
-def test_a_line_of_the_emulation_takes_as_long(start: float, megabits: float) -> None:
+def test_the_duration_equals_that_of_the_emulation(start: float, megabits: float) -> None:
     schedule = link()
     now = schedule.conditions(start)
 
@@ -129,9 +129,9 @@ def test_a_line_of_the_emulation_takes_as_long(start: float, megabits: float) ->
 
 def test_work_takes_the_integral_of_the_speed() -> None:
     busy = Series((0.0, 2.0), (0.0, 1.5), 10.0)  # half a core is left from 2 s on
-    pace = ComputeIntegral(processor(busy), None, 0.5, 1e3)
-    assert pace.work(0.0, 1.0) == pytest.approx(2.0)
-    assert pace.work(0.0, 1.5) == pytest.approx(4.0)
+    work_integral = ComputeIntegral(processor(busy), None, 0.5, 1e3)
+    assert work_integral.work(0.0, 1.0) == pytest.approx(2.0)
+    assert work_integral.work(0.0, 1.5) == pytest.approx(4.0)
     frozen = ComputeIntegral(processor(NONE, OutageWindow(1.0, 4.0, "frozen")), None, 0.5, 1e3)
     assert frozen.work(0.0, 1.0) == pytest.approx(5.0)
 
@@ -139,7 +139,7 @@ def test_work_takes_the_integral_of_the_speed() -> None:
 def test_heat_slows_work_down_as_the_emulation_does() -> None:
     schedule = processor()
     heat = Heat(THERMAL)
-    pace = ComputeIntegral(schedule, heat, 0.5, 1e5)
+    work_integral = ComputeIntegral(schedule, heat, 0.5, 1e5)
     follower = ScheduleFollower(schedule, THERMAL, cores=2, threads=1)
     # The follower of the emulation, with which the device computes without a pause.
     t, done, speed = 0.0, 0.0, 0.5
@@ -150,14 +150,14 @@ def test_heat_slows_work_down_as_the_emulation_does() -> None:
         follower.update_heat(t, done)
         speed = follower.conditions(t).speed_ratio or 0.0
     end = t - (done - 200.0) / speed
-    assert pace.work(0.0, 200.0) == pytest.approx(end, abs=LOAD_INTERVAL_S)
+    assert work_integral.work(0.0, 200.0) == pytest.approx(end, abs=LOAD_INTERVAL_S)
     assert end > 450.0, "the device was throttled"
 
 
-def test_a_device_that_is_hot_is_slow_and_gets_quick_again() -> None:
+def test_a_hot_device_is_slow_until_it_cools_down() -> None:
     heat = Heat(THERMAL)
-    pace = ComputeIntegral(processor(), heat, 1.0, 1e5)
-    took = pace.work(0.0, 20.0)
+    work_integral = ComputeIntegral(processor(), heat, 1.0, 1e5)
+    took = work_integral.work(0.0, 20.0)
     assert took == pytest.approx(20.0 + (20.0 - 20.0 * 0.5) / 0.25, rel=0.1)
     assert heat.is_throttled
     rested = ComputeIntegral(processor(), heat, 1.0, 1e5).work(took + 300.0, 1.0)

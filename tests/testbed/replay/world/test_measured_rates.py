@@ -1,4 +1,4 @@
-"""Columns of measured rates are what the agents would have measured, one by one."""
+"""Columns of measured rates equal the measurements of agents, one by one."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def test_columns_agree_with_the_agents_own_estimate() -> None:
         rates.on_transfers(rows, sizes, elapsed_s, np.full(2, 0.05), np.full(2, now))
         for at, row in enumerate(rows.tolist()):
             agents[row].on_transfer("down", int(sizes[at]), float(elapsed_s[at]), now)
-        told = [agent.downlink_bps or 0.0 for agent in agents]
-        np.testing.assert_allclose(rates.bps(), told, rtol=1e-12)
+        measured = [agent.downlink_bps or 0.0 for agent in agents]
+        np.testing.assert_allclose(rates.bps(), measured, rtol=1e-12)
 
 
 def test_a_device_probes_a_minute_after_it_measured_last() -> None:
@@ -35,12 +35,12 @@ def test_a_device_probes_a_minute_after_it_measured_last() -> None:
     assert rates.probed_at(200.0, rows).tolist() == [180.0, 180.0]
     rates.on_probe(200.0, rows, np.array([5e6, 0.0]), np.array([180.0, 180.0]))
     np.testing.assert_allclose(rates.bps(), [5e6, 1e6])
-    assert rates.age_s(200.0).tolist() == [20.0, 200.0], "a probe in a hole found nothing"
+    assert rates.age_s(200.0).tolist() == [20.0, 200.0], "a probe during an outage has no rate"
     rates.on_probe(200.0, np.array([1]), np.array([9e6]), np.array([200.5]))
-    assert rates.bps()[1] == pytest.approx(1e6), "it is not over yet"
+    assert rates.bps()[1] == pytest.approx(1e6), "the probe is not over yet"
 
 
-def test_a_state_goes_on_where_it_was() -> None:
+def test_a_state_is_restored() -> None:
     rates = MeasuredRates(np.array([1e6, 2e6]), np.zeros(2))
     other = MeasuredRates(np.array([1.0, 1.0]), np.zeros(2))
     rates.on_probe(70.0, np.array([1]), np.array([7e6]), np.array([61.0]))

@@ -1,4 +1,4 @@
-"""Losses that are asked for before a selection, in a replay: what they cost, and who is told."""
+"""Loss queries before a selection in a replay: costs, outcomes and available devices."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -33,14 +33,14 @@ def device(tmp_path: Path) -> str:
     return str(path)
 
 
-def asking(*fleet: dict[str, Any], **sections: Any) -> Experiment:
-    """Return an experiment that trains and asks."""
+def querying(*fleet: dict[str, Any], **sections: Any) -> Experiment:
+    """Return an experiment that trains and queries losses."""
     chosen = {"selection": POW_D | sections.pop("selection", {}), "rounds": 6}
     return experiment(*fleet, **(chosen | {"replay": NO_EXAMPLES} | sections))
 
 
 class Kept:
-    """What a replay left."""
+    """Rows and summary of a replay."""
 
     def __init__(self, of: Experiment, folder: Path) -> None:
         with suppress(NothingAggregatedError):
@@ -48,39 +48,39 @@ class Kept:
         with RunReader(folder) as reader:
             self.summary = summarise_run(reader)
             self.rounds: dict[int, RoundRow] = {row.round: row for row in reader.rounds()}
-            self.asks: dict[int, list[LossQueryRow]] = {t: [] for t in self.rounds}
+            self.queries: dict[int, list[LossQueryRow]] = {t: [] for t in self.rounds}
             self.exchanges: dict[int, list[ExchangeRow]] = {t: [] for t in self.rounds}
-            for ask in reader.loss_queries():
-                self.asks[ask.round].append(ask)
+            for query in reader.loss_queries():
+                self.queries[query.round].append(query)
             for x in reader.exchanges():
                 self.exchanges[x.round].append(x)
             self.n_k = {row.name: row.n_k for row in reader.devices()}
 
 
 @pytest.mark.parametrize("variant", ["pow-d", "cpow-d"])
-def test_a_question_takes_what_the_profile_says_and_the_exchange_no_more_of_it(
+def test_a_query_has_the_phases_of_the_profile_and_the_exchange_does_not_repeat_them(
     device: str, tmp_path: Path, variant: str
 ) -> None:
-    of = asking({"profile": device, "count": 6}, selection={"variant": variant})
+    of = querying({"profile": device, "count": 6}, selection={"variant": variant})
     kept = Kept(of, tmp_path / "run")
     trained = set[str]()
-    for t, asks in kept.asks.items():
-        assert len(asks) == 4
-        for ask in asks:
-            n = kept.n_k[ask.device]
+    for t, queries in kept.queries.items():
+        assert len(queries) == 4
+        for query in queries:
+            n = kept.n_k[query.device]
             looked_at = min(n, 20) if variant == "cpow-d" else n
             cold_s = n * (64 * 4 + 8) / STORAGE + COSTS["load_s"] / SPEED
             evaluate_s = (COSTS["evaluation_step_s"] * -(-looked_at // 256)) / SPEED
             evaluate_s += COSTS["evaluation_example_s"] * looked_at / SPEED
-            assert ask.outcome == "answered"
-            assert ask.was_cold == (ask.device not in trained)
-            assert ask.download_s == pytest.approx(0.06 + MODEL_BITS / 400e3)
-            assert ask.load_s == pytest.approx(cold_s if ask.was_cold else 0.0)
-            assert ask.evaluate_s == pytest.approx(evaluate_s)
-            parts_s = ask.download_s or 0.0, ask.load_s or 0.0, ask.evaluate_s or 0.0
-            assert ask.duration_s == pytest.approx(0.06 + sum(parts_s))
-            assert ask.bytes_down == MODEL_BITS / 8
-        losses = {ask.device: ask.loss or 0.0 for ask in asks}
+            assert query.outcome == "answered"
+            assert query.was_cold == (query.device not in trained)
+            assert query.download_s == pytest.approx(0.06 + MODEL_BITS / 400e3)
+            assert query.load_s == pytest.approx(cold_s if query.was_cold else 0.0)
+            assert query.evaluate_s == pytest.approx(evaluate_s)
+            parts_s = query.download_s or 0.0, query.load_s or 0.0, query.evaluate_s or 0.0
+            assert query.duration_s == pytest.approx(0.06 + sum(parts_s))
+            assert query.bytes_down == MODEL_BITS / 8
+        losses = {query.device: query.loss or 0.0 for query in queries}
         worst = sorted(losses, key=lambda name: -losses[name])[:2]
         cohort = kept.exchanges[t]
         assert sorted(x.device for x in cohort) == sorted(worst)
@@ -90,21 +90,26 @@ def test_a_question_takes_what_the_profile_says_and_the_exchange_no_more_of_it(
             assert x.tau_s == pytest.approx((x.train_s or 0.0) + 0.06 + 0.06 + MODEL_BITS / 100e3)
         trained = {x.device for x in cohort}
         row = kept.rounds[t]
-        assert row.loss_query_s == pytest.approx(max(ask.duration_s or 0.0 for ask in asks))
+        assert row.loss_query_s == pytest.approx(max(query.duration_s or 0.0 for query in queries))
         assert row.duration_s == pytest.approx(row.loss_query_s + row.tau_max_s)
         assert row.bytes_down == 4 * MODEL_BITS / 8
     assert (kept.summary.loss_queries.count, kept.summary.loss_queries.answered) == (24, 24)
     assert kept.summary.virtual_s == pytest.approx(kept.rounds[6].closed_at_s)
-    assert max(ask.loss or 0.0 for ask in kept.asks[6]) < max(a.loss or 0.0 for a in kept.asks[1])
+    assert max(query.loss or 0.0 for query in kept.queries[6]) < max(
+        a.loss or 0.0 for a in kept.queries[1]
+    )
 
 
-def test_expected_times_know_who_has_the_model(device: str, tmp_path: Path) -> None:
-    of, known = asking({"profile": device, "count": 4}, selection={"per_round": 4}), list[Floats]()
+def test_expected_times_depend_on_which_devices_have_the_model(device: str, tmp_path: Path) -> None:
+    of, known = (
+        querying({"profile": device, "count": 4}, selection={"per_round": 4}),
+        list[Floats](),
+    )
 
-    def tell(replayed: ReplayedRound) -> None:
+    def listener(replayed: ReplayedRound) -> None:
         known.append(replayed.snapshot.true_tau_s)
 
-    replay_experiment(of, tmp_path / "run", "run", tell)
+    replay_experiment(of, tmp_path / "run", "run", listener)
     with RunReader(tmp_path / "run") as reader:
         rows = {(x.round, x.device): x.tau_s for x in reader.exchanges()}
         names = [row.name for row in reader.devices()]
@@ -112,15 +117,17 @@ def test_expected_times_know_who_has_the_model(device: str, tmp_path: Path) -> N
         assert true_tau_s.tolist() == pytest.approx([rows[t, name] for name in names])
 
 
-def test_who_does_not_answer_in_time_is_not_available(tmp_path: Path) -> None:
-    # Cold, a question takes these a start of 0.1 and of 40 s.
+def test_a_device_without_a_reply_in_time_is_not_available(tmp_path: Path) -> None:
+    # The cold starts of a query take 0.1 s and 40 s.
     fleet = [seconds(1.0, 3), seconds(1.0) | {"theta": [1.0, 40.0, 0.0]}]
     fleet[0]["theta"] = [1.0, 0.1, 0.0]
-    of = asking(*fleet, selection={"per_round": 4, "loss_query_timeout_s": 5.0})
+    of = querying(*fleet, selection={"per_round": 4, "loss_query_timeout_s": 5.0})
     kept = Kept(of, tmp_path / "run")
-    for t, asks in kept.asks.items():
-        late = [ask for ask in asks if ask.device == "linear-2-1"]
-        assert [(ask.outcome, ask.loss, ask.bytes_down) for ask in late] == [("late", None, 0)]
+    for t, queries in kept.queries.items():
+        late = [query for query in queries if query.device == "linear-2-1"]
+        assert [(query.outcome, query.loss, query.bytes_down) for query in late] == [
+            ("late", None, 0)
+        ]
         assert late[0].reason == "no answer within 5 s"
         assert kept.rounds[t].loss_query_s == 5.0
         assert "linear-2-1" not in {x.device for x in kept.exchanges[t]}
@@ -128,32 +135,32 @@ def test_who_does_not_answer_in_time_is_not_available(tmp_path: Path) -> None:
     assert kept.summary.loss_queries.late == 6
 
 
-def test_who_is_gone_meanwhile_is_lost_and_not_waited_for(device: str, tmp_path: Path) -> None:
+def test_a_device_that_disconnects_during_a_query_is_lost(device: str, tmp_path: Path) -> None:
     pulled = {"kind": "unplugged", "start_s": 0.01, "duration_s": 1e3}
     fleet = [{"profile": device, "count": 3}]
     fleet.append({"profile": device, "count": 1, "name": "pulled", "outage": [pulled]})
-    kept = Kept(asking(*fleet, rounds=2), tmp_path / "run")
-    assert {ask.device: ask.outcome for ask in kept.asks[1]}["pulled-1"] == "lost"
+    kept = Kept(querying(*fleet, rounds=2), tmp_path / "run")
+    assert {query.device: query.outcome for query in kept.queries[1]}["pulled-1"] == "lost"
     assert 5.0 < kept.rounds[1].loss_query_s < 6.0
-    assert len(kept.asks[2]) == 3
+    assert len(kept.queries[2]) == 3
 
 
-def test_in_a_linear_world_a_question_is_a_part_of_training(tmp_path: Path) -> None:
+def test_in_a_linear_world_a_query_takes_a_share_of_training(tmp_path: Path) -> None:
     fleet = seconds(6.0, 4) | {"theta": [6.0, 0.5, 0.0]}
-    of = asking(fleet, training={"epochs": 2, "batch_size": 20})
+    of = querying(fleet, training={"epochs": 2, "batch_size": 20})
     kept = Kept(of, tmp_path / "run")
-    for ask in kept.asks[1]:
-        assert ask.evaluate_s == pytest.approx(6.0 * FORWARD_RATIO / 2)
-        assert ask.load_s == 0.5
+    for query in kept.queries[1]:
+        assert query.evaluate_s == pytest.approx(6.0 * FORWARD_RATIO / 2)
+        assert query.load_s == 0.5
     assert all(x.tau_s == 6.0 for x in kept.exchanges[1])
 
 
-def test_nobody_is_there_to_be_asked(tmp_path: Path) -> None:
-    kept = Kept(asking(seconds(1.0, 4) | {"availability": 0.0}, rounds=3), tmp_path / "run")
+def test_without_available_devices_no_query_is_sent(tmp_path: Path) -> None:
+    kept = Kept(querying(seconds(1.0, 4) | {"availability": 0.0}, rounds=3), tmp_path / "run")
     assert {(row.status, row.loss_query_s, row.duration_s) for row in kept.rounds.values()} == {
         ("void", 0.0, 1.0)
     }
-    assert not any(kept.asks.values())
+    assert not any(kept.queries.values())
 
 
 class Diverged:
@@ -163,8 +170,8 @@ class Diverged:
         return np.where(rows == 2, np.inf, 1.5)
 
 
-def test_a_device_whose_loss_is_no_number_cannot_answer() -> None:
-    setup = setup_of(asking(seconds(1.0, 4)))
+def test_a_device_with_an_infinite_loss_cannot_reply() -> None:
+    setup = setup_of(querying(seconds(1.0, 4)))
     world = setup.world
     snapshot = world.observe(1, 0.0, LastRound.before_first(4))
     queried = query_losses(setup.decisions, world, snapshot, 1, 0.0, Diverged())
@@ -175,7 +182,7 @@ def test_a_device_whose_loss_is_no_number_cannot_answer() -> None:
 
 
 @pytest.mark.parametrize("group", [{"profile": "raspberry-pi-4b", "count": 4}, seconds(1.0, 4)])
-def test_without_training_there_is_no_loss_to_ask_for(group: dict[str, Any]) -> None:
+def test_without_training_there_is_no_loss_to_query(group: dict[str, Any]) -> None:
     raw = {"name": "x", "selection": POW_D, "fleet": [group], "replay": {"training": False}}
     with pytest.raises(ExperimentError, match="got 'power-of-choice' in a replay without training"):
         setup_of(parse_experiment(raw, "x.toml"))
@@ -195,18 +202,18 @@ time_constant_s = { value = 400.0, tag = "literature", source = "made up" }
 
 
 @pytest.mark.parametrize(("timeout_s", "inverse_mu"), [(30.0, 4.0), (0.05, 2.0)])
-def test_a_device_heats_up_by_a_query_that_brought_it_the_model(
+def test_a_loss_query_heats_a_device_up(
     tmp_path: Path, timeout_s: float, inverse_mu: float
 ) -> None:
-    of = asking(
+    of = querying(
         {"profile": hot(tmp_path), "count": 4},
         selection={"loss_query_timeout_s": timeout_s},
         replay=NO_EXAMPLES | {"task_costs": {**COSTS, "evaluation_example_s": 2e-3}},
     )
     setup = setup_of(of)
-    decisions, world, nobody = setup.decisions, setup.world, LastRound.before_first(4)
-    cold = world.observe(1, 0.0, nobody)
+    decisions, world, before = setup.decisions, setup.world, LastRound.before_first(4)
+    cold = world.observe(1, 0.0, before)
     queried = query_losses(decisions, world, cold, 1, 0.0, Diverged())
     assert queried is not None
     assert cold.inverse_mu.tolist() == [2.0] * 4
-    assert world.observe(2, queried.lasted_s, nobody).inverse_mu.tolist() == [inverse_mu] * 4
+    assert world.observe(2, queried.lasted_s, before).inverse_mu.tolist() == [inverse_mu] * 4
