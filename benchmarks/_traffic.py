@@ -3,8 +3,8 @@
     async with traffic(network, name) as peer:
         peer.down_goodput(seconds) ...
 
-A peer is a process inside the namespace that obeys one line of JSON at a time. Both ends read
-`time.monotonic`, which namespaces share: the way of a packet is timed in one direction.
+A peer is a process inside the namespace that executes commands, one JSON line each. Both ends read
+`time.monotonic`, which namespaces share, so one-way delays are measured directly.
 """
 
 import json
@@ -26,53 +26,53 @@ from fairbed.testbed.host.guard import guarded
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 60.0
 HELLO_S = 0.2
-"""Between two words of one who waits to be sent to."""
+"""Interval in which a receiver announces its address."""
 
 QUIET_S = 2.0
-"""Silence after which no datagram is under way any more."""
+"""Silence after which no datagram is in transit."""
 
 STAMP = struct.Struct("!dI")
-"""Of a datagram: when it was sent, and its number."""
+"""Header of a datagram: instant of sending, and its number."""
 
 MARK_S = 0.01
-"""Between two marks of a stream."""
+"""Least time between two marks of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What a receiver saw."""
+    """The arrivals of a stream."""
 
     marks: list[tuple[float, int]]
     """(time, bytes so far), from the first byte to the last."""
 
     def goodput_bps(self, since: float, until: float) -> float:
-        """Return the rate between two times, while the sender had something to send.
+        """Return the rate between two times at which the sender had data to send.
 
-        What TCP held back before counts when it came; what it resends at the very end does not.
+        Data count at their arrival; retransmissions after `until` do not count.
         """
         first = max((mark for mark in self.marks if mark[0] <= since), default=(since, 0))
         last = max(mark for mark in self.marks if mark[0] <= until)
         return 8.0 * (last[1] - first[1]) / (last[0] - first[0])
 
     def bytes_until(self, at: float) -> int:
-        """Return how much had come by a time."""
+        """Return the bytes received until a time."""
         return max((n for when, n in self.marks if when <= at), default=0)
 
     @property
     def ended_at(self) -> float:
-        """When the last byte came."""
+        """Arrival of the last byte."""
         return self.marks[-1][0]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """What came of datagrams."""
+class DatagramArrivals:
+    """The arrivals of datagrams."""
 
     n_sent: int
     delays_s: list[float]
-    """One way, of each that arrived."""
+    """One-way delay of each that arrived."""
     numbers: list[int]
-    """In order of arrival."""
+    """Numbers of the datagrams, in order of arrival."""
 
     @property
     def loss_ratio(self) -> float:
@@ -87,56 +87,56 @@ class Peer:
         self._process, self._hub = process, hub_address
 
     def stream_down(self, *, seconds: float = 0.0, n_bytes: int = 0) -> tuple[float, Stream]:
-        """Send to the device; return when that began and what it saw."""
+        """Send to the device; return the start and the arrivals there."""
         with socket.create_server((self._hub, 0)) as listener:
-            self._order(do="receive", port=listener.getsockname()[1])
+            self._send(do="receive", port=listener.getsockname()[1])
             near, _ = _accept(listener)
             with near:
                 began = send_stream(near, seconds, n_bytes)
-            return began, Stream([(at, n) for at, n in self._answer()])
+            return began, Stream([(at, n) for at, n in self._reply()])
 
     def stream_up(self, *, seconds: float = 0.0, n_bytes: int = 0) -> tuple[float, Stream]:
-        """Let the device send; return when that began and what we saw."""
+        """Let the device send; return the start and the arrivals here."""
         with socket.create_server((self._hub, 0)) as listener:
             port = listener.getsockname()[1]
-            self._order(do="send", port=port, seconds=seconds, n_bytes=n_bytes)
+            self._send(do="send", port=port, seconds=seconds, n_bytes=n_bytes)
             near, _ = _accept(listener)
             with near:
-                seen = receive_stream(near)
-            return self._answer(), Stream(seen)
+                marks = receive_stream(near)
+            return self._reply(), Stream(marks)
 
-    def fly_down(self, count: int, interval_s: float, n_bytes: int = 100) -> Flight:
+    def datagrams_down(self, count: int, interval_s: float, n_bytes: int = 100) -> DatagramArrivals:
         """Send datagrams to the device."""
         with _datagram_socket(self._hub) as near:
-            self._order(do="catch", port=near.getsockname()[1], count=count)
+            self._send(do="catch", port=near.getsockname()[1], count=count)
             _, far = near.recvfrom(CHUNK_BYTES)
             send_datagrams(near, far, count, interval_s, n_bytes)
-            return _flight(count, self._answer())
+            return _arrivals(count, self._reply())
 
-    def fly_up(self, count: int, interval_s: float, n_bytes: int = 100) -> Flight:
+    def datagrams_up(self, count: int, interval_s: float, n_bytes: int = 100) -> DatagramArrivals:
         """Let the device send datagrams."""
         with _datagram_socket(self._hub) as near:
             port = near.getsockname()[1]
-            self._order(do="fly", port=port, count=count, interval_s=interval_s, n_bytes=n_bytes)
-            seen = catch_datagrams(near, count)
-            self._answer()
-            return _flight(count, seen)
+            self._send(do="fly", port=port, count=count, interval_s=interval_s, n_bytes=n_bytes)
+            arrivals = receive_datagrams(near, count)
+            self._reply()
+            return _arrivals(count, arrivals)
 
     def reaches(self, host: str, port: int, timeout_s: float) -> str:
         """Let the device connect somewhere; return the error, empty if it can."""
-        self._order(do="reach", host=host, port=port, timeout_s=timeout_s)
-        return str(self._answer())
+        self._send(do="reach", host=host, port=port, timeout_s=timeout_s)
+        return str(self._reply())
 
-    def _order(self, **order: object) -> None:
+    def _send(self, **command: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
 
-    def _answer(self) -> Any:  # Any: JSON, read by whoever gave the order
+    def _reply(self) -> Any:  # Any: JSON, whose type depends on the command
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise OSError("the peer must answer, got the end of its output; see stderr")
+            raise OSError("the peer must reply, got the end of its output; see stderr")
         return json.loads(line)
 
 
@@ -164,7 +164,7 @@ def traffic(namespace: Path, hub_address: str) -> Iterator[Peer]:
 
 
 def send_stream(sock: socket.socket, seconds: float, n_bytes: int) -> float:
-    """Send for a time or a number of bytes, then close our half; return when it began."""
+    """Send for a time or a number of bytes, then close the sending side; return the start."""
     chunk = bytes(CHUNK_BYTES)
     sock.settimeout(TIMEOUT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -178,7 +178,7 @@ def send_stream(sock: socket.socket, seconds: float, n_bytes: int) -> float:
 
 
 def receive_stream(sock: socket.socket) -> list[tuple[float, int]]:
-    """Read to the end; return marks."""
+    """Read to the end; return marks of time and total bytes."""
     sock.settimeout(TIMEOUT_S)
     buffer = bytearray(CHUNK_BYTES)
     marks: list[tuple[float, int]] = []
@@ -193,7 +193,7 @@ def receive_stream(sock: socket.socket) -> list[tuple[float, int]]:
 def send_datagrams(
     sock: socket.socket, to: Any, count: int, interval_s: float, n_bytes: int
 ) -> None:
-    """Send stamped datagrams, spaced evenly as far as this machine keeps up."""
+    """Send stamped datagrams at regular intervals, as far as this machine can."""
     rest = bytes(max(0, n_bytes - STAMP.size))
     due = time.monotonic()
     for number in range(count):
@@ -203,7 +203,7 @@ def send_datagrams(
 
 
 def await_datagram(sock: socket.socket, other: Any) -> None:
-    """Say where we are until the other end has heard it, and sends: any word may be lost."""
+    """Announce this address until a datagram of the other end arrives; datagrams may be lost."""
     sock.settimeout(HELLO_S)
     until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:
@@ -214,18 +214,18 @@ def await_datagram(sock: socket.socket, other: Any) -> None:
     raise TimeoutError(f"a datagram must come within {TIMEOUT_S:.0f} s, got none")
 
 
-def catch_datagrams(sock: socket.socket, count: int) -> list[tuple[float, int]]:
-    """Return (way in seconds, number) of each until `count` came or none comes any more."""
-    seen: list[tuple[float, int]] = []
-    while len(seen) < count:
+def receive_datagrams(sock: socket.socket, count: int) -> list[tuple[float, int]]:
+    """Return (delay in seconds, number) of each until `count` arrived or a silence."""
+    arrivals: list[tuple[float, int]] = []
+    while len(arrivals) < count:
         try:
             data = sock.recv(CHUNK_BYTES)
         except TimeoutError:
             break
         sent_at, number = STAMP.unpack_from(data)
-        seen.append((time.monotonic() - sent_at, number))
+        arrivals.append((time.monotonic() - sent_at, number))
         sock.settimeout(QUIET_S)
-    return seen
+    return arrivals
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, Any]:
@@ -241,36 +241,38 @@ def _datagram_socket(address: str) -> socket.socket:
     return sock
 
 
-def _flight(count: int, seen: Sequence[Sequence[float]]) -> Flight:
-    return Flight(count, [each[0] for each in seen], [int(each[1]) for each in seen])
+def _arrivals(count: int, found: Sequence[Sequence[float]]) -> DatagramArrivals:
+    return DatagramArrivals(count, [each[0] for each in found], [int(each[1]) for each in found])
 
 
-def obey(hub: str, order: dict[str, Any]) -> object:
-    """Do what the near end wants; return the answer."""
-    what, port = order["do"], order["port"]
-    if what == "reach":
+def execute(hub: str, command: dict[str, Any]) -> object:
+    """Execute a command; return its reply."""
+    name, port = command["do"], command["port"]
+    if name == "reach":
         try:
-            socket.create_connection((order["host"], port), order["timeout_s"]).close()
+            socket.create_connection((command["host"], port), command["timeout_s"]).close()
         except OSError as exc:
             return repr(exc)
         return ""
-    if what in ("receive", "send"):
+    if name in ("receive", "send"):
         with socket.create_connection((hub, port), TIMEOUT_S) as sock:
-            if what == "receive":
+            if name == "receive":
                 return receive_stream(sock)
-            return send_stream(sock, order["seconds"], order["n_bytes"])
+            return send_stream(sock, command["seconds"], command["n_bytes"])
     with _datagram_socket("") as sock:
-        if what == "fly":
-            send_datagrams(sock, (hub, port), order["count"], order["interval_s"], order["n_bytes"])
+        if name == "fly":
+            send_datagrams(
+                sock, (hub, port), command["count"], command["interval_s"], command["n_bytes"]
+            )
             return None
         await_datagram(sock, (hub, port))
-        return catch_datagrams(sock, order["count"])
+        return receive_datagrams(sock, command["count"])
 
 
 def main() -> None:
-    """Obey until stdin ends."""
+    """Execute commands until stdin ends."""
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(obey(sys.argv[1], json.loads(line))) + "\n")
+        sys.stdout.write(json.dumps(execute(sys.argv[1], json.loads(line))) + "\n")
         sys.stdout.flush()
 
 

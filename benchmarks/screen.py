@@ -95,9 +95,9 @@ class _Terminal:
         os.close(self._ours)
 
     def _read(self) -> None:
-        with suppress(OSError):  # how Linux tells that nobody is left to write
-            while some := os.read(self._ours, CHUNK_BYTES):
-                self.n_bytes += len(some)
+        with suppress(OSError):  # Linux raises it when the other end is closed
+            while data := os.read(self._ours, CHUNK_BYTES):
+                self.n_bytes += len(data)
 
 
 def main(arguments: list[str]) -> int:

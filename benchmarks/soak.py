@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     print(f"{'growth':>8}{''.join(f'{result.growth[kind]:>14.1%}' for kind in KINDS)}")
     print(
         f"{result.rounds} rounds, median {result.round_median_s:.3f} s; "
-        f"{result.merged} of {result.asked} updates merged; store {result.store_mib:.1f} MiB"
+        f"{result.merged} of {result.dispatched} updates merged; store {result.store_mib:.1f} MiB"
     )
     return 0
 
@@ -55,7 +55,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
     rounds: int
     agents: int
-    asked: int
+    dispatched: int
     merged: int
     round_median_s: float
     moments: list[dict[str, float]]
@@ -89,7 +89,7 @@ def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
     return Result(
         rounds=len(closed),
         agents=agents,
-        asked=rounds * agents,
+        dispatched=rounds * agents,
         merged=sum(row.aggregated for row in closed),
         round_median_s=statistics.median(row.duration_s for row in closed),
         moments=moments,

@@ -1,7 +1,7 @@
-"""A selector of your own: who has waited longest goes next, the quick ones first.
+"""An example of a selector: it selects the devices that have waited longest, fast ones first.
 
     [selection]
-    policy  = "longest_waiting:LongestWaiting"     # run where this file lies, or install it
+    policy  = "longest_waiting:LongestWaiting"     # run in the folder of this file, or install it
     options = { patience = 3 }
 
 Check it with `fairbed doctor --selector longest_waiting:LongestWaiting --option patience=3`.
@@ -16,12 +16,12 @@ from fairbed.coordinator.algorithms.selection import Candidates, Outcomes
 
 
 class LongestWaiting:
-    """Takes the devices that were not selected for longest; ties go to the quicker ones.
+    """Selects the devices whose last selection is oldest; faster ones first among equals.
 
     A device that has waited for less than `patience` rounds counts as one that has not waited.
 
     Source:
-        An example; round robin is as old as time sharing.
+        An example, a form of round robin.
     """
 
     def __init__(self, patience: int = 1) -> None:
@@ -51,9 +51,9 @@ class LongestWaiting:
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain numbers and lists."""
+        """Return the state for a resumed run, as plain numbers and lists."""
         return {"last": sorted(self._last.items())}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `to_state` returned, in this process or another."""
+        """Restore a state that `to_state` returned, in this process or another."""
         self._last = {int(row): int(last) for row, last in state["last"]}

@@ -1,7 +1,7 @@
 """Derive the statistics in profiles/ from published data: python tools/derive_profiles.py.
 
-Reads the folder that FAIRBED_DATA names (data/README.md there says what is what). Prints what the
-files of profiles/ quote; no row of the data themselves goes into them.
+Reads the folder that FAIRBED_DATA names (its data/README.md describes the files). Prints the
+statistics that the files of profiles/ quote; they contain no row of the data.
 """
 
 import csv
@@ -43,7 +43,7 @@ def rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def links(folder: Path) -> None:
-    """Print quantiles of the rate in 1 s steps, and how like one step is to the next."""
+    """Print quantiles of the rate in 1 s steps, and the correlation of successive steps."""
     read = TraceReader({"FAIRBED_DATA": str(folder)})
     for pair in ("ATT-LTE-driving", "TMobile-UMTS-driving", "Verizon-EVDO-driving"):
         for way in ("down", "up"):
@@ -84,7 +84,7 @@ def long_table(path: Path) -> dict[str, Floats]:
 
 
 def resampled(path: Path) -> Iterator[Floats]:
-    """Yield the mean of every second of traces whose rows are at odd times."""
+    """Yield the mean of every second of traces whose rows are at irregular times."""
     times, values = defaultdict(list), defaultdict(list)
     for row in rows(path):
         times[row["trace"]].append(float(row["t_s"]))
@@ -117,7 +117,7 @@ def ireland(folder: Path) -> dict[str, list[Floats]]:
 
 
 def show(title: str, traces: Sequence[Floats]) -> None:
-    """Print what a link's `spread` says: quantiles, and the correlation of normal scores."""
+    """Print the `spread` of a link: quantiles, and the correlation of normal scores."""
     pooled = np.concatenate(traces)
     order = pooled.argsort(kind="stable").argsort(kind="stable")
     scores = np.array([NormalDist().inv_cdf(r) for r in (order + 0.5) / len(order)])
@@ -134,7 +134,7 @@ def show(title: str, traces: Sequence[Floats]) -> None:
 
 
 def quantiles(values: Sequence[float] | Floats, shares: Sequence[float]) -> str:
-    """Return quantiles as a profile writes them."""
+    """Return quantiles in the format of a profile."""
     found = np.quantile(np.asarray(values, dtype=np.float64), shares)
     return ", ".join(f"[{p:g}, {x:.4g}]" for p, x in zip(shares, found, strict=True))
 
@@ -164,7 +164,7 @@ def heat(folder: Path) -> None:
 
 
 def population(folder: Path) -> None:
-    """Print what phones are like: speed, links, and time on a charger."""
+    """Print statistics of phones: speed, links, and time on a charger."""
     devices = folder / "devices"
     clients = list(rows(devices / "fedscale_fedfetch_device_capacity.csv.xz"))
     column = {

@@ -1,14 +1,14 @@
 """Derive the training step of the reference machine: python tools/derive_reference.py.
 
-Nobody published how long a step of training takes on an Intel N100 with onnxruntime. What is
-published is its High-Performance Linpack: 62.85 GFLOPS on 4 cores (LattePanda Mu, 25 W,
-geerlingguy/top500-benchmark be7b670). Here both are measured, by turns and in processor time: the
-step, and the product of two double matrices, of which Linpack consists. The step is then taken to
-be slower there by the ratio of the two rates.
+No published measurement has the time of a training step on an Intel N100 with onnxruntime, but its
+High-Performance Linpack is published: 62.85 GFLOPS on 4 cores (LattePanda Mu, 25 W,
+geerlingguy/top500-benchmark be7b670). This script measures two quantities alternately, in processor
+time: the step, and the product of two double matrices, the main operation of Linpack. It assumes
+that the step is slower on the N100 by the ratio of the two matrix rates.
 
-Linpack keeps all cores busy, so one core alone is somewhat faster than its share of it; and small
-convolutions do not use wide vectors as well as large matrices do. Both make the true step shorter:
-take the result as right within a factor of 2, and ratios between devices as unaffected.
+Linpack keeps all cores busy, so one core alone is somewhat faster than its share; and small
+convolutions use wide vectors less than large matrices do. Both make the true step shorter: the
+result is right within a factor of 2, and ratios between devices are unaffected.
 """
 
 import os
@@ -30,7 +30,7 @@ ROUNDS = 7
 
 
 def main() -> None:
-    """Measure both by turns and print medians."""
+    """Measure both alternately and print medians."""
     steps, rates = [], []
     for _ in range(ROUNDS):
         steps.append(anyio.run(measure_in_child, probe()).train.seconds(BATCH))
@@ -57,7 +57,7 @@ def product_flops(seconds: float = 0.5) -> float:
 
 
 def spread(values: list[float]) -> str:
-    """Return how far the smallest and the largest are from the median."""
+    """Return the relative distances of the smallest and largest value from the median."""
     middle = float(np.median(values))
     return f"{min(values) / middle - 1:+.0%} to {max(values) / middle - 1:+.0%}"
 

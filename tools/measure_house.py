@@ -1,9 +1,9 @@
-"""Count what a newcomer has to read: python tools/measure_house.py [CHECKOUT].
+"""Measure the size of the product for a new reader: python tools/measure_house.py [CHECKOUT].
 
 Static: product modules, lines, modules with one importer, class names with several meanings.
-Dynamic: the modules and functions that one warm round passes, with a real coordinator, real agents
+Dynamic: the modules and functions that one warm round uses, with a real coordinator, real agents
 and a broker in memory, in one process. `CHECKOUT` may be an older tree (from 4e2efb5 on), so that
-two trees are counted by one rule.
+two trees are comparable.
 """
 
 import ast

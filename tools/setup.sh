@@ -1,12 +1,12 @@
 #!/bin/sh
-# Build a virtual environment: setup.sh LEVEL [FOLDER]. Quick when nothing has changed.
+# Build a virtual environment: setup.sh LEVEL [FOLDER]. Fast if nothing has changed.
 #
 #   runner   the `just` runner alone
-#   demo     what the quickstart needs: no torch
-#   device   what a device installs, with the tools that test
-#   dev      everything, with the tools that check and test
+#   demo     the packages of the quickstart, without torch
+#   device   the packages of a device, with the test tools
+#   dev      everything, with the tools for checks and tests
 #
-# FOLDER is .venv unless told. PYTHON names the interpreter; without it the first of python3,
+# FOLDER is .venv by default. PYTHON names the interpreter; without it the first of python3,
 # python3.13, ... python3.10 that is new enough is taken.
 set -eu
 unset CDPATH
@@ -46,7 +46,7 @@ find_python() {
 install one and name it: PYTHON=python3.12 ./just demo"
 }
 
-# Whatever the machine offers: venv, virtualenv, or venv without pip and the system's pip.
+# Use what the machine offers: venv, virtualenv, or venv without pip and the system's pip.
 make_venv() {
     echo "setup: building $venv with $("$python" -V)"
     if "$python" -c 'import ensurepip, venv; ensurepip.version()' >/dev/null 2>&1; then

@@ -58,7 +58,7 @@ async def traces(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     try:
         real = TraceReader(os.environ, STEP_S)(REAL, "down_bps")
     except TraceError as exc:
-        for spec in _asked(measured, "LTE driving", "tcp", has_holes=True):
+        for spec in _specs(measured, "LTE driving", "tcp", has_holes=True):
             rows.append(unknown(spec, str(exc)))
             print_row(rows[-1])
         return rows
@@ -75,7 +75,7 @@ def synthetic(seconds: float = 60.0, seed: int = 4) -> Series:
     return Series.sampled(values, STEP_S)
 
 
-def _asked(
+def _specs(
     measured: MeasuredDevice, name: str, traffic: Traffic, *, has_holes: bool
 ) -> list[QuantitySpec]:
     is_promised = traffic == "datagrams" or measured.backend == "process" or not has_holes
@@ -114,7 +114,7 @@ async def _replayed(
         async def measure(traffic: Traffic = traffic) -> list[Window]:
             return await _replay(measured, series, lasting_s, traffic)
 
-        rows += await several(plan, _asked(measured, name, traffic, has_holes=has_holes), measure)
+        rows += await several(plan, _specs(measured, name, traffic, has_holes=has_holes), measure)
     return rows
 
 

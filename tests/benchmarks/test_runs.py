@@ -29,7 +29,7 @@ def test_round_time_tells_how_long_a_round_takes(
 def test_soak_follows_the_memory_of_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert soak.main(["--rounds", "20", "--agents", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["merged"] == result["asked"] == 40
+    assert result["merged"] == result["dispatched"] == 40
     assert len(result["moments"]) == 19
     assert all(min(moment.values()) > 0.0 for moment in result["moments"])
 

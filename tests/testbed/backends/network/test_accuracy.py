@@ -13,7 +13,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from benchmarks._traffic import Flight, Peer, Stream, traffic
+from benchmarks._traffic import DatagramArrivals, Peer, Stream, traffic
 from benchmarks._valid_windows import WAIT_LIMIT, repeat
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.probe import Support
@@ -70,8 +70,8 @@ def _stream(peer: Peer, direction: str) -> Callable[..., tuple[float, Stream]]:
     return peer.stream_down if direction == "down" else peer.stream_up
 
 
-def _fly(peer: Peer, direction: str) -> Callable[[int, float], Flight]:
-    return peer.fly_down if direction == "down" else peer.fly_up
+def _datagrams(peer: Peer, direction: str) -> Callable[[int, float], DatagramArrivals]:
+    return peer.datagrams_down if direction == "down" else peer.datagrams_up
 
 
 @pytest.mark.full
@@ -108,7 +108,7 @@ def test_packets_have_the_configured_delay(direction: str, support: Support) -> 
     with _peer(Shape(delay_s=delay_s)) as peer:
 
         def p95_error_s() -> float:
-            delays = _fly(peer, direction)(500, 2e-3).delays_s
+            delays = _datagrams(peer, direction)(500, 2e-3).delays_s
             return sorted(abs(each - delay_s) for each in delays)[int(0.95 * len(delays))]
 
         assert _once(p95_error_s) <= DELAY_LIMIT_S
@@ -120,7 +120,7 @@ def test_the_configured_share_of_packets_is_lost(direction: str, support: Suppor
         pytest.skip(str(support.delay_problem))
     with _peer(Shape(loss_ratio=0.05)) as peer:
         ratio = _once(
-            lambda: _fly(peer, direction)(17_000, 1e-4).loss_ratio
+            lambda: _datagrams(peer, direction)(17_000, 1e-4).loss_ratio
         )  # 3 deviations are 10 %
         assert ratio == pytest.approx(0.05, rel=LOSS_LIMIT)
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from benchmarks._traffic import Flight, traffic
+from benchmarks._traffic import DatagramArrivals, traffic
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.emulation.conditions import Shape
@@ -39,14 +39,16 @@ def _run(shape: Shape | None, test: Callable[[Network], Awaitable[None]]) -> Non
     anyio.run(run)
 
 
-def _fly(network: Network, count: int, interval_s: float = 1e-3) -> tuple[Flight, Flight]:
+def _datagrams(
+    network: Network, count: int, interval_s: float = 1e-3
+) -> tuple[DatagramArrivals, DatagramArrivals]:
     with traffic(network.namespace("pi"), network.hub_address) as peer:
-        return peer.fly_down(count, interval_s), peer.fly_up(count, interval_s)
+        return peer.datagrams_down(count, interval_s), peer.datagrams_up(count, interval_s)
 
 
 def test_no_packet_comes_before_its_delay_and_none_is_lost() -> None:
     async def test(network: Network) -> None:
-        for flight in await run_sync(_fly, network, 100):
+        for flight in await run_sync(_datagrams, network, 100):
             assert min(flight.delays_s) >= FAR.delay_s
             assert flight.loss_ratio == 0.0
 
@@ -55,7 +57,7 @@ def test_no_packet_comes_before_its_delay_and_none_is_lost() -> None:
 
 def test_jitter_keeps_the_order_of_packets() -> None:
     async def test(network: Network) -> None:
-        for flight in await run_sync(_fly, network, 300):
+        for flight in await run_sync(_datagrams, network, 300):
             assert flight.numbers == sorted(flight.numbers)
             assert len(set(flight.delays_s)) > 1
 
@@ -64,7 +66,7 @@ def test_jitter_keeps_the_order_of_packets() -> None:
 
 def test_packets_are_lost_on_purpose_and_counted_each_way() -> None:
     async def test(network: Network) -> None:
-        down, up = await run_sync(_fly, network, 400, 2e-4)
+        down, up = await run_sync(_datagrams, network, 400, 2e-4)
         lost = round(400 * down.loss_ratio) + round(400 * up.loss_ratio)
         assert 0 < lost < 800
         counters = await network.counters()
@@ -80,9 +82,9 @@ def test_delay_changes_while_the_link_is_used() -> None:
     async def test(network: Network) -> None:
         with traffic(network.namespace("pi"), network.hub_address) as peer:
             await network.apply({"pi": linked(Shape(delay_s=0.5))})
-            assert min((await run_sync(peer.fly_up, 3, 1e-3)).delays_s) >= 0.5
+            assert min((await run_sync(peer.datagrams_up, 3, 1e-3)).delays_s) >= 0.5
             await network.apply({"pi": linked()})
-            assert min((await run_sync(peer.fly_up, 50, 1e-3)).delays_s) < 0.5
+            assert min((await run_sync(peer.datagrams_up, 50, 1e-3)).delays_s) < 0.5
 
     _run(None, test)
 
