@@ -31,7 +31,10 @@ test-all *args: check
     #!/bin/sh
     {{ drop_dashes }}
     status=0
-    if [ $# -eq 0 ]; then "{{ just_executable() }}" test-py310 || status=$?; fi
+    if [ $# -eq 0 ]; then
+        "{{ just_executable() }}" test-py310 || status=$?
+        "{{ just_executable() }}" coverage || status=$?
+    fi
     pytest --tier all {{ workers }} "$@" || status=$?
     exit "$status"
 
@@ -81,6 +84,13 @@ test-py310 *args:
         fi
     done
     echo "test-py310: skipped, no Python 3.10 runs on this machine"
+
+# Check the list of branches of pure folders that no test reaches (docs/uncovered-branches.md).
+[no-exit-message]
+coverage: setup
+    #!/bin/sh
+    if python -c 'import coverage' 2>/dev/null; then exec python tools/uncovered_branches.py; fi
+    echo "coverage: skipped, coverage.py needs Python 3.11 or newer"
 
 # Write golden bytes, screens and the reference of the experiment file anew; then read the diff.
 [no-exit-message]
