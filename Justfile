@@ -98,6 +98,11 @@ coverage: setup
     pytest --snap -p no:randomly tests/wire/test_golden.py tests/coordinator/tui
     python tools/write_reference.py
 
+# Build the sdist and the wheel into dist/, and check what is in them.
+[no-exit-message]
+@dist: setup
+    python tools/build_dist.py
+
 # Measure: every number of the README has its command in benchmarks/.
 bench *args: setup
     @{{ drop_dashes }} fairbed bench "$@"

@@ -16,6 +16,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 HEAVY = {"matplotlib", "onnx", "onnxruntime", "scipy", "sklearn", "textual", "torch"}
 """What costs tens of milliseconds or megabytes to import."""
 
+DEPENDENCIES = {"anyio", "argcomplete", "email", "msgspec", "numpy", "psutil"}
+"""What `fairbed --help` does without, too; `importlib.metadata` loads `email`."""
+
 COMMANDS = {"coordinator", "doctor", "rm", "run", "runs", "show", "stop", "watch"}
 """The commands of `fairbed` that its users rely on; others may join them."""
 
@@ -81,6 +84,11 @@ def test_help_loads_nothing_heavy(module: str) -> None:
     text, loaded = _command(module, "--help")
     assert "usage" in text.lower()
     assert not loaded & HEAVY
+
+
+def test_the_help_of_fairbed_loads_no_dependency() -> None:
+    _, loaded = _command("fairbed.testbed.cli.main", "--help")
+    assert not loaded & (HEAVY | DEPENDENCIES)
 
 
 def test_help_of_every_command_says_how_to_use_it_and_loads_nothing_heavy() -> None:

@@ -74,6 +74,13 @@ is_usable() {
         { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -V 2>&1)" = "$("$venv/bin/python" -V)" ]; }
 }
 
+# A source distribution has no links, nor has a checkout of a git client without them.
+for folder in wire device_agent coordinator profiles testbed examples; do
+    if [ -f fairbed/__init__.py ] && ! [ -d "fairbed/$folder" ]; then
+        ln -sf "../$folder" "fairbed/$folder"
+    fi
+done
+
 if ! is_usable; then
     find_python
     make_venv

@@ -60,6 +60,16 @@ def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
     return code
 
 
+class _Version(argparse.Action):
+    """Reads the version only for `--version`, as that costs an import."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"fairbed {version('fairbed')}")
+        parser.exit()
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `fairbed`."""
     common = argparse.ArgumentParser(add_help=False)
@@ -74,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Edge-device federated-learning testbed with a terminal control room.",
         parents=[common],
     )
-    parser.add_argument("--version", action="version", version=f"fairbed {_version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and stop")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -375,12 +385,6 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object, the summary, on stdout"
     )
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("fairbed")
 
 
 if __name__ == "__main__":
