@@ -75,7 +75,7 @@ def test_a_step_is_charged_its_calibrated_cost() -> None:
     machine = Machine()
     started = machine.now_s
     with machine.pace(device(0.25), costs=COSTS).section("train") as meter:
-        for took_s in (0.003, 0.009, 0.004, 0.012):  # caches, neighbours
+        for took_s in (0.003, 0.009, 0.004, 0.012):  # caches, other load
             machine.work(took_s)
             meter.step(20)
     assert machine.now_s - started == pytest.approx(4 * (0.001 + 20 * 0.0002) / 0.25)
@@ -171,7 +171,7 @@ def test_the_gauge_has_the_waiting_time_before_a_section_ends(tmp_path: Path) ->
         machine.work(0.1, late_s=0.9)
         meter.step(1)
         assert gauge[CONTENDED_S] == pytest.approx(0.6)
-        machine.work(0.1)  # the device: 0.4 s, so 0.3 s are caught up as far as may be
+        machine.work(0.1)  # the device: 0.4 s, so up to 0.3 s are caught up
         meter.step(1)
         assert gauge[CONTENDED_S] == pytest.approx(0.35)
 
@@ -247,7 +247,7 @@ def test_a_hot_device_reports_its_clock_and_its_temperature(tmp_path: Path) -> N
     gauge[SPEED_RATIO], gauge[CLOCK_RATIO], gauge[TEMPERATURE_CELSIUS] = 0.3, 0.6, 81.0
     assert (sensors.clock_ratio(), sensors.temperature_celsius()) == (0.6, 81.0)
     assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == pytest.approx(0.6)
-    gauge[SPEED_RATIO] = 0.15  # half of what the clock leaves is other work's
+    gauge[SPEED_RATIO] = 0.15  # other work takes half of the remaining speed
     assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == pytest.approx(0.3)
 
 
@@ -313,7 +313,7 @@ def train_for(duration_s: float, q: float) -> tuple[float, float]:
 
 @pytest.mark.alone
 def test_twice_the_speed_does_twice_the_work() -> None:
-    # A ratio within one run, and only where no side was contended of this machine.
+    # A ratio within one run, and only if neither side was contended.
     ratios: list[float] = []
     for _ in range(ATTEMPTS):
         runs = [train_for(0.3, q) for q in (0.25, 0.5, 0.25)]

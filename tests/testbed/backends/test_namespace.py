@@ -205,7 +205,7 @@ def test_impossible_conditions_are_reported_in_one_line(
             before = share_of(run_id, "pi-1")
             with pytest.raises(BackendError, match=complaint):
                 await backend.apply({"pi-1": conditions(0.2), name: conditions(speed)})
-            assert share_of(run_id, "pi-1") == before  # all of them, or none
+            assert share_of(run_id, "pi-1") == before  # no change is applied in part
 
     run(test)
 

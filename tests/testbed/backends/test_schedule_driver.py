@@ -141,7 +141,7 @@ def test_a_driver_that_wakes_up_late_skips_and_counts_missed_ticks() -> None:
     ]
     late = next(i for i, now in enumerate(times) if now > 8.05)
     assert times[late] == pytest.approx(13.03)
-    assert rates[late] == rising[130 % 100]  # that of 13.0 s: nothing in between was caught up
+    assert rates[late] == rising[130 % 100]  # the rate at 13.0 s: missed ticks are skipped
     assert times[late + 1] == pytest.approx(13.1)
     punctuality = driver.punctuality
     assert punctuality.skipped == 50
@@ -158,7 +158,7 @@ def test_a_backend_that_is_slow_costs_ticks_but_no_drift() -> None:
     for now, changed in fleet.applied:
         shape = changed["device"].shape
         assert shape is not None
-        assert shape.down_bps == rising[int(now / TICK_S + 1e-6)]  # that of its own time
+        assert shape.down_bps == rising[int(now / TICK_S + 1e-6)]  # the rate at this time
 
 
 def test_a_device_that_heats_up_is_read_and_changed_only_when_it_throttles() -> None:
@@ -234,7 +234,7 @@ def test_dilation_scales_the_speed_and_keeps_the_heat() -> None:
         follower = ScheduleFollower(
             Schedule(speed=speed), thermal(onset_s=60.0, time_constant_s=60.0)
         )
-        fleet.cpu_s_at = lambda now: 0.4 * now  # k times the time at a k-th of the speed
+        fleet.cpu_s_at = lambda now: 0.4 * now  # k times the time at 1 / k of the speed
         drive({"pi": follower}, clock, fleet, dilation=dilation)
         changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
         return changes, fleet.applied[0][1]["pi"].speed_ratio

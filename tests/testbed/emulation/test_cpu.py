@@ -94,7 +94,7 @@ def test_a_device_faster_than_this_machine_counts_as_contended() -> None:
 @given(st.integers(0, 10**9), st.floats(1e5, 1e9))
 def test_reading_takes_the_time_of_the_slow_storage(n_bytes: int, rate: float) -> None:
     section = start(0.5, rate)
-    read_s = 1e-4  # ours is faster
+    read_s = 1e-4  # this machine is faster
     sleep_s = section.advance(read_s, 0.0, n_bytes)
     sleep_s += section.finish(read_s + sleep_s, 0.0)
     assert sleep_s == pytest.approx(max(0.0, n_bytes / rate - read_s), abs=1e-6)

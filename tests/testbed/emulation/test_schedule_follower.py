@@ -65,7 +65,7 @@ def test_devices_that_heat_up_are_read_at_the_same_times() -> None:
     assert not device.needs_cpu_time(5.0)
     assert device.next_update(5.0) == 5.5
     assert not device.needs_cpu_time(5.5)
-    assert device.next_update(5.5) == 6.0  # the same moment for all
+    assert device.next_update(5.5) == 6.0  # the same time for all devices
     assert device.needs_cpu_time(6.0)
     assert LOAD_INTERVAL_S == 2.0
 

@@ -82,7 +82,7 @@ def test_modules_in_the_working_folder_are_not_imported(
 ) -> None:
     for name in ("testbed", "random", "msgspec", "signal"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('wrong module')")
-    # the interpreter that the test itself starts would look into its folder first
+    # the interpreter of the test itself would import from its folder first
     code = "import sys; sys.path.pop(0); "
     code += "from fairbed.testbed.cli.main import console; sys.exit(console())"
     done = subprocess.run(
@@ -179,7 +179,7 @@ def test_a_busy_command_gets_its_share_and_no_more(
     done = shape(*words, "--", sys.executable, "-c", BUSY)
     report = json.loads((tmp_path / "how.json").read_text())
     share = float(done.stdout)
-    assert share < 0.2 * 1.1  # never faster than it is
+    assert share < 0.2 * 1.1  # never faster than configured
     if report["is_valid"]:
         assert share > 0.2 * 0.85
     else:

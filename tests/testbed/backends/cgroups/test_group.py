@@ -65,13 +65,13 @@ def test_a_process_that_joins_gets_its_share_and_the_group_reports_it(
     with python(SPIN, "0.3", *group.sandbox().procs) as process:
         share = float(process.communicate(timeout=LIMIT_S)[0])
     usage = group.usage()
-    assert share < 0.2 * 1.15  # more would be unthrottled; less is a busy machine
+    assert share < 0.2 * 1.15  # more would not be throttled; less is contention
     assert usage.cpu_s >= 0.3
     assert usage.throttled_s > 0.0
     assert (
         usage.throttled_s + (usage.waiting_s or 0.0) > 0.5
     )  # a busy machine leaves less to throttle
-    if usage.waiting_s is not None:  # pressure counts what the quota holds back
+    if usage.waiting_s is not None:  # pressure includes throttling
         assert usage.waiting_s > 0.5 * usage.throttled_s
 
 
@@ -122,7 +122,7 @@ def test_removing_kills_everything_inside(make_group: MakeGroup) -> None:
         group.remove()
         assert process.wait(LIMIT_S) == -9
     assert not any(Path(path).exists() for path in group.sandbox().procs)
-    group.remove()  # once more is no harm
+    group.remove()  # may be repeated
 
 
 def test_an_impossible_limit_is_reported_in_one_line(make_group: MakeGroup) -> None:
@@ -151,7 +151,7 @@ def test_sweeping_removes_leftovers_and_skips_locked_groups(
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
             leftovers = {neighbour.name, folder.name}
-            assert sweep(places, leftovers.__contains__) == []  # whatever others think of them
+            assert sweep(places, leftovers.__contains__) == []  # because they are locked
             maker.kill()
             maker.wait(LIMIT_S)
             assert sweep(places, lambda found: False) == []

@@ -50,7 +50,7 @@ def test_version_2_is_used_at_the_nearest_group_that_delegates_its_controllers(
 ) -> None:
     top = unified(tmp_path, "/user.slice/user-0.slice/session-1.scope", "/", "/user.slice")
     own = top / "user.slice/user-0.slice/session-1.scope"
-    (own / "cgroup.subtree_control").unlink()  # it holds processes: the kernel refuses
+    (own / "cgroup.subtree_control").unlink()  # the kernel refuses to enable controllers
     places = find_places(tmp_path)
     assert places.cpu == places.memory == Place(2, top / "user.slice")
     assert places.accounting == places.unified == top / "user.slice"
@@ -135,7 +135,7 @@ def test_a_limit_that_the_kernel_ignores_is_an_error(tmp_path: Path) -> None:
     top = unified(tmp_path, "/", "/")
     group = Group(find_places(tmp_path), "pi-1")
     group.make()
-    (top / "pi-1/cpu.max").symlink_to("/dev/null")  # takes everything, keeps nothing
+    (top / "pi-1/cpu.max").symlink_to("/dev/null")  # accepts every write and is empty
     with pytest.raises(CgroupError, match="must have the value '2500 10000', got ''"):
         group.limit_cpu(0.25)
 

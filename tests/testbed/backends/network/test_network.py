@@ -230,7 +230,7 @@ def test_packets_pass_only_before_and_after_an_outage(outage: Outage, kind: str)
                 await network.apply({"lab": linked(None, outage)})
                 assert not await run_sync(reaches, network, peer, 0.3)
                 await network.apply({"lab": linked(Shape(down_bps=5e6))})
-                with anyio.fail_after(10.0):  # the device hears of its carrier a moment later
+                with anyio.fail_after(10.0):  # the device notices the carrier later
                     while not await run_sync(reaches, network, peer, 10.0):
                         continue
 
@@ -257,7 +257,7 @@ def test_both_ends_notice_an_unplugged_link_but_no_coverage_outage(kind: str) ->
             await network.apply({"lab": linked(None, "unplugged")})
             assert await run_sync(call, address, 10.0) in ("ENETUNREACH", "EHOSTUNREACH")
             with traffic(network.namespace("lab"), network.hub_address) as peer:
-                error = ""  # the kernel takes up to a second to see that a carrier is gone
+                error = ""  # the kernel needs up to a second to notice
                 while "unreachable" not in error:
                     error = await run_sync(peer.reaches, network.hub_address, 9, 0.3)
 

@@ -294,14 +294,14 @@ def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
             ):
                 tasks.start_soon(device, stream)
                 before = -1
-                while sent != before:  # until it stands still
+                while sent != before:  # until it stops
                     before = sent
                     await anyio.sleep(0.2)
                 go.set()
                 await done.wait()
             return before
 
-    assert run(test) < size  # what lies between the two is bounded
+    assert run(test) < size  # the data in flight is bounded
 
 
 def test_the_process_prints_its_ports_and_ends_with_its_stdin() -> None:
