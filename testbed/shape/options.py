@@ -60,7 +60,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "or data:SET/TRACE",
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of loss, jitter and drawn values")
-    add("--user", metavar="USER", help="run the command as this user (default: the current user)")
+    add(
+        "--user",
+        metavar="USER",
+        help="run the command as this user (default: the current user, so root after sudo)",
+    )
     add("--backend", choices=("auto", "namespace", "process"), default="auto", help=_BACKEND)
     add("-v", "--verbose", action="store_true", help="print a report on stderr")
     add("--json", type=Path, metavar="FILE", help="write the report to a file")
