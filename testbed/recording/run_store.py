@@ -1,4 +1,4 @@
-"""Reads from the store of a run what a recording needs of one device."""
+"""Reads the rows of one device, and the costs of training, from the store of a run."""
 
 import os
 from pathlib import Path

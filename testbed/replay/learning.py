@@ -85,7 +85,7 @@ class Codings:
             return trained
         n = self._layout.n_params
         rng = np.random.default_rng(np.random.SeedSequence([seed, ENCODING]))
-        with np.errstate(over="ignore"):  # the codec refuses what is not finite
+        with np.errstate(over="ignore"):  # the codec refuses values that are not finite
             change = trained[:n] - sent[:n]
         if self._has_feedback:
             residual = self._residuals.get(row)

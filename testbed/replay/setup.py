@@ -183,7 +183,7 @@ def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
     if experiment.replay.examples is None:
         raise ExperimentError(
             f"replay.examples: must be given for {experiment.devices:,} devices, got none: no data "
-            "set can be divided among so many; 200 is usual"
+            "set can be divided among them; 200 is usual"
         )
     fleet = vector_fleet_of(experiment)
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)

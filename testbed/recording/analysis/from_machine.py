@@ -4,7 +4,7 @@ The slow-down under sustained load follows from the clock and the temperature:
 
     T(t) = T_0 + b (1 - exp(-t / time_constant))          least squares over the time constant
 
-The clock is relative to its value at the beginning of the load. It has dropped when it stays 3 %
+The clock is relative to its value at the beginning of the load. It has dropped if it stays 3 %
 below that value; `onset_s` is that instant, `sustained_clock_ratio` the mean from there on.
 """
 

@@ -137,8 +137,8 @@ def _timed_trainings(
         before_s = sum((x.signal_s or 0.0, x.download_s or 0.0, x.decode_s or 0.0))
         start_s = x.dispatched_at_s + before_s + (x.load_s or 0.0) + (x.evaluate_s or 0.0)
         # A context covers the second before it, so one just after the training counts too.
-        meanwhile = mu[(at_s >= start_s) & (at_s <= start_s + x.train_s + 1.0)]
-        cores = float(meanwhile.mean()) if len(meanwhile) else x.mu_cores
+        mu_cores = mu[(at_s >= start_s) & (at_s <= start_s + x.train_s + 1.0)]
+        cores = float(mu_cores.mean()) if len(mu_cores) else x.mu_cores
         yield TimedTraining(reference_s, x.train_s, cores)
 
 
@@ -156,7 +156,7 @@ def transfers(
     """Return the transfers down and up, on the run's clock; None is one that shows no rate.
 
     A transfer is the part after the first chunk, or the whole where that part is unknown. A whole
-    transfer includes the waiting of TCP and one round trip: from the request to the last byte of
+    transfer includes TCP slow start and one round trip: from the request to the last byte of
     the model, or from the grant to the last byte of the update.
     """
     signals = [x.signal_s for x in exchanges if x.signal_s is not None]

@@ -1,7 +1,7 @@
 """The rate of a link, from its transfers.
 
     rate = 8 bytes / elapsed                                    of the part after the first chunk
-    rate = 8 bytes / (elapsed - round trip - waiting of TCP)    of a whole transfer
+    rate = 8 bytes / (elapsed - round trip - TCP slow start)    of a whole transfer
 
 After a pause TCP begins with ten packets and needs some round trips to reach the rate of a link: 1
 MB over 20 Mbit/s and 40 ms takes a fifth longer than the link needs. The TCP of an emulated device
@@ -70,10 +70,12 @@ def transfer(end_s: float, elapsed_s: float, round_trip_s: float, n_bytes: int) 
 def whole_transfer(
     end_s: float, elapsed_s: float, round_trip_s: float, n_bytes: int
 ) -> Transfer | None:
-    """Return a transfer after a pause, also without the waiting of TCP at its start."""
+    """Return a transfer after a pause, also without TCP slow start."""
     took_s = elapsed_s - round_trip_s
-    waited_s = took_s - transmission_s(8.0 * n_bytes, took_s, round_trip_s) if n_bytes > 0 else 0.0
-    return transfer(end_s, elapsed_s, round_trip_s + waited_s, n_bytes)
+    slow_start_s = 0.0
+    if n_bytes > 0:
+        slow_start_s = took_s - transmission_s(8.0 * n_bytes, took_s, round_trip_s)
+    return transfer(end_s, elapsed_s, round_trip_s + slow_start_s, n_bytes)
 
 
 def steady_transfer(

@@ -1,1 +1,1 @@
-"""Local training of a whole cohort in this process: what its devices would have answered."""
+"""Local training of a whole cohort, with the results of its devices."""

@@ -82,7 +82,7 @@ class ReplayedRound:
 
     @property
     def query_bytes(self) -> int:
-        """Model bytes that the loss query sent to the devices that answered."""
+        """Model bytes that the loss query sent to the devices that replied."""
         return 0 if self.queried is None else self.queried.bytes_down
 
     @property

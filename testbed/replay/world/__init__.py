@@ -1,1 +1,1 @@
-"""The replayed devices: what is known of them, and how long their exchanges take. Pure."""
+"""Replayed devices: reported values, and true durations of exchanges. Pure."""

@@ -1,10 +1,10 @@
 """Link rates as devices measure them: `device_agent.state.link_estimate`, one row per device.
 
     rate    = 8 bytes / (elapsed - round trip)
-    elapsed = round trip + waiting of TCP + 8 bytes / rate       of a probe of 64 KB
+    elapsed = round trip + TCP slow start + 8 bytes / rate       of a probe of 64 KB
 
 A device measures its link when it joins, with every transfer that is long enough, and with a
-probe after each minute without one. TCP starts again for a probe (`testbed.emulation.tcp`): on a
+probe after each minute without one. TCP slow start repeats for a probe (`testbed.emulation.tcp`): on a
 link of 20 Mbit/s with 50 ms each way it measures 2.5 Mbit/s. The measurement of a link that varies
 includes its changes and outages.
 """

@@ -1,8 +1,8 @@
 """Durations of the phases of an exchange on devices of a profile.
 
     signal     delays of the train request and of the offer
-    download   a round trip, and the model's bits over the downlink, after the waiting of TCP at
-               its start (`testbed.emulation.tcp`)
+    download   a round trip, and the model's bits over the downlink, after TCP slow start
+               (`testbed.emulation.tcp`)
     decode     work of unpacking a packed model / speed
     load       if cold: reading the data from the storage, opening session and data
     evaluate   work of evaluating the model that was sent / speed, if the aggregation rule needs
@@ -137,7 +137,7 @@ class PhaseModel:
     ) -> Floats:
         """Return download, load, evaluate, train and upload under constant conditions.
 
-        Message delays and the waiting of TCP are left out; every device is cold and receives the
+        Message delays and TCP slow start are left out; every device is cold and receives the
         model unpacked.
 
         Args:

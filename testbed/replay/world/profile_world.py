@@ -315,7 +315,7 @@ class ProfileWorld:
     def _speed_and_phases(self, now: float) -> tuple[Floats, Floats]:
         """Return `speed` (N,) and `base_s` (5, N) at `now`; the caller must not change them.
 
-        The upload includes the waiting of TCP.
+        The upload includes TCP slow start.
         """
         if self._constant_phases is not None:
             return self._constant_phases
