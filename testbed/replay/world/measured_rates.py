@@ -4,9 +4,9 @@
     elapsed = round trip + TCP slow start + 8 bytes / rate       of a probe of 64 KB
 
 A device measures its link when it joins, with every transfer that is long enough, and with a
-probe after each minute without one. TCP slow start repeats for a probe (`testbed.emulation.tcp`): on a
-link of 20 Mbit/s with 50 ms each way it measures 2.5 Mbit/s. The measurement of a link that varies
-includes its changes and outages.
+probe after each minute without one. A probe has its own TCP slow start (`testbed.emulation.tcp`):
+on a link of 20 Mbit/s with 50 ms each way it measures 2.5 Mbit/s. The measurement of a link that
+varies includes its changes and outages.
 """
 
 from typing import Any
