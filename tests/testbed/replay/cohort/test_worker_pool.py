@@ -5,9 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,36 @@ def test_a_worker_reports_devices_that_diverge() -> None:
         answer = pool.train([4, 2], [jobs[4], jobs[2]], PLAIN)
     assert answer.problems[0] == ""
     assert answer.problems[1].startswith("training: the loss must be finite, got ")
+
+
+class Loading:
+    """A worker that is loading; records whether two threads check it at the same time."""
+
+    def __init__(self) -> None:
+        self.has_overlap, self._both = False, threading.Barrier(2)
+
+    def is_ready(self) -> bool:
+        """Wait for a second thread for a short time."""
+        with suppress(threading.BrokenBarrierError):
+            self._both.wait(0.2)
+            self.has_overlap = True
+        return True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_one_thread_at_a_time_reads_the_first_message_of_a_worker() -> None:
+    """Two threads that see the same message would wait for a second one without end."""
+    with ready_pool(shards_of()) as pool:
+        loading = Loading()
+        pool._workers.append(loading)  # type: ignore[arg-type]  # a fake without a process
+        threads = [threading.Thread(target=pool.is_ready) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not loading.has_overlap
 
 
 def test_workers_take_part_in_a_cohort_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
