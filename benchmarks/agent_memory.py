@@ -31,7 +31,7 @@ SETTLE_S = 2.0
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="fairbed bench agent-memory", description=__doc__)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

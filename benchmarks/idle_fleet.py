@@ -38,7 +38,7 @@ EXAMPLES = 100
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="fairbed bench idle-fleet", description=__doc__)
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--model", default="mlp", help="mlp has 253,000 values: 1 MB")

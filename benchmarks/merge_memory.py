@@ -39,7 +39,7 @@ LEARNING_RATE = 0.1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="fairbed bench merge-memory",
         description=__doc__,

@@ -98,7 +98,7 @@ def _both(rate_bps: float) -> Shape:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="fairbed bench network-cost",
         description=__doc__,

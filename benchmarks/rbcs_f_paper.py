@@ -86,13 +86,13 @@ def main(arguments: list[str]) -> int:
     wanted, size = _figures(options.figures), _size(options)
     _check(wanted, size)
     trained = [number for number in TRAINED if number in wanted]
-    plays = not trained or len(trained) < len(wanted)
+    has_replays = not trained or len(trained) < len(wanted)
     results: dict[str, Any] = {}
     tables, drawn = list[str](), list[Path]()
     status = DONE
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        if plays:
+        if has_replays:
             summary, paths = _play(wanted, options)
             results |= msgspec.to_builtins(summary)
             tables.append(markdown(summary))
@@ -206,12 +206,12 @@ def _check(wanted: Sequence[int], size: Size) -> None:
 def _play(wanted: Sequence[int], options: argparse.Namespace) -> tuple[Summary, list[Path]]:
     """Run all replays without training."""
     started, folder = time.perf_counter(), options.out
-    played = replay_all(all_arms(), options.rounds, options.seeds)
-    summary = summarise(played, options.seeds, options.rounds)
+    replays = replay_all(all_arms(), options.rounds, options.seeds)
+    summary = summarise(replays, options.seeds, options.rounds)
     (folder / "table.md").write_text(markdown(summary), encoding="utf-8")
     (folder / "numbers.json").write_bytes(msgspec.json.encode(summary))
-    _log(f"{len(played)} arms of {options.seeds} seeds", started)
-    return summary, [draw(played, folder) for number in wanted for draw in DRAWN.get(number, ())]
+    _log(f"{len(replays)} arms of {options.seeds} seeds", started)
+    return summary, [draw(replays, folder) for number in wanted for draw in DRAWN.get(number, ())]
 
 
 def _train(

@@ -45,7 +45,7 @@ TAU_LIMIT = 0.05
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="fairbed bench record",
         description=__doc__,

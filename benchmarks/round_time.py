@@ -28,7 +28,7 @@ EXAMPLES = 400
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="fairbed bench round-time", description=__doc__)
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20)

@@ -101,7 +101,7 @@ class _Terminal:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="fairbed bench screen",
         description=__doc__,

@@ -72,7 +72,7 @@ class Cost:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="fairbed bench selection", description=__doc__)
     parser.add_argument("--devices", type=int, default=1_000_000)
     parser.add_argument("--per-round", type=int, default=1_000)

@@ -18,14 +18,14 @@ from msgspec import Struct
 from benchmarks._live_run import KINDS, live_run, save_random_examples
 from fairbed.coordinator.store import RunReader
 
-MOMENTS = 20
+SAMPLES = 20
 
 EXAMPLES = 100
 """Per device; a fifth is held out."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="fairbed bench soak", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--agents", type=int, default=20)
@@ -33,15 +33,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--broker", default="auto")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    if options.rounds < MOMENTS:
-        parser.error(f"--rounds: must be at least {MOMENTS}, got {options.rounds}")
+    if options.rounds < SAMPLES:
+        parser.error(f"--rounds: must be at least {SAMPLES}, got {options.rounds}")
     result = measure(options.rounds, options.agents, options.model, options.broker)
     if options.json:
         print(msgspec.json.encode(result).decode())
         return 0
     print(f"{'round':>8}{''.join(f'{kind:>14}' for kind in KINDS)}   MiB, the largest of each")
-    for moment in result.moments:
-        print(f"{moment['round']:>8.0f}{''.join(f'{moment[kind]:>14.1f}' for kind in KINDS)}")
+    for sample in result.samples:
+        print(f"{sample['round']:>8.0f}{''.join(f'{sample[kind]:>14.1f}' for kind in KINDS)}")
     print(f"{'growth':>8}{''.join(f'{result.growth[kind]:>14.1%}' for kind in KINDS)}")
     print(
         f"{result.rounds} rounds, median {result.round_median_s:.3f} s; "
@@ -58,7 +58,7 @@ class Result(Struct, frozen=True, kw_only=True):
     dispatched: int
     merged: int
     round_median_s: float
-    moments: list[dict[str, float]]
+    samples: list[dict[str, float]]
     """Round, and resident MiB of the largest process of each kind."""
     growth: dict[str, float]
     store_mib: float
@@ -66,7 +66,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
     """Return the memory of a run over its rounds."""
-    moments: list[dict[str, float]] = []
+    samples: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
         data = folder / "random.npz"
@@ -81,8 +81,8 @@ def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
             evaluate_every=100,
         ) as run:
             for round_id in run.rounds():
-                if round_id % (rounds // MOMENTS) == 0 and round_id < rounds:
-                    moments.append({"round": round_id, **run.rss_mib()})
+                if round_id % (rounds // SAMPLES) == 0 and round_id < rounds:
+                    samples.append({"round": round_id, **run.rss_mib()})
             store_mib = (run.folder / "run.db").stat().st_size / 2**20
             with RunReader(run.folder) as reader:
                 closed = reader.rounds()
@@ -92,8 +92,8 @@ def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
         dispatched=rounds * agents,
         merged=sum(row.aggregated for row in closed),
         round_median_s=statistics.median(row.duration_s for row in closed),
-        moments=moments,
-        growth={kind: _growth([moment[kind] for moment in moments]) for kind in KINDS},
+        samples=samples,
+        growth={kind: _growth([sample[kind] for sample in samples]) for kind in KINDS},
         store_mib=store_mib,
     )
 

@@ -52,7 +52,7 @@ class _NoBackend:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="fairbed bench trace-driver", description=__doc__)
     parser.add_argument("--devices", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)

@@ -83,7 +83,7 @@ class Record:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark and print what it measured; return the exit code."""
+    """Run the benchmark and print the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="fairbed bench trace-replay", description=__doc__)
     parser.add_argument("--trace", help="a file, or data:SET/TRACE")
     parser.add_argument("--seconds", type=int, default=120)

@@ -39,7 +39,7 @@ FAILED_TESTS = 1
 """Exit status of pytest: tests ran, and some failed."""
 
 OLD_MTIME_S = 1_000_000_000
-"""Python takes a file for unchanged if its time and size are: each fault has a time of its own."""
+"""Python treats a file with the same time and size as unchanged, so each fault has its own time."""
 
 
 class FaultError(Exception):
@@ -73,7 +73,7 @@ class Fault:
 
 
 def read_faults(checkout: Path) -> list[Fault]:
-    """Return the faults as they are made in a checkout."""
+    """Return the faults for a checkout."""
     is_before = not (checkout / "fairbed").exists()
     entries = tomllib.loads(FAULTS.read_text(encoding="utf-8"))["fault"]
     return [_fault(entry, is_before=is_before) for entry in entries]

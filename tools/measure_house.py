@@ -47,7 +47,7 @@ def count_files() -> None:
 
 
 def count_round() -> None:
-    """Print how many product modules and functions one warm round passes."""
+    """Print the number of product modules and functions that one warm round uses."""
     sys.path.insert(0, str(ROOT))
     import anyio
 

@@ -1,4 +1,4 @@
-"""Errors of all estimators on a finished run, beside those of predictors with the ground truth.
+"""Errors of all estimators on a finished run, and those of predictors with the ground truth.
 
 A replay stores the expected exchange time of each device at the instant of a selection
 (`expected_tau_s`). The predictor `known` replaces the rates of that instant by the mean rates of

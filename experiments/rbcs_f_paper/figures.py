@@ -44,13 +44,13 @@ BETA = 0.15
 WIDE_IN, TALL_IN = (7.2, 3.2), (7.2, 3.8)
 
 
-def draw_queues(played: Replays, folder: Path) -> Path:
+def draw_queues(replays: Replays, folder: Path) -> Path:
     """Draw Fig. 2: the sum of the queues against rounds, by V."""
     path = folder / "fig2-queues"
     with drawing(path) as figure:
         axes = figure.subplots()
         for number, weight in enumerate((*WEIGHTS[::-1], 0.0)):
-            runs = played[Arm(policy=rbcs_f(weight))]
+            runs = replays[Arm(policy=rbcs_f(weight))]
             _band(axes, runs, lambda x: x.backlog, f"V = {weight:g}", number)
         axes.set_xlabel("round")
         axes.set_ylabel("sum of the virtual queues, rounds")
@@ -61,14 +61,14 @@ def draw_queues(played: Replays, folder: Path) -> Path:
     return path
 
 
-def draw_times(played: Replays, folder: Path) -> Path:
+def draw_times(replays: Replays, folder: Path) -> Path:
     """Draw Fig. 3: the time of all rounds so far, by strategy, for both noise levels."""
     path = folder / "fig3-time"
     with drawing(path, WIDE_IN) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for axes, noise in zip(panels, (LOW_NOISE, HIGH_NOISE), strict=True):
             for number, policy in enumerate((*STRATEGIES, FASTEST)):
-                runs = played[Arm(policy=policy, noise=noise)]
+                runs = replays[Arm(policy=policy, noise=noise)]
                 _band(axes, runs, lambda x: x.duration_s.cumsum(), policy.label, number)
             axes.set_xlabel("round")
             axes.set_title(f"times vary by ± {noise:.0%}")
@@ -79,13 +79,13 @@ def draw_times(played: Replays, folder: Path) -> Path:
     return path
 
 
-def draw_pulls(played: Replays, folder: Path) -> Path:
+def draw_pulls(replays: Replays, folder: Path) -> Path:
     """Draw Fig. 4: selections over rounds, one panel per strategy; the first seed."""
     path = folder / "fig4-pulls"
     with drawing(path, TALL_IN) as figure:
         panels = figure.subplots(1, len(STRATEGIES), sharey=True)
         for axes, policy in zip(panels, STRATEGIES, strict=True):
-            first = played[Arm(policy=policy)][0].is_selected
+            first = replays[Arm(policy=policy)][0].is_selected
             image = axes.imshow(
                 binned(first).T,
                 aspect="auto",
@@ -120,7 +120,7 @@ def binned(is_selected: Bools) -> Floats:
     return rates
 
 
-def draw_front(played: Replays, folder: Path) -> Path:
+def draw_front(replays: Replays, folder: Path) -> Path:
     """Draw the choice of V: total time against the rate of the least selected device."""
     path = folder / "front"
     learned = [rbcs_f(weight) for weight in (0.0, *WEIGHTS)]
@@ -129,11 +129,11 @@ def draw_front(played: Replays, folder: Path) -> Path:
         left, right = figure.subplots(1, 2)
         for axes in (left, right):
             axes.axhline(BETA, color=GREY, linewidth=0.8, linestyle=":")
-            _front(axes, played, "RBCS-F, learning", learned, 0)
-            _front(axes, played, "RBCS-F, times known", known, 1)
+            _front(axes, replays, "RBCS-F, learning", learned, 0)
+            _front(axes, replays, "RBCS-F, times known", known, 1)
             axes.set_xlabel("time of all rounds, s")
         for number, policy in enumerate((RANDOM, FEDCS, FASTEST), start=2):
-            _front(left, played, policy.label, [policy], number)
+            _front(left, replays, policy.label, [policy], number)
         left.set_ylabel("rate of the least selected device")
         left.set_title("all policies")
         left.legend(loc="lower right")
@@ -143,7 +143,7 @@ def draw_front(played: Replays, folder: Path) -> Path:
         right.set_ylim(*ZOOM_RATE)
         for policies, offset, side in ((learned[1:], (7, -3), "left"), (known, (-7, 3), "right")):
             for policy in policies:
-                time_s, rate = _place(played, policy)
+                time_s, rate = _place(replays, policy)
                 right.annotate(
                     f"V = {policy.weight:g}",
                     (float(time_s.mean()), float(rate.mean())),
@@ -156,16 +156,16 @@ def draw_front(played: Replays, folder: Path) -> Path:
     return path
 
 
-def _place(played: Replays, policy: Policy) -> tuple[Floats, Floats]:
+def _place(replays: Replays, policy: Policy) -> tuple[Floats, Floats]:
     """Return the total time and the least rate of each seed."""
-    runs = played[Arm(policy=policy)]
+    runs = replays[Arm(policy=policy)]
     return np.array([run.total_s for run in runs]), np.array([run.min_rate for run in runs])
 
 
 def _front(
-    axes: "Axes", played: Replays, label: str, policies: Sequence[Policy], number: int
+    axes: "Axes", replays: Replays, label: str, policies: Sequence[Policy], number: int
 ) -> None:
-    places = np.array([_place(played, policy) for policy in policies])
+    places = np.array([_place(replays, policy) for policy in policies])
     style, (x, y), (wide, high) = series_style(number), places.mean(axis=2).T, places.std(axis=2).T
     axes.errorbar(
         x, y, xerr=wide, yerr=high, label=label, elinewidth=0.7,
@@ -173,14 +173,14 @@ def _front(
     )  # fmt: skip
 
 
-def draw_regret(played: Replays, folder: Path) -> Path:
+def draw_regret(replays: Replays, folder: Path) -> Path:
     """Draw the cost of learning the times: extra time and regret over rounds."""
     path = folder / "regret"
     with drawing(path, WIDE_IN) as figure:
         left, right = figure.subplots(1, 2)
         for number, weight in enumerate(KNOWN_WEIGHTS):
-            learned = played[Arm(policy=rbcs_f(weight))]
-            pairs = zip(learned, played[Arm(policy=rbcs_f_known(weight))], strict=True)
+            learned = replays[Arm(policy=rbcs_f(weight))]
+            pairs = zip(learned, replays[Arm(policy=rbcs_f_known(weight))], strict=True)
             extra_s = np.array([(a.duration_s - b.duration_s).cumsum() for a, b in pairs])
             _spread(left, extra_s, f"V = {weight:g}", number)
             _band(right, learned, lambda x: x.regret_s.cumsum(), f"V = {weight:g}", number)

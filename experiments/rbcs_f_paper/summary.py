@@ -80,24 +80,24 @@ class Summary:
         return not self.missed and all(check.holds for check in self.checks)
 
 
-def summarise(played: Replays, seeds: int, rounds: int) -> Summary:
+def summarise(replays: Replays, seeds: int, rounds: int) -> Summary:
     """Return the summary of all replayed arms."""
     worlds = [(noise, weight) for noise in (LOW_NOISE, HIGH_NOISE) for weight in WEIGHTS]
     return Summary(
         seeds=seeds,
         rounds=rounds,
-        cells=cells(played, has_reference=rounds == ROUNDS),
-        checks=checks(played),
-        codings=[_coding(played, weight, noise) for noise, weight in worlds],
+        cells=cells(replays, has_reference=rounds == ROUNDS),
+        checks=checks(replays),
+        codings=[_coding(replays, weight, noise) for noise, weight in worlds],
         regrets=[
-            _regret(played, weight, noise) for noise, weight in worlds if weight in KNOWN_WEIGHTS
+            _regret(replays, weight, noise) for noise, weight in worlds if weight in KNOWN_WEIGHTS
         ],
     )
 
 
-def _coding(played: Replays, weight: float, noise: float) -> Coding:
-    usual = played[Arm(policy=rbcs_f(weight), noise=noise)]
-    literal = played[Arm(policy=rbcs_f(weight), noise=noise, coding="literal_seed")]
+def _coding(replays: Replays, weight: float, noise: float) -> Coding:
+    usual = replays[Arm(policy=rbcs_f(weight), noise=noise)]
+    literal = replays[Arm(policy=rbcs_f(weight), noise=noise, coding="literal_seed")]
 
     def selected(runs: Sequence[Trajectory]) -> float:
         return float(np.mean([run.second_half(run.error_selected) for run in runs]))
@@ -120,9 +120,9 @@ def _coding(played: Replays, weight: float, noise: float) -> Coding:
     )
 
 
-def _regret(played: Replays, weight: float, noise: float) -> Regret:
-    learned = played[Arm(policy=rbcs_f(weight), noise=noise)]
-    known = played[Arm(policy=rbcs_f_known(weight), noise=noise)]
+def _regret(replays: Replays, weight: float, noise: float) -> Regret:
+    learned = replays[Arm(policy=rbcs_f(weight), noise=noise)]
+    known = replays[Arm(policy=rbcs_f_known(weight), noise=noise)]
     extra_s = np.array([a.total_s - b.total_s for a, b in zip(learned, known, strict=True)])
     known_s = float(np.mean([run.total_s for run in known]))
     n = len(extra_s)

@@ -64,10 +64,10 @@ def metrics(trajectories: Sequence[Trajectory]) -> Floats:
     return np.array([[x.mean_backlog, x.min_rate, *x.group_rates, x.jain] for x in trajectories])
 
 
-def columns_of(policy: Policy, played: Replays) -> Floats:
+def columns_of(policy: Policy, replays: Replays) -> Floats:
     """Return all METRICS of a policy, NaN if not replayed, shape (seeds, 9)."""
     low, high = (
-        played.get(Arm(policy=policy, noise=noise), ()) for noise in (LOW_NOISE, HIGH_NOISE)
+        replays.get(Arm(policy=policy, noise=noise), ()) for noise in (LOW_NOISE, HIGH_NOISE)
     )
     seeds = max(len(low), len(high))
     values = np.full((seeds, len(METRICS)), np.nan)
@@ -78,11 +78,11 @@ def columns_of(policy: Policy, played: Replays) -> Floats:
     return values
 
 
-def cells(played: Replays, has_reference: bool) -> list[Cell]:
+def cells(replays: Replays, has_reference: bool) -> list[Cell]:
     """Return every measured number, policy by policy in the order of METRICS."""
     found = []
     for policy in POLICIES:
-        values = columns_of(policy, played)
+        values = columns_of(policy, replays)
         for metric, column, printed in zip(METRICS, values.T, REFERENCE[policy.label], strict=True):
             if column.size and np.isfinite(column).all():
                 known = printed if has_reference else None
@@ -113,13 +113,13 @@ def _cell(policy: str, metric: str, column: Floats, printed: Printed | None) -> 
     )
 
 
-def checks(played: Replays) -> list[Check]:
+def checks(replays: Replays) -> list[Check]:
     """Return the properties that must hold for any numbers: orderings and the guarantee."""
     found = []
     for noise in (LOW_NOISE, HIGH_NOISE):
-        found += _orderings(played, noise)
-    broken = sum(x.broken_rounds for runs in played.values() for x in runs)
-    rounds = sum(len(x.duration_s) for runs in played.values() for x in runs)
+        found += _orderings(replays, noise)
+    broken = sum(x.broken_rounds for runs in replays.values() for x in runs)
+    rounds = sum(len(x.duration_s) for runs in replays.values() for x in runs)
     found.append(
         Check(
             "rate >= beta - Z / T, exactly, after every round",
@@ -127,37 +127,37 @@ def checks(played: Replays) -> list[Check]:
             f"{rounds - broken:,} of {rounds:,} rounds",
         )
     )
-    apart = max((x.queue_error for runs in played.values() for x in runs), default=0.0)
+    apart = max((x.queue_error for runs in replays.values() for x in runs), default=0.0)
     found.append(
         Check("the selectors' queues are the exact ones", apart <= ROUNDING, f"{apart:.0e} off")
     )
     return found
 
 
-def _orderings(played: Replays, noise: float) -> list[Check]:
+def _orderings(replays: Replays, noise: float) -> list[Check]:
     learned = [rbcs_f(weight) for weight in WEIGHTS]
     known = [rbcs_f_known(weight) for weight in KNOWN_WEIGHTS]
     by_time = [RANDOM, *learned, FASTEST]
     found = [
-        _falls(played, noise, "time", by_time, lambda x: x.total_s),
-        _falls(played, noise, "time", [*known, FASTEST], lambda x: x.total_s),
-        _falls(played, noise, "queues", learned[::-1], lambda x: x.mean_backlog),
-        _falls(played, noise, "evenness (Jain)", learned, lambda x: x.jain),
+        _falls(replays, noise, "time", by_time, lambda x: x.total_s),
+        _falls(replays, noise, "time", [*known, FASTEST], lambda x: x.total_s),
+        _falls(replays, noise, "queues", learned[::-1], lambda x: x.mean_backlog),
+        _falls(replays, noise, "evenness (Jain)", learned, lambda x: x.jain),
     ]
     pairs = [(rbcs_f(weight), rbcs_f_known(weight)) for weight in KNOWN_WEIGHTS]
-    found += [_falls(played, noise, "time", pair, lambda x: x.total_s) for pair in pairs]
+    found += [_falls(replays, noise, "time", pair, lambda x: x.total_s) for pair in pairs]
     return [check for check in found if check is not None]
 
 
 def _falls(
-    played: Replays,
+    replays: Replays,
     noise: float,
     what: str,
     policies: Sequence[Policy],
     value: Callable[[Trajectory], float],
 ) -> Check | None:
     """Check that the mean of a value falls from each policy to the next; None if one is missing."""
-    runs = [played.get(Arm(policy=policy, noise=noise)) for policy in policies]
+    runs = [replays.get(Arm(policy=policy, noise=noise)) for policy in policies]
     known = [run for run in runs if run]
     if len(known) < len(runs):
         return None

@@ -30,8 +30,8 @@ def test_soak_follows_the_memory_of_every_process(capsys: pytest.CaptureFixture[
     assert soak.main(["--rounds", "20", "--agents", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["merged"] == result["dispatched"] == 40
-    assert len(result["moments"]) == 19
-    assert all(min(moment.values()) > 0.0 for moment in result["moments"])
+    assert len(result["samples"]) == 19
+    assert all(min(sample.values()) > 0.0 for sample in result["samples"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proportional memory is known on Linux only")
