@@ -56,6 +56,7 @@ test-all *args: check
 @lint: setup
     ruff check
     ruff format --check
+    python tools/check_words.py
 
 # Check everything that needs no run: lint, types, import rules.
 check: lint
