@@ -13,7 +13,7 @@ from benchmarks._fidelity import limits
 from benchmarks._fidelity.arithmetic import drift
 from benchmarks._fidelity.end_commands import Compute, RunKernel, RunPaced, Steps
 from benchmarks._fidelity.host_contention import watch
-from benchmarks._fidelity.measure import Plan, print_row, windows
+from benchmarks._fidelity.measure import Plan, measured_row, print_row
 from benchmarks._fidelity.measured_device import DEVICE, FREE, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
@@ -60,7 +60,7 @@ async def shares(measured: MeasuredDevice, plan: Plan) -> list[Row]:
         async def measure(share: float = share) -> Window:
             return await _paced_share(measured, plan, share)
 
-        rows.append(await windows(plan, spec, measure))
+        rows.append(await measured_row(plan, spec, measure))
     return rows
 
 
@@ -82,18 +82,20 @@ async def quotas(measured: MeasuredDevice, plan: Plan) -> list[Row]:
 
         async def measure(share: float = share) -> Window:
             await measured.apply(at_speed(share))
-            with watch([], measured.contended_s) as host:
+            with watch([], measured.contended_s) as contention:
                 command = Compute(
                     lead_s=IDLE_S, lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share)
                 )
                 steps = await measured.inside.request(command, Steps)
             await measured.apply(FREE)
             evidence = Evidence(
-                wall_s=host.wall_s, stolen_s=host.stolen_s, contended_s=host.contended_s
+                wall_s=contention.wall_s,
+                stolen_s=contention.stolen_s,
+                contended_s=contention.contended_s,
             )
             return Window(steps.cpu_s[0] / steps.wall_s[0], evidence)
 
-        rows.append(await windows(plan, spec, measure))
+        rows.append(await measured_row(plan, spec, measure))
     return rows
 
 
@@ -116,7 +118,7 @@ async def steps(measured: MeasuredDevice, plan: Plan) -> list[Row]:
             ) -> Window:
                 return await _steps(measured, plan, cpu_s, share, is_first)
 
-            rows.append(await windows(plan, spec, measure))
+            rows.append(await measured_row(plan, spec, measure))
     return rows
 
 
@@ -147,7 +149,7 @@ async def _paced_share(measured: MeasuredDevice, plan: Plan, share: float) -> Wi
     control = RunKernel(repetitions=repetitions, threads=threads, steps=n_control)
     before = statistics.median((await measured.outside.request(control, Steps)).cpu_s)
     await measured.apply(at_speed(share))
-    with watch([], measured.contended_s) as host:
+    with watch([], measured.contended_s) as contention:
         command = RunPaced(
             device=device(threads),
             gauge=measured.gauge,
@@ -161,9 +163,9 @@ async def _paced_share(measured: MeasuredDevice, plan: Plan, share: float) -> Wi
     after = statistics.median((await measured.outside.request(control, Steps)).cpu_s)
     cost_s = (before + after) / 2.0
     evidence = Evidence(
-        wall_s=host.wall_s,
-        stolen_s=host.stolen_s,
-        contended_s=host.contended_s,
+        wall_s=contention.wall_s,
+        stolen_s=contention.stolen_s,
+        contended_s=contention.contended_s,
         drift_ratio=drift(before, after),
         max_drift=MAX_DRIFT,
     )
@@ -193,10 +195,10 @@ async def _steps(
         idle_s=IDLE_S if is_first else 0.0,
         spin_s=cpu_s,
     )
-    with watch([], measured.contended_s) as host:
+    with watch([], measured.contended_s) as contention:
         taken = await measured.inside.request(command, Steps)
     await measured.apply(FREE)
     evidence = Evidence(
-        wall_s=sum(taken.wall_s), stolen_s=host.stolen_s, contended_s=host.contended_s
+        wall_s=sum(taken.wall_s), stolen_s=contention.stolen_s, contended_s=contention.contended_s
     )
     return Window(statistics.median(taken.wall_s), evidence)

@@ -22,7 +22,7 @@ from benchmarks._fidelity.end_commands import (
 from benchmarks._fidelity.end_process import both
 from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.link import Direction, ends
-from benchmarks._fidelity.measure import Plan, print_row, several, windows
+from benchmarks._fidelity.measure import Plan, measured_row, measured_rows, print_row
 from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
@@ -60,7 +60,7 @@ async def delays(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     limit_s = limits.DELAY_S[measured.backend]
     for delay_s in limits.DELAYS_S[:1] if plan.is_quick else limits.DELAYS_S:
         for direction in _directions():
-            spec = [
+            specs = [
                 QuantitySpec(
                     backend=measured.backend,
                     quantity=f"delay {1e3 * delay_s:g} ms {direction}, {name}",
@@ -85,7 +85,7 @@ async def delays(measured: MeasuredDevice, plan: Plan) -> list[Row]:
                 )
                 return [Window(quantile(delays_s, share), evidence) for share in (0.5, 0.95)]
 
-            rows += await several(plan, spec, measure)
+            rows += await measured_rows(plan, specs, measure)
     return rows
 
 
@@ -107,7 +107,7 @@ async def jitters(measured: MeasuredDevice, plan: Plan) -> list[Row]:
             )
             return Window(statistics.stdev(delays_s), evidence)
 
-        rows.append(await windows(plan, spec, measure))
+        rows.append(await measured_row(plan, spec, measure))
     return rows
 
 
@@ -130,7 +130,7 @@ async def losses(measured: MeasuredDevice, plan: Plan) -> list[Row]:
         async def measure(direction: Direction = direction) -> Window:
             return await _lost(measured, direction, round(plan.pick(20_000, 1000)))
 
-        rows.append(await windows(plan, spec, measure))
+        rows.append(await measured_row(plan, spec, measure))
     return rows
 
 
@@ -149,14 +149,14 @@ async def _measured_delays(
     await measured.apply(FREE)
     control = await one_way_s(measured, direction, 20, 0.01)
     await measured.apply(Conditions(speed_ratio=None, shape=shape))
-    with watch(measured.path(), measured.contended_s) as host:
+    with watch(measured.path(), measured.contended_s) as contention:
         delays_s = await one_way_s(measured, direction, count, gap_s)
     await measured.apply(FREE)
     evidence = Evidence(
-        wall_s=host.wall_s,
-        stolen_s=host.stolen_s,
-        waited_s=host.waited_s,
-        max_waited=LATE_MESSAGES * count * tolerance_s / host.wall_s,
+        wall_s=contention.wall_s,
+        stolen_s=contention.stolen_s,
+        waited_s=contention.waited_s,
+        max_waited=LATE_MESSAGES * count * tolerance_s / contention.wall_s,
         lateness_s=quantile(control, 0.95),
         max_lateness_s=MAX_LATENESS_SHARE * tolerance_s,
     )
@@ -218,14 +218,14 @@ async def _lost(measured: MeasuredDevice, direction: Direction, count: int) -> W
         measured, direction, count // 10, DATAGRAMS_PER_S, DATAGRAM_BYTES
     )
     await measured.apply(Conditions(speed_ratio=None, shape=Shape(loss_ratio=LOSS_RATIO)))
-    with watch(measured.path(), measured.contended_s) as host:
+    with watch(measured.path(), measured.contended_s) as contention:
         came = await send_datagrams(measured, direction, count, DATAGRAMS_PER_S, DATAGRAM_BYTES)
     await measured.apply(FREE)
     lost_without = 1.0 - len(control.times) / (count // 10)
     evidence = Evidence(
-        wall_s=host.wall_s,
-        stolen_s=host.stolen_s,
-        waited_s=host.waited_s,
+        wall_s=contention.wall_s,
+        stolen_s=contention.stolen_s,
+        waited_s=contention.waited_s,
         drift_ratio=lost_without,
     )
     return Window(1.0 - len(came.times) / count, evidence)

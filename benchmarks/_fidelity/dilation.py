@@ -13,7 +13,7 @@ from benchmarks._fidelity.delay_and_loss import one_way_s
 from benchmarks._fidelity.end_commands import RunPaced, Steps
 from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.link import at_rate, block_s
-from benchmarks._fidelity.measure import Plan, windows
+from benchmarks._fidelity.measure import Plan, measured_row
 from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row
 from benchmarks._fidelity.windows import Evidence, Window
@@ -37,12 +37,14 @@ async def steps(measured: MeasuredDevice, plan: Plan) -> list[Row]:
             steps=round(plan.pick(20, 5)),
             spin_s=STEP_CPU_S,
         )
-        with watch([], measured.contended_s) as host:
+        with watch([], measured.contended_s) as contention:
             taken = await measured.inside.request(command, Steps, 120.0)
         await measured.apply(FREE)
         mean_s = (taken.ended - taken.begun) / len(taken.wall_s)
         evidence = Evidence(
-            wall_s=host.wall_s, stolen_s=host.stolen_s, contended_s=host.contended_s
+            wall_s=contention.wall_s,
+            stolen_s=contention.stolen_s,
+            contended_s=contention.contended_s,
         )
         return Window(mean_s, evidence)
 
@@ -54,10 +56,12 @@ async def transfers(measured: MeasuredDevice, plan: Plan) -> list[Row]:
 
     async def measure(k: float) -> Window:
         await measured.apply(at_rate(RATE_BPS, dilation=k))
-        with watch(measured.path(), measured.contended_s) as host:
+        with watch(measured.path(), measured.contended_s) as contention:
             took_s = await block_s(measured, N_BYTES, "down")
         await measured.apply(FREE)
-        evidence = Evidence(wall_s=took_s, stolen_s=host.stolen_s, waited_s=host.waited_s)
+        evidence = Evidence(
+            wall_s=took_s, stolen_s=contention.stolen_s, waited_s=contention.waited_s
+        )
         return Window(took_s / k, evidence)
 
     return await _compared(measured, plan, "256 KB at 20 Mbit/s", limits.TRANSFER, True, measure)
@@ -68,10 +72,12 @@ async def delays(measured: MeasuredDevice, plan: Plan) -> list[Row]:
 
     async def measure(k: float) -> Window:
         await measured.apply(at_rate(RATE_BPS, DELAY_S, k))
-        with watch(measured.path(), measured.contended_s) as host:
+        with watch(measured.path(), measured.contended_s) as contention:
             heard = await one_way_s(measured, "down", round(plan.pick(60, 10)), 0.02 * k)
         await measured.apply(FREE)
-        evidence = Evidence(wall_s=host.wall_s, stolen_s=host.stolen_s, waited_s=host.waited_s)
+        evidence = Evidence(
+            wall_s=contention.wall_s, stolen_s=contention.stolen_s, waited_s=contention.waited_s
+        )
         return Window(statistics.median(heard) / k, evidence)
 
     limit_s = limits.DELAY_S[measured.backend]
@@ -87,7 +93,7 @@ async def _compared(
     measure: Callable[[float], Awaitable[Window]],
 ) -> list[Row]:
     """Measure without dilation, then with dilation; compare the second with the first."""
-    plain = await windows(
+    plain = await measured_row(
         plan,
         QuantitySpec(
             backend=measured.backend, quantity=f"{name}, not dilated", target=None, unit="s"
@@ -102,4 +108,4 @@ async def _compared(
         limit=limit,
         is_relative=is_relative,
     )
-    return [plain, await windows(plan, spec, lambda: measure(K))]
+    return [plain, await measured_row(plan, spec, lambda: measure(K))]

@@ -9,7 +9,7 @@ import anyio
 from benchmarks import trace_driver
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.host_contention import watch
-from benchmarks._fidelity.measure import Plan, several
+from benchmarks._fidelity.measure import Plan, measured_rows
 from benchmarks._fidelity.rows import QuantitySpec, Row
 from benchmarks._fidelity.windows import Evidence, Window
 from fairbed import profiles
@@ -37,7 +37,7 @@ async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
     """Measure the cost of changing a hundred devices ten times a second."""
     count = QUICK_DEVICES if plan.is_quick else DRIVEN
     name = f"{count} devices at 10 Hz"
-    spec = [
+    specs = [
         QuantitySpec(
             backend=backend,
             quantity=f"{name}, driver",
@@ -56,12 +56,12 @@ async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
     ]
 
     async def measure() -> list[Window]:
-        with watch([], lambda: 0.0) as host:
+        with watch([], lambda: 0.0) as contention:
             cost = await trace_driver.measure(backend, count, plan.pick(10.0, 1.0))
-        evidence = Evidence(wall_s=host.wall_s, stolen_s=host.stolen_s)
+        evidence = Evidence(wall_s=contention.wall_s, stolen_s=contention.stolen_s)
         return [Window(cost["driver_cores"], evidence), Window(cost["helper_cores"], evidence)]
 
-    return await several(plan, spec, measure)
+    return await measured_rows(plan, specs, measure)
 
 
 async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
@@ -72,7 +72,7 @@ async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
         "container": (None, limits.CONNECTED_S, None),
         "process": (None, None, None),
     }[backend]
-    spec = [
+    specs = [
         QuantitySpec(
             backend=backend,
             quantity=f"{count} devices, {what}",
@@ -86,12 +86,12 @@ async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
     fleet = _fleet(count)
 
     async def measure() -> list[Window]:
-        with watch([], lambda: 0.0) as host:
+        with watch([], lambda: 0.0) as contention:
             took_s = await _life(backend, fleet, folder)
-        evidence = Evidence(wall_s=host.wall_s, stolen_s=host.stolen_s)
+        evidence = Evidence(wall_s=contention.wall_s, stolen_s=contention.stolen_s)
         return [Window(value, evidence) for value in took_s]
 
-    return await several(plan, spec, measure)
+    return await measured_rows(plan, specs, measure)
 
 
 def _fleet(count: int) -> list[DeviceSpec]:

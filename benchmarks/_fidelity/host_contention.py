@@ -33,14 +33,14 @@ def watch(path: Iterable[int], contended_s: Callable[[], float]) -> Iterator[Hos
         path: Processes on the path of the bytes.
         contended_s: Returns the waiting time of the device so far, seconds.
     """
-    host, pids = HostContention(), list(path)
+    contention, pids = HostContention(), list(path)
     before = {pid: waits(pid) for pid in pids}
     stolen, contended, begun = stolen_s(), contended_s(), time.monotonic()
-    yield host
-    host.wall_s = time.monotonic() - begun
-    host.contended_s = contended_s() - contended
-    host.stolen_s = stolen_s() - stolen
-    host.waited_s = max((_long_s(before[pid], waits(pid)) for pid in pids), default=0.0)
+    yield contention
+    contention.wall_s = time.monotonic() - begun
+    contention.contended_s = contended_s() - contended
+    contention.stolen_s = stolen_s() - stolen
+    contention.waited_s = max((_long_s(before[pid], waits(pid)) for pid in pids), default=0.0)
 
 
 def _long_s(before: SchedulerWaits, after: SchedulerWaits) -> float:

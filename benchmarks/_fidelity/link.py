@@ -21,7 +21,7 @@ from benchmarks._fidelity.end_commands import (
 )
 from benchmarks._fidelity.end_process import EndPipe, both
 from benchmarks._fidelity.host_contention import watch
-from benchmarks._fidelity.measure import Plan, windows
+from benchmarks._fidelity.measure import Plan, measured_row
 from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row
 from benchmarks._fidelity.windows import Evidence, Window
@@ -69,7 +69,7 @@ async def goodputs(measured: MeasuredDevice, plan: Plan) -> list[Row]:
             ) -> Window:
                 return await _goodput(measured, plan, rate_bps, direction)
 
-            rows.append(await windows(plan, spec, measure))
+            rows.append(await measured_row(plan, spec, measure))
     return rows
 
 
@@ -91,7 +91,7 @@ async def far_goodputs(measured: MeasuredDevice, plan: Plan) -> list[Row]:
             ) -> Window:
                 return await _goodput(measured, plan, rate_bps, direction, FAR_S)
 
-            rows.append(await windows(plan, spec, measure))
+            rows.append(await measured_row(plan, spec, measure))
     return rows
 
 
@@ -116,7 +116,7 @@ async def transfers(measured: MeasuredDevice, plan: Plan) -> list[Row]:
                 ) -> Window:
                     return await _transfer(measured, rate_bps, n_bytes, direction)
 
-                rows.append(await windows(plan, spec, measure))
+                rows.append(await measured_row(plan, spec, measure))
     return rows
 
 
@@ -169,13 +169,13 @@ async def _goodput(
     packet_s = BITS * FRAME_BYTES / rate_bps
     warm_s = LONG_WARM_S if rate_bps <= SLOW_BPS or delay_s > 0.0 else WARM_S
     warm_s = max(warm_s, WARM_PACKETS * packet_s)
-    with watch(measured.path(), measured.contended_s) as host:
+    with watch(measured.path(), measured.contended_s) as contention:
         arrivals = await stream(measured, direction, warm_s + plan.pick(5.0, 0.7))
     await measured.apply(FREE)
     evidence = Evidence(
-        wall_s=host.wall_s,
-        stolen_s=host.stolen_s,
-        waited_s=host.waited_s,
+        wall_s=contention.wall_s,
+        stolen_s=contention.stolen_s,
+        waited_s=contention.waited_s,
         carried_ratio=carried / rate_bps,
     )
     gap_s = max(LEAST_GAP_S, GAP_PACKETS * packet_s)
@@ -202,13 +202,13 @@ async def _transfer(
 ) -> Window:
     carried = await carried_bps(measured, direction)
     await measured.apply(at_rate(rate_bps))
-    with watch(measured.path(), measured.contended_s) as host:
+    with watch(measured.path(), measured.contended_s) as contention:
         took_s = await block_s(measured, n_bytes, direction)
     await measured.apply(FREE)
     evidence = Evidence(
         wall_s=took_s,
-        stolen_s=host.stolen_s,
-        waited_s=host.waited_s,
+        stolen_s=contention.stolen_s,
+        waited_s=contention.waited_s,
         carried_ratio=carried / rate_bps,
     )
     return Window(took_s, evidence)

@@ -29,17 +29,19 @@ class Plan:
         return quick if self.is_quick else full
 
 
-async def windows(plan: Plan, spec: QuantitySpec, measure: Callable[[], Awaitable[Window]]) -> Row:
+async def measured_row(
+    plan: Plan, spec: QuantitySpec, measure: Callable[[], Awaitable[Window]]
+) -> Row:
     """Measure until there are enough valid windows or attempts; report the row on stderr."""
 
     async def alone() -> list[Window]:
         return [await measure()]
 
-    return (await several(plan, [spec], alone))[0]
+    return (await measured_rows(plan, [spec], alone))[0]
 
 
-async def several(
-    plan: Plan, spec: Sequence[QuantitySpec], measure: Callable[[], Awaitable[Sequence[Window]]]
+async def measured_rows(
+    plan: Plan, specs: Sequence[QuantitySpec], measure: Callable[[], Awaitable[Sequence[Window]]]
 ) -> list[Row]:
     """Do the same for a measurement that gives one window of each of several quantities."""
     taken: list[Sequence[Window]] = []
@@ -48,13 +50,13 @@ async def several(
         try:
             taken.append(await measure())
         except (BackendError, ValueError) as exc:
-            taken.append([failed(str(exc))] * len(spec))
+            taken.append([failed(str(exc))] * len(specs))
         if all(why_invalid(window.evidence) is None for window in taken[-1]):
             valid += 1
         elif not plan.is_quick:
             await anyio.sleep(PAUSE_S)
     columns = zip(*taken, strict=True)
-    rows = [row_of(one, find(column)) for one, column in zip(spec, columns, strict=True)]
+    rows = [row_of(one, find(column)) for one, column in zip(specs, columns, strict=True)]
     for row in rows:
         print_row(row)
     return rows

@@ -17,7 +17,7 @@ from benchmarks._fidelity.arithmetic import resumed_s, volumes
 from benchmarks._fidelity.end_process import both
 from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.link import at_rate, stream
-from benchmarks._fidelity.measure import Plan, print_row, several
+from benchmarks._fidelity.measure import Plan, measured_rows, print_row
 from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
@@ -38,7 +38,7 @@ async def outages(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     lasting_s = plan.pick(3.0, 0.6)
     rows = []
     for kind in _kinds():
-        spec = [
+        specs = [
             QuantitySpec(
                 backend=measured.backend,
                 quantity=f"{kind} for {lasting_s:g} s, bytes in it",
@@ -58,7 +58,7 @@ async def outages(measured: MeasuredDevice, plan: Plan) -> list[Row]:
         ]
         if measured.backend == "process" and kind == "unplugged":
             rows += [
-                unknown(one, "the proxy cuts connections: no stream can resume") for one in spec
+                unknown(one, "the proxy cuts connections: no stream can resume") for one in specs
             ]
             for row in rows[-2:]:
                 print_row(row)
@@ -67,7 +67,7 @@ async def outages(measured: MeasuredDevice, plan: Plan) -> list[Row]:
         async def measure(kind: Kind = kind) -> list[Window]:
             return await _hole(measured, kind, lasting_s)
 
-        rows += await several(plan, spec, measure)
+        rows += await measured_rows(plan, specs, measure)
     return rows
 
 
@@ -88,11 +88,13 @@ async def _hole(measured: MeasuredDevice, kind: Kind, lasting_s: float) -> list[
         await measured.apply(at_rate(RATE_BPS))
         return begun, ended
 
-    with watch(measured.path(), measured.contended_s) as host:
+    with watch(measured.path(), measured.contended_s) as contention:
         streaming = stream(measured, "down", BEFORE_S + 2.5 * lasting_s + 1.0)
         arrivals, (begun, ended) = await both(streaming, hole())
     await measured.apply(FREE)
-    evidence = Evidence(wall_s=host.wall_s, stolen_s=host.stolen_s, waited_s=host.waited_s)
+    evidence = Evidence(
+        wall_s=contention.wall_s, stolen_s=contention.stolen_s, waited_s=contention.waited_s
+    )
     times, totals = arrivals.times, arrivals.totals
     (inside,) = volumes(times, totals, begun + SETTLE_S, ended - begun - SETTLE_S, 1)
     resumed = resumed_s(times, ended)

@@ -21,7 +21,7 @@ from benchmarks._fidelity.end_commands import Arrivals
 from benchmarks._fidelity.end_process import both
 from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.link import CONTROL_S, at_rate, carried_bps, stream
-from benchmarks._fidelity.measure import Plan, print_row, several
+from benchmarks._fidelity.measure import Plan, measured_rows, print_row
 from benchmarks._fidelity.measured_device import FREE, NAME, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
@@ -114,7 +114,9 @@ async def _replayed(
         async def measure(traffic: Traffic = traffic) -> list[Window]:
             return await _replay(measured, series, lasting_s, traffic)
 
-        rows += await several(plan, _specs(measured, name, traffic, has_holes=has_holes), measure)
+        rows += await measured_rows(
+            plan, _specs(measured, name, traffic, has_holes=has_holes), measure
+        )
     return rows
 
 
@@ -147,13 +149,13 @@ async def _replay(
             ).run()
         return begun
 
-    with watch(measured.path(), measured.contended_s) as host:
+    with watch(measured.path(), measured.contended_s) as contention:
         arrivals, begun = await both(fill(), drive())
     await measured.apply(FREE)
     evidence = Evidence(
-        wall_s=host.wall_s,
-        stolen_s=host.stolen_s,
-        waited_s=host.waited_s,
+        wall_s=contention.wall_s,
+        stolen_s=contention.stolen_s,
+        waited_s=contention.waited_s,
         carried_ratio=carried / highest,
     )
     seconds = max(1, int(lasting_s))
