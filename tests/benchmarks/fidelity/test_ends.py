@@ -140,9 +140,9 @@ def test_an_order_that_fails_is_told_and_the_end_goes_on(tmp_path: Path) -> None
 def test_an_end_that_owes_an_answer_takes_no_more_orders(tmp_path: Path) -> None:
     async def test() -> None:
         async with connected(tmp_path) as (one, _):
-            with pytest.raises(EndError, match="an end must answer"):
+            with pytest.raises(EndError, match="an end must reply"):
                 await one.request(ReceiveBlock(n_bytes=1, limit_s=30.0), Instant, within_s=0.05)
-            with pytest.raises(EndError, match="did not answer before"):
+            with pytest.raises(EndError, match="one reply is missing"):
                 await one.request(Accept(), Done)
 
     run(test)
