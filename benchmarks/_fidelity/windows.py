@@ -69,7 +69,7 @@ def why_invalid(evidence: Evidence) -> str | None:
     if evidence.waited_s is not None and evidence.waited_s > evidence.max_waited * wall_s:
         return f"a process on the path waited for {evidence.waited_s / wall_s:.1%} of the time"
     if evidence.carried_ratio is not None and evidence.carried_ratio < SPARE:
-        return f"without limits the path carries only {evidence.carried_ratio:.2f} of the rate"
+        return f"without limits the path carries only {evidence.carried_ratio:.2f} of it"
     if evidence.drift_ratio is not None and evidence.drift_ratio > evidence.max_drift:
         return f"the control differs by {evidence.drift_ratio:.1%} between before and after"
     if evidence.lateness_s is not None and evidence.lateness_s > evidence.max_lateness_s:

@@ -35,7 +35,7 @@ def test_a_quiet_machine_makes_a_valid_window() -> None:
         (replace(QUIET, contended_s=0.03), "the device was contended for 1.5% of the time"),
         (replace(QUIET, waited_s=0.11), "a process on the path waited for 5.5% of the time"),
         (replace(QUIET, max_waited=0.01), "a process on the path waited for 2.5% of the time"),
-        (replace(QUIET, carried_ratio=1.1), "without limits the path carries only 1.10 of the rate"),
+        (replace(QUIET, carried_ratio=1.1), "without limits the path carries only 1.10 of it"),
         (replace(QUIET, drift_ratio=0.02), "the control differs by 2.0% between before and after"),
         (replace(QUIET, lateness_s=2e-3), "without delays the path is 2.0 ms late"),
         (Evidence(wall_s=0.0, failure="it broke"), "it broke"),
