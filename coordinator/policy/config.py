@@ -11,6 +11,7 @@ NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 Duration = Annotated[float, Meta(gt=0.0, le=1e7)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +164,11 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
                 "weights must be for policy 'weighted' with one above 0, got policy "
                 f"{self.policy!r} with a sum of {sum(self.weights):g}; remove them, or set the "
                 "shares of the draws"
+            )
+        if self.policy == "power-of-choice" and self.n_candidates < self.per_round:
+            raise ValueError(
+                f"candidates must be at least the {self.per_round} devices of per_round, got "
+                f"{self.n_candidates}; raise it, or remove it for 2 x per_round"
             )
 
     @property
@@ -359,7 +365,7 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     seed_init: int
     seed_selection: int
     seed_training: int
-    rounds: PositiveInt
+    rounds: Rounds
     model: ModelConfig
     training: TrainingConfig
     selection: SelectionConfig

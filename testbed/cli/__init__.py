@@ -55,6 +55,21 @@ _MODULES = {
 }
 
 
+MAX_COUNT = 1_000
+"""Maximum number of seeds, threads or parallel replays."""
+
+
+def count_option(option: str, value: int | None) -> int | None:
+    """Return the value of an option that counts something; None if it is not given.
+
+    Raises:
+        UsageError: The value is below 1 or above `MAX_COUNT`.
+    """
+    if value is not None and not 1 <= value <= MAX_COUNT:
+        raise UsageError(f"{option}: must be from 1 to {MAX_COUNT:,}, got {value}; or leave it out")
+    return value
+
+
 def from_clone(module: str) -> ModuleType:
     """Import a module of `benchmarks/` or `experiments/`, which no wheel contains.
 

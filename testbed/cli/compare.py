@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.cli import DONE, FAILED, from_clone
+from fairbed.testbed.cli import DONE, FAILED, count_option, from_clone
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison, compare
 from fairbed.testbed.compare.figure_style import FiguresMissingError
@@ -31,8 +31,6 @@ COMPARISONS = Path("comparisons")
 FIGURES = "figures"
 PROGRESS_INTERVAL_S = 0.5
 """Time between two progress lines."""
-MAX_COUNT = 1_000
-"""Maximum number of seeds, and of parallel replays."""
 INTERRUPTED = 130
 
 
@@ -46,8 +44,8 @@ def main(options: argparse.Namespace) -> int:
     if options.repeats is not None:
         raise UsageError("--repeats: is for --live-replay only; use --seeds for a grid")
     try:
-        jobs = _positive("--jobs", options.jobs) or _cores()
-        grid = load_grid(options.grid, options.set, _positive("--seeds", options.seeds))
+        jobs = count_option("--jobs", options.jobs) or _cores()
+        grid = load_grid(options.grid, options.set, count_option("--seeds", options.seeds))
         _check(grid, options.grid)
         out = options.out or COMPARISONS / grid.name
         with grid_folder(out, grid) as manifest:
@@ -111,12 +109,6 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
         linear_fleet_of(experiment)
     else:
         check_fleet(experiment, os.environ)
-
-
-def _positive(option: str, value: int | None) -> int | None:
-    if value is not None and not 1 <= value <= MAX_COUNT:
-        raise UsageError(f"{option}: must be from 1 to {MAX_COUNT:,}, got {value}")
-    return value
 
 
 def _cores() -> int:

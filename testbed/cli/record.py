@@ -28,6 +28,9 @@ from fairbed.wire.messages import is_device_name
 
 ANY_ADDRESS = "0.0.0.0"
 
+MIN_WATCH_S = 1.0
+"""Shortest observation, in which the idle machine is read a few times; seconds."""
+
 
 def main(options: argparse.Namespace) -> int:
     """Record a device; return the exit code."""
@@ -81,8 +84,8 @@ def _from_machine(options: argparse.Namespace, name: str) -> tuple[Findings, Ide
     try:
         session = RecordingSession(
             folder=options.out,
-            watch_s=duration_s(options.watch),
-            load_s=duration_s(options.load),
+            watch_s=_duration_s("--for", options.watch, MIN_WATCH_S),
+            load_s=_duration_s("--load", options.load, 0.0),
             interface=options.interface,
             probe=None if options.probe is None else open_probe(options.probe),
         )
@@ -101,6 +104,16 @@ def _from_machine(options: argparse.Namespace, name: str) -> tuple[Findings, Ide
     title = board or f"{platform.machine()} {platform.system()} machine, {cpu_model()}"
     origin = f"on {socket.gethostname()}, {began:%Y-%m-%d %H:%M} UTC, fairbed {version('fairbed')}"
     return findings, Identity(name, _title(title), "board" if board else "computer", origin)
+
+
+def _duration_s(option: str, text: str, minimum_s: float) -> float:
+    try:
+        value_s = duration_s(text)
+    except ValueError as exc:
+        raise ValueError(f"{option} {exc}") from None
+    if value_s < minimum_s:
+        raise ValueError(f"{option} must be at least {minimum_s:g}s, got {text!r}; 60s is usual")
+    return value_s
 
 
 def _serve(where: str) -> int:

@@ -15,7 +15,7 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.cli import DONE, RUNS
+from fairbed.testbed.cli import DONE, RUNS, count_option
 from fairbed.testbed.cli.run import (
     check_new,
     check_resumable,
@@ -37,6 +37,7 @@ PROGRESS_INTERVAL_S = 0.5
 
 def main(options: argparse.Namespace) -> int:
     """Replay an experiment; return the exit code."""
+    threads = count_option("--threads", options.threads)
     try:
         if options.no_training:
             options.set.append("replay.training=false")
@@ -53,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
             print(f"warning: {problem}", file=sys.stderr)
         progress = _ReplayProgress(experiment.rounds)
         started = time.perf_counter()
-        run_id, threads = folder.resolve().name, options.threads
+        run_id = folder.resolve().name
         rounds = replay_setup(setup, folder, run_id, progress, threads=threads)
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DatasetError, ExperimentError, ProfileError) as exc:

@@ -24,6 +24,7 @@ from fairbed.coordinator.policy.config import (
     PositiveInt,
     Ratio,
     RoundConfig,
+    Rounds,
     Section,
     SelectionConfig,
     TrainingConfig,
@@ -218,7 +219,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     """Beginning of the run id."""
     seed: Seed = 0
     """Seed of everything random; two runs with one seed draw the same."""
-    rounds: PositiveInt = 30
+    rounds: Rounds = 30
     """Number of rounds."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -240,6 +241,12 @@ class Experiment(Section, frozen=True, kw_only=True):
             raise ValueError(
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
                 f"got {self.selection.per_round}; lower it or add devices"
+            )
+        weights = self.selection.weights
+        if devices and weights is not None and len(weights) != devices:
+            raise ValueError(
+                f"selection.weights must have one number for each of the {devices} devices of the "
+                f"fleet, got {len(weights)}; add or remove numbers"
             )
         self._check_policy()
         if self.model.name not in MODELS and ":" not in self.model.name:

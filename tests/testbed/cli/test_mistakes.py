@@ -31,6 +31,15 @@ def experiment(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def replayable(tmp_path: Path) -> Path:
+    """An experiment of three devices that a replay accepts."""
+    path = tmp_path / "replayable.toml"
+    text = SMALL.replace("count = 1", 'count = 3\nprofile = "raspberry-pi-4b"')
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """A folder with one finished run."""
     fake_run(tmp_path / "runs" / "demo-1", rounds=2, devices=3)
@@ -190,3 +199,49 @@ def test_a_policy_with_true_times_is_refused_by_a_live_run(
     assert main(["run", str(experiment), "--headless", "--out", str(out), "--set", chosen]) == 2
     assert f"true exchange times in a live run, got '{policy}'; use" in error_of(capsys)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            ["selection.policy=weighted", "selection.weights=[1.0, 2.0]"],
+            "selection.weights must have one number for each of the 3 devices of the fleet, got 2",
+        ),
+        (
+            ["selection.policy=power-of-choice", "selection.per_round=2", "selection.candidates=1"],
+            "selection: candidates must be at least the 2 devices of per_round, got 1",
+        ),
+        (["rounds=1e20"], "rounds: must be a whole number, got 1e+20"),
+        (["rounds=10_000_001"], "rounds: must be a whole number <= 10000000, got 10000001"),
+        ([f"rounds={10**30}"], "rounds: must be a whole number <= 10000000, got 1000000"),
+    ],
+)
+def test_an_experiment_that_makes_no_sense_is_refused(
+    replayable: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    settings: list[str],
+    problem: str,
+) -> None:
+    out = tmp_path / "out"
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    assert main(["replay", str(replayable), "--out", str(out), *flags]) == 2
+    assert problem in error_of(capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("threads", [0, -3, 10**9])
+def test_a_replay_needs_a_positive_number_of_threads(
+    replayable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: int
+) -> None:
+    out = tmp_path / "out"
+    assert main(["replay", str(replayable), "--out", str(out), f"--threads={threads}"]) == 2
+    assert f"--threads: must be from 1 to 1,000, got {threads}; or leave it" in error_of(capsys)
+    assert not out.exists()
+
+
+def test_a_recording_needs_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "pi-7", "--for", "0s", "--out", str(tmp_path / "out")]) == 2
+    assert "--for must be at least 1s, got '0s'; 60s is usual" in error_of(capsys)
+    assert not (tmp_path / "out").exists()

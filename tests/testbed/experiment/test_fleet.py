@@ -72,7 +72,7 @@ def test_late_devices_compute_beside_the_next_rounds(
 
 @pytest.mark.parametrize(
     ("variant", "candidates", "devices"),
-    [("rpow-d", 9, 2), ("pow-d", None, 4), ("pow-d", 9, 9), ("cpow-d", 1, 2)],
+    [("rpow-d", 9, 2), ("pow-d", None, 4), ("pow-d", 9, 9), ("cpow-d", 2, 2)],
 )
 def test_candidates_of_a_loss_query_compute_at_the_same_time(
     variant: str, candidates: int | None, devices: int
