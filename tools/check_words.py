@@ -1,4 +1,4 @@
-"""Find words that keep a reader out: python tools/check_words.py [PATH ...] [--count].
+"""Find words that readers do not understand: python tools/check_words.py [PATH ...] [--count].
 
 Devices, processes and code are things: "who", "nobody" and "told" hide which one is meant, and a
 metaphor hides what a function does. The check reads comments, docstrings, messages and names in

@@ -63,7 +63,7 @@ def _draw(path: Path, number: Figure, trained: Trained, size: Size, *, by_time: 
 def mixture_title(mixture: float) -> str:
     """Return the title of a panel for a gamma_1."""
     if math.isinf(mixture):
-        return "$\\gamma_1 = \\infty$ (even)"
+        return "$\\gamma_1 = \\infty$ (all alike)"
     return f"$\\gamma_1$ = {mixture:g}"
 
 
