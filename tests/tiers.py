@@ -20,6 +20,7 @@ from hypothesis import settings
 FULL: dict[str, str] = {
     "tests/benchmarks": "commands that measure, on a small scale",
     "tests/coordinator/test_faults_on_brokers.py": "test_protocol_faults.py on real brokers",
+    "tests/docs/test_pages.py": "commands of the pages in docs/",
     "tests/experiments": "studies that are not product",
     "tests/theory": "theorems, by simulation",
     "tests/wire/transport/test_kills.py": "brokers killed at random instants",

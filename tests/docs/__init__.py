@@ -1,0 +1,1 @@
+"""The pages in docs/ do what they show."""

@@ -1,0 +1,38 @@
+"""The commands of the pages in docs/ that show how to do a task."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import read_blocks, run_page
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+PAGES = ("own-data",)
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return an environment with the commands of this one and a cache of its own."""
+    commands = str(Path(sys.executable).parent)
+    cache = tmp_path_factory.mktemp("cache")
+    return os.environ | {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(cache),
+    }
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_of_a_page_run(name: str, environ: dict[str, str], tmp_path: Path) -> None:
+    assert run_page((DOCS / f"{name}.md").read_text(encoding="utf-8"), tmp_path, environ) > 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_command_that_is_not_run_has_a_reason(name: str) -> None:
+    blocks = read_blocks((DOCS / f"{name}.md").read_text(encoding="utf-8"))
+    skipped = [block for block in blocks if block.mark.startswith("not run")]
+    assert len(skipped) <= 2
+    assert all(len(block.mark.removeprefix("not run: ")) > 10 for block in skipped)
