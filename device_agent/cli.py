@@ -105,7 +105,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--once", action="store_true", default=None, help="stop when the run is over"
     )
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="least level that is logged",
+    )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     return parser
 

@@ -172,7 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
     _record(command("record", "write the profile of a device from measurements"))
 
     data = command("data", "list data sets, or verify their files")
-    data.add_argument("action", choices=("list", "verify"))
+    data.add_argument("action", choices=("list", "verify"), help="what to do")
     data.add_argument("what", metavar="NAME", nargs="*", help="names of data sets (default: all)")
 
     add_shape_options(command("shape", "run any command on an emulated device"))
@@ -336,7 +336,13 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 
 def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     init = command("init", "write a commented experiment file")
-    init.add_argument("file", type=Path, nargs="?", default=Path("experiment.toml"))
+    init.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        default=Path("experiment.toml"),
+        help="(default experiment.toml)",
+    )
     init.add_argument("--dataset", help="name of a data set, or the path of an .npz file")
     init.add_argument("--model", help="softmax, mlp, cnn, or package.module:factory")
     init.add_argument("--devices", metavar="NAMES", help="profiles or populations, with commas")
@@ -362,7 +368,7 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     )
 
     completion = command("completion", "print the shell code that completes fairbed's arguments")
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="your shell")
 
 
 def _experiment(parser: argparse.ArgumentParser) -> None:
