@@ -7,8 +7,8 @@
 Programs inside and outside a device measure paced steps, TCP and datagrams through its link, and
 its control groups. A window is valid only if this machine achieved the requested load. Invalid
 windows are repeated, and a quantity without a valid window is unknown, with the reason.
-docs/accuracy.md explains the table; `--write docs/accuracy.md docs/measurements.md` writes it there, `--from`
-reads the rows of earlier runs.
+docs/accuracy.md explains the table; `--write docs/accuracy.md docs/measurements.md` writes it
+there, `--from` reads the rows of earlier runs.
 """
 
 import argparse

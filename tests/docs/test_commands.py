@@ -1,5 +1,6 @@
 """Every command on every page is one that `fairbed` and `device-agent` accept."""
 
+import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -51,18 +52,17 @@ def test_the_pages_have_commands() -> None:
 def test_a_command_is_accepted(page: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line, comments=True)
     words = words[: next((at for at, word in enumerate(words) if word in "|>&;"), len(words))]
+    parser = agent_parser() if words[0] == "device-agent" else make_parser()
+    own = words[1:] if words[0] == "device-agent" else split_command(words[1:])[0]
+    options, code = argparse.Namespace(command=None), 0
     try:
-        if words[0] == "device-agent":
-            agent_parser().parse_args(words[1:])
-            return
-        own, _ = split_command(words[1:])
-        options = make_parser().parse_args(own)
+        options = parser.parse_args(own)
     except SystemExit as exc:
-        problem = capsys.readouterr().err
-        is_mention = any(text in problem for text in INCOMPLETE)  # `fairbed run`, in a sentence
-        assert exc.code == 0 or is_mention, f"{page}: {line}\n{problem}"
-        return
-    if options.command == "bench" and options.name is not None:
+        code = int(exc.code or 0)
+    problem = capsys.readouterr().err
+    is_mention = any(text in problem for text in INCOMPLETE)  # `fairbed run`, in a sentence
+    assert code == 0 or is_mention, f"{page}: {line}\n{problem}"
+    if getattr(options, "command", None) == "bench" and options.name is not None:
         module = ROOT / "benchmarks" / f"{options.name.replace('-', '_')}.py"
         assert module.exists(), f"{page}: {line}: no such benchmark"
     path = getattr(options, "experiment", None)
