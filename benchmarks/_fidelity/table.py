@@ -1,4 +1,4 @@
-"""Rows as tables: for a terminal, for docs/accuracy.md, and in short for docs/measurements.md. Pure."""
+"""Rows as tables: for a terminal, docs/accuracy.md, and in short docs/measurements.md. Pure."""
 
 from collections.abc import Iterable, Sequence
 
