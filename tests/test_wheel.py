@@ -22,6 +22,14 @@ ROOT = Path(__file__).parent.parent
 FOREIGN = ("wire", "device_agent", "coordinator", "profiles", "testbed")
 TIMEOUT_S = 120.0
 
+MISUSE = (
+    "python",
+    "-c",
+    "import sys; from fairbed.testbed.cli.main import main; sys.stderr = sys.stdout; "
+    "sys.exit(main() - 2)",
+)
+"""Runs `fairbed` where it shall end with status 2 and one line."""
+
 Environment = Callable[[str], Path]
 
 
@@ -199,14 +207,11 @@ def test_a_device_runs_the_wheel_without_extras(environment: Environment, tmp_pa
     code = "import fairbed.device_agent.process, fairbed.device_agent.engines.onnx as engine\n"
     code += "print(engine.engine_version())"
     assert "onnxruntime" in run(commands, tmp_path, "python", "-c", code)
+    assert "pip install 'fairbed[testbed]'" in run(commands, tmp_path, *MISUSE, "demo")
 
 
 def test_a_benchmark_of_an_installed_wheel_names_the_clone(
     environment: Environment, tmp_path: Path
 ) -> None:
-    code = "import sys; from fairbed.testbed.cli.main import main; sys.exit(main() - 2)"
-    error = "import sys; sys.stderr = sys.stdout; " + code
-    commands = environment("testbed,broker")
-    assert "run this in a clone of the repository" in run(
-        commands, tmp_path, "python", "-c", error, "bench"
-    )
+    output = run(environment("testbed,broker"), tmp_path, *MISUSE, "bench")
+    assert "run this in a clone of the repository" in output

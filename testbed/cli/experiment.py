@@ -37,6 +37,8 @@ def main(options: argparse.Namespace) -> int:
         return _COMMANDS[options.command](options)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
+    except BrokenPipeError:
+        raise
     except OSError as exc:
         raise RunError(f"{exc.filename}: {exc.strerror}") from exc
 

@@ -18,6 +18,7 @@ from fairbed.profiles.series import Series
 from fairbed.profiles.traces import Trace, TraceReader
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.install import install_command
 from fairbed.testbed.units import duration_s
 
 HEAT = "thermal"
@@ -180,7 +181,7 @@ def draw(
     except ImportError as exc:
         raise UsageError(
             "profiles plot: needs plotext, which is not installed; "
-            "run: pip install 'fairbed[coordinator]'"
+            f"run: {install_command('fairbed[testbed]')}"
         ) from exc
     plotext.clear_figure()
     plotext.theme("clear")

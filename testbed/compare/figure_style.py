@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fairbed.testbed.install import install_command
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-MISSING = "figures need matplotlib, which is not installed; run: pip install 'fairbed[figures]'"
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Blue, vermilion, green, purple, orange, sky, black; not yellow, which is pale on white."""
@@ -101,7 +101,10 @@ def drawing(path: Path, size_in: tuple[float, float] = SIZE_IN) -> "Iterator[Fig
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as exc:
-        raise FiguresMissingError(MISSING) from exc
+        raise FiguresMissingError(
+            "figures need matplotlib, which is not installed; "
+            f"run: {install_command('fairbed[figures]')}"
+        ) from exc
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # independent of a user's matplotlibrc
         matplotlib.rcParams.update(_STYLE)

@@ -32,6 +32,7 @@ import psutil
 from anyio.abc import Process
 
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.install import install_command
 from fairbed.wire.chunks import CHUNK_TIME_S, HEADER_BYTES
 from fairbed.wire.errors import Disconnected, TransportError
 from fairbed.wire.messages import MAX_CHUNK_BYTES
@@ -347,7 +348,7 @@ def _choose(choice: BrokerChoice) -> tuple[BrokerKind, list[str]]:
         command = find_broker(kind)
         if command is not None:
             return kind, command
-    hint = "install mosquitto, or run: pip install 'fairbed[broker]'"
+    hint = f"install mosquitto, or run: {install_command('fairbed[broker]')}"
     raise BrokerError(f"broker: {' or '.join(kinds)} must be installed, got none; {hint}")
 
 

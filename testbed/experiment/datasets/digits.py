@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.install import install_command
 
 MAX_INK = 16.0
 """Largest pixel value: on-pixels in a 4x4 block of the scanned bitmap."""
@@ -31,7 +32,7 @@ def load_digits() -> Dataset:
         raise DatasetError(
             "digits",
             "scikit-learn must be installed, got none",
-            "run: pip install 'fairbed[coordinator]'",
+            f"run: {install_command('fairbed[testbed]')}",
         )
     path = Path(places[0]) / FILE
     try:

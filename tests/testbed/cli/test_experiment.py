@@ -1,5 +1,6 @@
 """`fairbed init`, `examples`, `config`, `schema` and completion from the command line."""
 
+import io
 import json
 import os
 import subprocess
@@ -172,3 +173,25 @@ def test_what_init_writes_can_be_compared(folder: Path, capsys: pytest.CaptureFi
     )
     assert main(["compare", "grid.toml", "--jobs", "1", "--no-figures"]) == 0
     assert "uniform" in capsys.readouterr().out
+
+
+class ClosedPipe(io.StringIO):
+    """A stream that its reader has closed."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+class OpenStream(io.StringIO):
+    """A stream that can be read after `close`."""
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_reader_that_stops_early_gets_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OpenStream()
+    monkeypatch.setattr(sys, "stdout", ClosedPipe())
+    monkeypatch.setattr(sys, "stderr", error)
+    assert main(["examples"]) == 1
+    assert error.getvalue() == ""
