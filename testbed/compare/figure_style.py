@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+def matplotlib_missing() -> str:
+    """Return the message for an installation without matplotlib."""
+    command = install_command("fairbed[figures]")
+    return f"figures need matplotlib, which is not installed; run: {command}"
+
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Blue, vermilion, green, purple, orange, sky, black; not yellow, which is pale on white."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -101,10 +108,7 @@ def drawing(path: Path, size_in: tuple[float, float] = SIZE_IN) -> "Iterator[Fig
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as exc:
-        raise FiguresMissingError(
-            "figures need matplotlib, which is not installed; "
-            f"run: {install_command('fairbed[figures]')}"
-        ) from exc
+        raise FiguresMissingError(matplotlib_missing()) from exc
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # independent of a user's matplotlibrc
         matplotlib.rcParams.update(_STYLE)
