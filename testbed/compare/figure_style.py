@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-def matplotlib_missing() -> str:
-    """Return the message for an installation without matplotlib."""
-    command = install_command("fairbed[figures]")
-    return f"figures need matplotlib, which is not installed; run: {command}"
-
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Blue, vermilion, green, purple, orange, sky, black; not yellow, which is pale on white."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -90,6 +83,12 @@ def series_style(index: int) -> SeriesStyle:
         MARKERS[index % len(MARKERS)],
         DASHES[index % len(DASHES)],
     )
+
+
+def matplotlib_missing() -> str:
+    """Return the message for an installation without matplotlib."""
+    command = install_command("fairbed[figures]")
+    return f"figures need matplotlib, which is not installed; run: {command}"
 
 
 @contextmanager
