@@ -192,6 +192,10 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
         return self.policy not in POLICIES
 
 
+RULES_BY_EXAMPLES = ("fedavg", "q-fedavg")
+"""Rules that weight devices by n_k unless `aggregation.weights` is set."""
+
+
 class AggregationConfig(Section, frozen=True, kw_only=True):
     """`[aggregation]`: the merge of updates."""
 
@@ -199,13 +203,11 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     """Rule that merges the updates of a round."""
     q: NonNegativeFloat = 1.0
     """Fairness exponent of q-fedavg."""
-    weights: Literal["n", "n_over_pi"] = "n"
-    """Weights of fedavg: n_k, or n_k divided by the device's running selection rate; q-fedavg and
-    aaggff-d correct for that rate, too."""
+    weights: Literal["equal", "n", "n_over_pi"] | None = None
+    """Weight of each device before its loss counts: 1, n_k, or n_k divided by its running rate of
+    merged updates; not set: n for fedavg and q-fedavg, equal for corefed and aaggff."""
     server_learning_rate: PositiveFloat = 1.0
     """fedavg: step from the model towards the average; 1 is the average itself."""
-    sampling_weights: Literal["uniform", "none"] = "uniform"
-    """q-fedavg: multiply by p_k = n_k/n (uniform sampling) or not (n_k-proportional sampling)."""
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
     """aaggff: the distribution function that maps losses to bounded responses."""
     beta_cap: PositiveFloat | None = None
@@ -217,8 +219,11 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     """corefed: utilities are M - F, in nats; must be above every loss."""
     normalise: bool = False
     """corefed: scale the weights to sum 1, so that the step is as long as fedavg's."""
-    agent_weights: Literal["equal", "n"] = "equal"
-    """corefed: weight of each device: 1, or n_k."""
+
+    @property
+    def weighting(self) -> Literal["equal", "n", "n_over_pi"]:
+        """The value of `weights`, or the default of the rule."""
+        return self.weights or ("n" if self.rule in RULES_BY_EXAMPLES else "equal")
 
 
 class RoundConfig(Section, frozen=True, kw_only=True):
@@ -294,9 +299,11 @@ RULES_FOR_LATE_UPDATES = ("fedavg",)
 def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, devices: int) -> str:
     """Return why a rule does not fit its options or a fleet of `devices`; empty if it fits."""
     rule = aggregation.rule
-    if rule in ("aaggff-s", "corefed") and aggregation.weights != "n":
+    allowed = {"aaggff-s": ("equal",), "aaggff-d": ("equal", "n_over_pi")}.get(rule)
+    if allowed is not None and aggregation.weighting not in allowed:
         return (
-            f"aggregation.weights must be 'n' with rule {rule!r}, got {aggregation.weights!r}; "
+            f"aggregation.weights must be {' or '.join(map(repr, allowed))} with rule {rule!r}, "
+            f"got {aggregation.weighting!r}: its weights follow from the losses alone; "
             "remove the key"
         )
     if rule == "aaggff-s" and devices > MAX_SILOS:

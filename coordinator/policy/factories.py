@@ -43,9 +43,9 @@ def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator
     """
     match config.rule:
         case "fedavg":
-            return FedAvg(config.weights, config.server_learning_rate)
+            return FedAvg(config.weighting, config.server_learning_rate)
         case "q-fedavg":
-            return QFedAvg(config.q, config.sampling_weights, config.weights)
+            return QFedAvg(config.q, config.weighting)
         case "aaggff-s":
             cap = math.inf if config.beta_cap is None else config.beta_cap
             return AAggFF("s", config.cdf, beta_cap=cap)
@@ -55,10 +55,10 @@ def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator
                 config.cdf,
                 per_round=per_round,
                 impute=config.impute,
-                weights=config.weights,
+                weights="n_over_pi" if config.weighting == "n_over_pi" else "equal",
             )
         case "corefed":
-            return CoreFed(config.M, normalise=config.normalise, agents=config.agent_weights)
+            return CoreFed(config.M, normalise=config.normalise, weights=config.weighting)
 
 
 def make_selector(config: SelectionConfig) -> Selector:

@@ -71,8 +71,14 @@ def test_a_policy_equals_itself_after_a_round_trip() -> None:
             "aggregation.rule must be one of fedavg with round.late = \"merge\", got 'aaggff-s'",
         ),
         (
-            {"aggregation": {"rule": "corefed", "weights": "n_over_pi"}},
-            "aggregation.weights must be 'n' with rule 'corefed', got 'n_over_pi'; remove the key",
+            {"aggregation": {"rule": "aaggff-d", "weights": "n"}},
+            "aggregation.weights must be 'equal' or 'n_over_pi' with rule 'aaggff-d', got 'n': its "
+            "weights follow from the losses alone; remove the key",
+        ),
+        (
+            {"aggregation": {"rule": "aaggff-s", "weights": "n_over_pi"}},
+            "aggregation.weights must be 'equal' with rule 'aaggff-s', got 'n_over_pi': its "
+            "weights follow from the losses alone; remove the key",
         ),
         (
             {"aggregation": {"rule": "aaggff-d"}, "selection": {"per_round": 1}},

@@ -12,8 +12,8 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Merge, Reports
 from fairbed.coordinator.algorithms.aggregation.guard import is_usable
-from fairbed.coordinator.algorithms.aggregation.participation import Participation
 from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, total_of
+from fairbed.coordinator.algorithms.aggregation.weighting import Participation
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 
 SLACK = 1e-12
@@ -410,7 +410,7 @@ class AAggFF:
         per_round: int = 2,
         beta_cap: float = math.inf,
         impute: Literal["mean", "previous_mean"] = "mean",
-        weights: Literal["n", "n_over_pi"] = "n",
+        weights: Literal["equal", "n_over_pi"] = "equal",
     ) -> None:
         """Choose the rule of the weights.
 

@@ -1,12 +1,13 @@
 """CoreFed: weights whose model is in the core, so that no group of devices gains by leaving."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
 from fairbed.coordinator.algorithms.aggregation.guard import is_usable
 from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, total_of
+from fairbed.coordinator.algorithms.aggregation.weighting import Weighting, Weights
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 
 LEAST_UTILITY = 0.05
@@ -64,7 +65,8 @@ def corefed_weights(
 class CoreFed:
     """Merges by CoreFed: parameters by `corefed_weights`, buffers as an n_k-weighted mean.
 
-    With `agents="equal"` each device has weight 1; with "n" it is weighted CoreFed, w_i = n_i.
+    With `weights="equal"` each device has w_i = 1; otherwise it is weighted CoreFed with
+    w_i = n_i, or with n_i / pi_i for a selector that prefers some devices.
 
     Source:
         Ray Chaudhury et al., NeurIPS 2022, Algorithm 1 and section 4.5 (arXiv:2211.02091).
@@ -72,16 +74,14 @@ class CoreFed:
 
     needs_loss = True
 
-    def __init__(
-        self, M: float, *, normalise: bool = False, agents: Literal["equal", "n"] = "equal"
-    ) -> None:
+    def __init__(self, M: float, *, normalise: bool = False, weights: Weights = "equal") -> None:
         """Set the upper bound of losses; see `corefed_weights`."""
-        self._M, self._normalise, self._is_weighted = M, normalise, agents == "n"
+        self._M, self._normalise, self._weighting = M, normalise, Weighting(weights)
 
     def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "CoreMerge":
         """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
         return CoreMerge(
-            vector, n_params, M=self._M, normalise=self._normalise, is_weighted=self._is_weighted
+            vector, n_params, M=self._M, normalise=self._normalise, weighting=self._weighting
         )
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
@@ -93,11 +93,12 @@ class CoreFed:
         return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
 
     def to_state(self) -> dict[str, Any]:
-        """Return the empty state."""
-        return {}
+        """Return the state as plain numbers and lists, for the checkpoint."""
+        return self._weighting.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned."""
+        self._weighting.load_state(state)
 
 
 class CoreMerge:
@@ -107,13 +108,13 @@ class CoreMerge:
     """
 
     def __init__(
-        self, sent: Vector, n_params: int, *, M: float, normalise: bool, is_weighted: bool
+        self, sent: Vector, n_params: int, *, M: float, normalise: bool, weighting: Weighting
     ) -> None:
         self._sent, self._n_params = sent, n_params
-        self._M, self._normalise, self._is_weighted = M, normalise, is_weighted
+        self._M, self._normalise, self._weighting = M, normalise, weighting
         self._params = RunningSum(n_params)
         self._buffers = RunningSum(sent.size - n_params)
-        self._at, self._n_k, self._count = list[int](), list[int](), 0
+        self._at, self._rows, self._n_k, self._count = list[int](), list[int](), list[int](), 0
         self._losses, self._shares = list[float](), list[float]()
 
     def add(self, report: Report) -> None:
@@ -127,9 +128,10 @@ class CoreMerge:
             return
         assert report.loss_before is not None
         self._at.append(at)
+        self._rows.append(report.row)
         self._n_k.append(report.n_k)
         self._losses.append(report.loss_before)
-        self._shares.append(float(report.n_k) if self._is_weighted else 1.0)
+        self._shares += self._weighting.of(np.array([report.row]), np.array([report.n_k])).tolist()
         (utility,) = utilities(np.array(self._losses[-1:]), self._M)
         self._params.add(self._shares[-1] / float(utility), report.model[: self._n_params])
         self._buffers.add(float(report.n_k), report.model[self._n_params :])
@@ -139,6 +141,7 @@ class CoreMerge:
         weights = np.zeros(self._count)
         if not self._at:
             return Merge(self._sent.copy(), weights)
+        self._weighting.observe(np.array(self._rows))
         losses, shares = np.array(self._losses), np.array(self._shares)
         a = corefed_weights(losses, self._M, shares, normalise=self._normalise)
         weights[self._at] = a

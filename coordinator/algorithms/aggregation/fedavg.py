@@ -1,6 +1,6 @@
-"""FedAvg: the average of the models, weighted by the number of training examples."""
+"""FedAvg: the weighted average of the models."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -12,38 +12,32 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     merge_one_by_one,
 )
 from fairbed.coordinator.algorithms.aggregation.guard import normalised, usable
-from fairbed.coordinator.algorithms.aggregation.participation import Participation
 from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, total_of
+from fairbed.coordinator.algorithms.aggregation.weighting import Weighting, Weights
 from fairbed.coordinator.algorithms.arrays import Vector
 
 
 class FedAvg:
     """Averages client models.
 
-        w' = w + eta (sum_k p_k w_k - w),   p_k = n_k / n,   or p_k proportional to n_k / pi_k
+        w' = w + eta (sum_k p_k w_k - w),   p_k = n_k / n (`weights="n"`), 1 / K or ~ n_k / pi_k
 
     With eta = 1, parameters and buffers are the plain average, without w; another server learning
-    rate changes the parameters only. `weights="n_over_pi"` divides by the device's running
-    aggregation rate, which corrects for a biased selector (RBCS-F prefers fast devices).
+    rate changes the parameters only. `Weighting` describes the other weights.
 
     Source:
-        McMahan et al., AISTATS 2017, Algorithm 1 (arXiv:1602.05629); inverse probability
-        weights after Horvitz & Thompson (1952), normalised.
+        McMahan et al., AISTATS 2017, Algorithm 1 (arXiv:1602.05629).
     """
 
     needs_loss = False
 
-    def __init__(
-        self, weights: Literal["n", "n_over_pi"] = "n", server_learning_rate: float = 1.0
-    ) -> None:
-        self._participation = Participation()
-        self._corrects = weights == "n_over_pi"
+    def __init__(self, weights: Weights = "n", server_learning_rate: float = 1.0) -> None:
+        self._weighting = Weighting(weights)
         self._eta = server_learning_rate
 
     def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "Average":
         """Return the empty average of a round in which `vector`, shape (n_values,), was sent."""
-        participation = self._participation if self._corrects else None
-        return Average(vector, participation, n_params, self._eta)
+        return Average(vector, self._weighting, n_params, self._eta)
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
         """Return the next model, shape (n_values,), or the same one if no report is usable."""
@@ -51,21 +45,19 @@ class FedAvg:
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
-        return self._participation.to_state()
+        return self._weighting.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned."""
-        self._participation.load_state(state)
+        self._weighting.load_state(state)
 
 
 class Average:
-    """One round of FedAvg as the fraction sum_k a_k w_k / sum_k a_k, a_k = n_k or n_k / pi_k."""
+    """One round of FedAvg as the fraction sum_k a_k w_k / sum_k a_k, a_k of `Weighting`."""
 
-    def __init__(
-        self, sent: Vector, participation: Participation | None, n_params: int, eta: float
-    ) -> None:
+    def __init__(self, sent: Vector, weighting: Weighting, n_params: int, eta: float) -> None:
         self._sent = sent
-        self._participation = participation
+        self._weighting = weighting
         self._n_params, self._eta = n_params, eta
         self._sum = RunningSum(sent.size)
         self._rows: list[int] = []
@@ -78,14 +70,12 @@ class Average:
     def add_all(self, stack: Stack) -> None:
         """Add updates to the sum; one that is not usable has weight 0."""
         is_usable = usable(self._sent, stack)
-        weights = np.where(is_usable, stack.n_k, 0.0)
-        rows = stack.rows[is_usable].tolist()
-        if rows:
-            if self._participation is not None:
-                weights[is_usable] /= [self._participation.rate(row) for row in rows]
+        weights, rows = np.zeros(len(stack.rows)), stack.rows[is_usable]
+        if rows.size:
+            weights[is_usable] = self._weighting.of(rows, stack.n_k[is_usable])
             models = stack.models if is_usable.all() else stack.models[is_usable]
             self._sum.add_all(weights[is_usable], models)
-        self._rows += rows
+        self._rows += rows.tolist()
         self._weights += weights.tolist()
 
     def finish(self) -> Merge:
@@ -93,8 +83,7 @@ class Average:
         weights = np.array(self._weights)
         if not self._rows:
             return Merge(self._sent.copy(), weights)
-        if self._participation is not None:
-            self._participation.observe(np.array(self._rows, dtype=np.int64))
+        self._weighting.observe(np.array(self._rows, dtype=np.int64))
         average = self._sum.divided_by(total_of(weights))
         if self._eta != 1.0:
             params = average[: self._n_params]

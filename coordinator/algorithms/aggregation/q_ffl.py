@@ -2,18 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
 from fairbed.coordinator.algorithms.aggregation.guard import is_usable
-from fairbed.coordinator.algorithms.aggregation.participation import Participation
 from fairbed.coordinator.algorithms.aggregation.running_sum import (
     RunningSum,
     squared_distance,
     total_of,
 )
+from fairbed.coordinator.algorithms.aggregation.weighting import Weighting, Weights
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 
 SMALLEST_LOSS = 1e-10
@@ -75,9 +75,9 @@ class _Client:
 class QFedAvg:
     """Merges by q-FFL: parameters by `q_ffl_weights`, buffers as an n_k-weighted mean.
 
-    `sampling_weights="uniform"` is for clients drawn uniformly: p_k = n_k / n enters both sums,
-    divided by the running aggregation rate with `weights="n_over_pi"`. "none" is for clients drawn
-    in proportion to n_k: p_k = 1, and q = 0 is exactly the unweighted mean.
+    `weights="n"` is for clients drawn uniformly: p_k = n_k / n enters both sums. "equal" is for
+    clients drawn in proportion to n_k: p_k = 1, and q = 0 is exactly the unweighted mean.
+    "n_over_pi" corrects for a selector that prefers some clients.
 
     Source:
         Li et al., ICLR 2020, Algorithm 2 (arXiv:1905.10497).
@@ -85,12 +85,7 @@ class QFedAvg:
 
     needs_loss = True
 
-    def __init__(
-        self,
-        q: float,
-        sampling_weights: Literal["uniform", "none"] = "uniform",
-        weights: Literal["n", "n_over_pi"] = "n",
-    ) -> None:
+    def __init__(self, q: float, weights: Weights = "n") -> None:
         """Set the fairness exponent.
 
         Raises:
@@ -99,9 +94,7 @@ class QFedAvg:
         if not (math.isfinite(q) and q >= 0.0):
             raise ValueError(f"q-fedavg: q must be finite and >= 0, got {q}; 0 is FedAvg")
         self._q = q
-        self._counts_examples = sampling_weights == "uniform"
-        self._corrects = self._counts_examples and weights == "n_over_pi"
-        self._participation = Participation()
+        self._weighting = Weighting(weights)
 
     def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "QMerge":
         """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
@@ -110,8 +103,7 @@ class QFedAvg:
             n_params,
             q=self._q,
             lipschitz=1.0 / learning_rate,
-            counts_examples=self._counts_examples,
-            participation=self._participation if self._corrects else None,
+            weighting=self._weighting,
         )
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
@@ -127,11 +119,11 @@ class QFedAvg:
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
-        return self._participation.to_state()
+        return self._weighting.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned."""
-        self._participation.load_state(state)
+        self._weighting.load_state(state)
 
 
 class QMerge:
@@ -150,13 +142,11 @@ class QMerge:
         *,
         q: float,
         lipschitz: float,
-        counts_examples: bool,
-        participation: Participation | None,
+        weighting: Weighting,
     ) -> None:
         self._sent, self._n_params = sent, n_params
         self._q, self._lipschitz = q, lipschitz
-        self._counts_examples = counts_examples
-        self._participation = participation
+        self._weighting = weighting
         self._params = RunningSum(n_params)
         self._buffers = RunningSum(sent.size - n_params)
         self._unit = 0
@@ -188,8 +178,7 @@ class QMerge:
         losses = np.array([client.loss for client in clients])
         if not clients or (self._q > 0.0 and not losses.any()):
             return Merge(self._sent.copy(), weights)
-        if self._participation is not None:
-            self._participation.observe(np.array([client.row for client in clients]))
+        self._weighting.observe(np.array([client.row for client in clients]))
         a = q_ffl_weights(
             np.array([client.squared_norm for client in clients]),
             losses,
@@ -207,9 +196,7 @@ class QMerge:
 
     def _client(self, at: int, report: Report) -> _Client:
         assert report.loss_before is not None
-        p = float(report.n_k) if self._counts_examples else 1.0
-        if self._participation is not None:
-            p /= self._participation.rate(report.row)
+        (p,) = self._weighting.of(np.array([report.row]), np.array([report.n_k])).tolist()
         exponent = self._q * math.log2(max(report.loss_before, SMALLEST_LOSS))
         whole = math.floor(exponent)
         return _Client(

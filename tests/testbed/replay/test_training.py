@@ -105,7 +105,7 @@ def test_a_replay_learns_and_its_summary_has_the_accuracy(
         (LINEAR, QUERIES | {"round": {"late": "merge", "deadline_s": 1.5}}),
         (PROFILES, {"aggregation": {"rule": "aaggff-s", "cdf": "normal"}}),
         (LINEAR, {"aggregation": {"rule": "aaggff-d", "impute": "previous_mean"}}),
-        (LINEAR, {"aggregation": {"rule": "corefed", "agent_weights": "n"}}),
+        (LINEAR, {"aggregation": {"rule": "corefed", "weights": "n"}}),
     ],
     ids=[
         *("linear", "q-fedavg", "oort", "codecs", "late", "async", "asks", "asks late"),

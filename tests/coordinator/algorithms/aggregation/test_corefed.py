@@ -96,7 +96,7 @@ BACK = reports(
 def test_worked_example_as_a_rule() -> None:
     merge = CoreFed(3.0).merge(SENT, 2, BACK)
     assert merge.vector.tolist() == pytest.approx([1.01, 1.24, 2.0], abs=1e-6)
-    merge = CoreFed(3.0, agents="n").merge(SENT, 2, BACK)
+    merge = CoreFed(3.0, weights="n").merge(SENT, 2, BACK)
     assert merge.vector.tolist() == pytest.approx([1.0075, 1.33, 2.0], abs=1e-6)
     merge = CoreFed(3.0, normalise=True).merge(SENT, 2, BACK)
     assert merge.vector.tolist() == pytest.approx([1.015789, 1.378947, 2.0], abs=1e-6)

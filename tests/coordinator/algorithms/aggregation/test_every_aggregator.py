@@ -20,15 +20,17 @@ from tests.tiers import examples
 
 STREAMED = {
     "fedavg": AggregationConfig(rule="fedavg"),
+    "fedavg, equal": AggregationConfig(rule="fedavg", weights="equal"),
     "fedavg, n/pi": AggregationConfig(rule="fedavg", weights="n_over_pi"),
     "q-fedavg": AggregationConfig(rule="q-fedavg", q=1.0),
-    "q-fedavg, q=0": AggregationConfig(rule="q-fedavg", q=0.0, sampling_weights="none"),
-    "q-fedavg, q=0.1": AggregationConfig(rule="q-fedavg", q=0.1, sampling_weights="none"),
+    "q-fedavg, q=0": AggregationConfig(rule="q-fedavg", q=0.0, weights="equal"),
+    "q-fedavg, q=0.1": AggregationConfig(rule="q-fedavg", q=0.1, weights="equal"),
     "q-fedavg, q=15": AggregationConfig(rule="q-fedavg", q=15.0),
     "q-fedavg, n/pi": AggregationConfig(rule="q-fedavg", q=1.0, weights="n_over_pi"),
     "corefed": AggregationConfig(rule="corefed", M=30.0),
     "corefed, normalised": AggregationConfig(rule="corefed", M=30.0, normalise=True),
-    "corefed, n": AggregationConfig(rule="corefed", M=30.0, agent_weights="n"),
+    "corefed, n": AggregationConfig(rule="corefed", M=30.0, weights="n"),
+    "corefed, n/pi": AggregationConfig(rule="corefed", M=30.0, weights="n_over_pi"),
 }
 GATHERED = {
     "aaggff-s": AggregationConfig(rule="aaggff-s", cdf="normal"),

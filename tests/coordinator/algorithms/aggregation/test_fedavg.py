@@ -6,7 +6,7 @@ from hypothesis import given
 
 from fairbed.coordinator.algorithms.aggregation.base import Reports
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
-from fairbed.coordinator.algorithms.aggregation.participation import RATE_FLOOR, Participation
+from fairbed.coordinator.algorithms.aggregation.weighting import RATE_FLOOR, Participation
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.strategies import client_models
 
@@ -15,6 +15,14 @@ def test_worked_example() -> None:
     merge = FedAvg().merge(vector(9, 9), 2, reports([[0, 0], [2, 2], [1, -1]], n_k=[1, 3, 6]))
     assert merge.vector.tolist() == pytest.approx([1.2, 0.0], abs=1e-6)
     assert merge.weights.tolist() == pytest.approx([0.1, 0.3, 0.6])
+
+
+def test_equal_weights_ignore_the_number_of_examples() -> None:
+    merge = FedAvg("equal").merge(
+        vector(9, 9), 1, reports([[0, 0], [2, 2], [1, -5]], n_k=[1, 3, 6])
+    )
+    assert merge.vector.tolist() == pytest.approx([1.0, -1.0], abs=1e-6), "buffers, too"
+    assert merge.weights.tolist() == pytest.approx([1 / 3] * 3)
 
 
 @given(given_=client_models())

@@ -61,14 +61,14 @@ def test_a_faulty_report_counts_as_not_drawn() -> None:
 def test_a_seldom_aggregated_device_counts_more_with_n_over_pi() -> None:
     """Rows 0 and 1 have equal losses; row 1 reports in one round of four."""
     ends = {}
-    for weights in ("n", "n_over_pi"):
+    for weights in ("equal", "n_over_pi"):
         rule = AAggFF("d", per_round=2, weights=weights)
         for at in range(12):
             rows = np.array([1 if at % 4 == 3 else 0, 2])
             rule.merge(SENT, 2, replace(FIRST, rows=rows, loss_before=np.array([3.0, 1.0])))
         ends[weights] = rule.to_state()["rule"]["p"]
-    assert ends["n"][0] > ends["n"][1]
-    assert ends["n_over_pi"][1] / ends["n_over_pi"][0] > ends["n"][1] / ends["n"][0]
+    assert ends["equal"][0] > ends["equal"][1]
+    assert ends["n_over_pi"][1] / ends["n_over_pi"][0] > ends["equal"][1] / ends["equal"][0]
 
 
 @pytest.mark.parametrize("kind", ["s", "d"])

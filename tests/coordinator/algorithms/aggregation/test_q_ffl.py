@@ -20,7 +20,7 @@ BACK = reports([[0.8, 1.0], [1.0, 0.9]], losses=[2.0, 0.5], learning_rate=0.1)
     [(0.0, [0.9, 0.95]), (1.0, [0.866667, 0.983333]), (2.0, [0.865546, 0.995798])],
 )
 def test_worked_examples(q: float, expected: list[float]) -> None:
-    merge = QFedAvg(q, "none").merge(SENT, 2, BACK)
+    merge = QFedAvg(q, "equal").merge(SENT, 2, BACK)
     assert merge.vector.tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -37,13 +37,13 @@ def test_agrees_with_the_printed_formula(given_: Reports, q: float) -> None:
         g = lipschitz * (sent - model.astype(np.float64))
         delta += loss**q * g
         h += q * loss ** (q - 1) * (g @ g) + lipschitz * loss**q
-    merge = QFedAvg(q, "none").merge(vector(0, 0, 0, 0, 0), 5, given_)
+    merge = QFedAvg(q, "equal").merge(vector(0, 0, 0, 0, 0), 5, given_)
     np.testing.assert_allclose(merge.vector, sent - delta / h, rtol=1e-4, atol=1e-5)
 
 
 @given(given_=client_models())
 def test_q_zero_is_the_unweighted_mean(given_: Reports) -> None:
-    merge = QFedAvg(0.0, "none").merge(vector(3, 3, 3, 3, 3), 5, given_)
+    merge = QFedAvg(0.0, "equal").merge(vector(3, 3, 3, 3, 3), 5, given_)
     np.testing.assert_allclose(
         merge.vector, np.mean(given_.models, axis=0, dtype=float), rtol=1e-5, atol=1e-5
     )
@@ -95,7 +95,7 @@ def test_extreme_losses_and_powers_never_overflow(
 
 
 def test_weights_sum_to_less_than_one_and_the_rest_stays() -> None:
-    merge = QFedAvg(1.0, "none").merge(SENT, 2, BACK)
+    merge = QFedAvg(1.0, "equal").merge(SENT, 2, BACK)
     assert merge.weights.tolist() == pytest.approx([2 / 3, 1 / 6])
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fairbed.coordinator.algorithms.aggregation import Gathered, Streaming
 from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Reports, Stack, add_all
 from fairbed.coordinator.algorithms.aggregation.corefed import corefed_weights
-from fairbed.coordinator.algorithms.aggregation.participation import Participation
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
 from fairbed.coordinator.algorithms.aggregation.running_sum import BLOCK
+from fairbed.coordinator.algorithms.aggregation.weighting import Participation
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.factories import make_aggregator
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
@@ -116,19 +116,18 @@ def test_agrees_with_the_plain_float64_formula(name: str) -> None:
     )
     models = np.array(given_.models, dtype=np.float64)
     share = given_.n_k / given_.n_k.sum()
-    expected = share @ models
+    p = np.full(count, 1.0 / count) if config.weighting == "equal" else share
+    expected = (p if config.rule == "fedavg" else share) @ models
     if config.rule == "q-fedavg":
         assert given_.loss_before is not None
         sent = SENT[:N_PARAMS].astype(np.float64)
-        p = np.ones(count) if config.sampling_weights == "none" else share
         norms = np.square(models[:, :N_PARAMS] - sent).sum(axis=1)
         a = q_ffl_weights(norms, given_.loss_before, p, config.q, 1.0 / given_.learning_rate)
         expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
     if config.rule == "corefed":
         assert given_.loss_before is not None
         sent = SENT[:N_PARAMS].astype(np.float64)
-        w = given_.n_k.astype(np.float64) if config.agent_weights == "n" else None
-        a = corefed_weights(given_.loss_before, config.M, w, normalise=config.normalise)
+        a = corefed_weights(given_.loss_before, config.M, p, normalise=config.normalise)
         expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
     np.testing.assert_allclose(merged(name, given_).vector, expected, rtol=1e-6, atol=1e-7)
 
@@ -175,7 +174,7 @@ def test_a_much_larger_loss_may_arrive_at_any_time(q: float, losses: list[float]
     """The powers span up to 10^19000; terms far below the largest change no bit."""
     rng = np.random.default_rng(7)
     given_ = reports(rng.standard_normal((4, 5)).tolist(), losses=losses)
-    merge = QFedAvg(q, "none").merge(SENT, 5, given_)
+    merge = QFedAvg(q, "equal").merge(SENT, 5, given_)
     models = np.array(given_.models, dtype=np.float64)
     norms = np.square(models - SENT).sum(axis=1)
     a = q_ffl_weights(norms, np.array(losses), np.ones(4), q, 10.0)

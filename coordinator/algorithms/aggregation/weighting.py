@@ -1,11 +1,14 @@
-"""Aggregation rate of each device, to correct for a biased selection."""
+"""Weights of updates: equal, by examples, or corrected for a biased selection."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
+
+Weights: TypeAlias = Literal["equal", "n", "n_over_pi"]
+"""p_k of a rule, up to a common factor: 1, n_k or n_k / pi_k."""
 
 RATE_FLOOR = 0.01
 """Lower bound of a rate: the weight of an update grows by at most a factor of 100."""
@@ -44,3 +47,40 @@ class Participation:
         """Restore a state that `to_state` returned."""
         self._aggregated = np.array(state["merged"], dtype=np.int64)
         self._rounds = np.array(state["rounds"], dtype=np.int64)
+
+
+class Weighting:
+    """Weights p_k of the updates, up to a common factor: 1, n_k or n_k / pi_k.
+
+    pi_k is the device's running aggregation rate. Division by it corrects for a selector that
+    prefers some devices.
+
+    Source:
+        Inverse probability weights after Horvitz & Thompson (1952), normalised.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights: Weights = weights
+        self._participation = Participation()
+
+    def of(self, rows: Ints, n_k: Ints) -> Floats:
+        """Return p_k from rows and example counts, all of shape (K,)."""
+        if self._weights == "equal":
+            return np.ones(len(rows))
+        p: Floats = n_k.astype(np.float64)
+        if self._weights == "n_over_pi":
+            p /= [self._participation.rate(row) for row in rows.tolist()]
+        return p
+
+    def observe(self, rows: Ints) -> None:
+        """Count a round that aggregates `rows`, shape (K,)."""
+        if self._weights == "n_over_pi":
+            self._participation.observe(rows)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists, for the checkpoint."""
+        return self._participation.to_state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that `to_state` returned."""
+        self._participation.load_state(state)
