@@ -137,9 +137,12 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """Lower bound of tau_bar, seconds; without the key it is 0."""
     z_max: PositiveFloat | None = None
     """Upper bound of a virtual queue; voids the guarantee of beta, so it is not set by default."""
-    on_timeout: Literal["drop", "lower_bound"] = "drop"
-    """The estimator ignores an exchange that missed the deadline, or learns the deadline as a lower
-    bound of its time."""
+    on_timeout: Literal["drop", "lower_bound"] = "lower_bound"
+    """An exchange that missed the deadline is ignored by the estimator, as in the paper, or teaches
+    it the deadline as a lower bound of the time."""
+    miss_limit: Annotated[int, Meta(ge=0)] = 3
+    """Deadlines missed in a row after which a device is selected only as often as its guarantee
+    requires; 0: no limit. Not for uniform, weighted and plug-ins."""
     deadline_s: PositiveFloat = 60.0
     """Time budget of the greedy fedcs selection, seconds."""
     uploads: Literal["parallel", "sequential"] = "parallel"
@@ -175,6 +178,20 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     def n_candidates(self) -> int:
         """d: the number of candidates that power-of-choice draws."""
         return self.candidates or 2 * self.per_round
+
+    @property
+    def limits_misses(self) -> bool:
+        """Devices that keep missing the deadline are excluded.
+
+        Random policies guarantee rates that an exclusion would break; a plug-in decides for itself.
+        """
+        is_exempt = self.is_plugin or self.policy in ("uniform", "weighted")
+        return self.miss_limit > 0 and not is_exempt
+
+    @property
+    def has_queues(self) -> bool:
+        """The policy guarantees the rate beta by virtual queues."""
+        return self.policy in ("rbcs-f", "rbcs-f-known")
 
     @property
     def queries_losses(self) -> bool:

@@ -5,6 +5,7 @@ passes the observations to `learn`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,8 +30,14 @@ from fairbed.coordinator.algorithms.selection.base import (
     TwoStepSelector,
 )
 from fairbed.coordinator.algorithms.selection.guarded import PluginError
+from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS
 from fairbed.coordinator.policy.config import CoordinatorConfig
-from fairbed.coordinator.policy.factories import make_aggregator, make_estimator, make_selector
+from fairbed.coordinator.policy.factories import (
+    make_aggregator,
+    make_estimator,
+    make_miss_limit,
+    make_selector,
+)
 from fairbed.coordinator.policy.selection import LossDemand, Observations, ReportedLosses, Selection
 
 _SELECTION, _ENCODING, _QUERY, _AUDIT = 0, 2, 3, 4
@@ -73,6 +80,7 @@ class Decisions:
         self.selector = selector
         self.estimator = estimator
         self.aggregator = aggregator
+        self.miss_limit = make_miss_limit(config.selection)
         self._registered = 0
         """Number of devices at the last selection."""
 
@@ -113,17 +121,18 @@ class Decisions:
         candidates, context, prediction = self._candidates(
             round_id, roster, transfer_bits, now, true_tau_s, losses
         )
+        is_available = candidates.is_available
         count = self.config.cohort_size if count is None else count
         stream = self._stream(seed, round_id, _SELECTION, selections_before)
-        picked = self.selector.select(candidates, count, stream)
+        picked = self.selector.select(self._without_excluded(candidates), count, stream)
         probability = settings.audit if selections_before == 0 else 0.0
         if probability:  # without an audit nothing is drawn
             stream = self._stream(seed, round_id, _AUDIT)
-        audited = audit(picked, candidates.is_available, probability, stream)
+        audited = audit(picked, is_available, probability, stream)
         return Selection(
             round=round_id,
             rows=audited.rows,
-            is_available=candidates.is_available,
+            is_available=is_available,
             context=context,
             prediction=prediction,
             n_k=candidates.n_k,
@@ -150,7 +159,8 @@ class Decisions:
             return None
         candidates, _, _ = self._candidates(round_id, roster, transfer_bits, now, true_tau_s, None)
         stream = self._stream(self.config.seed_selection, round_id, _QUERY)
-        rows = selector.candidates(candidates, self.config.cohort_size, stream)
+        fleet = self._without_excluded(candidates)
+        rows = selector.candidates(fleet, self.config.cohort_size, stream)
         return LossDemand(round_id, rows, selector.sample)
 
     def _candidates(
@@ -187,6 +197,13 @@ class Decisions:
         )
         return candidates, context, prediction
 
+    def _without_excluded(self, candidates: Candidates) -> Candidates:
+        """Return the candidates without the devices that the miss limit excludes."""
+        limit, is_available = self.miss_limit, candidates.is_available
+        queues = self.selector.queues(len(is_available)) if limit.uses_queues else None
+        allowed = limit.candidates(is_available, candidates.round, queues)
+        return candidates if allowed is is_available else replace(candidates, is_available=allowed)
+
     def learn(self, selection: Selection, observed: Observations) -> None:
         """Update virtual queues and estimates with the observations of a round."""
         n = len(selection.is_available)
@@ -196,6 +213,8 @@ class Decisions:
         is_aggregated[observed.rows[observed.is_aggregated]] = True
         tau_s, loss = np.full(n, np.nan), np.full(n, np.nan)
         tau_s[observed.rows], loss[observed.rows] = observed.tau_s, observed.loss
+        time_s, at_least_s = self._time_s(selection, observed), np.full(n, np.nan)
+        at_least_s[observed.rows] = np.where(np.isnan(observed.tau_s), time_s, np.nan)
         self.selector.observe(
             Outcomes(
                 round=selection.round,
@@ -204,7 +223,13 @@ class Decisions:
                 n_k=selection.n_k,
                 tau_s=tau_s,
                 loss=loss,
+                at_least_s=at_least_s,
             )
+        )
+        self.miss_limit.observe(
+            selection.round,
+            aggregated=observed.rows[observed.is_aggregated],
+            missed=observed.rows[observed.timed_out & ~observed.is_aggregated],
         )
         is_of_this_round: Bools = np.logical_and.reduce(np.isnan(observed.context), axis=1)
         self._update_estimator(selection, observed, ~is_of_this_round)
@@ -248,6 +273,16 @@ class Decisions:
         rows = getattr(self.selector, "frozen", None)
         return [] if rows is None else [int(row) for row in rows]
 
+    def miss_limit_text(self) -> str:
+        """Return the text of the event about a device that has reached the miss limit."""
+        settings = self.config.selection
+        text = f"missed the deadline {settings.miss_limit} times in a row"
+        if self.miss_limit.uses_queues:
+            return f"{text}; until it meets one it is selected only as often as beta requires"
+        if settings.has_queues and settings.beta > 0.0:
+            text += f", so its updates cannot be aggregated at the rate beta = {settings.beta:g}"
+        return f"{text}; it is excluded, and tried again after {RETRY_ROUNDS} rounds"
+
     def begin_merge(
         self, round_id: int, vector: Vector, n_params: int, models: Callable[[], Models]
     ) -> Accumulator:
@@ -282,6 +317,7 @@ class Decisions:
             "selector": self.selector.to_state(),
             "estimator": self.estimator.to_state(),
             "aggregator": self.aggregator.to_state(),
+            "miss_limit": self.miss_limit.to_state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -289,6 +325,7 @@ class Decisions:
         self.selector.load_state(state["selector"])
         self.estimator.load_state(state["estimator"])
         self.aggregator.load_state(state["aggregator"])
+        self.miss_limit.load_state(state["miss_limit"])
 
     @property
     def staleness_rule(self) -> StalenessRule:

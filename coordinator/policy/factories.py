@@ -14,6 +14,7 @@ from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.algorithms.selection.fedcs import FedCs
+from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
 from fairbed.coordinator.algorithms.selection.oort import Oort, OortSettings
 from fairbed.coordinator.algorithms.selection.oracle import Fastest, OracleTimes
 from fairbed.coordinator.algorithms.selection.pow_d import PowD
@@ -88,6 +89,15 @@ def make_selector(config: SelectionConfig) -> Selector:
             return _power_of_choice(config)
         case _:
             return plugins.load_selector(config.policy, config.options)
+
+
+def make_miss_limit(config: SelectionConfig) -> MissLimit:
+    """Return the limit on devices that keep missing the deadline, with empty state."""
+    if not config.limits_misses:
+        return MissLimit(0)
+    counts_selections = config.has_queues and config.queue_counts == "selected"
+    beta = config.beta if counts_selections else 0.0
+    return MissLimit(config.miss_limit, beta, config.z_max)
 
 
 def _fedcs(config: SelectionConfig) -> FedCs:

@@ -368,6 +368,7 @@ class TrainingLoop:
         ]
         self._decisions.learn(closed.selection, Observations.of(observations))
         self._report_frozen(table.id)
+        self._report_misses(table.id)
         self._registry.close_round(
             table.exchanges,
             trained=[x.device for x in ended if x.offer is not None],
@@ -460,6 +461,15 @@ class TrainingLoop:
                 round_id=round_id,
             )
         self._frozen = frozen
+
+    def _report_misses(self, round_id: int) -> None:
+        """Write an event for each device that has reached the miss limit for the first time."""
+        names = self._registry.names()
+        for row in self._decisions.miss_limit.reached.tolist():
+            text = self._decisions.miss_limit_text()
+            self._event_log.event(
+                "misses", text, level="warning", device=names[row], round_id=round_id
+            )
 
 
 async def evaluate_fleet(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
 import msgspec
@@ -13,7 +14,7 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import fleet_rows
 from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.schema import Columns
-from fairbed.coordinator.store.tables import FleetStatsRow, Record, SelectionRow
+from fairbed.coordinator.store.tables import EventRow, FleetStatsRow, Record, SelectionRow
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.engine.rows import exchange_rows, round_row, score_rows, selection_rows
 
@@ -139,6 +140,8 @@ class Checkpointer:
         if replayed.queried is not None:
             for query_row in replayed.queried.named(self._names):
                 store.add(query_row)
+        for row in replayed.reached_miss_limit.tolist():
+            self._store.add(self._miss_event(replayed, row))
         if self._fleet_stats is not None:
             for record in self._fleet_stats.count(replayed, self._engine.decisions):
                 store.add(record)
@@ -168,6 +171,17 @@ class Checkpointer:
     def _selections(self, replayed: ReplayedRound) -> Columns[SelectionRow]:
         decisions = self._engine.decisions
         return selection_rows(replayed, decisions, self._names, all_devices=self._lists_all)
+
+    def _miss_event(self, replayed: ReplayedRound, row: int) -> EventRow:
+        return EventRow(
+            at_s=replayed.after.now,
+            wall=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            level="warning",
+            kind="misses",
+            round=replayed.choice.round,
+            device=self._names[row],
+            text=self._engine.decisions.miss_limit_text(),
+        )
 
     def _save(self, replayed: ReplayedRound) -> None:
         state = self._engine.to_state() | {

@@ -53,6 +53,9 @@ class Outcomes:
     """Measured exchange times, seconds, shape (N,); NaN or None is unknown."""
     loss: Floats | None = None
     """Mean training loss that the device reported, nats, shape (N,); NaN or None is unknown."""
+    at_least_s: Floats | None = None
+    """Lower bounds of exchange times that are unknown, seconds, shape (N,), such as the deadline of
+    a device that missed it; NaN or None is no bound."""
 
 
 class Selector(Protocol):

@@ -59,8 +59,8 @@ class Oort:
     Deviates:
         U has the mean loss where the paper has the root of the mean squared loss of the samples,
         which a device does not send. No blacklist. `exploration` decays with the round number, so
-        that `select` changes no state. A device that was tried but never measured counts as not
-        slower than T.
+        that `select` changes no state. A device that missed the deadline counts with that lower
+        bound of its time; one that was tried and has no bound counts as not slower than T.
     """
 
     def __init__(self, settings: OortSettings | None = None) -> None:
@@ -83,7 +83,7 @@ class Oort:
         self._threshold = s.threshold
         self._utility: Floats = np.zeros(0)
         self._duration_s: Floats = np.zeros(0)
-        """Last exchange time, seconds; 0 is not measured."""
+        """Last exchange time, or a lower bound of it, seconds; 0 is unknown."""
         self._last: Ints = np.zeros(0, dtype=np.int64)
         """Round in which a device was last selected; 0 is never."""
         self._exploited: list[float] = []
@@ -141,6 +141,10 @@ class Oort:
         timed = _is_number(outcomes.tau_s, len(self._last))
         if outcomes.tau_s is not None:
             self._duration_s[timed] = outcomes.tau_s[timed]
+        bounded = _is_number(outcomes.at_least_s, len(self._last)) & ~timed
+        if outcomes.at_least_s is not None:
+            longer_s = np.maximum(self._duration_s[bounded], outcomes.at_least_s[bounded])
+            self._duration_s[bounded] = longer_s
         self._last[outcomes.is_selected] = outcomes.round
         self._move_pacer(outcomes.round)
 

@@ -74,6 +74,8 @@ class ReplayedRound:
     after: Position
     queried: QueriedLosses | None = None
     """Result of the loss query; None if the selector needs none."""
+    reached_miss_limit: Ints
+    """Rows of the devices that have reached the miss limit for the first time."""
 
     @property
     def query_s(self) -> float:
@@ -184,6 +186,7 @@ class ReplayEngine:
             scores=None if self.cohort is None else self.cohort.evaluate(current.id),
             after=self.at,
             queried=current.queried,
+            reached_miss_limit=self.decisions.miss_limit.reached,
         )
 
     def to_state(self) -> dict[str, Any]:

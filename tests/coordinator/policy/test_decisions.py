@@ -98,6 +98,55 @@ def test_a_timeout_counts_as_the_deadline_only_if_configured() -> None:
         assert bool(predicted[0] > 5.0) is learnt
 
 
+def test_a_device_that_keeps_missing_the_deadline_is_selected_when_beta_requires_it() -> None:
+    registry, made = fleet(3), decisions(beta=0.3, V=0.0)
+    for round_id in range(1, 40):
+        observe_misses(made, registry, round_id)
+        if made.miss_limit.reached.size:
+            break
+    assert made.miss_limit.reached.tolist() == [0]
+    assert "as often as beta requires" in made.miss_limit_text()
+    assert made.select(round_id + 1, registry, BOTH_WAYS, now=1.0).is_available.all()
+    first, calls = round_id + 1, 0
+    for round_id in range(first, first + 100):
+        calls += 0 in observe_misses(made, registry, round_id)
+    assert 28 <= calls <= 30
+    resumed = decisions(beta=0.3, V=0.0)
+    resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(made.to_state())))
+    futures = [
+        [observe_misses(one, registry, round_id) for round_id in range(200, 220)]
+        for one in (made, resumed)
+    ]
+    assert futures[0] == futures[1]
+
+
+def observe_misses(made: Decisions, registry: Registry, round_id: int) -> list[int]:
+    """Run a round in which device 0 misses the deadline; return the cohort."""
+    chosen = made.select(round_id, registry, BOTH_WAYS, now=1.0)
+    rows: list[int] = chosen.rows.tolist()
+    seen = [Observation(n, 2.0 if n else None, None, n != 0, n == 0) for n in rows]
+    made.learn(chosen, Observations.of(seen))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "policy", ["uniform", "weighted", "examples.longest_waiting:LongestWaiting"]
+)
+def test_the_miss_limit_is_not_for_random_policies_and_plug_ins(policy: str) -> None:
+    registry, made = fleet(3), decisions(policy=policy)
+    calls = sum(0 in observe_misses(made, registry, round_id) for round_id in range(1, 40))
+    assert calls > 15
+
+
+def test_an_audit_also_draws_excluded_devices() -> None:
+    registry, made = fleet(4), decisions(policy="fedcs", audit=0.5)
+    for round_id in range(1, 200):
+        observe_misses(made, registry, round_id)
+    chosen = [made.select(t, registry, BOTH_WAYS, now=1.0) for t in range(200, 260)]
+    assert {0 in one.rows and one.audit_row != 0 for one in chosen} == {False}
+    assert any(one.audit_row == 0 for one in chosen)
+
+
 def test_a_cancelled_exchange_counts_only_if_its_bound_exceeds_the_prediction() -> None:
     for bound_s, learnt_s in ((50.0, 50.0), (1.0, 20.0)):
         registry, made = fleet(2), decisions(on_timeout="lower_bound")

@@ -25,6 +25,17 @@ def taught(
     return policy
 
 
+def test_a_missed_deadline_is_a_lower_bound_of_the_duration() -> None:
+    policy, nan = Oort(OortSettings(threshold=50.0)), float("nan")
+    observed = outcomes(3, range(3), loss=[1.0, 1.0, 1.0], tau_s=[1.0, 1.0, nan])
+    policy.observe(observed)
+    first, _, late = policy.score(np.arange(3), 2)
+    assert late == first, "without a bound it counts as not slower than the others"
+    policy.observe(replace(observed, at_least_s=np.array([nan, nan, 10.0])))
+    known, _, late = policy.score(np.arange(3), 2)
+    assert late == pytest.approx(0.01 * known)
+
+
 def test_the_utility_is_the_loss_of_all_examples() -> None:
     observed = outcomes(2, [0, 1], loss=[2.0, 3.0])
     policy = Oort()
