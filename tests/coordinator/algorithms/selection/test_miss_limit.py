@@ -22,7 +22,7 @@ def missing(limit: MissLimit, row: int, rounds: int, first: int = 1) -> MissLimi
 def excluded(limit: MissLimit, round_id: int, z: float | None = None) -> list[int]:
     queues = None if z is None else np.full(4, z)
     allowed = limit.candidates(np.ones(4, dtype=np.bool_), round_id, queues)
-    return np.flatnonzero(~allowed).tolist()
+    return [int(row) for row in np.flatnonzero(~allowed)]
 
 
 def test_without_a_guarantee_a_device_is_excluded_and_tried_ever_more_rarely() -> None:
