@@ -18,6 +18,9 @@ from fairbed.coordinator.algorithms.estimation.base import (
     require_contexts,
 )
 
+_ROUNDING = 1e-12
+"""Eigenvalues of H below this share of the largest consist of rounding errors."""
+
 
 class LinearModels:
     """Learns y = c . theta of each device from its own observations.
@@ -26,7 +29,8 @@ class LinearModels:
         theta_hat = H^-1 b,   y_hat = c . theta_hat,   width = sqrt(c^T H^-1 c)
 
     over the observations i = 1..k of device n. H is factored once per observation, H = L L^T, and
-    L^-1 stored, so a prediction is a few products per device: width = |L^-1 c|. No intercept. A
+    L^-1 stored, so a prediction is a few products per device: width = |L^-1 c|. If rounding makes H
+    singular, its eigenvalues are raised to lambda or to the rounding error. No intercept. A
     device never measured has theta_hat = 0, width |c| / sqrt(lambda) and no matrices. Scale the
     features to order 1, or lambda is not a mild prior.
 
@@ -168,9 +172,17 @@ class LinearModels:
 
     def _solve(self, places: Ints) -> None:
         """Compute theta_hat and L^-1 of some places from their H and b."""
-        h = self._h[places]
-        self._theta[places] = np.linalg.solve(h, self._b[places][:, :, None])[:, :, 0]
-        self._whitener[places] = np.linalg.solve(np.linalg.cholesky(h), np.eye(self.features))
+        h, b = self._h[places], self._b[places]
+        try:
+            whitener = np.linalg.solve(np.linalg.cholesky(h), np.eye(self.features))
+            theta = np.linalg.solve(h, b[:, :, None])[:, :, 0]
+        except np.linalg.LinAlgError:  # lambda is lost in the rounding of a large H
+            values, vectors = np.linalg.eigh(h)
+            rounding = _ROUNDING * values.max(axis=1, keepdims=True)
+            scale = 1.0 / np.sqrt(np.maximum(values, np.maximum(rounding, self._lambda)))
+            whitener = scale[:, :, None] * vectors.swapaxes(1, 2)
+            theta = np.einsum("nji,njk,nk->ni", whitener, whitener, b)
+        self._theta[places], self._whitener[places] = theta, whitener
 
     def _n(self, context: Floats) -> int:
         """Return N of contexts, shape (N, d).

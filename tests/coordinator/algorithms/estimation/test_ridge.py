@@ -173,6 +173,16 @@ def test_refuses_a_wrong_observation_and_learns_nothing_of_it(
     assert ridge.to_state() == RidgeEstimator().to_state()
 
 
+@pytest.mark.parametrize("lambda_", [1e-300, 1e-6])
+def test_a_penalty_lost_in_the_rounding_of_large_contexts_is_kept(lambda_: float) -> None:
+    ridge, c = RidgeEstimator(lambda_), contexts((1e3, 1.0, 1e6), (1.0, 0.0, 2.0))
+    for _ in range(3):
+        ridge.observe(rows(0, 1), c, times(50.0, 3.0))
+    predicted = ridge.predict(c)
+    assert predicted.tau_hat_s == pytest.approx([50.0, 3.0], rel=1e-3)
+    assert predicted.width_s == pytest.approx([3**-0.5] * 2, rel=1e-3)
+
+
 @pytest.mark.parametrize("lambda_", [0.0, -1.0, float("nan"), float("inf")])
 def test_refuses_a_penalty_that_is_not_positive(lambda_: float) -> None:
     with pytest.raises(ValueError, match="lambda must be > 0"):
