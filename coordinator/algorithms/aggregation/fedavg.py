@@ -87,7 +87,8 @@ class Average:
         average = self._sum.divided_by(total_of(weights))
         if self._eta != 1.0:
             params = average[: self._n_params]
-            params -= self._sent[: self._n_params]
-            params *= np.float32(self._eta)
-            params += self._sent[: self._n_params]
+            with np.errstate(over="ignore", invalid="ignore"):  # diverged models are sent as such
+                params -= self._sent[: self._n_params]
+                params *= np.float32(self._eta)
+                params += self._sent[: self._n_params]
         return Merge(average, normalised(weights))
