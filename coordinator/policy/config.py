@@ -9,9 +9,13 @@ from fairbed.wire.messages import Hyperparameters
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 Duration = Annotated[float, Meta(gt=0.0, le=1e7)]
-PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
+
+
+MIN_LEARNING_RATE = 1e-30
+"""Smallest learning rate, near the smallest float32; its square is a float64 above 0."""
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +36,7 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     """Passes over the training examples of the device."""
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 20
     """Examples of a mini-batch."""
-    learning_rate: PositiveFloat = 0.1
+    learning_rate: Annotated[float, Meta(ge=MIN_LEARNING_RATE, le=1e15)] = 0.1
     """Step size of SGD in the first rounds."""
     learning_rate_decay: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Factor on the learning rate after every `decay_every` rounds."""
@@ -44,14 +48,15 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     """L2 penalty on the parameters, as in torch.optim.SGD."""
     proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """FedProx mu."""
-    clip_norm: PositiveFloat | None = None
+    clip_norm: Annotated[float, Meta(gt=0.0, le=1e15)] | None = None
     """Largest L2 norm of the gradient of a mini-batch; not set: no clipping."""
     max_steps: PositiveInt | None = None
     """Stop after this many mini-batches; not set: all epochs."""
 
     def learning_rate_at(self, round_id: int) -> float:
         """Return the learning rate of a round, counted from 1."""
-        return self.learning_rate * self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
+        factor = self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
+        return max(self.learning_rate * factor, MIN_LEARNING_RATE)
 
     def hyperparameters(self, round_id: int) -> Hyperparameters:
         """Return the hyperparameters of a round, counted from 1."""
@@ -122,8 +127,8 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """Weight of time against fairness (rbcs-f), 1/s."""
     estimator: Literal["ridge", "phases"] = "ridge"
     """One regression of the whole exchange time, as in the paper, or one regression per phase."""
-    ridge_lambda: PositiveFloat = 1.0
-    """Penalty of the regression, > 0."""
+    ridge_lambda: Annotated[float, Meta(ge=1e-6, le=1e12)] = 1.0
+    """Penalty of the regression; a smaller one is lost in the rounding of large contexts."""
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Factor on the weight of an exchange for each later one of the same device; 1: no discount."""
     alpha: NonNegativeFloat | Literal["theory"] = 0.1
@@ -218,12 +223,12 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
 
     rule: Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"] = "fedavg"
     """Rule that merges the updates of a round."""
-    q: NonNegativeFloat = 1.0
+    q: Annotated[float, Meta(ge=0.0, le=1e3)] = 1.0
     """Fairness exponent of q-fedavg."""
     weights: Literal["equal", "n", "n_over_pi"] | None = None
     """Weight of each device before its loss counts: 1, n_k, or n_k divided by its running rate of
     merged updates; not set: n for fedavg and q-fedavg, equal for corefed and aaggff."""
-    server_learning_rate: PositiveFloat = 1.0
+    server_learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)] = 1.0
     """fedavg: step from the model towards the average; 1 is the average itself."""
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
     """aaggff: the distribution function that maps losses to bounded responses."""
