@@ -10,7 +10,10 @@ from tests.docs.pages import read_blocks, run_page
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
-PAGES = ("own-data",)
+PAGES = (
+    "own-data",
+    "own-device",
+)
 
 
 @pytest.fixture(scope="module")
