@@ -13,6 +13,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = (
     "own-data",
     "own-device",
+    "own-model",
 )
 
 
