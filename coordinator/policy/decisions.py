@@ -292,7 +292,7 @@ class Decisions:
         """
         rule, learning_rate = self.aggregator, self.config.training.learning_rate_at(round_id)
         if isinstance(rule, Streaming):
-            return rule.begin(vector, n_params, learning_rate)
+            return rule.begin(vector, n_params, learning_rate, self._registered)
         return Gathered(rule, vector, n_params, learning_rate, models(), self._registered)
 
     def training_seed(self, round_id: int, row: int) -> int:

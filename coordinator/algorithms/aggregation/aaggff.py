@@ -420,8 +420,8 @@ class AAggFF:
             per_round: With "d": m, devices drawn per round.
             beta_cap: With "s": see `AAggFFS`.
             impute: With "d": see `AAggFFD`.
-            weights: With "d": "n_over_pi" estimates each device's inclusion probability by its
-                running aggregation rate, for a selector that does not draw uniformly.
+            weights: With "d": "n_over_pi" multiplies each device's inclusion probability by its
+                `Participation.relative_rates`, for a selector that does not draw uniformly.
         """
         self._is_silo, self._cdf = kind == "s", cdf
         self._per_round, self._beta_cap, self._impute = per_round, beta_cap, impute
@@ -475,8 +475,11 @@ class AAggFF:
             r[rows] = seen
             rule.learn(r)
         else:
-            pi = self._participation.observe(rows) if self._participation else None
-            rule.learn(rows, responses(losses, self._cdf, rule.inclusion(len(rows))), pi)
+            inclusion, pi = rule.inclusion(len(rows)), None
+            if self._participation:
+                pi = np.minimum(inclusion * self._participation.relative_rates(rows), 1.0)
+                self._participation.observe(rows, clients)
+            rule.learn(rows, responses(losses, self._cdf, inclusion), pi)
         return weights_of(rule.p, rows)
 
     def _made(self, clients: int) -> AAggFFS | AAggFFD:

@@ -155,8 +155,13 @@ class Aggregator(Protocol):
 class Streaming(Aggregator, Protocol):
     """A rule that reads each update once, so that memory does not grow with the cohort."""
 
-    def begin(self, vector: Vector, n_params: int, learning_rate: float) -> Accumulator:
-        """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
+    def begin(
+        self, vector: Vector, n_params: int, learning_rate: float, registered: int = 0
+    ) -> Accumulator:
+        """Return the empty merge of a round in which `vector`, shape (n_values,), was sent.
+
+        `registered` is the number of all devices, selected or not; 0 if unknown.
+        """
         ...
 
 

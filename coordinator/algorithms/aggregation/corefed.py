@@ -78,10 +78,17 @@ class CoreFed:
         """Set the upper bound of losses; see `corefed_weights`."""
         self._M, self._normalise, self._weighting = M, normalise, Weighting(weights)
 
-    def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "CoreMerge":
+    def begin(
+        self, vector: Vector, n_params: int, learning_rate: float, registered: int = 0
+    ) -> "CoreMerge":
         """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
         return CoreMerge(
-            vector, n_params, M=self._M, normalise=self._normalise, weighting=self._weighting
+            vector,
+            n_params,
+            M=self._M,
+            normalise=self._normalise,
+            weighting=self._weighting,
+            registered=registered,
         )
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
@@ -90,7 +97,8 @@ class CoreFed:
         Raises:
             ValueError: The reports have no losses.
         """
-        return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
+        begun = self.begin(vector, n_params, reports.learning_rate, reports.registered)
+        return merge_one_by_one(begun, reports)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -108,10 +116,18 @@ class CoreMerge:
     """
 
     def __init__(
-        self, sent: Vector, n_params: int, *, M: float, normalise: bool, weighting: Weighting
+        self,
+        sent: Vector,
+        n_params: int,
+        *,
+        M: float,
+        normalise: bool,
+        weighting: Weighting,
+        registered: int,
     ) -> None:
         self._sent, self._n_params = sent, n_params
-        self._M, self._normalise, self._weighting = M, normalise, weighting
+        self._M, self._normalise = M, normalise
+        self._weighting, self._registered = weighting, registered
         self._params = RunningSum(n_params)
         self._buffers = RunningSum(sent.size - n_params)
         self._at, self._rows, self._n_k, self._count = list[int](), list[int](), list[int](), 0
@@ -141,7 +157,7 @@ class CoreMerge:
         weights = np.zeros(self._count)
         if not self._at:
             return Merge(self._sent.copy(), weights)
-        self._weighting.observe(np.array(self._rows))
+        self._weighting.observe(np.array(self._rows), self._registered)
         losses, shares = np.array(self._losses), np.array(self._shares)
         a = corefed_weights(losses, self._M, shares, normalise=self._normalise)
         weights[self._at] = a

@@ -35,13 +35,16 @@ class FedAvg:
         self._weighting = Weighting(weights)
         self._eta = server_learning_rate
 
-    def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "Average":
+    def begin(
+        self, vector: Vector, n_params: int, learning_rate: float, registered: int = 0
+    ) -> "Average":
         """Return the empty average of a round in which `vector`, shape (n_values,), was sent."""
-        return Average(vector, self._weighting, n_params, self._eta)
+        return Average(vector, self._weighting, n_params, self._eta, registered)
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
         """Return the next model, shape (n_values,), or the same one if no report is usable."""
-        return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
+        begun = self.begin(vector, n_params, reports.learning_rate, reports.registered)
+        return merge_one_by_one(begun, reports)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -55,8 +58,10 @@ class FedAvg:
 class Average:
     """One round of FedAvg as the fraction sum_k a_k w_k / sum_k a_k, a_k of `Weighting`."""
 
-    def __init__(self, sent: Vector, weighting: Weighting, n_params: int, eta: float) -> None:
-        self._sent = sent
+    def __init__(
+        self, sent: Vector, weighting: Weighting, n_params: int, eta: float, registered: int
+    ) -> None:
+        self._sent, self._registered = sent, registered
         self._weighting = weighting
         self._n_params, self._eta = n_params, eta
         self._sum = RunningSum(sent.size)
@@ -83,7 +88,7 @@ class Average:
         weights = np.array(self._weights)
         if not self._rows:
             return Merge(self._sent.copy(), weights)
-        self._weighting.observe(np.array(self._rows, dtype=np.int64))
+        self._weighting.observe(np.array(self._rows, dtype=np.int64), self._registered)
         average = self._sum.divided_by(total_of(weights))
         if self._eta != 1.0:
             params = average[: self._n_params]

@@ -96,7 +96,9 @@ class QFedAvg:
         self._q = q
         self._weighting = Weighting(weights)
 
-    def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "QMerge":
+    def begin(
+        self, vector: Vector, n_params: int, learning_rate: float, registered: int = 0
+    ) -> "QMerge":
         """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
         return QMerge(
             vector,
@@ -104,6 +106,7 @@ class QFedAvg:
             q=self._q,
             lipschitz=1.0 / learning_rate,
             weighting=self._weighting,
+            registered=registered,
         )
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
@@ -115,7 +118,8 @@ class QFedAvg:
         Raises:
             ValueError: The reports have no losses.
         """
-        return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
+        begun = self.begin(vector, n_params, reports.learning_rate, reports.registered)
+        return merge_one_by_one(begun, reports)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -143,10 +147,11 @@ class QMerge:
         q: float,
         lipschitz: float,
         weighting: Weighting,
+        registered: int,
     ) -> None:
         self._sent, self._n_params = sent, n_params
         self._q, self._lipschitz = q, lipschitz
-        self._weighting = weighting
+        self._weighting, self._registered = weighting, registered
         self._params = RunningSum(n_params)
         self._buffers = RunningSum(sent.size - n_params)
         self._unit = 0
@@ -178,7 +183,7 @@ class QMerge:
         losses = np.array([client.loss for client in clients])
         if not clients or (self._q > 0.0 and not losses.any()):
             return Merge(self._sent.copy(), weights)
-        self._weighting.observe(np.array([client.row for client in clients]))
+        self._weighting.observe(np.array([client.row for client in clients]), self._registered)
         a = q_ffl_weights(
             np.array([client.squared_norm for client in clients]),
             losses,

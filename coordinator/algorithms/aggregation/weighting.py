@@ -10,34 +10,50 @@ from fairbed.coordinator.algorithms.columns import grown
 Weights: TypeAlias = Literal["equal", "n", "n_over_pi"]
 """p_k of a rule, up to a common factor: 1, n_k or n_k / pi_k."""
 
-RATE_FLOOR = 0.01
-"""Lower bound of a rate: the weight of an update grows by at most a factor of 100."""
+RATIO_CAP = 5.0
+"""A rate counts as at least 1/5 and at most 5 times the mean, because a rare update has a large
+variance: it counts at most five times as much as that of an average device. With RBCS-F no device
+is below the lower bound if beta is at least a fifth of the mean rate."""
 
 
 class Participation:
-    """Counts aggregated updates per row; their rate estimates the inclusion probability pi.
+    """Counts aggregated updates per row, to estimate how probable it is that a device has one.
 
-    The rounds of a row are counted from the first report of this or any later row: rows are only
-    appended, so the device existed by then.
+        rho_k = pi_k / C = (a_k + 1) / (C t_k + 1),   between 1 / RATIO_CAP and RATIO_CAP
+
+    a_k counts the rounds that aggregated the device, of t_k rounds since its registration;
+    C = sum a / sum t is the mean rate. The added ones are a prior of 1 / C rounds with one update:
+    a new device has the mean rate. Counts of the current round are not included, so an update does
+    not change its own weight.
     """
 
     def __init__(self) -> None:
         self._aggregated: Ints = np.zeros(0, dtype=np.int64)
         self._rounds: Ints = np.zeros(0, dtype=np.int64)
+        self._mean = 0.0
 
-    def rate(self, row: int) -> float:
-        """Return the pi that a row has if it is aggregated in this round."""
-        is_known = row < len(self._rounds)
-        aggregated, rounds = (self._aggregated[row], self._rounds[row]) if is_known else (0, 0)
-        return max(float((aggregated + 1) / (rounds + 1)), RATE_FLOOR)
+    def relative_rates(self, rows: Ints) -> Floats:
+        """Return rho_k of rows, shape (K,); all are 1 before the first round."""
+        aggregated, rounds = np.zeros(len(rows)), np.zeros(len(rows))
+        is_known = rows < len(self._rounds)
+        aggregated[is_known] = self._aggregated[rows[is_known]]
+        rounds[is_known] = self._rounds[rows[is_known]]
+        rho = (aggregated + 1.0) / (self._mean * rounds + 1.0)
+        return np.clip(rho, 1.0 / RATIO_CAP, RATIO_CAP)
 
-    def observe(self, rows: Ints) -> Floats:
-        """Count a round that aggregates `rows`, shape (K,); return their pi, shape (K,)."""
-        n = int(rows.max()) + 1
+    def observe(self, rows: Ints, registered: int) -> None:
+        """Count a round that aggregates `rows`, shape (K,), of the `registered` first rows.
+
+        If `registered` is 0 (unknown), rounds of a device count from its first update.
+        """
+        n = max(registered, int(rows.max()) + 1)
         self._aggregated, self._rounds = grown(self._aggregated, n), grown(self._rounds, n)
-        self._rounds += 1
+        exists = self._rounds > 0
+        exists[:registered] = True
+        exists[rows] = True
+        self._rounds[exists] += 1
         self._aggregated[rows] += 1
-        return np.maximum(self._aggregated[rows] / self._rounds[rows], RATE_FLOOR)
+        self._mean = float(self._aggregated.sum() / self._rounds.sum())
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -47,16 +63,20 @@ class Participation:
         """Restore a state that `to_state` returned."""
         self._aggregated = np.array(state["merged"], dtype=np.int64)
         self._rounds = np.array(state["rounds"], dtype=np.int64)
+        rounds = int(self._rounds.sum())
+        self._mean = float(self._aggregated.sum() / rounds) if rounds else 0.0
 
 
 class Weighting:
     """Weights p_k of the updates, up to a common factor: 1, n_k or n_k / pi_k.
 
-    pi_k is the device's running aggregation rate. Division by it corrects for a selector that
-    prefers some devices.
+    pi_k is the device's running rate of aggregated updates, as `Participation` estimates it.
+    Division by it corrects for a selector that prefers some devices.
 
     Source:
         Inverse probability weights after Horvitz & Thompson (1952), normalised.
+    Deviates:
+        The bounds of `RATIO_CAP` limit the variance; the correction is incomplete beyond them.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -69,13 +89,13 @@ class Weighting:
             return np.ones(len(rows))
         p: Floats = n_k.astype(np.float64)
         if self._weights == "n_over_pi":
-            p /= [self._participation.rate(row) for row in rows.tolist()]
+            p /= self._participation.relative_rates(rows)
         return p
 
-    def observe(self, rows: Ints) -> None:
-        """Count a round that aggregates `rows`, shape (K,)."""
+    def observe(self, rows: Ints, registered: int) -> None:
+        """Count a round that aggregates `rows`, shape (K,); see `Participation.observe`."""
         if self._weights == "n_over_pi":
-            self._participation.observe(rows)
+            self._participation.observe(rows, registered)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""

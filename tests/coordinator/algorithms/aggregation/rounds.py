@@ -19,6 +19,7 @@ def reports(
     losses: Sequence[float] | None = None,
     rows: Sequence[int] | None = None,
     learning_rate: float = 0.1,
+    registered: int = 0,
 ) -> Reports:
     """Return a round with these client models; one example each, loss 1, rows from 0."""
     count = len(models)
@@ -28,4 +29,5 @@ def reports(
         models=[vector(*model) for model in models],
         loss_before=np.array([1.0] * count if losses is None else losses, dtype=np.float64),
         learning_rate=learning_rate,
+        registered=registered,
     )

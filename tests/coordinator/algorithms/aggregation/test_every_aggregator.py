@@ -103,6 +103,40 @@ def test_ignores_client_order_to_the_last_bit(
 
 @every_rule
 @settings(max_examples=examples(40))
+@given(data=st.data())
+def test_ignores_the_rows_that_devices_have(name: str, data: st.DataObject) -> None:
+    """Devices that register before the same round may get their rows in any order."""
+    joined = sorted(data.draw(st.lists(st.integers(0, 3), min_size=2, max_size=6), "joined"))
+    joined[0] = 0
+    row_of = list(range(len(joined)))
+    for when in set(joined):
+        rows = [row for row, at in enumerate(joined) if at == when]
+        for old, new in zip(rows, data.draw(st.permutations(rows)), strict=True):
+            row_of[old] = new
+    first, second = make_aggregator(CONFIGS[name]), make_aggregator(CONFIGS[name])
+    for at in range(6):
+        registered = sum(when <= at for when in joined)
+        present = data.draw(
+            st.lists(st.integers(0, registered - 1), min_size=1, unique=True), f"round {at}"
+        )
+        losses = data.draw(st.lists(st.floats(0.1, 5.0), min_size=6, max_size=6), "losses")
+        given_ = reports(
+            [[row, at, 1, 2, 3] for row in present],
+            n_k=[1 + row for row in present],
+            losses=losses[: len(present)],
+            rows=present,
+            registered=registered,
+        )
+        renamed = replace(given_, rows=np.array([row_of[row] for row in present]))
+        ours, theirs = merged(name, given_, first), merged(name, renamed, second)
+        np.testing.assert_allclose(ours.weights, theirs.weights, rtol=1e-9)
+        if name in STREAMED:
+            np.testing.assert_array_equal(ours.weights, theirs.weights)
+            np.testing.assert_array_equal(ours.vector, theirs.vector)
+
+
+@every_rule
+@settings(max_examples=examples(40))
 @given(given_=client_models())
 def test_does_not_change_its_input(name: str, given_: Reports) -> None:
     before, sent = copy.deepcopy(given_), SENT.copy()

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from fairbed.coordinator.algorithms.aggregation.base import Reports
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
-from fairbed.coordinator.algorithms.aggregation.weighting import RATE_FLOOR, Participation
+from fairbed.coordinator.algorithms.aggregation.weighting import RATIO_CAP
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.strategies import client_models
 
@@ -52,7 +52,9 @@ def test_a_device_aggregated_half_as_often_counts_twice() -> None:
     for t in range(10):
         both = t % 2 == 1
         merge = rule.merge(
-            vector(0), 1, reports([[0.0], [1.0]] if both else [[0.0]], rows=[1, 0][: 1 + both])
+            vector(0),
+            1,
+            reports([[0.0], [1.0]] if both else [[0.0]], rows=[1, 0][: 1 + both], registered=2),
         )
     assert merge.weights.tolist() == pytest.approx([1 / 3, 2 / 3])
 
@@ -67,20 +69,35 @@ def test_the_correction_learns_the_rates_of_a_random_selection() -> None:
     assert last.weights[1] == pytest.approx(0.75, abs=0.03)
 
 
-def test_participation_counts_from_when_a_row_must_have_existed() -> None:
-    counts = Participation()
-    for _ in range(9):
-        counts.observe(np.array([0]))
-    assert counts.observe(np.array([2, 0])).tolist() == [1.0, 1.0]
-    assert counts.observe(np.array([1])).tolist() == [0.5], "row 1 existed when row 2 reported"
+def test_the_correction_counts_from_the_registration_whatever_the_row() -> None:
+    """Two devices are registered; one of them is aggregated in the last of four rounds only."""
+    weights = []
+    for rare, usual in ((0, 1), (1, 0)):
+        rule = FedAvg("n_over_pi")
+        for _ in range(3):
+            rule.merge(vector(0), 1, reports([[0.0]], rows=[usual], registered=2))
+        pair = reports([[0.0], [0.0]], rows=[rare, usual], registered=2)
+        weights.append(rule.merge(vector(0), 1, pair).weights.tolist())
+    assert weights[0] == weights[1] == pytest.approx([4 / 5, 1 / 5])
 
 
-def test_participation_has_a_floor() -> None:
-    counts = Participation()
-    counts.observe(np.array([0, 1]))
-    for _ in range(500):
-        counts.observe(np.array([1]))
-    assert counts.observe(np.array([0])).tolist() == [RATE_FLOOR]
+def test_a_newcomer_counts_like_an_average_device() -> None:
+    rule = FedAvg("n_over_pi")
+    for _ in range(100):
+        rule.merge(vector(0), 1, reports([[0.0]], rows=[0], registered=1))
+    pair = reports([[0.0], [0.0]], registered=2)
+    assert rule.merge(vector(0), 1, pair).weights.tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_the_correction_is_capped() -> None:
+    """Row 1 of 11 is never aggregated for 1000 rounds, row 0 in each of them."""
+    rule = FedAvg("n_over_pi")
+    for at in range(1000):
+        rows = [0, 2 + at % 9]
+        rule.merge(vector(0), 1, reports([[0.0]] * 2, rows=rows, registered=11))
+    pair = reports([[0.0], [0.0]], registered=11)
+    often, never = rule.merge(vector(0), 1, pair).weights.tolist()
+    assert never / often == pytest.approx(RATIO_CAP**2)
 
 
 def test_a_server_learning_rate_moves_the_parameters_part_of_the_way() -> None:

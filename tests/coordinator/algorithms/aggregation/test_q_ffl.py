@@ -120,7 +120,7 @@ def test_uniform_sampling_multiplies_both_sums_by_the_share_of_examples() -> Non
 
 def test_n_over_pi_corrects_a_biased_selection() -> None:
     rule = QFedAvg(0.0, weights="n_over_pi")
-    pair = reports([[0.8, 1.0], [1.0, 0.9]])
+    pair = reports([[0.8, 1.0], [1.0, 0.9]], registered=2)
     rule.merge(SENT, 2, pair)
     for _ in range(2):
         rule.merge(SENT, 2, reports([[0.8, 1.0]]))

@@ -14,7 +14,6 @@ from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Repor
 from fairbed.coordinator.algorithms.aggregation.corefed import corefed_weights
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
 from fairbed.coordinator.algorithms.aggregation.running_sum import BLOCK
-from fairbed.coordinator.algorithms.aggregation.weighting import Participation
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.factories import make_aggregator
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
@@ -180,15 +179,6 @@ def test_a_much_larger_loss_may_arrive_at_any_time(q: float, losses: list[float]
     a = q_ffl_weights(norms, np.array(losses), np.ones(4), q, 10.0)
     np.testing.assert_allclose(merge.vector, SENT + a @ (models - SENT), rtol=1e-6)
     np.testing.assert_allclose(merge.weights, a, rtol=1e-12)
-
-
-@given(rounds=st.lists(st.sets(st.integers(0, 5), min_size=1), max_size=8))
-def test_the_rate_is_known_before_the_round_is_counted(rounds: list[set[int]]) -> None:
-    counts = Participation()
-    for present in rounds:
-        rows = sorted(present)
-        known = [counts.rate(row) for row in rows]
-        assert counts.observe(np.array(rows)).tolist() == known
 
 
 class Median:
