@@ -1,5 +1,6 @@
 """Finds runs: all below a root folder, or the one that a reference names."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,8 +64,9 @@ def resolve_run(root: Path, ref: str) -> Path:
     Raises:
         RunNotFoundError: No run matches, or more than one; the message lists them.
     """
-    for folder in (root / ref, Path(ref)):
-        if (folder / DATABASE).is_file():
+    folders = root / ref, Path(ref)
+    for folder in folders:
+        if os.path.isfile(folder / DATABASE):
             return folder
     infos = list_runs(root)
     if ref == LATEST and infos:
@@ -72,6 +74,12 @@ def resolve_run(root: Path, ref: str) -> Path:
     matches = [info for info in infos if info.run_id.startswith(ref) and ref]
     if len(matches) == 1:
         return matches[0].folder
+    for folder in folders:
+        if ref and not matches and os.path.isdir(folder):
+            raise RunNotFoundError(
+                f"{folder}: must be the folder of a run, got one without {DATABASE}; `fairbed "
+                "runs` lists the runs"
+            )
     rule = "must name one run" if matches else "must name a run"
     found = matches or infos
     names = ", ".join(info.run_id for info in found[:SHOWN]) or "none yet"

@@ -11,14 +11,14 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader, StoreError
-from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.cli import DONE, RUNS, count_option
+from fairbed.testbed.cli import DONE, RUNS, count_option, without_errno
 from fairbed.testbed.cli.run import (
     check_new,
     check_resumable,
+    holds_run,
     named_experiment,
     new_id,
     selector_of,
@@ -43,13 +43,13 @@ def main(options: argparse.Namespace) -> int:
             options.set.append("replay.training=false")
         experiment, named = named_experiment(options)
         folder = named or options.out or RUNS / new_id(experiment.name)
-        is_new = not (folder / DATABASE).exists()
+        is_new = not holds_run(folder)
         if is_new and options.out is not None:
             check_new(folder)
         selector_of(experiment)
         setup = setup_of(experiment)
         if not is_new:
-            check_resumable(folder, setup.experiment, is_named=named is not None, clock="virtual")
+            check_resumable(folder, setup.experiment, is_named=named is not None, command="replay")
         if (problem := infeasible_rate(experiment)) is not None:
             print(f"warning: {problem}", file=sys.stderr)
         progress = _ReplayProgress(experiment.rounds)
@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
         TaskError,
         OSError,
     ) as exc:
-        raise RunError(str(exc)) from exc
+        raise RunError(without_errno(exc)) from exc
     with RunReader(folder) as reader:
         summary = summarise_run(reader)
     if options.json:

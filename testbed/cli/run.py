@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import anyio
 import msgspec
@@ -24,8 +24,8 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError, RoundProgress
 from fairbed.coordinator.server.lease import AnotherCoordinatorError
-from fairbed.coordinator.store import RunReader, StoreError
-from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store import RunInfo, RunReader, StoreError
+from fairbed.coordinator.store.connection import CONFIG, DATABASE
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.sensors import real_host
@@ -104,7 +104,7 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
     experiment = _with_host_speed(experiment)
     run_id = folder.name if folder else new_id(experiment.name)
     folder = folder or options.out or RUNS / run_id
-    if (folder / DATABASE).exists():
+    if holds_run(folder):
         run_id = check_resumable(folder, experiment, is_named=path_is_run(options))
     elif options.out is not None:
         run_id = folder.resolve().name
@@ -228,21 +228,77 @@ def named_experiment(options: argparse.Namespace) -> tuple[Experiment, Path | No
     path: Path = options.experiment
     folder = path if path_is_run(options) else None
     if folder is not None:
-        path = folder / "experiment.toml"
+        path = folder / CONFIG
         if not path.exists():
             raise UsageError(
                 f"{folder}: must be an experiment file or the folder of a run, got a folder "
                 "without experiment.toml; fairbed runs lists the runs"
             )
+        _check_run_folder(folder, "replay" if options.command == "replay" else "run")
         if options.out is not None or options.set or options.seed is not None:
             raise UsageError(
                 f"{folder}: a resumed run keeps its settings; remove --out, --set and --seed"
             )
+    elif path.suffix != ".toml" and not os.path.exists(path):
+        raise UsageError(
+            f"{path}: there is no such experiment file or run; `fairbed runs` lists the runs, and "
+            "`fairbed examples` the examples"
+        )
     try:
         experiment = load_experiment(path, options.set, options.seed)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
     return experiment, folder
+
+
+def _check_run_folder(folder: Path, command: Literal["run", "replay"]) -> None:
+    """Check that a folder holds a run that the command can resume, or one that did not begin.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if (folder / DATABASE).exists():
+        _check_unfinished(folder, command, is_named=True)
+    elif foreign_files(folder):
+        raise UsageError(
+            f"{folder}: must be the folder of a run, got one without {DATABASE}; start its "
+            f"experiment with: fairbed {command} {folder / CONFIG}"
+        )
+
+
+def _check_unfinished(
+    folder: Path, command: Literal["run", "replay"], *, is_named: bool
+) -> RunInfo:
+    """Return a run that the command can resume.
+
+    Raises:
+        UsageError: The run is live, done, or of the other command.
+    """
+    with RunReader(folder) as reader:
+        info = reader.run()
+    anew = f"fairbed {command} {folder / CONFIG}"
+    if info.is_alive:
+        raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {folder}")
+    if (info.row.clock == "virtual") != (command == "replay"):
+        found = "a live run" if command == "replay" else "a replay"
+        hint = f"start it anew with: {anew}" if is_named else "choose another --out"
+        raise UsageError(f"{folder}: must be a run of fairbed {command}, got {found}; {hint}")
+    if info.status == "done" and is_named:
+        raise UsageError(
+            f"{folder}: this run is done, nothing is left to resume; see it with: fairbed show "
+            f"{folder}; repeat it with: {anew}"
+        )
+    if info.status == "done":
+        raise UsageError(
+            f"{folder}: this run is done; choose another --out, or open it with: "
+            f"fairbed watch {folder}"
+        )
+    return info
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a run; a path that the file system rejects does not."""
+    return os.path.exists(folder / DATABASE)
 
 
 def _with_host_speed(experiment: Experiment) -> Experiment:
@@ -264,7 +320,7 @@ def _with_host_speed(experiment: Experiment) -> Experiment:
 def path_is_run(options: argparse.Namespace) -> bool:
     """Return whether the command line names the folder of a run to resume."""
     path: Path = options.experiment
-    return path.is_dir()
+    return os.path.isdir(path)
 
 
 def check_new(folder: Path) -> None:
@@ -276,7 +332,9 @@ def check_new(folder: Path) -> None:
     try:
         found = foreign_files(folder)
     except OSError as exc:
-        raise UsageError(f"--out {folder}: must be a folder, got: {exc.strerror}") from exc
+        raise UsageError(
+            f"--out {folder}: must be a folder, got: {exc.strerror}; choose another"
+        ) from exc
     if found:
         raise UsageError(
             f"--out {folder}: must be a new or empty folder, got one with {found[0]}; choose "
@@ -285,7 +343,11 @@ def check_new(folder: Path) -> None:
 
 
 def check_resumable(
-    folder: Path, experiment: Experiment, *, is_named: bool, clock: str = "real"
+    folder: Path,
+    experiment: Experiment,
+    *,
+    is_named: bool,
+    command: Literal["run", "replay"] = "run",
 ) -> str:
     """Check that a run can be resumed; return its id.
 
@@ -293,26 +355,12 @@ def check_resumable(
         folder: The folder of the run.
         experiment: The experiment to resume.
         is_named: The command line names the folder, not an experiment file.
-        clock: Clock of the command: a replay cannot resume a live run.
+        command: The command, as a replay cannot resume a live run.
 
     Raises:
         UsageError: The run cannot be resumed.
     """
-    command = "run" if clock == "real" else "replay"
-    with RunReader(folder) as reader:
-        info = reader.run()
-    if info.is_alive:
-        raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {folder}")
-    if info.row.clock != clock:
-        found = "a replay" if clock == "real" else "a live run"
-        raise UsageError(
-            f"{folder}: must be a run of fairbed {command}, got {found}; choose another folder"
-        )
-    if info.status == "done":
-        raise UsageError(
-            f"{folder}: this run is done; choose another --out, or open it with: "
-            f"fairbed watch {folder}"
-        )
+    info = _check_unfinished(folder, command, is_named=is_named)
     if info.row.config_hash != experiment.hash() and is_named:
         raise UsageError(
             f"{folder}/experiment.toml: must be unchanged since the run began, got a change; "

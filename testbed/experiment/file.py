@@ -361,7 +361,9 @@ def read_document(path: Path) -> dict[str, Any]:
             f"{path}: there is no such file; `fairbed init` writes one and `fairbed examples` has "
             "some"
         ) from exc
-    except (OSError, UnicodeDecodeError) as exc:
+    except OSError as exc:
+        raise ExperimentError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
         raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
     except tomllib.TOMLDecodeError as exc:
         raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc

@@ -253,3 +253,59 @@ def test_a_recording_needs_time(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["record", "pi-7", "--for", "0s", "--out", str(tmp_path / "out")]) == 2
     assert "--for must be at least 1s, got '0s'; 60s is usual" in error_of(capsys)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "replay"])
+def test_a_name_that_the_file_system_does_not_accept_is_bad_usage(
+    replayable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    out = tmp_path / ("x" * 300)
+    flags = ["--headless"] if command == "run" else []
+    assert main([command, str(replayable), *flags, "--out", str(out)]) == 2
+    assert ": must be a folder, got: File name too long; choose another" in error_of(capsys)
+    assert main([command, str(out), *flags]) == 2
+    assert ": there is no such experiment file or run; `fairbed runs`" in error_of(capsys)
+
+
+def test_a_finished_run_is_not_replayed_but_its_experiment_is(
+    replayable: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, live = tmp_path / "done", runs / "demo-1"
+    assert main(["replay", str(replayable), "--out", str(done)]) == 0
+    (live / "experiment.toml").write_text(replayable.read_text(), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["replay", str(done)]) == 2
+    assert error_of(capsys).endswith(
+        f"{done}: this run is done, nothing is left to resume; see it with: fairbed show {done}; "
+        f"repeat it with: fairbed replay {done}/experiment.toml"
+    )
+    assert main(["replay", str(replayable), "--out", str(done)]) == 2
+    assert f"{done}: this run is done; choose another --out, or" in error_of(capsys)
+    assert main(["run", str(done), "--headless"]) == 2
+    assert f"got a replay; start it anew with: fairbed run {done}/exp" in error_of(capsys)
+    assert main(["replay", str(live)]) == 2
+    assert f"got a live run; start it anew with: fairbed replay {live}/exp" in error_of(capsys)
+
+
+@pytest.mark.parametrize("command", ["run", "replay"])
+def test_a_run_that_was_deleted_says_so(
+    replayable: Path, runs: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    gone, folder = runs / "gone", runs / "demo-1"
+    flags = ["--headless"] if command == "run" else []
+    assert main([command, str(gone), *flags]) == 2
+    assert f"{gone}: there is no such experiment file or run; `fairbed runs`" in error_of(capsys)
+    (folder / "run.db").unlink()
+    (folder / "experiment.toml").write_text(replayable.read_text(), encoding="utf-8")
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    assert main([command, str(folder), *flags]) == 2
+    assert (
+        f"{folder}: must be the folder of a run, got one without run.db; start its experiment "
+        f"with: fairbed {command} {folder}/experiment.toml"
+    ) in error_of(capsys)
+    assert not (folder / "run.db").exists()
+    assert main(["show", str(folder), "--runs", str(runs)]) == 2
+    assert f"{folder}: must be the folder of a run, got one without run.db" in error_of(capsys)
+    assert main(["rm", str(folder), "--runs", str(runs)]) == 2
+    assert f"{folder}: must be the folder of a run, got one without run.db" in error_of(capsys)
+    assert (folder / "notes.txt").exists()
