@@ -1,7 +1,9 @@
 """An example of a torch model: a small network with batch normalisation for pictures.
 
-[model]
-name = "own_model:make"        # run in the folder of this file, or install it
+    [model]
+    name = "own_model:make"
+
+Name the folder of this file in `PYTHONPATH`, or install it.
 """
 
 from torch import nn
