@@ -247,8 +247,7 @@ class Decisions:
         rows, at = (np.array(list(column)) for column in (last.keys(), last.values()))
         context = observed.context[at]
         context = np.where(np.isnan(context), selection.context[rows], context)
-        phases_s = np.where(np.isnan(observed.tau_s[at, None]), np.nan, observed.phases_s[at])
-        self.estimator.observe(rows, context, Measured(time_s[at], phases_s))
+        self.estimator.observe(rows, context, Measured(time_s[at], observed.phases_s[at]))
 
     def _time_s(self, selection: Selection, observed: Observations) -> Floats:
         """Return the times that the estimator learns, seconds, shape (K,); NaN is skipped.

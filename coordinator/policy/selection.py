@@ -18,7 +18,8 @@ class Observation:
     tau_s: float | None
     """Measured model exchange time; None if it was not observed or is not valid."""
     phases_s: tuple[float, ...] | None
-    """Its phases, seconds, in the order of `PHASES`; None if `tau_s` is None."""
+    """Its phases, seconds, in the order of `PHASES`; None, or NaN for one phase: not seen or not
+    valid. Without `tau_s`, those that ended before the exchange was abandoned."""
     is_aggregated: bool
     timed_out: bool
     """The exchange missed the deadline, so it took at least that long."""

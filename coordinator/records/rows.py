@@ -1,5 +1,6 @@
 """Builders of store rows: exchanges, rounds, selections, loss queries and metrics. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,6 +101,18 @@ def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
     return *known, tau - sum(known)
 
 
+def seen_phases_s(exchange: Exchange) -> tuple[float, ...] | None:
+    """Return the phases of an abandoned exchange that its offer reports; None without an offer.
+
+    The upload and the rest were not seen: NaN.
+    """
+    if exchange.offer is None or exchange.is_disturbed:
+        return None
+    p = exchange.offer.phases
+    compute_s = sum(getattr(p, f"{phase}_s") for phase in COMPUTE_PHASES)
+    return p.download_s, p.load_s, compute_s, math.nan, math.nan
+
+
 def unaccounted_s(exchange: Exchange) -> float | None:
     """Return tau minus its phases and its signal; None until an update arrived."""
     phases = phases_s(exchange)
@@ -148,16 +161,16 @@ def observation(
     """
     is_valid = not invalid_reason(exchange, lag_p99_s)
     was_ended_early = exchange.is_late or exchange.state is ExchangeState.CANCELLED
+    is_bound = exchange.state in _CENSORED and not contention_reason(exchange)
+    known_phases_s = phases_s if is_valid else seen_phases_s if is_bound else None
     return Observation(
         row=row,
         tau_s=exchange.tau_s if is_valid else None,
-        phases_s=phases_s(exchange) if is_valid else None,
+        phases_s=None if known_phases_s is None else known_phases_s(exchange),
         is_aggregated=exchange.state is ExchangeState.DONE,
-        timed_out=exchange.state is ExchangeState.LATE and not contention_reason(exchange),
+        timed_out=exchange.state is ExchangeState.LATE and is_bound,
         loss=_loss(exchange.offer),
-        at_least_s=exchange.at_least_s
-        if was_ended_early and exchange.state in _CENSORED and not contention_reason(exchange)
-        else None,
+        at_least_s=exchange.at_least_s if was_ended_early and is_bound else None,
         context=context,
     )
 

@@ -57,10 +57,10 @@ class Measured:
     """Measured times of K exchanges."""
 
     tau_s: Floats
-    """Exchange times, seconds, shape (K,)."""
+    """Exchange times, seconds, shape (K,); a lower bound for an exchange that did not end."""
     phases_s: Floats
-    """Their phases, seconds, in the order of `PHASES`, shape (K, 5); they add up to tau_s. A row of
-    NaN is an exchange that missed its deadline, so that only a bound is known."""
+    """Their phases, seconds, in the order of `PHASES`, shape (K, 5); they add up to tau_s. NaN is a
+    phase that was not seen, because the exchange missed its deadline or was cancelled."""
 
     @classmethod
     def of(cls, tau_s: Sequence[float], phases_s: Sequence[Sequence[float] | None]) -> "Measured":

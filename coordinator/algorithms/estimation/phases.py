@@ -198,6 +198,11 @@ class PhaseEstimator:
     1; q_p is the rate change of the last transfer. A phase with c_p = 0, such as loading on a warm
     device, is predicted as 0 s and not learned from.
 
+    Of an exchange that did not end, the phases that were seen are learned; the others took at least
+    R = tau - (sum of the seen), where tau is a lower bound. Until the device completes an exchange,
+
+        tau_hat = sum_{p seen} y_hat_p + max(sum_{p unseen} y_hat_p, R)
+
     Source:
         Own; the regressions are `Proportions`, `Transfers` and `Elasticities`, the sum of
         independent errors is textbook.
@@ -210,6 +215,10 @@ class PhaseEstimator:
             ValueError: The penalty is not positive, or the discount outside (0, 1].
         """
         self._models = {phase: _MODEL[phase](lambda_, discount) for phase in PHASES}
+        self._rest_s: Floats = np.zeros(0)
+        """R of each device, seconds, shape (N,); 0 if its last exchange was complete."""
+        self._is_unseen: Bools = np.zeros((0, len(PHASES)), dtype=np.bool_)
+        """Phases that R bounds, shape (N, 5)."""
 
     def predict(self, context: Floats) -> Prediction:
         """Predict for one context per device, shape (N, 4).
@@ -221,11 +230,11 @@ class PhaseEstimator:
         predicted = {
             phase: model.predict(_input(phase, context)) for phase, model in self._models.items()
         }
-        times_s = [y_hat_s for y_hat_s, _ in predicted.values()]
+        times_s = np.stack([y_hat_s for y_hat_s, _ in predicted.values()], axis=1)
         squares = [width_s**2 for _, width_s in predicted.values()]
         transfer_s: Floats = predicted["download"][0] + predicted["upload"][0]
         return Prediction(
-            tau_hat_s=reduce(np.add, times_s),
+            tau_hat_s=reduce(np.add, times_s.T) + self._missing_s(times_s),
             width_s=np.sqrt(reduce(np.add, squares)),
             transfer_hat_s=np.maximum(transfer_s, 0.0),
         )
@@ -233,7 +242,7 @@ class PhaseEstimator:
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
         """Learn from exchanges: rows (K,), their contexts before selection (K, 4).
 
-        An exchange whose phases are unknown is ignored.
+        A phase that is NaN was not seen: the time of the exchange is then a lower bound.
 
         Raises:
             ValueError: Shapes disagree, or a number is not finite. Nothing is learned then.
@@ -244,24 +253,61 @@ class PhaseEstimator:
                 f"phases: need rows (K,), context (K, 4) and phases (K, 5), got {rows.shape}, "
                 f"{context.shape} and {measured.phases_s.shape}; pass one row per exchange"
             )
-        is_known = ~np.isnan(measured.phases_s).any(axis=1)
-        rows, context, phases_s = rows[is_known], context[is_known], measured.phases_s[is_known]
-        if not (np.isfinite(context).all() and np.isfinite(phases_s).all()):
+        phases_s, is_unseen = measured.phases_s, np.isnan(measured.phases_s)
+        is_finite = np.isfinite(phases_s) | is_unseen
+        if not (np.isfinite(context).all() and is_finite.all()):
             raise ValueError(
                 f"phases: contexts and times must be finite, got {context.tolist()} and "
                 f"{phases_s.tolist()}; leave invalid exchanges out"
             )
         for column, (phase, model) in enumerate(self._models.items()):
-            model.observe(rows, _input(phase, context), phases_s[:, column])
+            seen = ~is_unseen[:, column]
+            model.observe(rows[seen], _input(phase, context[seen]), phases_s[seen, column])
+        self._bound(rows, measured.tau_s - np.nansum(phases_s, axis=1), is_unseen)
+
+    def _bound(self, rows: Ints, rest_s: Floats, is_unseen: Bools) -> None:
+        """Store the lower bounds of unseen phases; a complete exchange removes that of its device.
+
+        Args:
+            rows: Device rows, shape (K,).
+            rest_s: R, seconds, shape (K,).
+            is_unseen: Phases that were not seen, shape (K, 5).
+        """
+        if rows.size == 0:
+            return
+        n = int(rows.max()) + 1
+        self._rest_s, self._is_unseen = grown(self._rest_s, n), grown(self._is_unseen, n)
+        self._rest_s[rows] = np.where(is_unseen.any(axis=1), np.maximum(rest_s, 0.0), 0.0)
+        self._is_unseen[rows] = is_unseen
+
+    def _missing_s(self, times_s: Floats) -> Floats:
+        """Return how much the predicted phases (N, 5) are below the bounds, shape (N,)."""
+        missing_s = np.zeros(len(times_s))
+        rows = np.flatnonzero(self._rest_s[: len(times_s)])
+        unseen_s = np.where(self._is_unseen[rows], times_s[rows], 0.0).sum(axis=1)
+        missing_s[rows] = np.maximum(self._rest_s[rows] - unseen_s, 0.0)
+        return missing_s
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists."""
-        return {phase: model.to_state() for phase, model in self._models.items()}
+        rows = np.flatnonzero(self._rest_s)
+        bounds = {
+            "rows": rows.tolist(),
+            "rest_s": self._rest_s[rows].tolist(),
+            "is_unseen": self._is_unseen[rows].tolist(),
+        }
+        models = {phase: model.to_state() for phase, model in self._models.items()}
+        return {**models, "bounds": bounds}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned, of an estimator with the same prior."""
         for phase, model in self._models.items():
             model.load_state(state[phase])
+        bounds = state["bounds"]
+        rows, rest_s = np.array(bounds["rows"], dtype=np.int64), np.array(bounds["rest_s"])
+        is_unseen = np.array(bounds["is_unseen"], dtype=np.bool_).reshape(len(rows), len(PHASES))
+        self._rest_s, self._is_unseen = np.zeros(0), np.zeros((0, len(PHASES)), dtype=np.bool_)
+        self._bound(rows, rest_s, is_unseen)
 
 
 def _input(phase: Phase, context: Floats) -> Floats:

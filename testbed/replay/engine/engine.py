@@ -365,7 +365,10 @@ def _version_batch(group: Sequence[ReplayedExchange]) -> VersionBatch:
 
 
 def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observations:
-    """Return the observations of a round: times of updates that arrived, and bounds of others."""
+    """Return the observations of a round: times of updates that arrived, and bounds of others.
+
+    The phases before an offer are also seen of an exchange that did not end.
+    """
     k, is_done = len(over), flags(over, "is_done")
     compute_s = reduce(np.add, [column(over, f"{phase}_s") for phase in COMPUTE_PHASES])
     phases_s = np.stack(
@@ -378,6 +381,8 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
         ],
         axis=1,
     )
+    has_offered = is_done | flags(over, "has_trained")
+    is_seen = np.stack([has_offered, has_offered, has_offered, is_done, is_done], axis=1)
     context = np.full((k, CONTEXT), np.nan)
     for at, x in enumerate(over):
         if x.round != round_id:
@@ -385,7 +390,7 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
     return Observations(
         rows=np.array([x.row for x in over], dtype=np.int64),
         tau_s=np.where(is_done, column(over, "tau_s"), np.nan),
-        phases_s=np.where(is_done[:, np.newaxis], phases_s, np.nan),
+        phases_s=np.where(is_seen, phases_s, np.nan),
         is_aggregated=is_done,
         timed_out=np.array([x.entry.state is ExchangeState.LATE for x in over], dtype=np.bool_),
         loss=column(over, "loss"),

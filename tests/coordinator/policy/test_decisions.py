@@ -190,15 +190,27 @@ def test_mini_batch_orders_differ_between_rounds_and_devices() -> None:
     assert [made.training_seeds(r, np.arange(5)).tolist() for r in range(5)] == seeds
 
 
-def test_the_phase_estimator_learns_from_phases_and_not_from_bounds() -> None:
-    registry, made = fleet(3), decisions(estimator="phases", on_timeout="lower_bound")
+@pytest.mark.parametrize("on_timeout", ["drop", "lower_bound"])
+def test_the_phase_estimator_learns_seen_phases_and_bounds_the_rest(on_timeout: str) -> None:
+    registry, made = fleet(4), decisions(estimator="phases", on_timeout=on_timeout)
     selection = made.select(1, registry, BOTH_WAYS, now=1.0)
-    measured = Observation(0, 4.0, (1.0, 0.5, 1.5, 0.75, 0.25), True, False)
-    made.learn(selection, Observations.of([measured, Observation(1, None, None, False, True)]))
+    nan = float("nan")
+    observed = [
+        Observation(0, 4.0, (1.0, 0.5, 1.5, 0.75, 0.25), True, False),
+        Observation(1, None, None, False, True),
+        Observation(2, None, (4.0, 2.0, 4.0, nan, nan), False, True),
+    ]
+    made.learn(selection, Observations.of(observed))
     predicted = made.select(2, registry, BOTH_WAYS, now=1.0).prediction
-    assert predicted.tau_hat_s[0] > 1.0
-    assert predicted.tau_hat_s[1:].tolist() == [0.0, 0.0]
+    known_s, late_s, offered_s, unknown_s = predicted.tau_hat_s.tolist()
+    assert known_s > 1.0
+    assert unknown_s == 0.0
     assert predicted.width_s[0] < predicted.width_s[1]
+    if on_timeout == "drop":
+        assert (late_s, offered_s) == (0.0, 0.0)
+    else:
+        assert late_s == 30.0, "the deadline"
+        assert offered_s == pytest.approx(10.0 / 2 + 20.0, rel=0.05)
 
 
 POW_D = {"policy": "power-of-choice", "variant": "pow-d", "candidates": 4}

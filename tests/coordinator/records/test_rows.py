@@ -114,6 +114,23 @@ def test_a_missed_deadline_is_a_lower_bound_and_a_failure_is_not() -> None:
     assert invalid_reason(failed.exchanges["pi-1"], 0.0) == "training: out of memory"
 
 
+def test_the_phases_that_an_offer_reported_before_the_deadline_are_seen() -> None:
+    table = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
+    table.dispatch("pi-1", now=0.0)
+    table.on(Offered("pi-1", offer(3)), 50.0)
+    table.on(Tick(), 60.0)
+    exchange = table.exchanges["pi-1"]
+    seen = observation(exchange, 0, 0.0)
+    assert (seen.tau_s, seen.timed_out) == (None, True)
+    assert seen.phases_s is not None
+    complete = phases_s(measured_round().exchanges["pi-1"])
+    assert complete is not None
+    assert seen.phases_s[:3] == complete[:3]
+    assert np.isnan(seen.phases_s[3:]).all()
+    exchange.contention = Contention(device_s=9.0, path_s=0.0, watched_s=60.0)
+    assert observation(exchange, 0, 0.0).phases_s is None
+
+
 def test_the_row_keeps_the_context_known_before_selection() -> None:
     registry = Registry()
     registry.join("pi-1", hello(n_k=100), now=0.0)

@@ -14,6 +14,8 @@ from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import linear_fleet_of
 from fairbed.testbed.replay.world.linear import LinearWorld
+from tests.testbed.replay.fleets import experiment as small
+from tests.testbed.replay.fleets import replay_rounds
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "missed-deadlines.toml"
 DEVICES, DEAD = 40, 4
@@ -47,6 +49,7 @@ def total_and_calls(replayed: Experiment) -> tuple[float, Ints]:
         ["selection.queue_counts=aggregated"],
         ["selection.queue_counts=aggregated", "selection.V=5"],
         ["selection.policy=oort"],
+        ["selection.policy=fedcs", "selection.estimator=phases"],
     ],
     ids=" ".join,
 )
@@ -86,3 +89,22 @@ def test_each_is_named_once(counts: str, tmp_path: Path) -> None:
     ]
     text = "cannot be aggregated at the rate beta = 0.15"
     assert all((text in event.text) is (counts == "aggregated") for event in events)
+
+
+def test_the_phases_before_an_offer_are_seen_of_an_exchange_that_missed_the_deadline() -> None:
+    device = {"profile": "raspberry-pi-4b", "count": 1}
+    sections = {"selection": {"policy": "uniform", "per_round": 1, "estimator": "phases"}}
+    _, (complete,) = replay_rounds(small(device, **sections), 1)
+    one = complete.exchanges[0]
+    deadline_s = one.ready_s + 0.5 * one.upload_s
+    late = small(device, **sections, round={"deadline_s": deadline_s})
+    setup, (missed,) = replay_rounds(late, 1)
+    assert missed.outcome == ("late",)
+    learned = setup.decisions.estimator.to_state()
+    assert [phase for phase in ("load", "compute") if learned[phase]["rows"]] == ["load", "compute"]
+    assert learned["download"]["times"]["rows"] == [0]
+    assert learned["upload"]["times"]["rows"] == learned["rest"]["rows"] == []
+    seen_s = (
+        one.download_s + one.load_s + one.decode_s + one.evaluate_s + one.train_s + one.encode_s
+    )
+    assert learned["bounds"]["rest_s"] == pytest.approx([deadline_s - seen_s])

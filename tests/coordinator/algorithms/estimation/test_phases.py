@@ -120,10 +120,49 @@ def test_control_messages_that_waited_in_an_outage_do_not_set_the_rest() -> None
     assert estimator.predict(context).tau_hat_s == pytest.approx([2.07], abs=0.02)
 
 
-def test_an_exchange_without_phases_is_ignored() -> None:
-    estimator = PhaseEstimator()
-    estimator.observe(rows(0), np.ones((1, 4)), Measured.of([60.0], [None]))
-    assert estimator.to_state() == PhaseEstimator().to_state()
+UNSEEN = float("nan")
+
+
+def test_an_exchange_without_phases_is_a_lower_bound_until_a_complete_one() -> None:
+    estimator, context = PhaseEstimator(), np.ones((2, 4))
+    estimator.observe(rows(1), context[:1], Measured.of([60.0], [None]))
+    predicted = estimator.predict(context)
+    assert predicted.tau_hat_s.tolist() == [0.0, 60.0]
+    assert predicted.width_s.tolist() == PhaseEstimator().predict(context).width_s.tolist()
+    complete = Measured(np.array([10.0]), np.array([[2.0, 2.0, 2.0, 2.0, 2.0]]))
+    estimator.observe(rows(1), context[:1], complete)
+    assert estimator.predict(context).tau_hat_s == pytest.approx([0.0, 5.0])
+
+
+def test_the_phases_that_were_seen_teach_and_the_rest_is_bounded() -> None:
+    """Lambda = 1: half of each seen phase, and at least 12 - 6 s of upload and rest."""
+    estimator = PhaseEstimator(1.0)
+    context = np.array([[0.5, 1.0, 2.0, 1.0]])
+    phases_s = np.array([[3.0, 1.0, 2.0, UNSEEN, UNSEEN]])
+    estimator.observe(rows(0), context, Measured(np.array([12.0]), phases_s))
+    assert estimator.predict(context).tau_hat_s == pytest.approx([6.0 / 2 + 6.0])
+    warm = np.array([[0.5, 0.0, 2.0, 1.0]])
+    assert estimator.predict(warm).tau_hat_s == pytest.approx([5.0 / 2 + 6.0])
+
+
+def test_a_bound_below_the_prediction_changes_nothing() -> None:
+    estimator = PhaseEstimator(0.01)
+    context, measured = world(np.random.default_rng(3), 30, noise=0.0)
+    learn(estimator, context, measured)
+    before = estimator.predict(context[:1]).tau_hat_s
+    estimator.observe(rows(0), context[:1], Measured.of([0.5 * before[0]], [None]))
+    assert estimator.predict(context[:1]).tau_hat_s.tolist() == before.tolist()
+
+
+def test_bounds_survive_a_checkpoint() -> None:
+    original, resumed = PhaseEstimator(), PhaseEstimator()
+    phases_s = [None, (1.0, 2.0, 3.0, UNSEEN, UNSEEN), (1.0, 1.0, 1.0, 1.0, 1.0)]
+    original.observe(rows(1, 4, 2), np.ones((3, 4)), Measured.of([9.0, 8.0, 5.0], phases_s))
+    resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(original.to_state())))
+    context = np.ones((6, 4))
+    mine, restored = original.predict(context), resumed.predict(context)
+    assert mine.tau_hat_s.tolist() == restored.tau_hat_s.tolist()
+    assert resumed.to_state() == original.to_state()
 
 
 def test_a_checkpoint_predicts_the_same_bits() -> None:
