@@ -5,6 +5,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -230,11 +231,11 @@ class PhaseEstimator:
         predicted = {
             phase: model.predict(_input(phase, context)) for phase, model in self._models.items()
         }
-        times_s = np.stack([y_hat_s for y_hat_s, _ in predicted.values()], axis=1)
+        times_s = [y_hat_s for y_hat_s, _ in predicted.values()]
         squares = [width_s**2 for _, width_s in predicted.values()]
         transfer_s: Floats = predicted["download"][0] + predicted["upload"][0]
         return Prediction(
-            tau_hat_s=reduce(np.add, times_s.T) + self._missing_s(times_s),
+            tau_hat_s=reduce(np.add, times_s) + self._missing_s(times_s),
             width_s=np.sqrt(reduce(np.add, squares)),
             transfer_hat_s=np.maximum(transfer_s, 0.0),
         )
@@ -280,11 +281,12 @@ class PhaseEstimator:
         self._rest_s[rows] = np.where(is_unseen.any(axis=1), np.maximum(rest_s, 0.0), 0.0)
         self._is_unseen[rows] = is_unseen
 
-    def _missing_s(self, times_s: Floats) -> Floats:
-        """Return how much the predicted phases (N, 5) are below the bounds, shape (N,)."""
-        missing_s = np.zeros(len(times_s))
-        rows = np.flatnonzero(self._rest_s[: len(times_s)])
-        unseen_s = np.where(self._is_unseen[rows], times_s[rows], 0.0).sum(axis=1)
+    def _missing_s(self, times_s: Sequence[Floats]) -> Floats:
+        """Return how much the predicted phases, five of shape (N,), are below R, shape (N,)."""
+        missing_s = np.zeros(len(times_s[0]))
+        rows = np.flatnonzero(self._rest_s[: len(missing_s)])
+        bounded_s = np.stack([of_phase_s[rows] for of_phase_s in times_s], axis=1)
+        unseen_s = np.where(self._is_unseen[rows], bounded_s, 0.0).sum(axis=1)
         missing_s[rows] = np.maximum(self._rest_s[rows] - unseen_s, 0.0)
         return missing_s
 
