@@ -298,8 +298,8 @@ class PhaseEstimator:
             "rest_s": self._rest_s[rows].tolist(),
             "is_unseen": self._is_unseen[rows].tolist(),
         }
-        models = {phase: model.to_state() for phase, model in self._models.items()}
-        return {**models, "bounds": bounds}
+        state: dict[str, Any] = {phase: model.to_state() for phase, model in self._models.items()}
+        return state | {"bounds": bounds}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned, of an estimator with the same prior."""
