@@ -16,7 +16,7 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.build_dist import FOLDERS, build, rebuilt, sdist_problems, wheel_problems
+from tools.build_dist import FOLDERS, build, rebuilt, sdist_problems, unpack, wheel_problems
 
 ROOT = Path(__file__).parent.parent
 FOREIGN = ("wire", "device_agent", "coordinator", "profiles", "testbed")
@@ -28,7 +28,10 @@ MISUSE = (
     "import sys; from fairbed.testbed.cli.main import main; sys.stderr = sys.stdout; "
     "sys.exit(main() - 2)",
 )
-"""Runs `fairbed` where it shall end with status 2 and one line."""
+"""Runs `fairbed`; succeeds if it ends with status 2."""
+
+NOT_IN_SDIST = {".ci/run", ".pre-commit-config.yaml", *(f"fairbed/{name}" for name in FOLDERS)}
+"""Tracked files that a source distribution omits: links, and what serves this repository."""
 
 Environment = Callable[[str], Path]
 
@@ -120,6 +123,13 @@ def run(commands: Path, cwd: Path, command: str, *arguments: str) -> str:
     return done.stdout
 
 
+def tracked() -> list[str]:
+    """Return the files of this checkout that git tracks and that exist."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    names = done.stdout.decode().split("\0")
+    return [name for name in names if name and os.path.lexists(ROOT / name)]
+
+
 def test_a_wheel_holds_the_package_its_licences_and_nothing_else(wheel: Path) -> None:
     assert not list(wheel_problems(wheel, ROOT))
     with zipfile.ZipFile(wheel) as archive:
@@ -132,6 +142,9 @@ def test_an_sdist_holds_no_link_and_builds_the_same_wheel(wheel: Path, tmp_path:
     sdist = build(ROOT, tmp_path, "sdist")
     assert not list(sdist_problems(sdist))
     assert not list(rebuilt(sdist, wheel))
+    if (ROOT / ".git").exists():
+        source = unpack(sdist, tmp_path)
+        assert {name for name in tracked() if not (source / name).exists()} == NOT_IN_SDIST
 
 
 @pytest.mark.parametrize(
