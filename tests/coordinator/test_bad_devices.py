@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
+from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader
 from fairbed.wire.codec import decode_to_device, encode
 from fairbed.wire.messages import Cancel
@@ -162,7 +163,8 @@ async def test_a_device_that_lost_its_rejection_gets_it_again(tmp_path: Path) ->
         silent.name = "silent"
         for device in (repeating, silent):
             group.start_soon(device.run, place)
-        assert await place.run(make_config(rounds=1, round=one_of_two, selection=WHOLE_FLEET))
+        with pytest.raises(NothingAggregatedError):
+            await place.run(make_config(rounds=1, round=one_of_two, selection=WHOLE_FLEET))
         group.cancel_scope.cancel()
     reason = "update: must hold 610 float32 (2440 bytes), got 2436 bytes"
     assert [verdict.reason for verdict in repeating.verdicts] == [reason] * 3

@@ -14,6 +14,7 @@ from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, Selec
 from fairbed.coordinator.policy.decisions import MAX_LOSS
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.device_agent.engines.onnx import OnnxEngine
@@ -339,7 +340,8 @@ async def test_without_replies_the_rounds_are_void(tmp_path: Path) -> None:
             selection=pow_d(loss_query_timeout_s=0.3),
             round=RoundConfig(join_timeout_s=30.0, void_wait_s=0.05),
         )
-        assert await place.run(config) == "done"
+        with pytest.raises(NothingAggregatedError):
+            await place.run(config)
         group.cancel_scope.cancel()
     with place.reader() as reader:
         assert [(row.status, row.selected) for row in reader.rounds()] == [("void", 0)] * 2
