@@ -107,6 +107,17 @@ def test_setup_refuses_an_unknown_level(checkout: Path) -> None:
     assert done.stderr == "setup: level must be runner, demo, device or dev, got all\n"
 
 
+def test_setup_makes_the_links_that_a_source_distribution_lacks(checkout: Path) -> None:
+    (checkout / "fairbed").mkdir()
+    (checkout / "fairbed" / "__init__.py").touch()
+    (checkout / "wire").mkdir()
+    (checkout / "fairbed" / "wire").write_text("../wire")
+    _executable(checkout / "old", OLD_PYTHON)
+    _run("sh", "tools/setup.sh", "demo", cwd=checkout, PYTHON="./old")
+    assert (checkout / "fairbed" / "wire").resolve() == checkout / "wire"
+    assert (checkout / "fairbed" / "examples").readlink() == Path("../examples")
+
+
 def test_torch_is_pinned_to_one_version_everywhere() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

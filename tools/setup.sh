@@ -74,7 +74,7 @@ is_usable() {
         { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -V 2>&1)" = "$("$venv/bin/python" -V)" ]; }
 }
 
-# A source distribution has no links, nor has a checkout of a git client without them.
+# A source distribution has no links; a git client without links writes files in their place.
 for folder in wire device_agent coordinator profiles testbed examples; do
     if [ -f fairbed/__init__.py ] && ! [ -d "fairbed/$folder" ]; then
         ln -sf "../$folder" "fairbed/$folder"
