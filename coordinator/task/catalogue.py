@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -37,9 +38,10 @@ def load_task(model: str, x_shape: tuple[int, ...], classes: int) -> Artifact:
     if importlib.util.find_spec("torch") and importlib.util.find_spec("onnx"):
         return build_task(model, x_shape, classes)
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
+    shape = "x".join(map(str, x_shape))
     raise UnknownTask(
-        f"model.name: {model} for examples of {x_shape} in {classes} classes must be one of the "
-        f"shipped {shipped}; install fairbed[torch] for other shapes"
+        f"model.name: {model} for examples of shape {shape} in {classes} classes must be exported "
+        f"with torch, got no torch (shipped: {shipped}); install fairbed[torch]"
     )
 
 
@@ -109,12 +111,47 @@ def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:
 
 
 def _call_factory(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":
-    package, _, factory = model.partition(":")
+    from torch import nn
+
+    make = _factory(model)
     try:
-        make = getattr(importlib.import_module(package), factory)
-    except (ImportError, AttributeError, ValueError) as exc:
+        module = make(x_shape, classes)
+    except Exception as exc:  # the user's code may raise anything
         raise UnknownTask(
-            f"model.name: {model} must be an importable package.module:factory, got: {exc}"
+            f"model.name: {model}(x_shape, classes) must return a torch.nn.Module, got "
+            f"{type(exc).__name__}: {_line(exc)}; correct the factory"
         ) from exc
-    module: nn.Module = make(x_shape, classes)
+    if not isinstance(module, nn.Module):
+        raise UnknownTask(
+            f"model.name: {model}(x_shape, classes) must return a torch.nn.Module, got "
+            f"{type(module).__name__}; correct the factory"
+        )
     return module
+
+
+def _factory(model: str) -> Callable[..., object]:
+    package, _, name = model.partition(":")
+    try:
+        module = importlib.import_module(package)
+    except Exception as exc:  # importing runs the user's code
+        absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
+        if absent is not None and f"{package}.".startswith(f"{absent}."):
+            raise UnknownTask(
+                f"model.name: {model} must name an importable module, got none named "
+                f"{package!r}; correct the name, or run fairbed with PYTHONPATH=FOLDER"
+            ) from exc
+        raise UnknownTask(
+            f"model.name: the module of {model} must be importable, got {type(exc).__name__} "
+            f"in it: {_line(exc)}; correct the module or install what it needs"
+        ) from exc
+    factory: Callable[..., object] | None = getattr(module, name, None)
+    if not callable(factory):
+        raise UnknownTask(
+            f"model.name: {model} must name a factory in the module {package}, got "
+            f"{'no such name' if factory is None else type(factory).__name__}; correct the name"
+        )
+    return factory
+
+
+def _line(exc: Exception) -> str:
+    return " ".join(str(exc).split())[:200]

@@ -11,7 +11,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader, StoreError
-from fairbed.coordinator.task.errors import TaskError
+from fairbed.coordinator.task.errors import TaskError, UnknownTask
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.cli import DONE, RUNS, count_option, without_errno
@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
         run_id = folder.resolve().name
         rounds = replay_setup(setup, folder, run_id, progress, threads=threads)
         rounds_per_s = rounds / (time.perf_counter() - started)
-    except (DatasetError, ExperimentError, ProfileError) as exc:
+    except (DatasetError, ExperimentError, ProfileError, UnknownTask) as exc:
         raise UsageError(str(exc)) from exc
     except (
         BackendError,

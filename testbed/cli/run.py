@@ -26,7 +26,7 @@ from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregated
 from fairbed.coordinator.server.lease import AnotherCoordinatorError
 from fairbed.coordinator.store import RunInfo, RunReader, StoreError
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
-from fairbed.coordinator.task.errors import TaskError
+from fairbed.coordinator.task.errors import TaskError, UnknownTask
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
@@ -75,7 +75,13 @@ RUN_ERRORS = (
 )
 """Errors of a run with a message of one line."""
 
-EXPERIMENT_ERRORS = (BackendUnavailable, DatasetError, ExperimentError, ProfileError)
+EXPERIMENT_ERRORS = (
+    BackendUnavailable,
+    DatasetError,
+    ExperimentError,
+    ProfileError,
+    UnknownTask,
+)
 """Errors of the experiment with a message of one line."""
 
 

@@ -97,6 +97,7 @@ def with_costs(experiment: Experiment, dataset: Dataset) -> Experiment:
 
     Raises:
         ExperimentError: `replay.costs_from` names no source of these costs.
+        TaskError: The model is not available.
         BackendError: The costs cannot be measured.
     """
     if experiment.replay.task_costs is not None:
@@ -117,6 +118,7 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
             found = _of_run(Path(where), experiment.exchange)
         return found if found.load_s or shipped is None else _with_load(found, shipped)
     if shipped is None:
+        load_task(model, dataset.x_shape, dataset.classes)  # raises if there is no such model
         raise ExperimentError(
             f'replay.costs_from: must be a run that trained {model} or "measured", got "shipped", '
             f"which has the costs of {', '.join(SHIPPED_COSTS)} only"

@@ -60,7 +60,7 @@ def test_without_torch_the_error_of_another_shape_lists_the_shipped_ones(
     with pytest.raises(UnknownTask) as error:
         load_task("cnn", (3, 32, 32), 10)
     assert "softmax-60-10, softmax-64-10" in str(error.value)
-    assert str(error.value).endswith("install fairbed[torch] for other shapes")
+    assert str(error.value).endswith("install fairbed[torch]")
 
 
 @needs_torch
@@ -69,8 +69,11 @@ def test_without_torch_the_error_of_another_shape_lists_the_shipped_ones(
     [
         ("resnet", (3, 32, 32), "must be one of softmax, mlp, cnn or package.module:factory"),
         ("cnn", (64,), r"cnn needs examples of \(channels, height >= 4, width >= 4\)"),
-        ("nowhere.at_all:make", (3,), "must be an importable package.module:factory"),
-        ("math:no_such_name", (3,), "must be an importable package.module:factory"),
+        ("nowhere.at_all:make", (3,), "must name an importable module, got none named 'nowhere.at"),
+        ("math:no_such_name", (3,), "must name a factory in the module math, got no such name"),
+        ("math:pi", (3,), "must name a factory in the module math, got float"),
+        ("builtins:len", (3,), "must return a torch.nn.Module, got TypeError: len"),
+        ("builtins:print", (3,), "must return a torch.nn.Module, got NoneType; correct"),
     ],
 )
 def test_a_model_that_cannot_be_built_has_a_reason(

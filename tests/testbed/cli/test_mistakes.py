@@ -5,11 +5,13 @@ import socket
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fairbed.coordinator.policy.config import ORACLE_POLICIES
 from fairbed.testbed.cli.main import main
 from tests.coordinator.store.fake_run import FakeRun, fake_run
+from tests.coordinator.task.test_catalogue import needs_torch
 
 SMALL = """
 name = "small"
@@ -309,3 +311,54 @@ def test_a_run_that_was_deleted_says_so(
     assert main(["rm", str(folder), "--runs", str(runs)]) == 2
     assert f"{folder}: must be the folder of a run, got one without run.db" in error_of(capsys)
     assert (folder / "notes.txt").exists()
+
+
+@needs_torch
+@pytest.mark.parametrize("command", ["run", "replay"])
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        (None, "no_model:make must name an importable module, got none named 'no_model'; correct"),
+        ("import not_there", "got ModuleNotFoundError in it: No module named 'not_there'; correct"),
+        ("1 / 0", "got ZeroDivisionError in it: division by zero; correct the module"),
+        ("", "no_model:make must name a factory in the module no_model, got no such name; corr"),
+    ],
+)
+def test_a_model_that_cannot_be_imported_says_why(
+    replayable: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    module: str | None,
+    problem: str,
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "no_model", raising=False)
+    if module is not None:
+        (tmp_path / "no_model.py").write_text(module, encoding="utf-8")
+    flags = ["--headless"] if command == "run" else []
+    out = ["--out", str(tmp_path / "out"), "--set", "model.name=no_model:make"]
+    assert main([command, str(replayable), *flags, *out]) == 2
+    assert problem in error_of(capsys)
+    assert not (tmp_path / "out" / "run.db").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "replay"])
+def test_data_of_another_shape_need_torch(
+    replayable: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 7)).astype(np.float32), np.arange(90) % 3
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    flags = ["--headless"] if command == "run" else []
+    out = ["--out", str(tmp_path / "out"), "--set", f"data.dataset={tmp_path / 'own.npz'}"]
+    assert main([command, str(replayable), *flags, *out]) == 2
+    line = error_of(capsys)
+    assert "softmax for examples of shape 7 in 3 classes must be exported with torch" in line
+    assert line.endswith("install fairbed[torch]")
