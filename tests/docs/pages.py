@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairbed.coordinator.store import find_runs
+from fairbed.coordinator.store.connection import LOCK_FILE
 
 COMMAND_S = 120.0
 """Longest block, seconds."""
@@ -80,6 +81,7 @@ def run_page(page: str, folder: Path, environ: Mapping[str, str]) -> int:
             (folder / named[1]).write_text(block.text[named.end() :], encoding="utf-8")
     count = 0
     with ExitStack() as stack:
+        stack.callback(_interrupt_runs, folder / "runs")
         for index, block in enumerate(blocks):
             if block.kind != "sh" or block.mark.startswith("not run: "):
                 continue
@@ -147,6 +149,13 @@ def _staying(block: Block, folder: Path, environ: Mapping[str, str]) -> Iterator
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise BrokenPage(f"line {block.line}: does not end after Ctrl-C") from None
+
+
+def _interrupt_runs(runs: Path) -> None:
+    """End the runs that a failed page has left alive."""
+    for run in find_runs(runs).readable:
+        if run.is_alive:
+            os.kill(int((run.folder / LOCK_FILE).read_text()), signal.SIGINT)
 
 
 def _await_start(process: "subprocess.Popen[bytes]", block: Block, folder: Path, log: Path) -> None:

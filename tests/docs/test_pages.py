@@ -15,6 +15,7 @@ PAGES = (
     "own-device",
     "own-model",
     "links",
+    "long-runs",
 )
 
 
