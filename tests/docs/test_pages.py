@@ -14,6 +14,7 @@ PAGES = (
     "own-data",
     "own-device",
     "own-model",
+    "own-selector",
     "links",
     "long-runs",
 )

@@ -38,7 +38,7 @@ class GuardedSelector:
         if missing:
             raise PluginError(
                 f"selector {name}: must have {', '.join(f'{verb}()' for verb in VERBS)}, but lacks "
-                f"{', '.join(missing)}; docs/plugins.md has an example"
+                f"{', '.join(missing)}; docs/own-selector.md has an example"
             )
         self._name, self._selector = name, selector
 
