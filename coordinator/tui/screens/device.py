@@ -62,7 +62,7 @@ COLUMNS: tuple[Column, ...] = (
 def _outcome(row: ExchangeRow) -> str:
     if row.is_valid or row.outcome != "done":
         return row.outcome
-    return "done, contended" if row.is_contended else "done, invalid"
+    return "done, host busy" if row.is_contended else "done, untimed"
 
 
 class DeviceDetail(Screen[None]):

@@ -102,7 +102,7 @@ class RunHeader(Widget):
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 4),
             Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 6),
             Tile("DEVICES", plain(devices), 7),
-            Tile("INVALID", self._invalid(view.quality), 1 if view.quality.contended else 8),
+            Tile("UNTIMED", plain(untimed(view.quality)), 1 if view.quality.contended else 8),
             *([Tile("LATE", plain(_late(view.stragglers)), 3)] if view.stragglers else []),
             Tile(f"ELAPSED{speed}", plain(clock(view.elapsed_s)), 2),
         ]
@@ -115,13 +115,6 @@ class RunHeader(Widget):
         style = self.get_component_rich_style(f"header--{kind.get(status, 'busy')}", partial=True)
         return Text(f"● {status}", style)
 
-    def _invalid(self, quality: Quality) -> Text:
-        """Return invalid / completed exchanges; red if contention made some of them invalid."""
-        kind = "bad" if quality.contended else "value"
-        style = self.get_component_rich_style(f"header--{kind}", partial=True)
-        contended = f", {quality.contended} contended" if quality.contended else ""
-        return Text(f"{quality.invalid}/{quality.done}{contended}", style)
-
     def _round(self, completed: int, planned: int | None) -> Text:
         value = self.get_component_rich_style("header--value", partial=True)
         if not planned:
@@ -129,6 +122,11 @@ class RunHeader(Widget):
         bar = gauge(completed / planned, GAUGE_WIDTH)
         style = self.get_component_rich_style("header--gauge", partial=True)
         return Text.assemble((f"{completed}/{planned} ", value), (bar, style))
+
+
+def untimed(quality: Quality) -> str:
+    """Return the untimed and the completed exchanges; the models of both count."""
+    return f"{quality.invalid}/{quality.done}{' (host busy)' if quality.contended else ''}"
 
 
 def _late(stragglers: Stragglers) -> str:

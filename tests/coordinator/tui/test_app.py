@@ -21,6 +21,7 @@ from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.exit_dialog import ExitDialog
 from fairbed.coordinator.tui.screens.overview import Overview, Part
 from fairbed.coordinator.tui.view import RunView
+from fairbed.coordinator.tui.widgets.header import RunHeader
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import OperatorCommand
 from tests.coordinator.store.fake_run import FakeRun, fake_run
@@ -188,13 +189,18 @@ async def test_the_header_shows_contention_and_dilation(tmp_path: Path) -> None:
     run.play(3)
     run.store.flush()
     with RunReader(run.folder) as reader:
-        for row in reader.exchanges(2):
+        for row in reader.exchanges(0):
             run.store.add(replace(row, is_valid=False, is_contended=True))
     async with room(run.finish()) as (app, pilot):
-        assert await shows(app, pilot, "ELAPSED ÷ 4", "4/12, 4 contended")
+        assert await shows(app, pilot, "ELAPSED ÷ 4", "UNTIMED", "12/12 (host busy)")
         head = text_of(app).splitlines()[:3]
+        header = app.screen.query_one(RunHeader)
+        alarm = header.get_component_rich_style("header--bad", partial=True)
+        assert alarm not in [span.style for span in header.render().spans]
+        await pilot.press("enter")
+        assert await shows(app, pilot, "done, host busy")
     assert "ELAPSED ÷ 4" in head[1]
-    assert "4/12, 4 contended" in head[2]
+    assert "12/12 (host busy)" in head[2]
 
 
 async def test_a_run_without_devices_can_be_watched(tmp_path: Path) -> None:
