@@ -17,6 +17,7 @@ PAGES = (
     "own-selector",
     "links",
     "long-runs",
+    "many-runs",
 )
 
 
