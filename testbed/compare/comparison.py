@@ -71,6 +71,8 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
     """selection.V, if it is an axis."""
     beta: float
     """Guaranteed rate."""
+    weights: str
+    """Weight of each device in the aggregation before its loss counts: equal, n or n_over_pi."""
     seeds: list[int]
     """Seeds of its finished cells."""
     is_on_front: bool | None
@@ -142,6 +144,18 @@ class Comparison(Struct, frozen=True, kw_only=True):
         """Cells that failed."""
         return [cell for cell in self.cells if cell.problem]
 
+    @property
+    def weightings(self) -> str:
+        """One line with the weights of each arm; empty if they do not differ."""
+        arms_by_weights: dict[str, list[str]] = {}
+        for arm in self.arms:
+            arms_by_weights.setdefault(arm.weights, []).append(arm.name)
+        if not self.has_training or len(arms_by_weights) == 1:
+            return ""
+        return "aggregation.weights differ: " + "; ".join(
+            f"{weights} in {', '.join(names)}" for weights, names in arms_by_weights.items()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _FinishedCells:
@@ -174,6 +188,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
             curve=arm.curve,
             front_value=arm.front_value,
             beta=arm.experiment.selection.beta,
+            weights=arm.experiment.aggregation.weighting,
             seeds=sorted(done.values[arm.name]),
             is_on_front=front.get(arm.name),
             reached={t.key: _reached(done.curves[arm.name], t.accuracy) for t in targets},

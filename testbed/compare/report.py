@@ -78,6 +78,8 @@ def _caption(comparison: Comparison) -> str:
         f"bootstrap intervals; differences from {escaped(comparison.baseline)}, paired by seed, "
         "in bold if 0 is outside the interval."
     )
+    if comparison.weightings:
+        text += f" {escaped(comparison.weightings)}."
     if comparison.horizon_s is None:
         return text
     horizon = number(comparison.horizon_s, 1)

@@ -82,6 +82,8 @@ def notes(comparison: Comparison) -> list[str]:
             + "; ".join(f"{t.accuracy:.3f} is {t.rule}" for t in comparison.targets)
             + "."
         )
+    if comparison.weightings:
+        lines.append(f"{comparison.weightings}.")
     return [*lines, *(f"warning: {line}" for line in comparison.warnings)]
 
 

@@ -14,7 +14,7 @@ from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, MAX_LISTED, Checkp
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.learning import make_learning
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
-from fairbed.testbed.run.preflight import infeasible_rate
+from fairbed.testbed.run.preflight import settings_findings
 
 
 def replay_experiment(
@@ -76,9 +76,9 @@ def replay_setup(
         for row in setup.rows:
             store.add(row)
             store.wait_for_disk()
-        infeasible = infeasible_rate(experiment)
-        if infeasible is not None and engine.at.round == 0:
-            store.add(_warning("infeasible", infeasible))
+        if engine.at.round == 0:
+            for finding in settings_findings(experiment, trains=experiment.trains_in_replay):
+                store.add(_warning(finding.kind, finding.text))
         for replayed in engine.replay(experiment.rounds):
             checkpointer.write(replayed)
             listener(replayed)

@@ -2,6 +2,8 @@
 
 choose_dilation       the time dilation with which the fleet fits into this machine
 infeasible_rate       why the guaranteed selection rate beta cannot hold for this fleet
+counted_twice         why selection and aggregation both count the examples of a device
+settings_findings     the warnings that follow from the experiment alone
 not_emulated          settings of profiles that the backend does not emulate
 preflight_findings    the results for the event log of a run
 """
@@ -27,6 +29,9 @@ from fairbed.testbed.emulation.capacity import (
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import PlannedDevice
+
+DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
+"""Policies that draw devices, or candidates, in proportion to n_k."""
 
 
 def not_emulated(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
@@ -83,6 +88,19 @@ def infeasible_rate(experiment: Experiment) -> str | None:
         f"selections per round, but {available:.3g} of them are available on average and "
         f"{per_round} devices are selected per round; set beta to at most "
         f"{highest_rate(availability, per_round):.3f}, or raise selection.per_round"
+    )
+
+
+def counted_twice(experiment: Experiment) -> str | None:
+    """Return why a device's examples count twice, in the draws and in the weights; else None."""
+    selection, weights = experiment.selection, experiment.aggregation.weighting
+    draws_by_examples = selection.policy in DRAW_BY_EXAMPLES and selection.weights is None
+    if not draws_by_examples or weights != "n":
+        return None
+    return (
+        f"selection.policy {selection.policy!r} draws devices in proportion to their examples "
+        'n_k, and aggregation.weights "n" multiplies by n_k again, so that examples count twice; '
+        'set aggregation.weights = "equal", or selection.policy = "uniform"'
     )
 
 
@@ -161,13 +179,26 @@ class PreflightFinding:
     level: Level = "info"
 
 
+def settings_findings(experiment: Experiment, *, trains: bool) -> Iterator[PreflightFinding]:
+    """Yield the warnings about settings: an infeasible rate, and examples that count twice.
+
+    Args:
+        experiment: The experiment.
+        trains: Whether models are trained and merged; a replay can do without.
+    """
+    if (problem := infeasible_rate(experiment)) is not None:
+        yield PreflightFinding("infeasible", problem, "warning")
+    if trains and (problem := counted_twice(experiment)) is not None:
+        yield PreflightFinding("counted-twice", problem, "warning")
+
+
 def preflight_findings(
     experiment: Experiment,
     devices: Sequence[PlannedDevice],
     backend: BackendChoice | None,
     dilation: float,
 ) -> Iterator[PreflightFinding]:
-    """Yield the events: an infeasible rate, the backend, what it does not emulate, the dilation.
+    """Yield the events: settings, the backend, what it does not emulate, the dilation.
 
     Args:
         experiment: The experiment.
@@ -175,8 +206,7 @@ def preflight_findings(
         backend: The chosen backend; None if no device is emulated.
         dilation: Seconds of this machine in one second of the fleet.
     """
-    if (problem := infeasible_rate(experiment)) is not None:
-        yield PreflightFinding("infeasible", problem, "warning")
+    yield from settings_findings(experiment, trains=True)
     if backend is not None:
         others = "".join(f"; {name} was rejected: {why}" for name, why in backend.rejected.items())
         yield PreflightFinding(

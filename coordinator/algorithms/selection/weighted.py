@@ -16,8 +16,8 @@ class Weighted:
         P(next = n) = w_n / sum_{i not drawn yet} w_i,   w = the weights given, or n_k
 
     A device of weight 0, or without a weight because it joined later, is drawn only if no other is
-    left. Combine weights n_k with an unweighted mean of the models: with a mean weighted by n_k,
-    data set sizes would count twice.
+    left. Combine weights n_k with `aggregation.weights = "equal"`: with "n", data set sizes would
+    count twice.
 
     Source:
         Given weights: Huang et al., TPDS 2021 (arXiv:2011.01783), whose experiments on fairness

@@ -254,3 +254,24 @@ def test_latex_escapes_any_text() -> None:
     assert escaped(r"a_b & 5% {x} \y ~^$#") == (
         r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{}\$\#"
     )
+
+
+def test_the_weights_of_updates_are_named_where_arms_differ(tmp_path: Path) -> None:
+    """A difference between rules may come from their weights alone."""
+    text = GRID.format(seeds=5, target="").replace(
+        '"selection.policy" = "uniform"',
+        '"selection.policy" = "uniform", "aggregation.rule" = "corefed"',
+    )
+    path = tmp_path / "grid.toml"
+    path.write_text(text, encoding="utf-8")
+    grid = load_grid(path)
+    trained = compared(grid, results(grid, lambda arm, seed: result(arm, seed, slope=0.05)))
+    assert [arm.weights for arm in trained.arms] == ["equal", "n", "n"]
+    line = f"aggregation.weights differ: equal in uniform; n in {FAST}, {FASTER}"
+    assert line in plain(trained)
+    assert escaped(line) in tex(trained)
+    untrained = compared(grid, results(grid, lambda arm, seed: result(arm, seed)))
+    assert "aggregation.weights" not in plain(untrained)
+    same = grid_of(tmp_path, seeds=5)
+    trained = compared(same, results(same, lambda arm, seed: result(arm, seed, slope=0.05)))
+    assert "aggregation.weights" not in plain(trained) + tex(trained)
