@@ -118,8 +118,15 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
     if path is not None:
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        except OSError as exc:
+            raise ConfigError(
+                f"{where}: must be a readable TOML file, got: {exc.strerror or exc}"
+            ) from exc
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
             raise ConfigError(f"{where}: must be a readable TOML file, {_one_line(exc)}") from exc
+    unknown = next((key for key in values if key not in AgentConfig.__struct_fields__), None)
+    if unknown is not None:  # before a missing key, whose name may be misspelt
+        raise ConfigError(f"{where}: {_unknown(unknown, AgentConfig)}")
     values.update(overrides)
     for key, flag in (("broker_url", "--broker URL"), ("name", "--name NAME")):
         if key not in values:
@@ -156,19 +163,26 @@ def _one_line(exc: Exception) -> str:
 
 
 _RULE = re.compile(r"^(?P<rule>.*?)(?:, got `(?P<got>[^`]*)`)?(?: - at `\$\.(?P<key>[^`]*)`)?$")
-_UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 
 
 def _explained(exc: msgspec.ValidationError) -> str:
     """Return the decoder's error as one line: key, rule, value and what to do."""
     text = _one_line(exc)
-    if unknown := _UNKNOWN.search(text):
-        in_timeouts = "$.timeouts" in text
-        known = (Timeouts if in_timeouts else AgentConfig).__struct_fields__
-        key = f"timeouts.{unknown['name']}" if in_timeouts else unknown["name"]
-        return f"{key}: unknown key; valid keys are {', '.join(known)}"
+    if unknown := _UNKNOWN_FIELD.search(text):
+        return _unknown(unknown["name"], Timeouts, "timeouts.")
     match = _RULE.match(text)
     if match is None or match["key"] is None:
         return text
     got = f", got {match['got']}" if match["got"] else ""
     return f"{match['key']}: {match['rule'].replace('Expected', 'must be').replace('`', '')}{got}"
+
+
+def _unknown(name: str, table: type[Struct], prefix: str = "") -> str:
+    """Return the error of a key that a table does not have, with the nearest one."""
+    import difflib  # only for an error; an agent has little memory
+
+    keys = table.__struct_fields__
+    close = difflib.get_close_matches(name, keys, n=1)
+    hint = f"did you mean {prefix}{close[0]}? " if close else ""
+    return f"{prefix}{name}: unknown key; {hint}valid keys are {', '.join(keys)}"

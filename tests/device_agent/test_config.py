@@ -23,7 +23,18 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ('name = "a"', "broker_url is missing; give --broker URL"),
         ('broker_url = "mqtt://a"', "name is missing; give --name NAME"),
         ('broker_url = "mqtt://a"\nname = "A B"', "name must be 1 to 32 of a-z, 0-9 and hyphen"),
-        ('broker_url = "x"\nname = "a"\nbroker = 1', "broker: unknown key; valid keys are"),
+        (
+            'broker_url = "x"\nname = "a"\nbroker = 1',
+            "broker: unknown key; did you mean broker_url",
+        ),
+        (
+            'broker = "mqtt://a"\nname = "a"',
+            r"broker: unknown key; did you mean broker_url\? valid",
+        ),
+        (
+            'broker_url = "x"\nname = "a"\ntimeouts.helo_s = 1',
+            r"timeouts\.helo_s: unknown key; did you mean timeouts\.hello_s\? valid keys are hello",
+        ),
         ('broker_url = "x"\nname = "a"\nonce = 3', "once: must be bool, got int"),
         (
             'broker_url = "x"\nname = "a"\ntimeouts.hello_s = -1',
@@ -43,7 +54,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must be a readable TOML file"):
+    with pytest.raises(ConfigError, match="must be a readable TOML file, got: No such file"):
         load_config(tmp_path / "none.toml", {})
 
 
