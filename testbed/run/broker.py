@@ -38,7 +38,7 @@ from fairbed.wire.errors import Disconnected, TransportError
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
-from fairbed.wire.transport.client import MqttTransport
+from fairbed.wire.transport.client import NOT_CONNECTED, MqttTransport
 
 CHUNK_SIZES = (64 * 1024, 112 * 1024, 256 * 1024, 480 * 1024, MAX_CHUNK_BYTES)
 """Tested sizes. A link probe needs the smallest; the second suits brokers with a limit of 120 KiB
@@ -486,10 +486,11 @@ async def await_broker(url: str, within_s: float | None = None) -> None:
     except TransportError as exc:
         raise BrokerError(f"broker.url: {exc}") from exc
     except TimeoutError as exc:
-        why = transport.down_reason or "no answer"
+        why = (transport.down_reason or NOT_CONNECTED).replace(NOT_CONNECTED, "no answer")
         raise BrokerError(
-            f"broker.url: {transport.url} must answer within {limit_s:g} s, got {why}; start the "
-            "broker, correct the address, or leave the key out to use an embedded broker"
+            f"broker.url: an MQTT broker at {transport.url} must answer within {limit_s:g} s, got: "
+            f"{why}; start the broker, correct the address, or leave the key out to use an "
+            "embedded broker"
         ) from exc
 
 

@@ -98,6 +98,9 @@ def matches(pattern: str, topic: str) -> bool:
 STABLE_S = 5.0
 """A link that was up longer than this restarts the backoff."""
 
+NOT_CONNECTED = "not connected yet"
+"""Why a link is down that was never up and has not failed yet."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -146,7 +149,7 @@ class MqttTransport(Transport):
         backoff: Callable[[int], float] | None = None,
     ) -> None:
         self.url, self.client_id = redact(url), client_id
-        self.down_reason: str | None = "not connected yet"
+        self.down_reason: str | None = NOT_CONNECTED
         """Why the link is down; None while it is up."""
         self.unexpected_packets = 0
         """Ignored packets: on topics that were never subscribed to, or not any more."""
@@ -260,7 +263,7 @@ class MqttTransport(Transport):
                 await self._serve(connection)
             except Refused as exc:
                 self.down_reason = str(exc)
-                _log.error("%s", self.down_reason)
+                _log.info("%s", self.down_reason)  # the consumer gets the error
                 self._received.fail(exc)
                 return
             except Disconnected as exc:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 from fairbed.wire.transport.address import Address
 from fairbed.wire.transport.base import OnComplete, Packet, Will
 
-NOT_MQTT = "does an MQTT 3.1.1 broker listen there?"
+NOT_MQTT = "correct host and port, or start a broker there"
 
 CONNACK_REASONS = {
     1: "it does not speak MQTT 3.1.1",

@@ -101,7 +101,10 @@ class OwnConnection(asyncio.BufferedProtocol):
                 raise self._refusal(str(exc), advice) from exc
             raise Disconnected(_system_message(exc)) from exc
         except DecodeError as exc:
-            raise self._refusal(str(exc), NOT_MQTT) from exc
+            raise Refused(
+                f"{options.url}: must be an MQTT 3.1.1 broker, got another protocol ({exc}); "
+                f"{NOT_MQTT}"
+            ) from exc
         except EncodeError as exc:
             raise Refused(f"{options.url}: {exc}") from exc
         if code:

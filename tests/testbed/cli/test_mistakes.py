@@ -2,7 +2,9 @@
 
 import json
 import socket
+import socketserver
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -118,8 +120,30 @@ def test_a_broker_that_does_not_answer_stops_the_run_before_it_begins(
         arguments = ["--set", f"broker.url={url}", "--headless", "--out", str(tmp_path / "out")]
         assert main(["run", str(experiment), *arguments]) == 1
     line = error_of(capsys)
-    assert "broker.url: mqtt://user:***@127.0.0.1" in line
+    assert "broker.url: an MQTT broker at mqtt://user:***@127.0.0.1" in line
+    assert "must answer within 0.5 s, got: no answer; start the broker" in line
     assert "start the broker, correct the address" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_broker_address_of_another_server_is_one_line(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Http(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1)
+            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Http) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"mqtt://127.0.0.1:{server.server_address[1]}"
+        arguments = ["--set", f"broker.url={url}", "--headless", "--out", str(tmp_path / "out")]
+        code = main(["run", str(experiment), *arguments])
+        server.shutdown()
+    errors = capsys.readouterr().err.splitlines()
+    assert (code, len(errors)) == (1, 1)
+    assert f"{url}: must be an MQTT 3.1.1 broker, got another protocol (mqtt: " in errors[0]
+    assert errors[0].endswith("correct host and port, or start a broker there")
     assert not (tmp_path / "out").exists()
 
 

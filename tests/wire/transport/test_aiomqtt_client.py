@@ -92,7 +92,7 @@ def link_to(url: str, **options: float) -> MqttTransport:
 @pytest.mark.parametrize(
     ("answer", "rule"),
     [
-        (PROTOCOL, "does an MQTT 3.1.1 broker listen there"),
+        (PROTOCOL, "correct host and port, or start a broker"),
         (CLIENT_ID, "choose another client id"),
         (PASSWORD, "check user and password"),
         (NOT_ALLOWED, "check the permissions of this user"),
