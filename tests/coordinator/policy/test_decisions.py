@@ -310,3 +310,14 @@ def test_a_two_step_selector_is_refused_in_asynchronous_rounds() -> None:
     config = msgspec.structs.replace(decisions(**POW_D).config, round=RoundConfig(mode="async"))
     with pytest.raises(PluginError, match="must select without losses"):
         make_decisions(config)
+
+
+def test_power_of_choice_draws_at_least_a_cohort_of_candidates() -> None:
+    with pytest.raises(ValueError, match="candidates must be at least the 4 devices of per_round"):
+        SelectionConfig(policy="power-of-choice", per_round=4, candidates=3)
+
+
+def test_without_queues_a_device_that_misses_is_excluded_for_some_rounds() -> None:
+    text = decisions(policy="fedcs").miss_limit_text()
+    assert "; it is excluded, and tried again after" in text
+    assert "beta" not in text

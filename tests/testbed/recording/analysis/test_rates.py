@@ -107,5 +107,9 @@ def test_the_waiting_of_tcp_is_not_the_line_s(n_bytes: int, down_bps: float) -> 
         assert seen.rate_bps == pytest.approx(down_bps)
 
 
+def test_no_bytes_are_no_transfer() -> None:
+    assert whole_transfer(10.0, 1.0, 0.1, 0) is None
+
+
 def test_a_connection_without_a_slow_start_does_not_wait() -> None:
     assert transmission_s(8.0 * MB, 0.05, 0.04) == 0.05
