@@ -112,6 +112,11 @@ class OortConfig(Section, frozen=True, kw_only=True):
     """Devices are drawn among those above this share of the lowest score of the top devices."""
 
 
+ColdStartCoding: TypeAlias = Literal["not_previous", "literal_seed"]
+"""s of a context: 1 for a device that did not train, or 1 for a device that was selected, in the
+previous round."""
+
+
 class SelectionConfig(Section, frozen=True, kw_only=True):
     """`[selection]`: the selection of devices for a round."""
 
@@ -133,7 +138,7 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """Factor on the weight of an exchange for each later one of the same device; 1: no discount."""
     alpha: NonNegativeFloat | Literal["theory"] = 0.1
     """Confidence: tau_bar = tau_hat - alpha x width; `theory` uses the self-normalised bound."""
-    cold_start_coding: Literal["not_previous", "literal_seed"] = "not_previous"
+    cold_start_coding: ColdStartCoding = "not_previous"
     """s of the context: 1 for a device that did not complete training in the last round, or, as the
     paper prints it, 1 for a device selected in the last round."""
     queue_counts: Literal["selected", "aggregated"] = "selected"

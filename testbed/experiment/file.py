@@ -15,6 +15,7 @@ from msgspec import Meta
 from fairbed.coordinator.policy.config import (
     POLICIES,
     AggregationConfig,
+    ColdStartCoding,
     CoordinatorConfig,
     EvaluationConfig,
     ExchangeConfig,
@@ -165,6 +166,10 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
 
     update_bits: PositiveFloat = 2.0 * 2**20
     """Size of an update of `model = "linear"` devices, bits; the paper's is 2 Mbit."""
+    cold_start_coding: ColdStartCoding = "not_previous"
+    """Devices with `model = "linear"` that have a cold start: those that did not train in the last
+    round, or, as the paper prints it, those that were selected in it. `[selection]
+    cold_start_coding` is what the coordinator assumes."""
     training: bool | None = None
     """Whether the replay trains models; not set: yes, except with a number of `examples`, or with
     `model = "linear"` devices in a file without `[data]`."""

@@ -148,11 +148,12 @@ def _linear_fleet_setup(experiment: Experiment) -> ReplaySetup:
         return linear_rows(row, fleet.names[row], fleet.groups[row], law, n_k)
 
     is_listed, decisions = not is_vector_fleet(experiment), make_decisions(experiment.coordinator())
-    ratio, bits = _query_ratio(experiment, decisions, examples), experiment.replay.update_bits
+    ratio, settings = _query_ratio(experiment, decisions, examples), experiment.replay
+    bits, coding = settings.update_bits, settings.cold_start_coding
     return ReplaySetup(
         experiment=experiment,
         names=fleet.names,
-        world=LinearWorld(fleet.laws, bits, seed, examples, ratio),
+        world=LinearWorld(fleet.laws, bits, seed, examples, ratio, coding),
         decisions=decisions,
         rows=device_rows(fleet.names, fleet.groups, fleet.laws, examples) if is_listed else (),
         data=data,
@@ -161,6 +162,11 @@ def _linear_fleet_setup(experiment: Experiment) -> ReplaySetup:
 
 
 def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
+    if experiment.replay.cold_start_coding != "not_previous":
+        raise ExperimentError(
+            'replay.cold_start_coding: must be "not_previous" for devices with profiles, got '
+            f'{experiment.replay.cold_start_coding!r}; only a fleet with model = "linear" has it'
+        )
     for number, group in enumerate(experiment.fleet):
         if group.profile is None and group.population is None:
             raise ExperimentError(

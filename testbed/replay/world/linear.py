@@ -61,6 +61,7 @@ class LinearWorld:
         seed: Seed of all random numbers.
         examples: n_k of each device, shape (N,); None is one each, where nothing is trained.
         query_ratio: Duration of a loss query relative to that of training.
+        cold_start_coding: Devices with a cold start; see `LastRound.cold_start`.
     """
 
     slots: int | None = None
@@ -73,7 +74,9 @@ class LinearWorld:
         seed: int,
         examples: Ints | None = None,
         query_ratio: Floats | float = 0.0,
+        cold_start_coding: str = "not_previous",
     ) -> None:
+        self._coding = cold_start_coding
         self.update_bits, self._seed = update_bits, seed
         self._examples = np.ones(len(laws), dtype=np.int64) if examples is None else examples
         runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(laws, key=id)]
@@ -135,7 +138,8 @@ class LinearWorld:
 
     def observe(self, round_id: int, now: float, last: LastRound) -> FleetSnapshot:
         """Return the fleet at the selection of a round."""
-        draws, is_cold = self._draws_of(round_id), last.is_cold & ~self._has_model
+        draws = self._draws_of(round_id)
+        is_cold = last.cold_start(self._coding) & ~self._has_model
         self._expected_s = self.parts_s(draws, is_cold)
         self._deviation, self._is_cold = draws.deviation, is_cold
         return FleetSnapshot(

@@ -37,6 +37,10 @@ class LastRound:
         cold: Bools = ~self.has_trained
         return cold
 
+    def cold_start(self, coding: str) -> Bools:
+        """Return s by a `ColdStartCoding`, shape (N,)."""
+        return self.is_selected if coding == "literal_seed" else self.is_cold
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSnapshot:
@@ -66,7 +70,7 @@ class FleetSnapshot:
         rates_bps = np.stack([self.down_bps, self.up_bps], axis=1)
         context = np.empty((len(self.is_available), CONTEXT))
         context[:, INVERSE_MU] = self.inverse_mu
-        context[:, COLD] = self.last.is_selected if coding == "literal_seed" else self.last.is_cold
+        context[:, COLD] = self.last.cold_start(coding)
         context[:, [DOWN, UP]] = transfer_times(down_bits, up_bits, rates_bps)
         return context
 

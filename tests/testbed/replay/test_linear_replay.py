@@ -35,7 +35,13 @@ LAW = LinearLaw(
 
 def replay_rounds(*settings: str, seed: int = 0, rounds: int | None = None) -> list[ReplayedRound]:
     experiment = load_experiment(PAPER, settings, seed)
-    world = LinearWorld(linear_fleet_of(experiment).laws, experiment.replay.update_bits, seed)
+    options = experiment.replay
+    world = LinearWorld(
+        linear_fleet_of(experiment).laws,
+        options.update_bits,
+        seed,
+        cold_start_coding=options.cold_start_coding,
+    )
     decisions = make_decisions(experiment.coordinator())
     return list(ReplayEngine(decisions, world).replay(rounds or experiment.rounds))
 
@@ -68,6 +74,29 @@ def test_learning_costs_time_and_knowing_it_is_the_floor() -> None:
         for p in ("rbcs-f", "rbcs-f-known")
     )
     assert 1.0 < learned / known < 1.1
+
+
+def test_in_a_literal_world_devices_of_the_last_round_are_slower() -> None:
+    rounds = replay_rounds(
+        "replay.cold_start_coding=literal_seed", "selection.policy=uniform", rounds=9
+    )
+    before = set[int]()
+    for replayed in rounds:
+        for exchange in replayed.exchanges:
+            assert (exchange.load_s > 0.0) == (exchange.row in before)
+        before = set(replayed.choice.rows.tolist())
+
+
+def test_in_a_literal_world_the_literal_coding_loses_no_time() -> None:
+    """The estimator and the world then have the same feature."""
+    both = "replay.cold_start_coding=literal_seed", "selection.cold_start_coding=literal_seed"
+    literal, mixed, random = (
+        total_s(replay_rounds(*settings))
+        for settings in (both, both[:1], (*both, "selection.policy=uniform"))
+    )
+    assert literal < mixed < random
+    known = total_s(replay_rounds(*both, "selection.policy=rbcs-f-known"))
+    assert literal / known < 1.1
 
 
 def test_policies_share_their_world() -> None:

@@ -355,6 +355,14 @@ def test_an_unknown_profile_is_refused(fleet: dict[str, object], words: str) -> 
         setup_of(experiment(fleet))
 
 
+def test_the_cold_start_of_a_profile_is_not_configurable(device: str) -> None:
+    literal = experiment(
+        {"profile": device, "count": 2}, replay={"cold_start_coding": "literal_seed"}
+    )
+    with pytest.raises(ExperimentError, match=r"replay\.cold_start_coding: must be"):
+        setup_of(literal)
+
+
 def test_unknown_costs_are_refused(device: str, tmp_path: Path) -> None:
     unknown = experiment({"profile": device, "count": 2}, replay={"costs_from": str(tmp_path)})
     raw = unknown.replay
