@@ -11,6 +11,7 @@ from tests.docs.pages import read_blocks, run_page
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 PAGES = (
+    "tutorial",
     "own-data",
     "own-device",
     "own-model",
