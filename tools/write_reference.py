@@ -45,7 +45,12 @@ def _command_lines(parser: argparse.ArgumentParser) -> Iterator[str]:
         for action in parser._actions
         if action not in inner and action.help != argparse.SUPPRESS and action.dest != "help"
     ]
-    yield from ("", f"## {parser.prog}", "", _sentence(parser.description or ""))
+    yield from (
+        "",
+        f"## {parser.prog}",
+        "",
+        _sentence((parser.description or "").partition("\n\n")[0]),
+    )
     if arguments:
         yield from ("", "| argument | meaning |", "|---|---|")
         for action in arguments:
@@ -110,8 +115,9 @@ def _type(hint: object) -> tuple[str, bool]:
 
 
 def _sentence(text: str) -> str:
+    """Return the text on one line, with a capital letter unless it begins with an address."""
     text = " ".join(text.split())
-    return text[:1].upper() + text[1:]
+    return text if "://" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def _cell(text: str) -> str:
