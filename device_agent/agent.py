@@ -25,6 +25,7 @@ from fairbed.device_agent.host import Host, Sensors
 from fairbed.device_agent.joining import Joining, Preparation
 from fairbed.device_agent.link_probe import LinkProber
 from fairbed.device_agent.memory import installed_version
+from fairbed.device_agent.name_conflict import SIGHTINGS, NameConflict
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import Event, IllegalEvent, Phase, step
@@ -33,7 +34,7 @@ from fairbed.device_agent.telemetry import Telemetry
 from fairbed.device_agent.transfers import Pulls
 from fairbed.device_agent.worker import OpenEngine, TrainingThread
 from fairbed.wire.chunks import decode_chunk
-from fairbed.wire.codec import decode_to_device, encode
+from fairbed.wire.codec import decode_from_device, decode_to_device, encode
 from fairbed.wire.codecs import CODECS
 from fairbed.wire.errors import DecodeError, Disconnected, Refused
 from fairbed.wire.messages import (
@@ -41,6 +42,7 @@ from fairbed.wire.messages import (
     Capabilities,
     CoordinatorStatus,
     EvaluateRequest,
+    FromDevice,
     Goodbye,
     Grant,
     Hello,
@@ -126,6 +128,7 @@ class Agent:
         self._name = config.name
         self._topics = Topics(config.tenant)
         self._boot = secrets.randbits(40)
+        self._name_conflict = NameConflict(self._boot)
         self._phase = Phase.OFFLINE
         self._fault: AgentRefused | None = None
         self._coordinator_boot: int | None = None
@@ -283,6 +286,7 @@ class Agent:
 
     def _on_link_up(self) -> None:
         self._is_linked = True
+        self._name_conflict.on_link_up(self._host.clock.now())
         self._step(Event.LINK_UP)
         self._publisher.publish(Status(state="on", boot=self._boot))
         self._pulls.on_link_up()
@@ -292,6 +296,8 @@ class Agent:
 
     def _on_link_down(self, reason: str) -> None:
         _log.warning("%s: link lost: %s", self._name, reason)
+        if self._name_conflict.on_link_down(self._host.clock.now()):
+            self._publisher.subscribe(self._topics.status(self._name), qos=1)
         self._is_linked = self._is_coordinator_on = False
         self._pulls.on_link_down()
         self._rounds.pause()
@@ -305,10 +311,23 @@ class Agent:
         try:
             if packet.topic.startswith(self._chunk_topics):
                 self._pulls.on_chunk(decode_chunk(packet.payload))
+            elif packet.topic == self._topics.status(self._name):
+                self._on_own_status(decode_from_device(packet.payload))
             else:
                 self._on_message(decode_to_device(packet.payload), arrived_s)
         except DecodeError as exc:
             _log.warning("%s: ignored a packet on %s: %s", self._name, packet.topic, exc)
+
+    def _on_own_status(self, status: FromDevice) -> None:
+        """Handle a status on the own topic: of this agent, or of another one of its name."""
+        if not isinstance(status, Status) or status.boot == self._boot:
+            return
+        problem = f"{self._name}: another agent of this name is connected to the broker"
+        before = self._name_conflict.sightings
+        if self._name_conflict.on_status(status.boot):
+            self._finish(AgentRefused(f"{problem}; stop it, or start this one with another --name"))
+        elif before < SIGHTINGS == self._name_conflict.sightings:
+            _log.warning("%s and disconnects this one; stop it, or give it another name", problem)
 
     def _on_message(self, message: ToDevice, arrived_s: float) -> None:
         match message:
