@@ -4,6 +4,7 @@ Operator commands to a live run go over the wire: `send_command`.
 """
 
 import argparse
+import os
 import secrets
 import shutil
 import socket
@@ -43,6 +44,8 @@ Action: TypeAlias = Literal["pause", "resume", "stop", "exclude", "include"]
 
 CONNECT_S = 5.0
 """Longest wait for the broker of a live run, seconds; it answers within milliseconds."""
+
+_EFFECTIVE_IDS = os.access in os.supports_effective_ids
 
 STOP_S = 30.0
 """Longest end of a run, in which it ends its devices and closes its store; seconds."""
@@ -201,9 +204,30 @@ def _remove(options: argparse.Namespace) -> int:
         raise UsageError(f"{folder}: this run is live; stop it first: fairbed stop {folder}")
     if not (folder / CONFIG).is_file():
         raise UsageError(f"{folder}: must have the file {CONFIG}, got none; delete it by hand")
-    shutil.rmtree(folder)
+    locked = _first_not_writable(folder)
+    if locked is not None:  # checked first, so that nothing is deleted in part
+        raise RunError(
+            f"{locked}: must be writable to delete the run, got: Permission denied; change its "
+            "permissions, or delete the run as its owner"
+        )
+    try:
+        shutil.rmtree(folder)
+    except OSError as exc:
+        raise RunError(
+            f"{folder}: must be deletable, got: {exc.strerror or exc} at {exc.filename}; a part "
+            "may be left, delete it by hand"
+        ) from exc
     print(f"{folder}: deleted")
     return DONE
+
+
+def _first_not_writable(folder: Path) -> Path | None:
+    """Return the first folder that must be writable to delete a folder, and is not."""
+    inside = [Path(path) for path, _, _ in os.walk(folder)]
+    for path in (folder.resolve().parent, *inside):
+        if not os.access(path, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE_IDS):
+            return path
+    return None
 
 
 def _logs(options: argparse.Namespace) -> int:

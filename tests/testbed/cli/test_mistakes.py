@@ -1,9 +1,11 @@
 """A wrong command line gives one line with a remedy, and changes nothing."""
 
 import json
+import os
 import socket
 import socketserver
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -386,3 +388,26 @@ def test_data_of_another_shape_need_torch(
     line = error_of(capsys)
     assert "softmax for examples of shape 7 in 3 classes must be exported with torch" in line
     assert line.endswith("install fairbed[torch]")
+
+
+def test_a_run_of_another_user_is_not_deleted_and_loses_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with tempfile.TemporaryDirectory() as place:  # outside of `tmp_path`, which is private
+        Path(place).chmod(0o755)
+        folder = Path(place) / "demo-1"
+        fake_run(folder, rounds=1, devices=1)
+        before = sorted(folder.rglob("*"))
+        user = os.geteuid()
+        locked = folder if user == 0 else folder / "models"
+        try:
+            if user == 0:
+                os.seteuid(65534)  # nobody, as the administrator may delete everything
+            else:
+                locked.chmod(0o555)
+            assert main(["rm", "demo-1", "--runs", place]) == 1
+        finally:
+            os.seteuid(user)
+            locked.chmod(0o755)
+        assert "must be writable to delete the run, got: Permission denied; " in error_of(capsys)
+        assert sorted(folder.rglob("*")) == before
