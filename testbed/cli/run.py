@@ -5,6 +5,7 @@ On a terminal the TUI shows the run (`testbed.cli.watch`); otherwise one line pe
 
 import argparse
 import functools
+import itertools
 import logging
 import os
 import re
@@ -381,9 +382,11 @@ def check_resumable(
 
 
 def new_id(name: str) -> str:
-    """Return the id of a run that begins now."""
+    """Return the id of a run that begins now, which no run in the default folder has."""
     slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
-    return f"{slug}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
+    first = f"{slug}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
+    following = (f"{first}-{number}" for number in itertools.count(2))  # begun in the same second
+    return next(name for name in itertools.chain([first], following) if not (RUNS / name).exists())
 
 
 def _listen(text: str) -> tuple[str, int | None]:

@@ -14,6 +14,7 @@ import pytest
 
 from fairbed.coordinator.policy.config import ORACLE_POLICIES
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.cli.run import new_id
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.task.test_catalogue import needs_torch
 
@@ -411,3 +412,14 @@ def test_a_run_of_another_user_is_not_deleted_and_loses_nothing(
             locked.chmod(0o755)
         assert "must be writable to delete the run, got: Permission denied; " in error_of(capsys)
         assert sorted(folder.rglob("*")) == before
+
+
+def test_two_replays_in_one_second_are_two_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ids = set()
+    for _ in range(3):
+        ids.add(run_id := new_id("small"))
+        (tmp_path / "runs" / run_id).mkdir(parents=True)
+    assert len(ids) == 3

@@ -104,3 +104,8 @@ def test_a_server_learning_rate_moves_the_parameters_part_of_the_way() -> None:
     rule = FedAvg(server_learning_rate=0.5)
     merge = rule.merge(vector(2, 8, 8), 2, reports([[4, 4, 0], [8, 0, 2]]))
     assert merge.vector.tolist() == [4.0, 5.0, 1.0], "buffers are averaged"
+
+
+def test_a_server_step_beyond_float32_is_infinite_without_a_warning() -> None:
+    merge = FedAvg(server_learning_rate=1e3).merge(vector(2, 8, 8), 2, reports([[3e38, 4, 0]]))
+    assert merge.vector.tolist() == [np.inf, -3992.0, 0.0]
