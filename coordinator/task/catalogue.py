@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import os
+import sys
 from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -131,6 +133,8 @@ def _call_factory(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Mod
 
 def _factory(model: str) -> Callable[..., object]:
     package, _, name = model.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that it shadows no installed package
     try:
         module = importlib.import_module(package)
     except Exception as exc:  # importing runs the user's code
@@ -138,7 +142,7 @@ def _factory(model: str) -> Callable[..., object]:
         if absent is not None and f"{package}.".startswith(f"{absent}."):
             raise UnknownTask(
                 f"model.name: {model} must name an importable module, got none named "
-                f"{package!r}; correct the name, or run fairbed with PYTHONPATH=FOLDER"
+                f"{package!r}; correct the name, or run fairbed in its folder"
             ) from exc
         raise UnknownTask(
             f"model.name: the module of {model} must be importable, got {type(exc).__name__} "

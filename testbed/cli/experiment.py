@@ -25,6 +25,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_BASE = re.compile(r'^experiment = "\.\./(.*?)"', re.MULTILINE)
+
 _SCHEMA = "#:schema "
 """Start of the line by which an editor finds the schema."""
 
@@ -73,16 +75,27 @@ def _examples(options: argparse.Namespace) -> int:
     found = next((n for n in (options.name, f"{options.name}.toml") if n in files), None)
     if found is None:
         raise UsageError(f"examples: no example {options.name!r}; there are: {', '.join(files)}")
-    target = Path(Path(found).name)
-    if target.exists():
-        raise UsageError(f"{target}: exists already; remove it, or copy the example elsewhere")
     text = files[found].read_text(encoding="utf-8")
+    base = _BASE.search(text)  # of a grid: the experiment that its arms change
+    names = [found] if base is None else [found, base[1]]
+    for name in names:
+        if Path(Path(name).name).exists():
+            raise UsageError(
+                f"{Path(name).name}: exists already; remove it, or copy the example elsewhere"
+            )
+    for name in names:
+        _copy(files[name], Path(Path(name).name))
+    return DONE
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy an example; the files that it names are beside the copy."""
+    text = _BASE.sub(r'experiment = "\1"', source.read_text(encoding="utf-8"))
     if text.startswith(_SCHEMA):
         text = f"{_SCHEMA}./{SCHEMA_FILE}\n{text.partition(chr(10))[2]}"
         _write_schema(target.parent)
     target.write_text(text, encoding="utf-8")
     print(f"wrote {target}")
-    return DONE
 
 
 def _first_comment(path: Path) -> str:

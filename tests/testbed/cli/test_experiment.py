@@ -12,6 +12,7 @@ import pytest
 
 from fairbed.testbed.cli import EXAMPLES
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.cli.run import new_id
 from fairbed.testbed.experiment.file import load_experiment, parse_experiment
 from tests.coordinator.store.fake_run import fake_run
 
@@ -100,6 +101,25 @@ def test_examples_are_listed_and_copied(folder: Path, capsys: pytest.CaptureFixt
     assert "exists already" in error_of(capsys)
     assert main(["examples", "quickstop"]) == 2
     assert "no example 'quickstop'; there are: " in error_of(capsys)
+
+
+def test_a_grid_is_copied_with_its_experiment(folder: Path) -> None:
+    assert main(["examples", "grids/rbcs-f-front"]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "fairbed.schema.json",
+        "rbcs-f-front.toml",
+        "rbcs-f-paper.toml",
+    ]
+    options = ["--seeds", "1", "--jobs", "1", "--no-figures"]
+    assert main(["compare", "rbcs-f-front.toml", "--set", "rounds=2", *options]) == 0
+
+
+def test_two_runs_that_begin_in_one_second_have_two_ids(folder: Path) -> None:
+    first = new_id("a run")
+    (folder / "runs" / first).mkdir(parents=True)
+    second = new_id("a run")
+    assert first.startswith("a-run-")
+    assert second != first
 
 
 def test_config_prints_an_experiment_that_can_be_run_again(
