@@ -35,8 +35,11 @@ OTHER_TESTS = (
 IGNORED_TESTS = (
     "tests/wire/transport/test_*.py",  # sockets; transport/protocol is pure
     "tests/testbed/replay/cohort/*",  # training
+    "tests/coordinator/algorithms/test_reference_simulation.py",
+    "tests/testbed/replay/test_linear_replay.py",
+    "tests/testbed/replay/test_missed_deadlines.py",
 )
-"""Tests inside such a folder of modules that are not pure."""
+"""Tests inside such a folder of modules that are not pure, and long ones that reach no more."""
 
 OPTIONS = ("-q", "-p", "no:randomly", "-n", "0", "--tier", "fast")
 

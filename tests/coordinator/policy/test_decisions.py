@@ -317,6 +317,11 @@ def test_power_of_choice_draws_at_least_a_cohort_of_candidates() -> None:
         SelectionConfig(policy="power-of-choice", per_round=4, candidates=3)
 
 
+def test_queues_that_count_aggregations_cannot_keep_beta_for_a_device_that_misses() -> None:
+    text = decisions(queue_counts="aggregated", beta=0.2).miss_limit_text()
+    assert "cannot be aggregated at the rate beta = 0.2; it is excluded, and tried again" in text
+
+
 def test_without_queues_a_device_that_misses_is_excluded_for_some_rounds() -> None:
     text = decisions(policy="fedcs").miss_limit_text()
     assert "; it is excluded, and tried again after" in text
