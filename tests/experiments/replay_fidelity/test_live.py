@@ -118,7 +118,7 @@ def test_repeats_are_of_live_runs_and_at_least_two(
     ("text", "told"),
     [
         ('name = "none"', "fleet: must have devices to run and to record, got none"),
-        ('name = "own"\n[[fleet]]\ncount = 4', "device-1 must have a profile to be compared with"),
+        ('name = "own"\n[[fleet]]\ncount = 4', "device-1 must have a profile for a comparison"),
         ("rounds = 3", "name: must be given, got nothing"),
     ],
 )
