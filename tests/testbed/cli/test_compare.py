@@ -99,6 +99,20 @@ def test_the_training_example_runs(calls: Path, capsys: pytest.CaptureFixture[st
         assert drawn >= {"accuracy-rounds", "accuracy-time"}
 
 
+@pytest.mark.full
+def test_the_example_of_a_literal_world_runs(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its devices are slower after a selection; knowing that is worth time."""
+    arguments = ["--out", str(calls), "--seeds", "3", "--set", "rounds=60", "--json"]
+    path = str(GRIDS / "literal-world.toml")
+    assert main(["compare", path, "--no-figures", *arguments]) == 0
+    arms = {arm["name"]: arm for arm in json.loads(capsys.readouterr().out)["arms"]}
+    assert list(arms) == ["random", "literal", "not-previous", "known-times"]
+    for name in ("literal", "known-times"):
+        assert arms[name]["differences"]["virtual_s"]["judgement"] == "better"
+
+
 def test_every_example_has_its_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))
