@@ -104,7 +104,7 @@ def test_the_example_of_a_literal_world_runs(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its devices are slower after a selection; knowing that is worth time."""
-    arguments = ["--out", str(calls), "--seeds", "3", "--set", "rounds=60", "--json"]
+    arguments = ["--out", str(calls), "--seeds", "5", "--set", "rounds=60", "--json"]
     path = str(GRIDS / "literal-world.toml")
     assert main(["compare", path, "--no-figures", *arguments]) == 0
     arms = {arm["name"]: arm for arm in json.loads(capsys.readouterr().out)["arms"]}
