@@ -158,24 +158,33 @@ class ControlRoom(App[ExitChoice]):
         self._problem = ""
         self._home_loop: asyncio.AbstractEventLoop | None = None
         self._must_leave = False
+        self._is_opening = False
         self._cpu_s = 0.0
         self.view = RunView()
 
     async def on_mount(self) -> None:
         """Show the run, and start the periodic refresh."""
         self._home_loop = asyncio.get_running_loop()
-        if self._must_leave:
-            self.exit()
-            return
         self.theme = "tokyo-night"
-        await self.push_screen(Overview())
+        await self._open(Overview())
         await self._tick()
 
     def leave(self) -> None:
-        """Exit, or exit as soon as the application has started; for signal handlers."""
+        """Exit, or exit as soon as the screen that is opening is complete; for signal handlers."""
         self._must_leave = True
         if self._home_loop is not None:
-            self._home_loop.call_soon_threadsafe(self.exit)
+            self._home_loop.call_soon_threadsafe(self._leave_if_complete)
+
+    def _leave_if_complete(self) -> None:
+        if self._must_leave and not self._is_opening:
+            self.exit()
+
+    async def _open(self, screen: Overview | DeviceDetail) -> None:
+        """Push a screen and wait for its widgets, none of which Textual composes after an exit."""
+        self._is_opening = True
+        await self.push_screen(screen)
+        self._is_opening = False
+        self._leave_if_complete()
 
     async def _tick(self) -> None:
         """Show new rows, and schedule the next tick after a pause proportional to the cost."""
@@ -293,7 +302,7 @@ class ControlRoom(App[ExitChoice]):
         rows = await anyio.to_thread.run_sync(self._view_reader.reader.devices)
         row = next((row for row in rows if row.name == message.device), None)
         if row is not None:
-            await self.push_screen(DeviceDetail(row))
+            await self._open(DeviceDetail(row))
             await self._show()
 
     def _on_answer(self, answer: Answer | None) -> None:

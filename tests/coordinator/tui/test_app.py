@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import anyio
+import anyio.lowlevel
 import pytest
 from textual.pilot import Pilot
 from textual.screen import Screen
@@ -345,6 +346,23 @@ async def test_the_application_may_close_while_it_reads(
             while not is_reading.is_set():
                 await pilot.pause(0.02)
     assert not app.screen_stack
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 30])
+async def test_the_application_may_close_while_a_screen_opens(run: FakeRun, turns: int) -> None:
+    with RunReader(run.folder) as reader:
+        app = ControlRoom(reader)
+
+        async def leave() -> None:
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            app.leave()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leave)
+            with anyio.fail_after(10.0):
+                await app.run_async(headless=True, size=WIDE)
+    assert app._exception is None
 
 
 async def test_a_store_error_is_reported_once_and_the_view_stays(run: FakeRun) -> None:
