@@ -13,6 +13,10 @@ from fairbed.coordinator.algorithms.arrays import Floats, Vector
 LEAST_UTILITY = 0.05
 """Lower bound of a utility, relative to M: no update counts more than 20 / M times its share."""
 
+LONGEST_STEP = 2.0
+"""Upper bound of the sum of the weights, as a multiple of FedAvg's sum 1, or of 1 / M if that is
+larger: on an L-smooth loss, gradient descent diverges beyond twice the step 1 / L."""
+
 
 def utilities(losses: Floats, M: float | Floats) -> Floats:
     """Return u_i = max(M - F_i, M / 20), shape (K,), from losses in nats, shape (K,).
@@ -29,11 +33,12 @@ def corefed_weights(
 ) -> Floats:
     """Return the step of the model towards each client model.
 
-        maximise  sum_i w_i log u_i,   u_i = M_i - F_i
-        theta' = theta + sum_i a_i (theta_i - theta),   a_i = w_i / (u_i sum_j w_j)
+        maximise  sum_i w_i log u_i,   u_i = max(M_i - F_i, M_i / 20)
+        theta' = theta + sum_i a_i (theta_i - theta)
+        a_i = c_i / max(sum_j w_j, sum_j c_j / B),   c_i = w_i / u_i,   B = 2 max(1, 1 / min_j M_j)
 
-    The a_i are not normalised: utilities below 1 lengthen the step. They are normalised if any
-    utility is at its lower bound: otherwise an untrained model would take a very long step.
+    The a_i are not normalised: utilities below 1 lengthen the step, up to B. Each a_i is
+    continuous; a larger F_i never lowers a_i or the sum, and never raises another a_j.
 
     Args:
         losses: F_k(theta) before local training, nats, shape (K,), at least 0.
@@ -50,15 +55,16 @@ def corefed_weights(
     Source:
         Ray Chaudhury et al., NeurIPS 2022, Algorithm 1 and section 4.5 (arXiv:2211.02091).
     Deviates:
-        The lower bound of utilities, and normalised weights while it applies; the paper assumes a
-        valid M. It does not state the divisor of the weighted sum; here it is sum w.
+        The bounds of utilities and of the step. The paper has neither: it assumes that M exceeds
+        the loss of every model, the untrained one too. It does not state the divisor of the
+        weighted sum; here it is sum w.
     """
     if not np.all(np.isfinite(M) & (np.asarray(M) > 0.0)):
         raise ValueError(f"corefed: M must be finite and > 0, got {M}; take one above every loss")
     share = np.ones(len(losses)) if w is None else w
     a: Floats = share / utilities(losses, M)
-    is_near = bool((losses > M - LEAST_UTILITY * M).any())
-    a /= total_of(a) if normalise or is_near else total_of(share)
+    longest = LONGEST_STEP * max(1.0, 1.0 / float(np.min(M)))
+    a /= total_of(a) if normalise else max(total_of(share), total_of(a) / longest)
     return a
 
 

@@ -19,6 +19,9 @@ from fairbed.coordinator.algorithms.arrays import Floats, Vector
 SMALLEST_LOSS = 1e-10
 """Lower bound of a loss before it is raised to a power (q - 1 may be negative), nats."""
 
+SMALLEST_RATIO = 0.01
+"""Lower bound, relative to the largest loss, of the loss that divides h if 0 < q < 1."""
+
 HEADROOM = 512
 """Most powers of two by which a coefficient may exceed the unit of its sum; float64 has 1023."""
 
@@ -34,7 +37,10 @@ def q_ffl_weights(
         w'      = w - sum_k p_k Delta_k / sum_k p_k h_k = w + sum_k a_k (w_k - w)
         a_k     = p_k L F_k^q / sum_j p_j h_j
 
-    All F^q are taken relative to the largest, which changes no a_k and cannot overflow.
+    For q < 1, F^(q-1) grows without bound as F falls, and one device without loss would stop the
+    model. There F_k^(q-1) is F_k^q / max(F_k, max_j F_j / 100): a loss below a hundredth of the
+    largest shortens the step less, and a loss of 0 hardly. All F^q are taken relative to the
+    largest, which changes no a_k and cannot overflow.
 
     Args:
         squared_norms: |w - w_k|^2 over the parameters, shape (K,).
@@ -48,10 +54,13 @@ def q_ffl_weights(
 
     Source:
         Li et al., ICLR 2020, Algorithm 2 (arXiv:1905.10497).
+    Deviates:
+        The lower bounds of a loss: 1e-10 nats, and the hundredth in h for q < 1.
     """
     floored = np.maximum(losses, SMALLEST_LOSS)
     power = np.exp(q * (np.log(floored) - np.log(floored.max())))
-    h = power * (q / floored * lipschitz**2 * squared_norms + lipschitz)
+    divisor = np.maximum(floored, SMALLEST_RATIO * floored.max()) if q < 1.0 else floored
+    h = power * (q / divisor * lipschitz**2 * squared_norms + lipschitz)
     a: Floats = p * power * lipschitz / total_of(p * h)
     return a
 

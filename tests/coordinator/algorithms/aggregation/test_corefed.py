@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.aggregation.base import Reports
@@ -14,6 +14,8 @@ D = np.array([[0.3, 0.0], [0.0, 0.6], [-0.3, 0.3]])
 SHARES = np.array([1.0, 2.0, 1.0])
 
 losses_below_m = st.lists(st.floats(0.0, 2.8), min_size=1, max_size=6)
+any_losses = st.lists(st.floats(0.0, 9.0), min_size=1, max_size=6)
+any_m = st.sampled_from([0.05, 1.0, 3.0, 8.0])
 
 
 def test_worked_example() -> None:
@@ -39,12 +41,12 @@ def test_equal_weights_are_the_plain_rule(losses: list[float], scale: float) -> 
     np.testing.assert_allclose(weighted, corefed_weights(one, 3.0), rtol=1e-12)
 
 
-@given(count=st.integers(1, 9), loss=st.floats(0.0, 5.0), normalise=st.booleans())
+@given(count=st.integers(1, 9), loss=st.floats(0.0, 7.0), normalise=st.booleans())
 def test_equal_losses_are_the_mean_as_long_as_the_step_is(
     count: int, loss: float, normalise: bool
 ) -> None:
     a = corefed_weights(np.full(count, loss), 6.0, normalise=normalise)
-    length = 1.0 if normalise else 1.0 / (6.0 - loss)
+    length = 1.0 if normalise else 1.0 / max(6.0 - loss, 0.5)
     np.testing.assert_allclose(a, length / count, rtol=1e-12)
 
 
@@ -68,10 +70,46 @@ def test_a_loss_near_m_or_above_it_does_not_reverse_an_update(loss: float) -> No
     losses = np.array([loss, 0.5])
     a = corefed_weights(losses, 1.0)
     assert a.min() > 0.0
-    assert a.sum() == pytest.approx(1.0, abs=1e-12)
-    assert a[0] == pytest.approx(20.0 / 22.0)
+    assert a.sum() == pytest.approx(2.0, abs=1e-12)
+    assert a[0] == pytest.approx(2.0 * 20.0 / 22.0)
     if loss > 1.0:
         assert (1.0 / (1.0 - losses)).min() < 0.0
+
+
+@given(losses=any_losses, more=st.floats(0.0, 3.0), M=any_m, normalise=st.booleans())
+@example(losses=[2.84, 0.5], more=0.1, M=3.0, normalise=False)
+def test_a_larger_loss_never_lowers_its_weight_or_the_step_and_never_raises_another_weight(
+    losses: list[float], more: float, M: float, normalise: bool
+) -> None:
+    before = corefed_weights(np.array(losses), M, normalise=normalise)
+    after = corefed_weights(np.array([losses[0] + more, *losses[1:]]), M, normalise=normalise)
+    assert after[0] >= before[0] * (1.0 - 1e-12)
+    assert after.sum() >= before.sum() * (1.0 - 1e-12)
+    assert (after[1:] <= before[1:] * (1.0 + 1e-12)).all()
+
+
+@given(losses=any_losses, M=any_m, small=st.floats(0.0, 1e-6), normalise=st.booleans())
+@example(losses=[2.85, 0.5], M=3.0, small=1e-6, normalise=False)
+def test_weights_are_continuous_in_each_loss(
+    losses: list[float], M: float, small: float, normalise: bool
+) -> None:
+    """A utility is at least M / 20, so the slope of 1 / u is at most 400 / M^2."""
+    before = corefed_weights(np.array(losses), M, normalise=normalise)
+    for at in (losses[0] + small, 0.95 * M, 0.95 * M + small):
+        after = corefed_weights(np.array([at, *losses[1:]]), M, normalise=normalise)
+        slope = 400.0 / M**2 * max(1.0, M)
+        assert np.abs(after - before).max() <= slope * abs(at - losses[0]) + 1e-9
+
+
+@given(losses=any_losses, M=any_m)
+def test_the_step_is_the_papers_until_it_is_twice_as_long_as_fedavgs(
+    losses: list[float], M: float
+) -> None:
+    a, printed = corefed_weights(np.array(losses), M), 1.0 / (len(losses) * (M - np.array(losses)))
+    longest = 2.0 * max(1.0, 1.0 / M)
+    assert a.sum() <= longest * (1.0 + 1e-12)
+    if max(losses) <= 0.95 * M and printed.sum() <= longest:
+        np.testing.assert_allclose(a, printed, rtol=1e-9)
 
 
 def test_the_smallest_utility_is_a_twentieth_of_m() -> None:
@@ -103,15 +141,15 @@ def test_worked_example_as_a_rule() -> None:
 
 
 def test_a_step_may_be_longer_than_every_update() -> None:
-    """Utilities of a half give twice the mean step, which goes beyond the models."""
+    """Utilities of a half give the longest step, twice the mean, which goes beyond the models."""
     merge = CoreFed(1.0).merge(SENT, 2, reports([[2, 1, 0], [2, 1, 0]], losses=[0.5, 0.5]))
     assert merge.vector.tolist() == pytest.approx([3.0, 1.0, 0.0], abs=1e-6)
     assert merge.weights.tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_a_first_loss_above_m_makes_no_large_step() -> None:
+def test_a_first_loss_above_m_makes_at_most_a_double_step() -> None:
     merge = CoreFed(1.0).merge(SENT, 2, reports([[2, 1, 0], [2, 1, 0]], losses=[2.3, 2.3]))
-    assert merge.vector.tolist() == pytest.approx([2.0, 1.0, 0.0], abs=1e-6)
+    assert merge.vector.tolist() == pytest.approx([3.0, 1.0, 0.0], abs=1e-6)
 
 
 def test_missing_losses_are_refused() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fairbed.coordinator.algorithms.aggregation.base import Reports
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
+from fairbed.coordinator.algorithms.arrays import Floats
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.strategies import client_models
 
@@ -31,6 +32,8 @@ def test_agrees_with_the_printed_formula(given_: Reports, q: float) -> None:
     sent, lipschitz = np.zeros(5), 1.0 / given_.learning_rate
     losses = np.maximum(given_.loss_before, 1e-10)
     if not given_.loss_before.any() or (q > 1.0 and losses.min() ** q < 1e-30):
+        return
+    if 0.0 < q < 1.0 and losses.min() < 0.01 * losses.max():
         return
     delta, h = np.zeros(5), 0.0
     for model, loss in zip(given_.models, losses, strict=True):
@@ -92,6 +95,46 @@ def test_extreme_losses_and_powers_never_overflow(
     assert np.isfinite(a).all()
     assert a.min() >= 0.0
     assert a.sum() <= 1.0 + 1e-9
+
+
+@given(
+    others=st.lists(st.floats(0.0, 20.0), min_size=1, max_size=9),
+    q=st.floats(0.001, 0.999),
+    norm=st.sampled_from([1e-6, 0.01, 1.0, 100.0]),
+)
+def test_a_device_without_loss_does_not_stop_the_model(
+    others: list[float], q: float, norm: float
+) -> None:
+    """Alone, the device with the largest loss has a_max; with others at least 100^(q-1) a_max / K.
+
+    As printed, F^(q-1) of a loss of 0 is infinite, and a loss of 1e-10 stops the model for good.
+    """
+    losses = np.array([20.0, *others, 0.0])
+    count = len(losses)
+    a = q_ffl_weights(np.full(count, norm), losses, np.ones(count), q, 10.0)
+    (alone,) = q_ffl_weights(np.array([norm]), losses[:1], np.ones(1), q, 10.0)
+    assert a[0] >= 100.0 ** (q - 1.0) * alone / count * (1.0 - 1e-9)
+
+
+@given(
+    losses=st.lists(st.floats(0.02, 1.0), min_size=1, max_size=6),
+    q=st.sampled_from([0.001, 0.1, 0.5, 1.0, 3.0]),
+)
+def test_losses_above_a_hundredth_of_the_largest_follow_the_printed_formula(
+    losses: list[float], q: float
+) -> None:
+    F, norms = np.array([*losses, 1.0]), np.arange(len(losses) + 1.0)
+    h = q * F ** (q - 1.0) * 100.0 * norms + 10.0 * F**q
+    a = q_ffl_weights(norms, F, np.ones(len(F)), q, 10.0)
+    np.testing.assert_allclose(a, 10.0 * F**q / h.sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
+def test_weights_are_continuous_where_the_bound_begins(q: float) -> None:
+    def weights(loss: float) -> Floats:
+        return q_ffl_weights(np.ones(3), np.array([loss, 1.0, 0.5]), np.ones(3), q, 10.0)
+
+    np.testing.assert_allclose(weights(0.01 - 1e-12), weights(0.01 + 1e-12), rtol=1e-9)
 
 
 def test_weights_sum_to_less_than_one_and_the_rest_stays() -> None:
