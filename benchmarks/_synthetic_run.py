@@ -298,6 +298,7 @@ class SyntheticRun:
             "dispatched_at_s": exchange.dispatched_s,
             "tau_wall_s": exchange.tau_s,
             "tau_s": exchange.tau_s - phase_s["offering"],
+            "busy_s": exchange.tau_s - phase_s["offering"],
             "queued_s": phase_s["offering"],
             "download_s": phase_s["downloading"],
             "load_s": phase_s["loading"],

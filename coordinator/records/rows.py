@@ -215,6 +215,7 @@ def exchange_row(
         tau_wall_s=exchange.tau_wall_s,
         queued_s=exchange.queued_s(exchange.granted or exchange.offered or exchange.dispatched),
         tau_s=exchange.tau_s,
+        busy_s=exchange.busy_s,
         signal_s=exchange.signal_s,
         unaccounted_s=unaccounted_s(exchange),
         train_cpu_s=phases.train_cpu_s if phases else None,

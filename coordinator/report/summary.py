@@ -9,6 +9,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
+from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
     Bytes,
@@ -88,6 +89,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         queues = {row.device: row.queue for row in reader.selections(last)}
         queries = reader.columns(LossQueryRow, ("outcome", "duration_s"))
         audits = len(reader.audits())
+        spent_s = device_seconds(reader)
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     fleet, valid_of = [], exchanges.valid_of()
@@ -125,6 +127,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
         virtual_s=sum(row.duration_s for row in rounds),
+        device_s=float(spent_s[-1]) if spent_s.size else 0.0,
         dilation=info.row.dilation,
         devices=len(devices) if fleet_stats is None else fleet_stats.devices,
         selected={row.name: row.selected for row in fleet},

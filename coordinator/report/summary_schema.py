@@ -181,6 +181,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Real time from the start to the last record, seconds."""
     virtual_s: float
     """Time axis of the experiment: sum of the durations of all rounds, without evaluation."""
+    device_s: float
+    """Device-seconds: time in which the devices were busy for the run, summed over the devices."""
     dilation: float
     """Seconds of real time per second of the fleet; all times but `wall_s` are the fleet's."""
     devices: int

@@ -156,6 +156,11 @@ class Exchange:
         return self.ended - self.dispatched - self.queued_s(self.ended) - self.outage_s
 
     @property
+    def busy_s(self) -> float | None:
+        """Device-seconds: tau, or the time that an abandoned exchange had used; None until then."""
+        return self.at_least_s if self.arrived is None else self.tau_s
+
+    @property
     def upload_s(self) -> float | None:
         """Time from the grant to the last chunk; None until the update has arrived."""
         if self.arrived is None or self.granted is None:

@@ -321,6 +321,9 @@ class ExchangeRow:
     """Wait for an upload grant, which is the coordinator's time and not the device's."""
     tau_s: float | None
     """tau_wall - queued: the model exchange time."""
+    busy_s: float | None
+    """Device-seconds: tau_s, or the time until the exchange was abandoned, without the wait for an
+    upload grant and the coordinator's own outages. None while it is open."""
     signal_s: float | None
     """Control round trip during the round."""
     unaccounted_s: float | None

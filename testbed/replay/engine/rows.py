@@ -150,6 +150,7 @@ def exchange_rows(replayed: ReplayedRound, names: Sequence[str]) -> Columns[Exch
             "tau_wall_s": arrived(column(rows, "tau_wall_s")),
             "queued_s": column(rows, "queued_s"),
             "tau_s": arrived(column(rows, "tau_s")),
+            "busy_s": finite_or_nan(column(rows, "busy_s")),
             "signal_s": finite_or_nan(column(rows, "signal_s")),
             "unaccounted_s": arrived(zeros_s),
             **{name: offered(name) for name in PHASE_COLUMNS},

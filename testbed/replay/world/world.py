@@ -4,6 +4,7 @@ A world has columns with one row per device instead of objects: N may be a milli
 seconds on the virtual clock; phases of an exchange are durations.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -212,6 +213,14 @@ class ReplayedExchange:
         """From the dispatch to the end; the exchange must be over."""
         x = self.entry
         return self.tau_wall_s if x.ended is None else x.ended - x.dispatched
+
+    @property
+    def busy_s(self) -> float:
+        """Device-seconds until the update arrived or was abandoned; NaN while it is open."""
+        if self.is_done:
+            return self.tau_s
+        at_least_s = self.entry.at_least_s
+        return math.nan if at_least_s is None else at_least_s
 
     @property
     def is_done(self) -> bool:

@@ -200,6 +200,7 @@ class FakeRun:
             tau_wall_s=None if is_late else tau_s + queued_s,
             queued_s=queued_s,
             tau_s=None if is_late else tau_s,
+            busy_s=tau_s,
             signal_s=signal_s,
             unaccounted_s=None if is_late else 0.004,
             download_s=download_s,

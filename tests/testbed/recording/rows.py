@@ -77,6 +77,7 @@ class World:
             tau_wall_s=tau_s,
             queued_s=0.0,
             tau_s=tau_s,
+            busy_s=tau_s,
             signal_s=signal_s,
             unaccounted_s=0.0,
             download_s=download_s,

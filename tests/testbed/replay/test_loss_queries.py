@@ -133,6 +133,9 @@ def test_a_device_without_a_reply_in_time_is_not_available(tmp_path: Path) -> No
         assert "linear-2-1" not in {x.device for x in kept.exchanges[t]}
         assert len(kept.exchanges[t]) == 3
     assert kept.summary.loss_queries.late == 6
+    answered_s = sum(q.duration_s or 0.0 for queries in kept.queries.values() for q in queries)
+    busy_s = sum(x.busy_s or 0.0 for exchanges in kept.exchanges.values() for x in exchanges)
+    assert kept.summary.device_s == pytest.approx(busy_s + answered_s + 6 * 5.0)
 
 
 def test_a_device_that_disconnects_during_a_query_is_lost(device: str, tmp_path: Path) -> None:
