@@ -1,5 +1,7 @@
 """Print the numbers of docs/theory.md: what each theorem allows, and what was seen."""
 
+import math
+
 import numpy as np
 
 from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
@@ -89,9 +91,18 @@ def print_aaggff() -> None:
         print(f"m = {m}, T = {T}, bound {aaggff.device_bound(m, T):.1f}")
         for kind in aaggff.DEVICE_RULES:
             print(f"  {kind:<24}{aaggff.largest_device_regret(m, T, kind):>8.1f}")
+
+    print("\nregret of decision losses, worst adversary: L_inf in the step; 2 + C; equal weights")
+    for m, T in aaggff.SAMPLES:
+        steps = aaggff.theorem_lipschitz(m), aaggff.rule_lipschitz(m), math.inf
+        regrets = [aaggff.largest_decision_regret(m, T, step) for step in steps]
+        print(f"m = {m}, T = {T}, bound {aaggff.theorem_bound(m, T):.1f}", end="")
+        print("".join(f"{regret:>8.1f}" for regret in regrets))
     m, T = aaggff.SAMPLES[-1]
-    seen_d, poster = aaggff.device_regret("one is high", m, T), aaggff.poster_bound(m, T)
-    print(f"one is high, m = {m}: {seen_d:.1f}, the poster allows {poster:.1f}")
+    print(f"one is high, m = {m}:", end="")
+    for step in (aaggff.theorem_lipschitz(m), aaggff.rule_lipschitz(m)):
+        print(f"{aaggff.decision_regret('one is high', m, T, step):>8.1f}", end="")
+    print()
 
 
 def print_corefed() -> None:
