@@ -56,9 +56,15 @@ class FairnessSummary:
     """Unweighted mean of the max(1, int(0.1 n)) lowest."""
     accuracy_best10: float
     """Unweighted mean of the max(1, int(0.1 n)) highest."""
+    accuracy_worst10_pooled: float
+    """The same lowest devices, weighted by their examples: correct / examples of the group."""
+    accuracy_best10_pooled: float
+    """The same highest devices, weighted by their examples."""
     accuracy_variance: float
     """Population variance of the ratios; papers report it for percentages, 10^4 times larger."""
     accuracy_gini: float
+    """NaN if every accuracy is 0."""
+    accuracy_jain: float
     """NaN if every accuracy is 0."""
     accuracy_gap: float
     """Best minus worst device."""
@@ -80,10 +86,11 @@ def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> FairnessSummary:
         ValueError: No device has a held-out example.
 
     Source:
-        Li et al., ICLR 2020 (arXiv:1905.10497), section 4.
+        Li et al., ICLR 2020 (arXiv:1905.10497), section 4: tenths of devices, unweighted; Hahn et
+        al. (AAggFF, arXiv:2405.20821): weighted by examples, at least one device.
     Deviates:
-        The worst 10 % of fewer than 20 devices are one device; the paper's code takes no device
-        below 10.
+        The worst 10 % of fewer than 20 devices are one device; the code of the first paper takes
+        no device below 10.
     """
     tested = n > 0
     if not tested.any():
@@ -91,22 +98,68 @@ def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> FairnessSummary:
             f"summarise: at least one device must have held-out examples, got none of {len(n)}; "
             "check the test splits"
         )
-    accuracy = np.sort(correct[tested] / n[tested])
+    sizes, right = n[tested], correct[tested]
+    accuracy = right / sizes
+    order = np.lexsort((sizes, accuracy))  # ties by examples, so that no order of devices matters
     tail = max(1, accuracy.size // 10)
+    worst, best = order[:tail], order[-tail:]
     with np.errstate(invalid="ignore", over="ignore"):  # a diverged model has infinite loss
-        loss = loss_sum[tested] / n[tested]
+        loss = loss_sum[tested] / sizes
         loss_mean, loss_std = float(loss.mean()), float(loss.std())
     return FairnessSummary(
         devices=accuracy.size,
-        accuracy_mean=float(accuracy.mean()),
-        accuracy_pooled=float(correct[tested].sum() / n[tested].sum()),
-        accuracy_worst10=float(accuracy[:tail].mean()),
-        accuracy_best10=float(accuracy[-tail:].mean()),
-        accuracy_variance=float(accuracy.var()),
+        accuracy_mean=float(accuracy[order].mean()),
+        accuracy_pooled=float(right.sum() / sizes.sum()),
+        accuracy_worst10=float(accuracy[worst].mean()),
+        accuracy_best10=float(accuracy[best].mean()),
+        accuracy_worst10_pooled=float(right[worst].sum() / sizes[worst].sum()),
+        accuracy_best10_pooled=float(right[best].sum() / sizes[best].sum()),
+        accuracy_variance=float(accuracy[order].var()),
         accuracy_gini=gini(accuracy),
-        accuracy_gap=float(accuracy[-1] - accuracy[0]),
+        accuracy_jain=jain(accuracy[order]),
+        accuracy_gap=float(accuracy.max() - accuracy.min()),
         loss_mean=loss_mean,
         loss_std=loss_std,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtilitySummary:
+    """Utilities u_i = M - F_i of one model over devices; comparable only under the same M."""
+
+    average: float
+    """U(Average): unweighted mean over devices, nats."""
+    least: float
+    """Least utility, nats."""
+    log_product: float
+    """Logarithm of U(Multi), which CoreFed maximises: sum of log u_i."""
+
+    @property
+    def product(self) -> float:
+        """U(Multi): product of u_i; infinite where float64 is too small."""
+        with np.errstate(over="ignore"):
+            return float(np.exp(self.log_product))
+
+
+def summarise_utilities(losses: Floats, M: float) -> UtilitySummary:
+    """Return the summary of the utilities of one model.
+
+    Args:
+        losses: F of each device, nats, shape (n,).
+        M: Upper bound of the losses, nats.
+
+    Raises:
+        ValueError: There is no loss, or M is not above each.
+
+    Source:
+        Ray Chaudhury et al., NeurIPS 2022, equation 1 and Tables 1 to 4 (arXiv:2211.02091).
+    """
+    if not losses.size or not losses.max() < M:
+        got = f"{losses.max():.4g}" if losses.size else "no loss"
+        raise ValueError(f"utilities: M = {M:g} must be above every loss, got {got}; raise M")
+    u = M - losses
+    return UtilitySummary(
+        average=float(u.mean()), least=float(u.min()), log_product=float(np.log(u).sum())
     )
 
 

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.fairness import jain, rate_slack
+from fairbed.coordinator.algorithms.fairness import (
+    jain,
+    rate_slack,
+    summarise,
+    summarise_utilities,
+)
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary_schema import (
@@ -23,6 +28,7 @@ from fairbed.coordinator.report.summary_schema import (
     Queues,
     RoundTimes,
     RunSummary,
+    Utility,
 )
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store.reader import (
@@ -32,6 +38,7 @@ from fairbed.coordinator.store.reader import (
     profile_of,
 )
 from fairbed.coordinator.store.tables import (
+    DeviceMetricRow,
     DeviceRow,
     ExchangeRow,
     FleetStatsRow,
@@ -117,6 +124,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
     return RunSummary(
         run_id=info.run_id,
         name=info.row.name,
+        rule=info.plan.aggregation.rule,
         seed=info.row.seed,
         status=info.status,
         reason=info.row.reason,
@@ -132,7 +140,8 @@ def summarise_run(reader: RunReader) -> RunSummary:
         devices=len(devices) if fleet_stats is None else fleet_stats.devices,
         selected={row.name: row.selected for row in fleet},
         aggregated={row.name: row.aggregated for row in fleet},
-        **_model(metrics[-1] if metrics else None),
+        **_model(metrics[-1] if metrics else None, list(device_metrics.values()), reader.plan),
+        evaluation_notes=_evaluation_notes(len(devices), list(device_metrics.values()), metrics),
         exchange=_exchanges(exchanges),
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds),
@@ -180,7 +189,17 @@ def _last_metric(reader: RunReader) -> int:
     return int(rows[0][0]) if rows else 0
 
 
-def _model(row: MetricRow | None) -> dict[str, Any]:
+def _model(
+    row: MetricRow | None, of_devices: Sequence[DeviceMetricRow], plan: ExperimentExcerpt
+) -> dict[str, Any]:
+    """Return the quality of the model in the latest evaluation.
+
+    Numbers that the store lacks are computed from the rows of the devices.
+    """
+    n = np.array([device.n for device in of_devices], dtype=np.int64)
+    losses = np.array([_or_infinite(device.loss) for device in of_devices], dtype=np.float64)
+    accuracy = np.array([device.accuracy for device in of_devices], dtype=np.float64)
+    found = summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n) if n.size else None
     return {
         "accuracy": Accuracy(
             mean=row.accuracy_mean if row else None,
@@ -190,9 +209,54 @@ def _model(row: MetricRow | None) -> dict[str, Any]:
             gini=row.accuracy_gini if row else None,
             gap=row.accuracy_gap if row else None,
             pooled=row.accuracy_pooled if row else None,
+            worst10_pooled=found.accuracy_worst10_pooled if found else None,
+            best10_pooled=found.accuracy_best10_pooled if found else None,
+            std=row.accuracy_variance**0.5 if row else None,
+            variance_of_percent=1e4 * row.accuracy_variance if row else None,
+            jain=_finite(found.accuracy_jain) if found else None,
         ),
         "loss": Loss(mean=row.loss_mean if row else None, std=row.loss_std if row else None),
+        "utility": _utility(losses, plan.aggregation.M),
     }
+
+
+def _utility(losses: Floats, M: float) -> Utility:
+    if not losses.size or losses.max() >= M:
+        return Utility(M=M, average=None, product=None, log_product=None, least=None)
+    found = summarise_utilities(losses, M)
+    return Utility(
+        M=M,
+        average=found.average,
+        product=_finite(found.product),
+        log_product=found.log_product,
+        least=found.least,
+    )
+
+
+def _evaluation_notes(
+    devices: int, of_devices: Sequence[DeviceMetricRow], metrics: Sequence[MetricRow]
+) -> list[str]:
+    """Return what the latest evaluation could not measure; empty without an evaluation."""
+    if not metrics:
+        return []
+    notes, n = [], len(of_devices)
+    if n < devices:
+        notes.append(
+            f"{devices - n} of {devices} devices have no held-out examples and no accuracy"
+        )
+    if all(row.accuracy == 0.0 for row in of_devices):
+        notes.append("every accuracy is 0: its Gini coefficient and Jain index are not defined")
+    if any(row.loss is None for row in of_devices):
+        notes.append("the model has diverged: the loss of a device is not finite")
+    return notes
+
+
+def _or_infinite(value: float | None) -> float:
+    return np.inf if value is None else value
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def _exchanges(table: _Table) -> ExchangeSummary:

@@ -11,12 +11,26 @@ class Accuracy(Struct, frozen=True, kw_only=True):
     """Accuracy in the latest evaluation, as ratios, over devices."""
 
     mean: float | None
+    """Unweighted over devices."""
     worst10: float | None
+    """Unweighted mean of the max(1, int(0.1 n)) lowest; likewise `best10`."""
     best10: float | None
     variance: float | None
+    """Population variance."""
     gini: float | None
+    """Null if every accuracy is 0; likewise `jain`."""
     gap: float | None
+    """Best minus worst device: the accuracy parity gap."""
     pooled: float | None
+    """Correct / examples of all devices."""
+    worst10_pooled: float | None
+    """Correct / examples of the devices of `worst10`; likewise `best10_pooled`."""
+    best10_pooled: float | None
+    std: float | None
+    """Population standard deviation."""
+    variance_of_percent: float | None
+    """Population variance of the percentages, 10^4 times `variance`."""
+    jain: float | None
 
 
 class Loss(Struct, frozen=True, kw_only=True):
@@ -24,6 +38,23 @@ class Loss(Struct, frozen=True, kw_only=True):
 
     mean: float | None
     std: float | None
+
+
+class Utility(Struct, frozen=True, kw_only=True):
+    """Utilities M - loss in the latest evaluation, nats, over devices.
+
+    Null where a loss is M or more. Utilities compare only under the same M.
+    """
+
+    M: float
+    """`aggregation.M`, whatever the rule."""
+    average: float | None
+    """U(Average): unweighted mean."""
+    product: float | None
+    """U(Multi); null where it is too large for a number."""
+    log_product: float | None
+    """Sum of the logarithms."""
+    least: float | None
 
 
 class ExchangeSummary(Struct, frozen=True, kw_only=True):
@@ -167,6 +198,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
     run_id: str
     name: str
+    rule: str | None
+    """`aggregation.rule`."""
     seed: int
     status: str
     reason: str
@@ -190,6 +223,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     aggregated: dict[str, int]
     accuracy: Accuracy
     loss: Loss
+    utility: Utility
+    evaluation_notes: list[str]
+    """What the latest evaluation could not measure, one line each."""
     exchange: ExchangeSummary
     estimator: EstimatorError
     queues: Queues

@@ -55,6 +55,8 @@ def _facts(s: RunSummary) -> list[str]:
             f"best 10 % {ratio(s.accuracy.best10)}, Gini {ratio(s.accuracy.gini)}; "
             f"loss {ratio(s.loss.mean)} ± {ratio(s.loss.std)}",
         ),
+        *_spread(s),
+        *[("note", note) for note in s.evaluation_notes],
         (
             "exchanges",
             f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
@@ -82,6 +84,27 @@ def _facts(s: RunSummary) -> list[str]:
         ),
     ]
     return [f"{label:<11}{text}" for label, text in pairs]
+
+
+def _spread(s: RunSummary) -> list[tuple[str, str]]:
+    """Return the spread of the accuracy over devices, and under CoreFed the utilities."""
+    a, u = s.accuracy, s.utility
+    if a.mean is None:
+        return []
+    text = (
+        f"standard deviation {ratio(a.std)}, gap {ratio(a.gap)}, Jain index {ratio(a.jain)}; "
+        f"by examples: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
+    )
+    pairs = [("spread", text)]
+    if s.rule == "corefed":
+        known = f"mean {ratio(u.average)}, product {_product(u.product)}, least {ratio(u.least)}"
+        text = known if u.least is not None else f"unknown: a loss is {u.M:g} or more"
+        pairs.append(("utility", f"{u.M:g} - loss: {text}"))
+    return pairs
+
+
+def _product(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4g}"
 
 
 def _durations(s: RunSummary) -> str:

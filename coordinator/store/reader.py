@@ -67,6 +67,8 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
     """The part of `[aggregation]` that is shown."""
 
     rule: str | None = None
+    M: float = 3.0
+    """Upper bound of losses, nats, from which utilities are counted."""
 
 
 class PlannedReplay(Struct, frozen=True, kw_only=True):

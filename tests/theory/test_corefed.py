@@ -15,6 +15,7 @@ from scipy.optimize import minimize
 
 from fairbed.coordinator.algorithms.aggregation.corefed import corefed_weights, utilities
 from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.core_stability import gain, strongest_coalition
 
 AGENTS, DIMENSIONS = 5, 3
 GAMES = range(4)
@@ -117,14 +118,12 @@ def certificate(theta: Floats, played: Game, w: Floats | None = None) -> float:
     share = np.ones(AGENTS) if w is None else w
     u = played.utilities(theta)
     best = played.fit(share / u)
-    return float((share * (played.M - played.losses(best)) / u).sum() / share.sum())
+    return gain(u, played.M - played.losses(best), share)
 
 
 def core_margin(u: Floats, others: Floats) -> float:
-    """Return the largest rho_(s) s / n over coalitions and alternatives, (A, n); > 1 is blocked."""
-    rho = np.sort(others / u, axis=1)[:, ::-1]
-    sizes = np.arange(1, len(u) + 1)
-    return float((rho * sizes / len(u)).max())
+    """Return the largest rho_(s) s / n over coalitions and alternatives, (A, n)."""
+    return strongest_coalition(u, others).margin
 
 
 def margin(theta: Floats, played: Game) -> float:

@@ -13,6 +13,7 @@ from fairbed.coordinator.algorithms.fairness import (
     rate_slack,
     selection_rates,
     summarise,
+    summarise_utilities,
 )
 
 WORKED = [0.9, 0.8, 0.6, 0.95, 0.4, 0.7, 0.85, 0.75, 0.5, 0.65]
@@ -35,6 +36,79 @@ def test_worked_example() -> None:
     assert summary.accuracy_best10 == pytest.approx(0.95)
     assert summary.accuracy_gini * 100 == pytest.approx(13.380282, abs=1e-6)
     assert summary.accuracy_gap == pytest.approx(0.55)
+    assert summary.accuracy_jain == pytest.approx(0.71**2 / (0.71**2 + 0.0279))
+    assert (summary.accuracy_worst10_pooled, summary.accuracy_best10_pooled) == (0.4, 0.95)
+
+
+def test_a_tenth_counts_devices_or_examples() -> None:
+    """Twenty devices; of the two worst, the one with 0 correct has 30 times the examples."""
+    n = np.array([300, 10, *[10] * 17, 40])
+    correct = np.array([0, 5, *[9] * 17, 40])
+    summary = summarise(n, correct, np.ones(20))
+    assert summary.accuracy_worst10 == pytest.approx(0.25)
+    assert summary.accuracy_worst10_pooled == pytest.approx(5 / 310)
+    assert summary.accuracy_best10 == pytest.approx(0.95)
+    assert summary.accuracy_best10_pooled == pytest.approx(49 / 50)
+
+
+UTILITIES = {
+    "Adult FedAvg": ([2.59, 0.77, 1.46], 1.61, 2.91),
+    "Adult CoreFed": ([2.62, 0.90, 1.53], 1.683, 3.608),
+    "MNIST FedAvg": ([0.34, 0.29, 0.92], 0.52, 0.091),
+    "MNIST CoreFed": ([0.36, 0.41, 0.91], 0.560, 0.134),
+    "CIFAR-10 FedAvg": ([0.63, 1.40, 0.51], 0.84, 0.45),
+    "CIFAR-10 CoreFed": ([0.73, 1.35, 0.71], 0.930, 0.700),
+    "noisy FedAvg": ([3.28, 3.30, 1.42], 2.67, 15.37),
+    "noisy CoreFed": ([3.26, 3.27, 1.95], 2.827, 20.787),
+    "ten agents FedAvg": (
+        [2.11, 2.30, 3.04, 3.28, 1.15, 2.70, 2.00, 2.72, 2.76, 3.14],
+        2.52,
+        7084.0,
+    ),
+    "ten agents CoreFed": (
+        [2.26, 2.50, 3.12, 3.32, 1.42, 2.50, 1.99, 2.80, 2.65, 2.99],
+        2.55,
+        9173.0,
+    ),
+}
+"""Ray Chaudhury et al., Tables 1, 3 and 4: utilities, U(Average), U(Multi); Table 2 is rounded."""
+
+
+@pytest.mark.parametrize("name", UTILITIES)
+def test_utilities_of_the_paper(name: str) -> None:
+    u, average, product = UTILITIES[name]
+    summary = summarise_utilities(5.0 - np.array(u), 5.0)
+    assert summary.average == pytest.approx(average, rel=0.01)
+    assert summary.product == pytest.approx(product, rel=0.01)
+    assert summary.least == pytest.approx(min(u))
+
+
+@pytest.mark.parametrize(
+    ("losses", "got"), [([0.5, 3.0], "got 3;"), ([0.5, np.inf], "got inf"), ([], "got no loss")]
+)
+def test_utilities_need_an_m_above_every_loss(losses: list[float], got: str) -> None:
+    with pytest.raises(ValueError, match=f"M = 3 must be above every loss, {got}"):
+        summarise_utilities(np.array(losses), 3.0)
+
+
+def test_a_product_that_is_too_large_is_infinite() -> None:
+    summary = summarise_utilities(np.zeros(800), 3.0)
+    assert summary.product == np.inf
+    assert summary.log_product == pytest.approx(800 * np.log(3.0))
+
+
+@given(accuracy=shares, seed=st.integers(0, 9))
+def test_no_metric_depends_on_the_order_of_devices(accuracy: Floats, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = rng.integers(1, 9, accuracy.size)
+    correct = np.rint(accuracy * n).astype(np.int64)
+    at = rng.permutation(accuracy.size)
+    loss = np.ones(accuracy.size)
+    first, second = summarise(n, correct, loss), summarise(n[at], correct[at], loss)
+    for name in ("mean", "variance", "gini", "jain", "worst10_pooled", "best10_pooled"):
+        a, b = (getattr(one, f"accuracy_{name}") for one in (first, second))
+        assert a == b or (np.isnan(a) and np.isnan(b))
+    assert first.accuracy_worst10_pooled <= first.accuracy_best10_pooled + 1e-12
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The summary: every number compared with one computed by hand."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from msgspec import structs
 
 from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.coordinator.store.tables import DeviceMetricRow, ExchangeRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 
 CONTRACT = {
@@ -26,7 +27,11 @@ CONTRACT = {
     "devices": None,
     "selected": None,
     "aggregated": None,
-    "accuracy": {"mean", "worst10", "best10", "variance", "gini", "gap"},
+    "accuracy": {
+        *("mean", "worst10", "best10", "variance", "gini", "gap", "pooled", "worst10_pooled"),
+        *("best10_pooled", "std", "variance_of_percent", "jain"),
+    },
+    "utility": {"M", "average", "product", "log_product", "least"},
     "loss": {"mean", "std"},
     "exchange": {
         "count",
@@ -202,10 +207,11 @@ def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
     lines = summary_table(summary).splitlines()
     assert lines[0].split() == ["run", "run-1", "done"]
     assert "30 of 30 (1 void)" in lines[1]
-    assert "guarantee of 0.15 kept" in lines[5]
-    assert lines[6].startswith("fairness   virtual queues: sum ")
-    assert lines[9].split()[:3] == ["device", "profile", "selected"]
-    assert len(lines) == 10 + 12
+    assert lines[3].startswith("spread     standard deviation ")
+    assert "guarantee of 0.15 kept" in lines[6]
+    assert lines[7].startswith("fairness   virtual queues: sum ")
+    assert lines[10].split()[:3] == ["device", "profile", "selected"]
+    assert len(lines) == 11 + 12
     row = next(line.split() for line in lines if line.startswith("phone-03"))
     assert row[1:4] == ["phone-mid", str(summary.selected["phone-03"]), "0.300"]
     assert all(len(line) < 120 for line in lines)
@@ -260,3 +266,60 @@ def test_virtual_time_is_called_so(summary: RunSummary) -> None:
     virtual = msgspec.structs.replace(summary, clock="virtual")
     assert "of virtual time in rounds, replayed in" in summary_table(virtual)
     assert "of virtual time" not in summary_table(summary)
+
+
+def evaluated(
+    path: Path, change: Callable[[DeviceMetricRow], DeviceMetricRow | None]
+) -> RunSummary:
+    """Return the summary of a short run with changed rows of its last evaluation."""
+    run = FakeRun(path, rounds=2)
+    run.play(2)
+    run.store.flush()
+    with RunReader(path) as reader:
+        last, rows = reader.metrics()[-1], reader.device_metrics()
+        for row in rows:
+            if (new := change(row)) is not None:
+                run.store.add(replace(new, round=last.round + 1))
+        run.store.add(replace(last, round=last.round + 1))
+        run.finish()
+        return summarise_run(reader)
+
+
+def test_metrics_that_the_store_lacks_come_from_the_rows_of_the_devices(
+    summary: RunSummary, reader: RunReader
+) -> None:
+    rows, u = reader.device_metrics(), summary.utility
+    losses = [row.loss or 0.0 for row in rows]
+    assert u.M == 3.0
+    assert u.average == pytest.approx(3.0 - sum(losses) / len(losses))
+    assert u.least == pytest.approx(3.0 - max(losses))
+    assert u.product == pytest.approx(math.prod(3.0 - loss for loss in losses))
+    assert u.log_product == pytest.approx(math.log(u.product or 0.0))
+    worst = min(rows, key=lambda row: row.accuracy)
+    assert summary.accuracy.worst10_pooled == round(40 * worst.accuracy) / 40
+    assert summary.accuracy.std == pytest.approx((summary.accuracy.variance or 0.0) ** 0.5)
+    assert summary.evaluation_notes == []
+
+
+def test_what_an_evaluation_could_not_measure_is_one_line_each(tmp_path: Path) -> None:
+    def change(row: DeviceMetricRow) -> DeviceMetricRow | None:
+        is_left_out = row.device == "phone-03"
+        return None if is_left_out else replace(row, accuracy=0.0, loss=None)
+
+    summary = evaluated(tmp_path / "r", change)
+    assert summary.evaluation_notes == [
+        "1 of 12 devices have no held-out examples and no accuracy",
+        "every accuracy is 0: its Gini coefficient and Jain index are not defined",
+        "the model has diverged: the loss of a device is not finite",
+    ]
+    assert (summary.accuracy.jain, summary.utility.product) == (None, None)
+    assert "note       1 of 12 devices have no held-out" in summary_table(summary)
+
+
+def test_the_table_of_corefed_has_the_utilities(summary: RunSummary) -> None:
+    assert "utility" not in summary_table(summary)
+    corefed = structs.replace(summary, rule="corefed")
+    assert "\nutility    3 - loss: mean " in summary_table(corefed)
+    unknown = structs.replace(summary.utility, average=None, product=None, least=None)
+    invalid = structs.replace(corefed, utility=unknown)
+    assert "\nutility    3 - loss: unknown: a loss is 3 or more\n" in summary_table(invalid)
