@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks._merge_round import Device, SimulatedFleet, simulated_fleet
 from experiments.processes import fresh_processes
-from fairbed.coordinator.algorithms.aggregation import Merge, Streaming
+from fairbed.coordinator.algorithms.aggregation.base import Merge, Models
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
@@ -67,9 +67,9 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
     pattern = np.random.default_rng(0).standard_normal(PERIOD).astype(np.float32)
     devices = {f"device-{k}": _device(pattern, k, n_values) for k in range(n_devices)}
     aggregator = make_aggregator(AggregationConfig(rule=rule))  # type: ignore[arg-type]
-    assert isinstance(aggregator, Streaming)
+    assert aggregator.is_streaming
     sent = np.full(n_values, 0.0, dtype=np.float32)  # written, so that its pages are resident
-    accumulator = aggregator.begin(sent, n_values, LEARNING_RATE)
+    accumulator = aggregator.begin(sent, n_values, LEARNING_RATE, _no_storage)
     base = psutil.Process().memory_info().rss
 
     async def run() -> tuple[Merge, float, float]:
@@ -91,6 +91,10 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
         "close_s": close_s,
         "verified": _is_mix(merge, pattern),
     }
+
+
+def _no_storage() -> Models:
+    raise AssertionError("a rule that streams stores no models")
 
 
 async def _round(place: SimulatedFleet) -> tuple[Merge, float, float]:

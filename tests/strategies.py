@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fairbed.coordinator.algorithms.aggregation.base import Reports
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.selection.base import Candidates
+from tests.coordinator.algorithms.aggregation.rounds import Reports
 
 COARSE = st.integers(0, 6).map(lambda i: 0.25 * i)
 """Few distinct values that floats add without rounding: ties are the rule."""

@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+import numpy as np
 from msgspec import Meta, Struct
 
+from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.wire.messages import Hyperparameters
 
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
@@ -57,6 +59,13 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
         """Return the learning rate of a round, counted from 1."""
         factor = self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
         return max(self.learning_rate * factor, MIN_LEARNING_RATE)
+
+    def local_steps(self, n_k: Ints) -> Ints:
+        """Return the mini-batches of local training on n_k examples, shape (K,), at least 1."""
+        steps = self.epochs * -(-n_k // self.batch_size)
+        limited = steps if self.max_steps is None else np.minimum(steps, self.max_steps)
+        least_one: Ints = np.maximum(limited, 1)
+        return least_one
 
     def hyperparameters(self, round_id: int) -> Hyperparameters:
         """Return the hyperparameters of a round, counted from 1."""
@@ -234,7 +243,7 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     """Weight of each device before its loss counts: 1, n_k, or n_k divided by its running rate of
     merged updates; not set: n for fedavg and q-fedavg, equal for corefed and aaggff."""
     server_learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)] = 1.0
-    """fedavg: step from the model towards the average; 1 is the average itself."""
+    """Factor on the change of the model; 1 is the change that the rule decides."""
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
     """aaggff: the distribution function that maps losses to bounded responses."""
     beta_cap: PositiveFloat | None = None
@@ -350,11 +359,6 @@ def merge_problem(
     round_: RoundConfig, aggregation: AggregationConfig, selection: SelectionConfig
 ) -> str:
     """Return why updates cannot be merged as configured; empty if they can."""
-    if aggregation.server_learning_rate != 1.0 and aggregation.rule != "fedavg":
-        return (
-            f"aggregation.server_learning_rate must be 1 with rule {aggregation.rule!r}, got "
-            f"{aggregation.server_learning_rate:g}; only fedavg has it"
-        )
     if round_.is_buffered and selection.queries_losses:
         return (
             f'selection.variant must be "rpow-d" with round.mode = "async", got '

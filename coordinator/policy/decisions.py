@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Aggregator, Streaming
-from fairbed.coordinator.algorithms.aggregation.gathered import Gathered, Models
+from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
+from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Models
 from fairbed.coordinator.algorithms.aggregation.staleness import StalenessRule
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.algorithms.estimation.base import (
@@ -289,10 +289,8 @@ class Decisions:
 
         `models` opens storage for all models of a round, for a rule that cannot stream.
         """
-        rule, learning_rate = self.aggregator, self.config.training.learning_rate_at(round_id)
-        if isinstance(rule, Streaming):
-            return rule.begin(vector, n_params, learning_rate, self._registered)
-        return Gathered(rule, vector, n_params, learning_rate, models(), self._registered)
+        learning_rate = self.config.training.learning_rate_at(round_id)
+        return self.aggregator.begin(vector, n_params, learning_rate, models, self._registered)
 
     def training_seed(self, round_id: int, row: int) -> int:
         """Return the seed of a device's mini-batch orders in a round."""
@@ -356,5 +354,5 @@ def make_decisions(config: CoordinatorConfig) -> Decisions:
         config,
         selector,
         make_estimator(config.selection),
-        make_aggregator(config.aggregation, config.selection.per_round),
+        make_aggregator(config.aggregation, config.training, config.selection.per_round),
     )

@@ -5,10 +5,12 @@ import math
 import msgspec
 
 from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
-from fairbed.coordinator.algorithms.aggregation.base import Aggregator
+from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
+from fairbed.coordinator.algorithms.aggregation.base import WeightRule
 from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
+from fairbed.coordinator.algorithms.aggregation.server_step import Plain
 from fairbed.coordinator.algorithms.estimation.base import Estimator
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
@@ -23,7 +25,7 @@ from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
 from fairbed.coordinator.algorithms.selection.uniform import Uniform
 from fairbed.coordinator.algorithms.selection.weighted import Weighted
 from fairbed.coordinator.policy import plugins
-from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig
+from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig, TrainingConfig
 
 
 def make_estimator(config: SelectionConfig) -> Estimator:
@@ -35,18 +37,31 @@ def make_estimator(config: SelectionConfig) -> Estimator:
             return PhaseEstimator(config.ridge_lambda, config.discount)
 
 
-def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator:
+def make_aggregator(
+    config: AggregationConfig, training: TrainingConfig | None = None, per_round: int = 2
+) -> Aggregator:
     """Return the aggregator that the configuration names, with empty state.
 
     Args:
         config: `[aggregation]`.
+        training: `[training]`; None is its defaults.
         per_round: Number of updates that a round merges.
     """
+    return Aggregator(
+        make_rule(config, per_round),
+        config.weighting,
+        server=Plain(config.server_learning_rate),
+        local_steps=(training or TrainingConfig()).local_steps,
+    )
+
+
+def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
+    """Return the rule of the weights that the configuration names, with empty state."""
     match config.rule:
         case "fedavg":
-            return FedAvg(config.weighting, config.server_learning_rate)
+            return FedAvg()
         case "q-fedavg":
-            return QFedAvg(config.q, config.weighting)
+            return QFedAvg(config.q)
         case "aaggff-s":
             cap = math.inf if config.beta_cap is None else config.beta_cap
             return AAggFF("s", config.cdf, beta_cap=cap)
@@ -59,7 +74,7 @@ def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator
                 weights="n_over_pi" if config.weighting == "n_over_pi" else "equal",
             )
         case "corefed":
-            return CoreFed(config.M, normalise=config.normalise, weights=config.weighting)
+            return CoreFed(config.M, normalise=config.normalise)
 
 
 def make_selector(config: SelectionConfig) -> Selector:

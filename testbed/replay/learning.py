@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Stack, add_all
+from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Stack
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
 from fairbed.coordinator.policy.config import CoordinatorConfig, ExchangeConfig
@@ -284,8 +284,7 @@ class Learning:
             learned.has_failed[sent[~is_coded]] = True
             arrived, models = sent[is_coded], rebase(_of(models, is_coded))
             losses = None if before is None else before[arrived]
-            stack = Stack(batch.rows[arrived], batch.n_k[arrived], models, losses)
-            add_all(accumulator, stack)
+            accumulator.add_all(Stack(batch.rows[arrived], batch.n_k[arrived], models, losses))
         learned.losses[learned.has_failed] = np.nan
         return learned
 

@@ -63,10 +63,6 @@ def test_a_policy_equals_itself_after_a_round_trip() -> None:
             'selection.variant must be "rpow-d" with round.mode = "async", got \'pow-d\'',
         ),
         (
-            {"aggregation": {"rule": "q-fedavg", "server_learning_rate": 0.5}},
-            "aggregation.server_learning_rate must be 1 with rule 'q-fedavg', got 0.5",
-        ),
-        (
             {"round": {"late": "merge"}, "aggregation": {"rule": "aaggff-s"}},
             "aggregation.rule must be one of fedavg with round.late = \"merge\", got 'aaggff-s'",
         ),

@@ -10,11 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Merge, Reports
-from fairbed.coordinator.algorithms.aggregation.guard import is_usable
-from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, total_of
+from fairbed.coordinator.algorithms.aggregation.base import Updates
+from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.aggregation.weighting import Participation
-from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 
 SLACK = 1e-12
 """A multiplier above minus this counts as 0, relative to the gradient."""
@@ -388,19 +387,18 @@ def _shared(p: Floats, clients: int) -> Floats:
 
 
 class AAggFF:
-    """Averages client models with weights that AAggFF-S or AAggFF-D updates in every round.
+    """Weights that AAggFF-S or AAggFF-D updates with the losses of each round.
 
-        r = responses(F(w_t)),   p' = learn(r),   w' = w + sum_(i in R) p'_i / sum_R p' (w_i - w)
+        r = responses(F(w_t)),   p' = learn(r),   a_i = p'_i / sum_R p'
 
-    The weights depend on all losses of a round, so the updates are stored until the last one has
-    arrived. Buffers are an n_k-weighted mean. A missing silo has the mean response of the others;
-    a device that fails counts as not drawn.
+    A missing silo has the mean response of the others; a device that fails counts as not drawn.
 
     Source:
         Hahn et al., ICML 2024, Algorithms 2 and 3 (arXiv:2405.20821).
     """
 
     needs_loss = True
+    needs_norms = needs_models = False
 
     def __init__(
         self,
@@ -428,26 +426,27 @@ class AAggFF:
         self._participation = Participation() if weights == "n_over_pi" and kind == "d" else None
         self._rule: AAggFFS | AAggFFD | None = None
 
-    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
-        """Return the next model, shape (n_values,), or the same one if no report is usable.
+    def decide(self, updates: Updates) -> Floats:
+        """Update the weights of all devices with the losses of a round; return a, shape (K,).
 
         Raises:
-            ValueError: The reports have no losses, or one device alone is drawn.
+            ValueError: One device alone is drawn.
         """
-        usable = [at for at, report in enumerate(reports.one_by_one()) if is_usable(vector, report)]
-        weights = np.zeros(len(reports.models))
-        if not usable:
-            return Merge(vector.copy(), weights)
-        assert reports.loss_before is not None
-        rows = reports.rows[usable]
-        weights[usable] = self._decide(rows, reports.loss_before[usable], reports.clients)
-        params, buffers = RunningSum(n_params), RunningSum(vector.size - n_params)
-        for at in usable:
-            params.add(float(weights[at]), reports.models[at][:n_params])
-            buffers.add(float(reports.n_k[at]), reports.models[at][n_params:])
-        moved = params.divided_by(total_of(weights))
-        averaged = buffers.divided_by(float(reports.n_k[usable].sum()))
-        return Merge(np.concatenate([moved, averaged]), weights)
+        rows, losses, clients = updates.rows, updates.losses, updates.registered
+        rule = self._rule = self._rule or self._made(clients)
+        rule.grow(clients)
+        if isinstance(rule, AAggFFS):
+            seen = responses(losses, self._cdf, rule.most)
+            r = np.full(len(rule.p), total_of(seen) / len(seen))
+            r[rows] = seen
+            rule.learn(r)
+        else:
+            inclusion, pi = rule.inclusion(len(rows)), None
+            if self._participation:
+                pi = np.minimum(inclusion * self._participation.relative_rates(rows), 1.0)
+                self._participation.observe(rows, clients)
+            rule.learn(rows, responses(losses, self._cdf, inclusion), pi)
+        return weights_of(rule.p, rows)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -464,23 +463,6 @@ class AAggFF:
             self._rule.load_state(state["rule"])
         if self._participation:
             self._participation.load_state(state["participation"])
-
-    def _decide(self, rows: Ints, losses: Floats, clients: int) -> Floats:
-        """Update the rule with the losses of a round, and return its weights, shape (K,)."""
-        rule = self._rule = self._rule or self._made(clients)
-        rule.grow(clients)
-        if isinstance(rule, AAggFFS):
-            seen = responses(losses, self._cdf, rule.most)
-            r = np.full(len(rule.p), total_of(seen) / len(seen))
-            r[rows] = seen
-            rule.learn(r)
-        else:
-            inclusion, pi = rule.inclusion(len(rows)), None
-            if self._participation:
-                pi = np.minimum(inclusion * self._participation.relative_rates(rows), 1.0)
-                self._participation.observe(rows, clients)
-            rule.learn(rows, responses(losses, self._cdf, inclusion), pi)
-        return weights_of(rule.p, rows)
 
     def _made(self, clients: int) -> AAggFFS | AAggFFD:
         if self._is_silo:

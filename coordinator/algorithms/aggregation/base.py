@@ -1,4 +1,12 @@
-"""Inputs, results and interfaces of the aggregation rules."""
+"""The three steps of an aggregation, and what passes between them.
+
+    a = rule.decide(updates)                        weights of the updates
+    d = sum_k b_k D_k,   b = the pseudo-gradient of a       D_k = w_k - w
+    w' = server.step(w, d)
+
+`aggregator.Aggregator` composes them. A rule sees numbers about each update; only a rule or a
+pseudo-gradient that asks for the models needs all of them at once.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,41 +56,157 @@ class Stack:
         )
 
 
+class Changes:
+    """D_k = w_k - w of the K updates of a round, each computed when it is read."""
+
+    def __init__(self, sent: Vector, models: Sequence[Vector], n_params: int) -> None:
+        self._sent, self._models = sent, models
+        self.n_params = n_params
+        """Number of parameters; the other values of a change are buffers."""
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __iter__(self) -> Iterator[Floats]:
+        return (self[k] for k in range(len(self)))
+
+    def __getitem__(self, k: int) -> Floats:
+        """Return D_k, shape (n_values,), `[params | buffers]`."""
+        change: Floats = self._models[k].astype(np.float64)
+        change -= self._sent
+        return change
+
+    def params(self, k: int) -> Floats:
+        """Return D_k of the parameters, shape (n_params,)."""
+        return self[k][: self.n_params]
+
+
 @dataclass(frozen=True, slots=True)
-class Reports:
-    """The K verified updates of one round, K >= 1, all values finite."""
+class Updates:
+    """The K usable updates of a round as columns, K >= 1, in the order of their rows."""
 
     rows: Ints
     """Device rows, shape (K,)."""
     n_k: Ints
     """Training examples of each device, shape (K,), all positive."""
-    models: Sequence[Vector]
-    """Models after local training, K vectors of shape (n_values,), `[params | buffers]`."""
-    loss_before: Floats | None
-    """F_k(w_t) before local training, nats, shape (K,); None if the rule does not need it."""
+    steps: Ints
+    """tau_k: mini-batches of local training, shape (K,), all positive."""
+    shares: Floats
+    """p_k of `aggregation.weights` up to a common factor, shape (K,), all positive."""
+    losses: Floats
+    """F_k(w_t) before local training, nats, shape (K,), at least 0; NaN unless `needs_loss`."""
+    squared_norms: Floats
+    """|D_k|^2 over the parameters, shape (K,); NaN unless `needs_norms`."""
     learning_rate: float
     """Local step size eta_l of this round."""
-    registered: int = 0
-    """Number of all devices, selected or not; 0 if unknown."""
+    registered: int
+    """Number of all devices, selected or not; at least 1 + the largest row."""
+    changes: Changes | None = None
+    """D_k; None unless `needs_models`."""
 
-    @property
-    def clients(self) -> int:
-        """Number of all devices, at least 1 + the largest row."""
-        return max(self.registered, int(self.rows.max()) + 1)
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def one_by_one(self) -> Iterator[Report]:
-        """Yield each update as a `Report`."""
-        return _each(self)
+    def of(self, at: Ints | Bools) -> "Updates":
+        """Return the updates at some positions, without their changes."""
+        return Updates(
+            rows=self.rows[at],
+            n_k=self.n_k[at],
+            steps=self.steps[at],
+            shares=self.shares[at],
+            losses=self.losses[at],
+            squared_norms=self.squared_norms[at],
+            learning_rate=self.learning_rate,
+            registered=self.registered,
+        )
 
 
-def _each(updates: Stack | Reports) -> Iterator[Report]:
-    """Yield each update as a `Report`."""
-    models, losses = updates.models, updates.loss_before
-    loss_of_each = [None] * len(models) if losses is None else losses.tolist()
-    for row, n_k, model, loss in zip(
-        updates.rows.tolist(), updates.n_k.tolist(), models, loss_of_each, strict=True
-    ):
-        yield Report(row, n_k, model, loss)
+class Stateful(Protocol):
+    """A part of an aggregation that a checkpoint keeps."""
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers, bytes and lists, for the checkpoint."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that `to_state` returned."""
+        ...
+
+
+class WeightRule(Stateful, Protocol):
+    """Step 1: decides how much the change of each device counts."""
+
+    needs_loss: bool
+    """The rule needs F_k(w_t), evaluated before the first local step."""
+    needs_norms: bool
+    """The rule needs |D_k|^2."""
+    needs_models: bool
+    """The rule needs D_k, so that all models are stored until the last one has arrived."""
+
+    def decide(self, updates: Updates) -> Floats:
+        """Return a_k, shape (K,), all at least 0, and update the state of the rule.
+
+        All 0 leaves the model unchanged. Called once per round that has a usable update.
+        """
+        ...
+
+
+@runtime_checkable
+class SeparableRule(WeightRule, Protocol):
+    """A rule whose a_k are in proportion to factors that each depend on one update only.
+
+    Its updates are added to a running sum as they arrive, so that memory does not grow with the
+    cohort.
+    """
+
+    def factors(self, updates: Updates) -> tuple[Floats, Ints]:
+        """Return c_k = mantissa_k 2^exponent_k, two arrays of shape (K,); a_k / c_k is constant.
+
+        The state does not change. The exponent prevents overflow; it may be 0 everywhere.
+        """
+        ...
+
+
+class PseudoGradient(Stateful, Protocol):
+    """Step 2: combines the changes of the devices into the change of the model."""
+
+    def combine(self, updates: Updates, a: Floats) -> Floats:
+        """Return d, shape (n_values,), `[params | buffers]`; the model may become w + d.
+
+        Args:
+            updates: The updates with their changes.
+            a: Their weights, shape (K,), not all 0.
+        """
+        ...
+
+
+@runtime_checkable
+class LinearPseudoGradient(PseudoGradient, Protocol):
+    """A pseudo-gradient sum_k b_k D_k with b_k / a_k from the numbers of update k, up to a factor.
+
+    Buffers are averaged with the weights b_k / sum b.
+    """
+
+    def factors(self, updates: Updates) -> Floats:
+        """Return f_k, shape (K,), all positive: b_k / (a_k f_k) is constant."""
+        ...
+
+    def coefficients(self, updates: Updates, a: Floats) -> Floats:
+        """Return b_k, shape (K,)."""
+        ...
+
+
+class ServerStep(Stateful, Protocol):
+    """Step 3: moves the parameters by the pseudo-gradient."""
+
+    def step(self, params: Vector, d: Floats) -> Vector:
+        """Return the next parameters, shape (n_params,).
+
+        Args:
+            params: w, shape (n_params,); not changed.
+            d: Pseudo-gradient, shape (n_params,); may be changed.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +216,19 @@ class Merge:
     vector: Vector
     """The next global model, shape (n_values,)."""
     weights: Floats
-    """Effective mixing weight of each report, shape (K,), in the order of the reports."""
+    """a_k of each report, shape (K,), in the order of arrival; 0 for one that was not usable."""
+
+
+class Models(Protocol):
+    """Storage of models until the last update has arrived."""
+
+    def append(self, model: Vector) -> None:
+        """Store a copy of a model, shape (n_values,)."""
+        ...
+
+    def all(self) -> Sequence[Vector]:
+        """Return the stored models in the order of arrival."""
+        ...
 
 
 class Accumulator(Protocol):
@@ -109,64 +245,10 @@ class Accumulator(Protocol):
         """
         ...
 
-    def finish(self) -> Merge:
-        """Return the next model; call it once."""
-        ...
-
-
-@runtime_checkable
-class StackAccumulator(Accumulator, Protocol):
-    """A merge that adds a stack of updates at less cost than one update after the other."""
-
     def add_all(self, stack: Stack) -> None:
         """Add updates to the merge, as `add` does."""
         ...
 
-
-def add_all(accumulator: Accumulator, stack: Stack) -> None:
-    """Add a stack of updates to a merge; `stack.models` may be reused afterwards."""
-    if isinstance(accumulator, StackAccumulator):
-        accumulator.add_all(stack)
-    else:
-        for report in _each(stack):
-            accumulator.add(report)
-
-
-class Aggregator(Protocol):
-    """Merges updates into the next model."""
-
-    needs_loss: bool
-    """The rule needs F_k(w_t), evaluated before the first local step."""
-
-    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
-        """Return the next model; `vector`, shape (n_values,), is the model that was sent."""
+    def finish(self) -> Merge:
+        """Return the next model; call it once."""
         ...
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the state as plain numbers and lists, for the checkpoint."""
-        ...
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that `to_state` returned."""
-        ...
-
-
-@runtime_checkable
-class Streaming(Aggregator, Protocol):
-    """A rule that reads each update once, so that memory does not grow with the cohort."""
-
-    def begin(
-        self, vector: Vector, n_params: int, learning_rate: float, registered: int = 0
-    ) -> Accumulator:
-        """Return the empty merge of a round in which `vector`, shape (n_values,), was sent.
-
-        `registered` is the number of all devices, selected or not; 0 if unknown.
-        """
-        ...
-
-
-def merge_one_by_one(accumulator: Accumulator, reports: Reports) -> Merge:
-    """Return the merge of a complete round by a streaming rule."""
-    for report in reports.one_by_one():
-        accumulator.add(report)
-    return accumulator.finish()

@@ -4,11 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
-from fairbed.coordinator.algorithms.aggregation.guard import is_usable
-from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, total_of
-from fairbed.coordinator.algorithms.aggregation.weighting import Weighting, Weights
-from fairbed.coordinator.algorithms.arrays import Floats, Vector
+from fairbed.coordinator.algorithms.aggregation.base import Updates
+from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 LEAST_UTILITY = 0.05
 """Lower bound of a utility, relative to M: no update counts more than 20 / M times its share."""
@@ -69,107 +67,34 @@ def corefed_weights(
 
 
 class CoreFed:
-    """Merges by CoreFed: parameters by `corefed_weights`, buffers as an n_k-weighted mean.
+    """Weights of CoreFed, `corefed_weights`.
 
-    With `weights="equal"` each device has w_i = 1; otherwise it is weighted CoreFed with
-    w_i = n_i, or with n_i / pi_i for a selector that prefers some devices.
+    With `aggregation.weights = "equal"` each device has w_i = 1; otherwise it is weighted CoreFed
+    with w_i = n_i, or with n_i / pi_i for a selector that prefers some devices.
 
     Source:
         Ray Chaudhury et al., NeurIPS 2022, Algorithm 1 and section 4.5 (arXiv:2211.02091).
     """
 
     needs_loss = True
+    needs_norms = needs_models = False
 
-    def __init__(self, M: float, *, normalise: bool = False, weights: Weights = "equal") -> None:
+    def __init__(self, M: float, *, normalise: bool = False) -> None:
         """Set the upper bound of losses; see `corefed_weights`."""
-        self._M, self._normalise, self._weighting = M, normalise, Weighting(weights)
+        self._M, self._normalise = M, normalise
 
-    def begin(
-        self, vector: Vector, n_params: int, learning_rate: float, registered: int = 0
-    ) -> "CoreMerge":
-        """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
-        return CoreMerge(
-            vector,
-            n_params,
-            M=self._M,
-            normalise=self._normalise,
-            weighting=self._weighting,
-            registered=registered,
-        )
+    def factors(self, updates: Updates) -> tuple[Floats, Ints]:
+        """Return w_k / u_k, shape (K,), and exponents of 0."""
+        c = updates.shares / utilities(updates.losses, self._M)
+        return c, np.zeros(len(updates), dtype=np.int64)
 
-    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
-        """Return the next model, shape (n_values,), or the same one if no report is usable.
-
-        Raises:
-            ValueError: The reports have no losses.
-        """
-        begun = self.begin(vector, n_params, reports.learning_rate, reports.registered)
-        return merge_one_by_one(begun, reports)
+    def decide(self, updates: Updates) -> Floats:
+        """Return a_k, shape (K,)."""
+        return corefed_weights(updates.losses, self._M, updates.shares, normalise=self._normalise)
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state as plain numbers and lists, for the checkpoint."""
-        return self._weighting.to_state()
+        """Return the empty state."""
+        return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that `to_state` returned."""
-        self._weighting.load_state(state)
-
-
-class CoreMerge:
-    """One round of CoreFed as running sums of c_k w_k, c_k = w_k / u_k.
-
-    w' = (sum_k c_k w_k + (H - C) w) / H,   C = sum_k c_k,   H = C / sum_k a_k
-    """
-
-    def __init__(
-        self,
-        sent: Vector,
-        n_params: int,
-        *,
-        M: float,
-        normalise: bool,
-        weighting: Weighting,
-        registered: int,
-    ) -> None:
-        self._sent, self._n_params = sent, n_params
-        self._M, self._normalise = M, normalise
-        self._weighting, self._registered = weighting, registered
-        self._params = RunningSum(n_params)
-        self._buffers = RunningSum(sent.size - n_params)
-        self._at, self._rows, self._n_k, self._count = list[int](), list[int](), list[int](), 0
-        self._losses, self._shares = list[float](), list[float]()
-
-    def add(self, report: Report) -> None:
-        """Add an update to the sums if it is usable.
-
-        Raises:
-            ValueError: The report has no loss.
-        """
-        at, self._count = self._count, self._count + 1
-        if not is_usable(self._sent, report):
-            return
-        assert report.loss_before is not None
-        self._at.append(at)
-        self._rows.append(report.row)
-        self._n_k.append(report.n_k)
-        self._losses.append(report.loss_before)
-        self._shares += self._weighting.of(np.array([report.row]), np.array([report.n_k])).tolist()
-        (utility,) = utilities(np.array(self._losses[-1:]), self._M)
-        self._params.add(self._shares[-1] / float(utility), report.model[: self._n_params])
-        self._buffers.add(float(report.n_k), report.model[self._n_params :])
-
-    def finish(self) -> Merge:
-        """Return the next model, shape (n_values,), or the same one if no update was usable."""
-        weights = np.zeros(self._count)
-        if not self._at:
-            return Merge(self._sent.copy(), weights)
-        self._weighting.observe(np.array(self._rows), self._registered)
-        losses, shares = np.array(self._losses), np.array(self._shares)
-        a = corefed_weights(losses, self._M, shares, normalise=self._normalise)
-        weights[self._at] = a
-        coefficients = total_of(shares / utilities(losses, self._M))
-        divisor = coefficients / total_of(a)
-        self._params.add(divisor - coefficients, self._sent[: self._n_params])
-        moved = self._params.divided_by(divisor)
-        averaged = self._buffers.divided_by(float(sum(self._n_k)))
-        return Merge(np.concatenate([moved, averaged]), weights)
+        """Restore the empty state."""

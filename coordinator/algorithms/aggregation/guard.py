@@ -1,10 +1,8 @@
 """Checks of updates and weights that every aggregation rule shares."""
 
-import math
-
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Report, Stack
+from fairbed.coordinator.algorithms.aggregation.base import Stack
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Vector
 
@@ -12,31 +10,26 @@ WEIGHT_TOLERANCE = 1e-9
 """How far from 1 the sum of a probability vector may be."""
 
 
-def is_usable(vector: Vector, report: Report) -> bool:
-    """Return whether an update may enter the model, the next version of `vector`, by its loss.
+def usable(vector: Vector, stack: Stack, *, needs_loss: bool) -> Bools:
+    """Return which of K updates may enter the next version of `vector`, shape (K,).
 
-    An update is not usable if its model has the wrong shape or a non-finite value, its count is not
-    positive, or its loss is NaN, infinite or negative. A faulty device raises no exception.
+    An update is not usable if its model has the wrong shape or a non-finite value, or its count
+    is not positive; where the rule needs the loss, also if that is NaN, infinite or negative. A
+    faulty device raises no exception.
 
     Raises:
-        ValueError: The report has no loss.
+        ValueError: The rule needs losses and the stack has none.
     """
-    if report.loss_before is None:
+    if needs_loss and stack.loss_before is None:
         raise ValueError(
             "aggregation: loss_before must be given for this rule, got None; "
             "have the devices evaluate the model before training"
         )
-    if not (math.isfinite(report.loss_before) and report.loss_before >= 0.0):
-        return False
-    is_sound = report.n_k > 0 and report.model.shape == vector.shape
-    return is_sound and bool(np.isfinite(report.model).all())
-
-
-def usable(vector: Vector, stack: Stack) -> Bools:
-    """Return which of K updates may enter the model, shape (K,), whatever their losses."""
     if stack.models.shape[1:] != vector.shape:
         return np.zeros(len(stack.rows), dtype=np.bool_)
     is_sound: Bools = (stack.n_k > 0) & np.isfinite(stack.models).all(axis=1)
+    if needs_loss and stack.loss_before is not None:
+        is_sound &= np.isfinite(stack.loss_before) & (stack.loss_before >= 0.0)
     return is_sound
 
 

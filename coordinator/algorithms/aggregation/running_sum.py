@@ -55,11 +55,18 @@ class RunningSum:
             np.ldexp(values, exponent, out=values)
 
     def divided_by(self, divisor: float) -> Vector:
-        """Return the sum divided by `divisor`, shape (size,)."""
+        """Return the sum divided by `divisor`, shape (size,), float32."""
         mean = np.empty(self._high.shape, dtype=np.float32)
         for part in _blocks(mean.size):
             mean[part] = (self._high[part] + self._low[part]) / divisor
         return mean
+
+    def scaled(self, factor: float) -> Floats:
+        """Return the sum times `factor`, shape (size,); the sum cannot be used afterwards."""
+        for part in _blocks(self._high.size):
+            self._high[part] += self._low[part]
+            self._high[part] *= factor
+        return self._high
 
 
 def _add_exactly(total: Floats, term: Floats) -> Floats:

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks._merge_round import Device, SimulatedFleet, simulated_fleet
-from fairbed.coordinator.algorithms.aggregation import (
-    Accumulator,
-    Gathered,
-    Merge,
-    Report,
-    Streaming,
-)
+from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
+from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report
+from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
@@ -25,6 +21,7 @@ from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import Round
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES
 from fairbed.wire.tensors import Layout, Tensor, vector_to_bytes
+from tests.coordinator.algorithms.aggregation.rounds import Kept
 from tests.coordinator.algorithms.aggregation.test_streaming import Median
 
 pytestmark = pytest.mark.anyio
@@ -47,10 +44,10 @@ RULES = {
 both_rules = pytest.mark.parametrize("rule", RULES)
 
 
-def streaming(rule: str) -> Streaming:
+def begin(rule: str) -> Accumulator:
     made = make_aggregator(RULES[rule])
-    assert isinstance(made, Streaming)
-    return made
+    assert made.is_streaming
+    return made.begin(SENT, N_PARAMS, 0.1, Kept)
 
 
 def model(k: int) -> Vector:
@@ -74,7 +71,7 @@ def devices(count: int) -> dict[str, Device]:
 
 def alone(rule: str, accepted: list[int]) -> Vector:
     """Return the merge of these devices alone."""
-    merge = streaming(rule).begin(SENT, N_PARAMS, 0.1)
+    merge = begin(rule)
     for k in accepted:
         merge.add(Report(row=k, n_k=10 + k, model=model(k), loss_before=0.5 + k))
     return merge.finish().vector
@@ -104,7 +101,7 @@ async def play(
 async def test_every_update_enters_once_and_the_order_changes_no_bit(
     rule: str, tmp_path: Path
 ) -> None:
-    accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
+    accumulator = begin(rule)
     table, merge, place = await play(devices(8), accumulator, tmp_path)
     assert accepted(table) == list(range(8))
     assert len(place.arrived) == len(merge.weights) == 8
@@ -118,7 +115,7 @@ async def test_a_failed_update_leaves_no_trace_in_the_merge(rule: str, tmp_path:
     fleet["pi-3"] = replace(fleet["pi-3"], vanishes=True)
     fleet["pi-4"] = replace(fleet["pi-4"], sha256=bytes(32))
     fleet["pi-5"] = device(5, poison)
-    accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
+    accumulator = begin(rule)
     table, merge, place = await play(fleet, accumulator, tmp_path, slots=1)
     assert place.arrived == ["pi-0", "pi-1", "pi-2", "pi-4", "pi-5", "pi-6"], "bad ones come later"
     assert [x.device for x in table.in_state(ExchangeState.LOST)] == ["pi-3"]
@@ -129,7 +126,7 @@ async def test_a_failed_update_leaves_no_trace_in_the_merge(rule: str, tmp_path:
 
 @both_rules
 async def test_with_over_selection_only_accepted_updates_enter(rule: str, tmp_path: Path) -> None:
-    accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
+    accumulator = begin(rule)
     table, merge, _ = await play(devices(9), accumulator, tmp_path, slots=9, target_updates=4)
     assert len(table.in_state(ExchangeState.CANCELLED)) == 5
     assert len(merge.weights) == len(accepted(table)) == 4
@@ -140,17 +137,18 @@ async def test_with_over_selection_only_accepted_updates_enter(rule: str, tmp_pa
 async def test_a_round_without_accepted_updates_changes_neither_model_nor_rule(
     rule: str, tmp_path: Path
 ) -> None:
-    chosen = streaming(rule)
+    chosen = make_aggregator(RULES[rule])
     state = chosen.to_state()
     fleet = {name: replace(gone, vanishes=True) for name, gone in devices(3).items()}
-    table, merge, _ = await play(fleet, chosen.begin(SENT, N_PARAMS, 0.1), tmp_path)
+    table, merge, _ = await play(fleet, chosen.begin(SENT, N_PARAMS, 0.1, Kept), tmp_path)
     assert accepted(table) == []
     np.testing.assert_array_equal(merge.vector, SENT)
     assert chosen.to_state() == state
 
 
 async def test_a_rule_that_needs_all_updates_finds_them_on_disk(tmp_path: Path) -> None:
-    accumulator = Gathered(Median(), SENT, N_PARAMS, 0.1, UpdateStore(tmp_path, N_VALUES))
+    rule = Aggregator(FedAvg(), pseudo_gradient=Median())
+    accumulator = rule.begin(SENT, N_PARAMS, 0.1, lambda: UpdateStore(tmp_path, N_VALUES))
     table, merge, _ = await play(devices(5), accumulator, tmp_path)
     expected = np.median(np.array([model(k) for k in accepted(table)]), axis=0)
     np.testing.assert_array_equal(merge.vector, expected.astype(np.float32))
@@ -160,7 +158,7 @@ async def test_memory_does_not_grow_with_the_number_of_devices(tmp_path: Path) -
     """Two slots, the update being added, the next model and the sums; not all 24 updates."""
     shared = device(0)
     fleet = {f"pi-{k}": shared for k in range(24)}
-    accumulator = streaming("fedavg").begin(SENT, N_PARAMS, 0.1)
+    accumulator = begin("fedavg")
     tracemalloc.start()
     try:
         table, _, _ = await play(fleet, accumulator, tmp_path, slots=2)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pytest
 
-from fairbed.coordinator.algorithms.aggregation.base import Merge, Reports
+from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
@@ -34,6 +34,9 @@ from fairbed.testbed.replay.world.linear import LinearWorld
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.codecs import unpack
 from fairbed.wire.messages import Coding, Train
+from tests.coordinator.algorithms.aggregation.rounds import Reports
+from tests.coordinator.algorithms.aggregation.rounds import merged as merge_of
+from tests.coordinator.algorithms.aggregation.test_streaming import Median
 from tests.testbed.replay.cohort.fleets import (
     RECIPES,
     SIZES,
@@ -109,7 +112,7 @@ def test_a_round_of_fedavg_is_that_of_the_devices(tmp_path: Path, round_id: int)
     start = learning.vector.copy()
     train(learning, data, ALL_DEVICES, ALL_DEVICES, round_id)
     reports = from_devices(experiment, data, start, list(range(N)), round_id)
-    truth = FedAvg().merge(start, start.size, reports).vector
+    truth = merge_of(Aggregator(FedAvg()), start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
 
 
@@ -125,36 +128,21 @@ def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(
     reports = from_devices(experiment, data, start, list(range(N)))
     assert reports.loss_before is not None
     assert losses.tolist() == pytest.approx(reports.loss_before.tolist(), rel=1e-6)
-    own = make_aggregator(aggregation, experiment.selection.per_round)
-    truth = own.merge(start, start.size, reports).vector
+    own = make_aggregator(aggregation, experiment.training, experiment.selection.per_round)
+    truth = merge_of(own, start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
 
 
-class Median:
-    """A rule that must see all models at once: the median of each value."""
-
-    needs_loss = False
-
-    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
-        models = np.stack([np.array(model) for model in reports.models])
-        return Merge(np.median(models, axis=0).astype(np.float32), np.ones(len(models)))
-
-    def to_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        pass
-
-
 def test_a_rule_that_must_see_all_models_sees_them(tmp_path: Path) -> None:
+    rule = Aggregator(FedAvg(), pseudo_gradient=Median())
     experiment, data = an_experiment(), fleet_data(RECIPE)
     made = make_decisions(experiment.coordinator())
-    decisions = Decisions(made.config, made.selector, made.estimator, Median())
+    decisions = Decisions(made.config, made.selector, made.estimator, rule)
     learning = a_learning(tmp_path, experiment, data, decisions)
     start = learning.vector.copy()
     train(learning, data, ALL_DEVICES, ALL_DEVICES)
     reports = from_devices(experiment, data, start, list(range(N)))
-    truth = Median().merge(start, start.size, reports).vector
+    truth = merge_of(rule, start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
 
 
@@ -165,7 +153,9 @@ def test_only_merged_updates_enter_the_model_and_every_device_reports_a_loss(
     learning = a_learning(tmp_path, experiment, data)
     start, merged = learning.vector.copy(), np.array([1, 4])
     losses = train(learning, data, ALL_DEVICES, merged).losses
-    truth = FedAvg().merge(start, start.size, from_devices(experiment, data, start, [1, 4])).vector
+    truth = merge_of(
+        Aggregator(FedAvg()), start, start.size, from_devices(experiment, data, start, [1, 4])
+    ).vector
     assert distance(learning.vector, truth, start) < 1e-5
     assert np.isfinite(losses).all()
 
@@ -187,7 +177,9 @@ def test_a_device_with_diverging_training_has_no_update(tmp_path: Path) -> None:
     assert np.flatnonzero(np.isnan(learned.losses)).tolist() == [4]
     assert np.flatnonzero(learned.has_failed).tolist() == [4]
     others = [row for row in range(N) if row != 4]
-    truth = FedAvg().merge(start, start.size, from_devices(experiment, data, start, others)).vector
+    truth = merge_of(
+        Aggregator(FedAvg()), start, start.size, from_devices(experiment, data, start, others)
+    ).vector
     assert distance(learning.vector, truth, start) < 1e-5
 
 
@@ -231,7 +223,9 @@ def test_codecs_change_models_and_updates_as_they_do_live(
             blob = coders[row].encode(order, layout, sent, trained)
             codec = agreement.up
             models.append(trained if codec is None else unpack(blob, codec, layout, sent))
-        merged = FedAvg().merge(sent, sent.size, replace(reports, models=models)).vector
+        merged = merge_of(
+            Aggregator(FedAvg()), sent, sent.size, replace(reports, models=models)
+        ).vector
         if agreement.down is not None:
             base = sent if down == "delta" else None
             rng = decisions.encoding_stream(round_id)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fairbed.coordinator.algorithms.aggregation.base import Reports
+from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed, corefed_weights, utilities
-from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+from tests.coordinator.algorithms.aggregation.rounds import Reports, merged, reports, vector
 
 LOSSES = np.array([1.0, 2.0, 0.5])
 D = np.array([[0.3, 0.0], [0.0, 0.6], [-0.3, 0.3]])
@@ -132,23 +132,25 @@ BACK = reports(
 
 
 def test_worked_example_as_a_rule() -> None:
-    merge = CoreFed(3.0).merge(SENT, 2, BACK)
-    assert merge.vector.tolist() == pytest.approx([1.01, 1.24, 2.0], abs=1e-6)
-    merge = CoreFed(3.0, weights="n").merge(SENT, 2, BACK)
-    assert merge.vector.tolist() == pytest.approx([1.0075, 1.33, 2.0], abs=1e-6)
-    merge = CoreFed(3.0, normalise=True).merge(SENT, 2, BACK)
-    assert merge.vector.tolist() == pytest.approx([1.015789, 1.378947, 2.0], abs=1e-6)
+    merge = merged(Aggregator(CoreFed(3.0), "equal"), SENT, 2, BACK)
+    assert merge.vector.tolist() == pytest.approx([1.01, 1.24, 3.7 / 1.9], abs=1e-6)
+    merge = merged(Aggregator(CoreFed(3.0), "n"), SENT, 2, BACK)
+    assert merge.vector.tolist() == pytest.approx([1.0075, 1.33, 5.7 / 2.9], abs=1e-6)
+    merge = merged(Aggregator(CoreFed(3.0, normalise=True), "equal"), SENT, 2, BACK)
+    assert merge.vector.tolist() == pytest.approx([1.015789, 1.378947, 3.7 / 1.9], abs=1e-6)
 
 
 def test_a_step_may_be_longer_than_every_update() -> None:
     """Utilities of a half give the longest step, twice the mean, which goes beyond the models."""
-    merge = CoreFed(1.0).merge(SENT, 2, reports([[2, 1, 0], [2, 1, 0]], losses=[0.5, 0.5]))
+    pair = reports([[2, 1, 0], [2, 1, 0]], losses=[0.5, 0.5])
+    merge = merged(Aggregator(CoreFed(1.0), "equal"), SENT, 2, pair)
     assert merge.vector.tolist() == pytest.approx([3.0, 1.0, 0.0], abs=1e-6)
     assert merge.weights.tolist() == pytest.approx([1.0, 1.0])
 
 
 def test_a_first_loss_above_m_makes_at_most_a_double_step() -> None:
-    merge = CoreFed(1.0).merge(SENT, 2, reports([[2, 1, 0], [2, 1, 0]], losses=[2.3, 2.3]))
+    pair = reports([[2, 1, 0], [2, 1, 0]], losses=[2.3, 2.3])
+    merge = merged(Aggregator(CoreFed(1.0), "equal"), SENT, 2, pair)
     assert merge.vector.tolist() == pytest.approx([3.0, 1.0, 0.0], abs=1e-6)
 
 
@@ -156,4 +158,4 @@ def test_missing_losses_are_refused() -> None:
     silent = Reports(BACK.rows, BACK.n_k, BACK.models, None, 0.1)
     assert CoreFed.needs_loss is True
     with pytest.raises(ValueError, match="loss_before must be given"):
-        CoreFed(3.0).merge(SENT, 2, silent)
+        merged(Aggregator(CoreFed(3.0), "equal"), SENT, 2, silent)

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairbed.coordinator.algorithms.aggregation.base import Aggregator, Merge, Reports
+from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
+from fairbed.coordinator.algorithms.aggregation.base import Merge
 from fairbed.coordinator.algorithms.aggregation.guard import normalised
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
-from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+from tests.coordinator.algorithms.aggregation import rounds
+from tests.coordinator.algorithms.aggregation.rounds import Reports, reports, vector
 from tests.strategies import client_models
 from tests.tiers import examples
 
@@ -58,7 +60,7 @@ def reordered(given_: Reports, order: list[int]) -> Reports:
 
 
 def merged(name: str, given_: Reports, rule: Aggregator | None = None) -> Merge:
-    return (rule or make_aggregator(CONFIGS[name])).merge(SENT, N_PARAMS, given_)
+    return rounds.merged(rule or make_aggregator(CONFIGS[name]), SENT, N_PARAMS, given_)
 
 
 @every_rule
@@ -210,7 +212,7 @@ def test_a_state_from_before_the_first_round_is_restored(name: str) -> None:
 
 @every_rule
 def test_has_a_docstring(name: str) -> None:
-    assert "Source:" in (inspect.getdoc(type(make_aggregator(CONFIGS[name]))) or "")
+    assert "Source:" in (inspect.getdoc(type(make_aggregator(CONFIGS[name]).rule)) or "")
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -0.5], [np.nan, 1.0], [np.inf, 1.0]])

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.coordinator.algorithms.aggregation.base import Reports
+from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
 from fairbed.coordinator.algorithms.arrays import Floats
-from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+from tests.coordinator.algorithms.aggregation.rounds import Reports, merged, reports, vector
 from tests.strategies import client_models
 
 SENT = vector(1, 1)
@@ -21,7 +21,7 @@ BACK = reports([[0.8, 1.0], [1.0, 0.9]], losses=[2.0, 0.5], learning_rate=0.1)
     [(0.0, [0.9, 0.95]), (1.0, [0.866667, 0.983333]), (2.0, [0.865546, 0.995798])],
 )
 def test_worked_examples(q: float, expected: list[float]) -> None:
-    merge = QFedAvg(q, "equal").merge(SENT, 2, BACK)
+    merge = merged(Aggregator(QFedAvg(q), "equal"), SENT, 2, BACK)
     assert merge.vector.tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -40,13 +40,13 @@ def test_agrees_with_the_printed_formula(given_: Reports, q: float) -> None:
         g = lipschitz * (sent - model.astype(np.float64))
         delta += loss**q * g
         h += q * loss ** (q - 1) * (g @ g) + lipschitz * loss**q
-    merge = QFedAvg(q, "equal").merge(vector(0, 0, 0, 0, 0), 5, given_)
+    merge = merged(Aggregator(QFedAvg(q), "equal"), vector(0, 0, 0, 0, 0), 5, given_)
     np.testing.assert_allclose(merge.vector, sent - delta / h, rtol=1e-4, atol=1e-5)
 
 
 @given(given_=client_models())
 def test_q_zero_is_the_unweighted_mean(given_: Reports) -> None:
-    merge = QFedAvg(0.0, "equal").merge(vector(3, 3, 3, 3, 3), 5, given_)
+    merge = merged(Aggregator(QFedAvg(0.0), "equal"), vector(3, 3, 3, 3, 3), 5, given_)
     np.testing.assert_allclose(
         merge.vector, np.mean(given_.models, axis=0, dtype=float), rtol=1e-5, atol=1e-5
     )
@@ -55,17 +55,20 @@ def test_q_zero_is_the_unweighted_mean(given_: Reports) -> None:
 @given(given_=client_models())
 def test_q_zero_after_uniform_sampling_is_fedavg(given_: Reports) -> None:
     sent = vector(3, 3, 3, 3, 3)
-    mine, theirs = QFedAvg(0.0).merge(sent, 3, given_), FedAvg().merge(sent, 3, given_)
+    mine, theirs = (
+        merged(Aggregator(QFedAvg(0.0)), sent, 3, given_),
+        merged(Aggregator(FedAvg()), sent, 3, given_),
+    )
     np.testing.assert_allclose(mine.vector, theirs.vector, rtol=1e-5, atol=1e-5)
 
 
 @given(given_=client_models(), q=st.sampled_from([0.1, 1.0, 5.0]))
-def test_buffers_are_averaged_by_examples_whatever_q(given_: Reports, q: float) -> None:
-    merge = QFedAvg(q).merge(vector(0, 0, 0, 0, 0), 3, given_)
+def test_buffers_are_averaged_with_the_weights_of_the_parameters(given_: Reports, q: float) -> None:
+    merge = merged(Aggregator(QFedAvg(q)), vector(0, 0, 0, 0, 0), 3, given_)
     if given_.loss_before is None or not given_.loss_before.any():
         return
     buffers = np.array([model[3:] for model in given_.models], dtype=float)
-    expected = np.average(buffers, axis=0, weights=given_.n_k)
+    expected = np.average(buffers, axis=0, weights=merge.weights)
     np.testing.assert_allclose(merge.vector[3:], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -138,18 +141,18 @@ def test_weights_are_continuous_where_the_bound_begins(q: float) -> None:
 
 
 def test_weights_sum_to_less_than_one_and_the_rest_stays() -> None:
-    merge = QFedAvg(1.0, "equal").merge(SENT, 2, BACK)
+    merge = merged(Aggregator(QFedAvg(1.0), "equal"), SENT, 2, BACK)
     assert merge.weights.tolist() == pytest.approx([2 / 3, 1 / 6])
 
 
 def test_a_large_q_follows_the_worst_device() -> None:
-    weights = QFedAvg(15.0).merge(SENT, 2, BACK).weights
+    weights = merged(Aggregator(QFedAvg(15.0)), SENT, 2, BACK).weights
     assert weights[0] > 1e6 * weights[1]
 
 
 def test_with_losses_of_zero_the_model_does_not_change() -> None:
     perfect = reports([[0.8, 1.0], [1.0, 0.9]], losses=[0.0, 0.0])
-    merge = QFedAvg(2.0).merge(SENT, 2, perfect)
+    merge = merged(Aggregator(QFedAvg(2.0)), SENT, 2, perfect)
     assert merge.vector.tolist() == [1.0, 1.0]
     assert merge.weights.tolist() == [0.0, 0.0]
 
@@ -157,24 +160,24 @@ def test_with_losses_of_zero_the_model_does_not_change() -> None:
 def test_uniform_sampling_multiplies_both_sums_by_the_share_of_examples() -> None:
     """With p = [.75, .25]: Delta = [3, 0], [0, .125]; h = 18 + 1.5."""
     uneven = reports([[0.8, 1.0], [1.0, 0.9]], losses=[2.0, 0.5], n_k=[3, 1])
-    merge = QFedAvg(1.0).merge(SENT, 2, uneven)
+    merge = merged(Aggregator(QFedAvg(1.0)), SENT, 2, uneven)
     assert merge.vector.tolist() == pytest.approx([1 - 3 / 19.5, 1 - 0.125 / 19.5], abs=1e-6)
 
 
 def test_n_over_pi_corrects_a_biased_selection() -> None:
-    rule = QFedAvg(0.0, weights="n_over_pi")
+    rule = Aggregator(QFedAvg(0.0), "n_over_pi")
     pair = reports([[0.8, 1.0], [1.0, 0.9]], registered=2)
-    rule.merge(SENT, 2, pair)
+    merged(rule, SENT, 2, pair)
     for _ in range(2):
-        rule.merge(SENT, 2, reports([[0.8, 1.0]]))
-    assert rule.merge(SENT, 2, pair).weights.tolist() == pytest.approx([1 / 3, 2 / 3])
+        merged(rule, SENT, 2, reports([[0.8, 1.0]]))
+    assert merged(rule, SENT, 2, pair).weights.tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_missing_losses_are_refused() -> None:
     silent = Reports(BACK.rows, BACK.n_k, BACK.models, None, 0.1)
     assert QFedAvg.needs_loss is True
     with pytest.raises(ValueError, match="loss_before must be given"):
-        QFedAvg(1.0).merge(SENT, 2, silent)
+        merged(Aggregator(QFedAvg(1.0)), SENT, 2, silent)
 
 
 @pytest.mark.parametrize("q", [-1.0, float("nan"), float("inf")])

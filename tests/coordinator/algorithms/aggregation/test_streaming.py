@@ -9,14 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairbed.coordinator.algorithms.aggregation import Gathered, Streaming
-from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Reports, Stack, add_all
+from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
+from fairbed.coordinator.algorithms.aggregation.base import (
+    Accumulator,
+    Merge,
+    Report,
+    Stack,
+    Updates,
+)
 from fairbed.coordinator.algorithms.aggregation.corefed import corefed_weights
+from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
 from fairbed.coordinator.algorithms.aggregation.running_sum import BLOCK
-from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.coordinator.policy.factories import make_aggregator
-from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+from tests.coordinator.algorithms.aggregation import rounds
+from tests.coordinator.algorithms.aggregation.rounds import Kept, Reports, reports, vector
 from tests.coordinator.algorithms.aggregation.test_every_aggregator import (
     CONFIGS,
     GATHERED,
@@ -31,14 +39,20 @@ from tests.tiers import examples
 every_rule = pytest.mark.parametrize("name", STREAMED)
 
 
-def streaming(name: str) -> Streaming:
+def streaming(name: str) -> Aggregator:
     rule = make_aggregator(CONFIGS[name])
-    assert isinstance(rule, Streaming)
+    assert rule.is_streaming
     return rule
 
 
-def streamed(rule: Streaming, arrivals: list[Report], learning_rate: float = 0.1) -> Merge:
-    merge = rule.begin(SENT, N_PARAMS, learning_rate)
+def begin(
+    rule: Aggregator, sent: Vector = SENT, n_params: int = N_PARAMS, learning_rate: float = 0.1
+) -> Accumulator:
+    return rule.begin(sent, n_params, learning_rate, Kept)
+
+
+def streamed(rule: Aggregator, arrivals: list[Report], learning_rate: float = 0.1) -> Merge:
+    merge = begin(rule, learning_rate=learning_rate)
     for report in arrivals:
         merge.add(report)
     return merge.finish()
@@ -69,9 +83,9 @@ def test_a_stack_is_its_reports_one_after_the_other(
     models = np.stack(given_.models)
     models[data.draw(st.integers(0, k - 1)), 0] = data.draw(st.sampled_from([0.5, np.nan, np.inf]))
     cut = data.draw(st.integers(0, k))
-    merge = streaming(name).begin(SENT, N_PARAMS, given_.learning_rate)
+    merge = begin(streaming(name), learning_rate=given_.learning_rate)
     for part in (slice(0, cut), slice(cut, k)):
-        add_all(merge, Stack(given_.rows[part], given_.n_k[part], models[part], losses[part]))
+        merge.add_all(Stack(given_.rows[part], given_.n_k[part], models[part], losses[part]))
     stacked = merge.finish()
     arrivals = list(replace(given_, models=list(models)).one_by_one())
     stream = streamed(streaming(name), arrivals, given_.learning_rate)
@@ -97,7 +111,7 @@ def test_the_order_changes_no_bit_of_a_large_model(name: str) -> None:
     ]
     vectors = []
     for order in (range(50), range(49, -1, -1), rng.permutation(50).tolist()):
-        merge = streaming(name).begin(sent, size - 50, 0.01)
+        merge = begin(streaming(name), sent, size - 50, 0.01)
         for at in order:
             merge.add(arrivals[at])
         vectors.append(merge.finish().vector)
@@ -116,17 +130,19 @@ def test_agrees_with_the_plain_float64_formula(name: str) -> None:
     models = np.array(given_.models, dtype=np.float64)
     share = given_.n_k / given_.n_k.sum()
     p = np.full(count, 1.0 / count) if config.weighting == "equal" else share
-    expected = (p if config.rule == "fedavg" else share) @ models
+    expected = p @ models
     if config.rule == "q-fedavg":
         assert given_.loss_before is not None
         sent = SENT[:N_PARAMS].astype(np.float64)
         norms = np.square(models[:, :N_PARAMS] - sent).sum(axis=1)
         a = q_ffl_weights(norms, given_.loss_before, p, config.q, 1.0 / given_.learning_rate)
+        expected = a / a.sum() @ models
         expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
     if config.rule == "corefed":
         assert given_.loss_before is not None
         sent = SENT[:N_PARAMS].astype(np.float64)
         a = corefed_weights(given_.loss_before, config.M, p, normalise=config.normalise)
+        expected = a / a.sum() @ models
         expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
     np.testing.assert_allclose(merged(name, given_).vector, expected, rtol=1e-6, atol=1e-7)
 
@@ -148,7 +164,7 @@ def test_an_abandoned_round_has_no_effect(name: str) -> None:
     given_up, untouched = streaming(name), streaming(name)
     first = list(reports([[1, 2, 3, 4, 5]], rows=[3]).one_by_one())
     later = list(reports([[0, 1, 0, 1, 0], [2, 2, 2, 2, 2]], rows=[0, 3]).one_by_one())
-    abandoned = given_up.begin(SENT, N_PARAMS, 0.1)
+    abandoned = begin(given_up)
     abandoned.add(first[0])
     assert given_up.to_state() == untouched.to_state()
     mine, theirs = streamed(given_up, later), streamed(untouched, later)
@@ -158,7 +174,7 @@ def test_an_abandoned_round_has_no_effect(name: str) -> None:
 
 @every_rule
 def test_a_model_is_released_once_it_is_added(name: str) -> None:
-    merge = streaming(name).begin(SENT, N_PARAMS, 0.1)
+    merge = begin(streaming(name))
     model = vector(1, 2, 3, 4, 5)
     gone = weakref.ref(model)
     merge.add(Report(row=0, n_k=4, model=model, loss_before=1.0))
@@ -173,7 +189,7 @@ def test_a_much_larger_loss_may_arrive_at_any_time(q: float, losses: list[float]
     """The powers span up to 10^19000; terms far below the largest change no bit."""
     rng = np.random.default_rng(7)
     given_ = reports(rng.standard_normal((4, 5)).tolist(), losses=losses)
-    merge = QFedAvg(q, "equal").merge(SENT, 5, given_)
+    merge = rounds.merged(Aggregator(QFedAvg(q), "equal"), SENT, 5, given_)
     models = np.array(given_.models, dtype=np.float64)
     norms = np.square(models - SENT).sum(axis=1)
     a = q_ffl_weights(norms, np.array(losses), np.ones(4), q, 10.0)
@@ -182,15 +198,13 @@ def test_a_much_larger_loss_may_arrive_at_any_time(q: float, losses: list[float]
 
 
 class Median:
-    """A rule that needs all updates at once."""
+    """A pseudo-gradient that needs all changes at once; the weights are not used."""
 
-    needs_loss = True
-
-    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
+    def combine(self, updates: Updates, a: Floats) -> Floats:
         """Return the coordinate-wise median."""
-        assert reports.loss_before is not None
-        share = reports.loss_before / reports.loss_before.sum()
-        return Merge(np.median(np.array(reports.models), axis=0).astype(np.float32), share)
+        assert updates.changes is not None
+        median: Floats = np.median([change for change in updates.changes], axis=0)
+        return median
 
     def to_state(self) -> dict[str, Any]:
         """Return the empty state."""
@@ -200,26 +214,18 @@ class Median:
         """Restore the empty state."""
 
 
-class Kept(list[Vector]):
-    """Models in a list."""
-
-    def all(self) -> list[Vector]:
-        """Return all models."""
-        return self
-
-
 @pytest.mark.parametrize("name", GATHERED)
 def test_the_other_rules_need_every_loss_before_any_weight(name: str) -> None:
-    assert not isinstance(make_aggregator(CONFIGS[name]), Streaming)
+    assert not make_aggregator(CONFIGS[name]).is_streaming
 
 
 @pytest.mark.parametrize("name", GATHERED)
-def test_gathered_in_any_order_they_equal_the_batch(name: str) -> None:
+def test_stored_in_any_order_they_equal_the_batch(name: str) -> None:
     rng = np.random.default_rng(8)
     given_ = replace(reports(rng.random((4, 5)).tolist(), losses=[1, 2, 5, 0.1]), registered=9)
     batch = merged(name, given_)
     for order in ([3, 0, 2, 1], [1, 2, 3, 0]):
-        merge = Gathered(make_aggregator(CONFIGS[name]), SENT, N_PARAMS, 0.1, Kept(), 9)
+        merge = make_aggregator(CONFIGS[name]).begin(SENT, N_PARAMS, 0.1, Kept, 9)
         arrivals = list(given_.one_by_one())
         for at in order:
             merge.add(arrivals[at])
@@ -228,13 +234,10 @@ def test_gathered_in_any_order_they_equal_the_batch(name: str) -> None:
         np.testing.assert_array_equal(done.weights, batch.weights[order])
 
 
-def test_a_rule_that_needs_all_updates_gets_them_in_the_order_of_arrival() -> None:
-    given_ = reports([[1, 9], [2, 8], [7, 3]], losses=[1, 2, 5], rows=[4, 0, 2], n_k=[5, 6, 7])
-    rule = Median()
-    assert not isinstance(rule, Streaming)
-    merge = Gathered(rule, vector(0, 0), 2, 0.1, Kept())
-    for report in given_.one_by_one():
-        merge.add(report)
-    done = merge.finish()
+def test_a_pseudo_gradient_that_needs_all_changes_gets_them() -> None:
+    given_ = reports([[1, 9], [2, 8], [7, 3]], rows=[4, 0, 2], n_k=[5, 6, 7])
+    rule = Aggregator(FedAvg(), pseudo_gradient=Median())
+    assert not rule.is_streaming
+    done = rounds.merged(rule, vector(0, 0), 2, given_)
     assert done.vector.tolist() == [2.0, 8.0]
-    assert done.weights.tolist() == [0.125, 0.25, 0.625]
+    assert done.weights.tolist() == [5 / 18, 6 / 18, 7 / 18]

@@ -1,0 +1,347 @@
+"""The aggregation of a run: weights of the updates, pseudo-gradient, server step.
+
+An update enters in two ways. If rule and pseudo-gradient are separable, each update is added to a
+running sum when it arrives (`RunningMerge`); otherwise the models are stored until the last one has
+arrived (`StoredMerge`). In both, the order of arrival changes no bit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.aggregation.base import (
+    Accumulator,
+    Changes,
+    LinearPseudoGradient,
+    Merge,
+    Models,
+    PseudoGradient,
+    Report,
+    SeparableRule,
+    ServerStep,
+    Stack,
+    Updates,
+    WeightRule,
+)
+from fairbed.coordinator.algorithms.aggregation.guard import usable
+from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average
+from fairbed.coordinator.algorithms.aggregation.running_sum import (
+    RunningSum,
+    squared_distance,
+    total_of,
+)
+from fairbed.coordinator.algorithms.aggregation.server_step import Plain
+from fairbed.coordinator.algorithms.aggregation.weighting import Weighting, Weights
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+
+HEADROOM = 512
+"""Most powers of two by which a coefficient may exceed the unit of its sum; float64 has 1023."""
+
+SUM_TOLERANCE = 1e-12
+"""Weights whose sum is this near 1 are an average, which the model that was sent does not enter."""
+
+
+class Aggregator:
+    """Merges the updates of each round into the next model.
+
+    Args:
+        rule: Step 1, the weights of the updates.
+        weights: p_k of the devices before their losses count.
+        pseudo_gradient: Step 2; not given: the weighted sum of the changes.
+        server: Step 3; not given: the model moves by the pseudo-gradient.
+        local_steps: Returns tau_k, the mini-batches of local training, from n_k, both of shape
+            (K,). Devices' own counts are not used, because a device that understated them would
+            count more; not given: 1 each.
+    """
+
+    def __init__(
+        self,
+        rule: WeightRule,
+        weights: Weights = "n",
+        pseudo_gradient: PseudoGradient | None = None,
+        server: ServerStep | None = None,
+        local_steps: Callable[[Ints], Ints] = np.ones_like,
+    ) -> None:
+        self.rule = rule
+        self.pseudo_gradient: PseudoGradient = pseudo_gradient or Average()
+        self.server: ServerStep = server or Plain()
+        self.weighting = Weighting(weights)
+        self.local_steps = local_steps
+
+    @property
+    def needs_loss(self) -> bool:
+        """Devices must report F_k(w_t), evaluated before the first local step."""
+        return self.rule.needs_loss
+
+    @property
+    def is_streaming(self) -> bool:
+        """Each update is read once, so that memory does not grow with the cohort."""
+        is_linear = isinstance(self.pseudo_gradient, LinearPseudoGradient)
+        return is_linear and isinstance(self.rule, SeparableRule) and not self.rule.needs_models
+
+    def begin(
+        self,
+        vector: Vector,
+        n_params: int,
+        learning_rate: float,
+        models: Callable[[], Models],
+        registered: int = 0,
+    ) -> Accumulator:
+        """Return the empty merge of a round.
+
+        Args:
+            vector: The model that is sent, w, shape (n_values,).
+            n_params: Number of its parameters; the other values are buffers.
+            learning_rate: Local step size eta_l.
+            models: Opens storage for all models of the round; called if the merge cannot stream.
+            registered: Number of all devices, selected or not; 0 if unknown.
+        """
+        begun = _Begun(vector, n_params, learning_rate, registered)
+        return (
+            RunningMerge(self, begun) if self.is_streaming else StoredMerge(self, begun, models())
+        )
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers, bytes and lists, for the checkpoint."""
+        return {
+            "weighting": self.weighting.to_state(),
+            "rule": self.rule.to_state(),
+            "pseudo_gradient": self.pseudo_gradient.to_state(),
+            "server": self.server.to_state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that `to_state` returned."""
+        self.weighting.load_state(state["weighting"])
+        self.rule.load_state(state["rule"])
+        self.pseudo_gradient.load_state(state["pseudo_gradient"])
+        self.server.load_state(state["server"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What is known of a round before its updates."""
+
+    sent: Vector
+    n_params: int
+    learning_rate: float
+    registered: int
+
+
+class _Arrivals:
+    """The numbers of the updates of a round, in the order of arrival."""
+
+    def __init__(self, parts: Aggregator, begun: _Begun) -> None:
+        self._parts, self._begun = parts, begun
+        self._columns: list[tuple[Updates, Bools]] = []
+
+    def add(self, stack: Stack) -> tuple[Updates, Bools]:
+        """Add K reports; return the usable ones as columns, and which are usable, shape (K,)."""
+        begun, rule = self._begun, self._parts.rule
+        is_usable = usable(begun.sent, stack, needs_loss=rule.needs_loss)
+        rows, n_k = stack.rows[is_usable], stack.n_k[is_usable]
+        losses, norms = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+        if rule.needs_loss and stack.loss_before is not None:
+            losses = stack.loss_before[is_usable]
+        if rule.needs_norms:
+            params = begun.sent[: begun.n_params]
+            norms = np.array(
+                [
+                    squared_distance(params, model[: begun.n_params])
+                    for model in stack.models[is_usable]
+                ]
+            )
+        updates = Updates(
+            rows=rows,
+            n_k=n_k,
+            steps=self._parts.local_steps(n_k),
+            shares=self._parts.weighting.of(rows, n_k),
+            losses=losses,
+            squared_norms=norms,
+            learning_rate=begun.learning_rate,
+            registered=begun.registered,
+        )
+        self._columns.append((updates, is_usable))
+        return updates, is_usable
+
+    def all(self) -> tuple[Updates | None, Ints, Bools]:
+        """Return the usable updates by row, their order of arrival, and which reports are usable.
+
+        The updates are None if there are none.
+        """
+        is_usable = np.concatenate(
+            [np.zeros(0, np.bool_), *(usable for _, usable in self._columns)]
+        )
+        if not is_usable.any():
+            return None, np.zeros(0, dtype=np.int64), is_usable
+        parts = [updates for updates, _ in self._columns]
+        rows = np.concatenate([part.rows for part in parts])
+        order = np.argsort(rows, kind="stable")
+        together = Updates(
+            rows=rows,
+            n_k=np.concatenate([part.n_k for part in parts]),
+            steps=np.concatenate([part.steps for part in parts]),
+            shares=np.concatenate([part.shares for part in parts]),
+            losses=np.concatenate([part.losses for part in parts]),
+            squared_norms=np.concatenate([part.squared_norms for part in parts]),
+            learning_rate=self._begun.learning_rate,
+            registered=max(self._begun.registered, int(rows.max()) + 1),
+        )
+        return together.of(order), order, is_usable
+
+    def observe(self, updates: Updates) -> None:
+        """Count a round that is merged, for weights by the rate of participation."""
+        self._parts.weighting.observe(updates.rows, self._begun.registered)
+
+
+class _Sums:
+    """sum_k c_k w_k over parameters and buffers, and the next model that follows from it."""
+
+    def __init__(self, begun: _Begun) -> None:
+        self._begun = begun
+        self._params = RunningSum(begun.n_params)
+        self._buffers = RunningSum(begun.sent.size - begun.n_params)
+
+    def add(self, c: Floats, models: Vector) -> None:
+        """Add models, shape (K, n_values), with coefficients c, shape (K,)."""
+        self._params.add_all(c, models[:, : self._begun.n_params])
+        self._buffers.add_all(c, models[:, self._begun.n_params :])
+
+    def shift(self, exponent: int) -> None:
+        """Multiply the sums by 2^exponent."""
+        self._params.shift(exponent)
+        self._buffers.shift(exponent)
+
+    def moved(self, server: ServerStep, total_c: float, total_b: float) -> Vector:
+        """Return the next model, shape (n_values,).
+
+        d = sum_k b_k (w_k - w) with b_k = c_k `total_b` / `total_c`; `total_c` is sum c.
+        """
+        sent, n_params = self._begun.sent, self._begun.n_params
+        if isinstance(server, Plain) and server.learning_rate == 1.0:
+            # w + d without the difference, which would round: (sum c_k w_k + (H - C) w) / H.
+            divisor = total_c / total_b
+            if abs(total_b - 1.0) > SUM_TOLERANCE:
+                self._params.add(divisor - total_c, sent[:n_params])
+            params = self._params.divided_by(divisor)
+        else:
+            self._params.add(-total_c, sent[:n_params])
+            params = server.step(sent[:n_params], self._params.scaled(total_b / total_c))
+        return np.concatenate([params, self._buffers.divided_by(total_c)])
+
+
+class RunningMerge:
+    """One round whose updates are added to a sum when they arrive.
+
+    The coefficients c_k are in units of 2^unit. The unit grows when one arrives that would overflow
+    it; as it is a power of two, the change causes no rounding.
+    """
+
+    def __init__(self, parts: Aggregator, begun: _Begun) -> None:
+        self._parts, self._begun = parts, begun
+        self._arrivals = _Arrivals(parts, begun)
+        self._sums = _Sums(begun)
+        self._unit: int | None = None
+
+    def add(self, report: Report) -> None:
+        """Add an update to the sum, with weight 0 if it is not usable.
+
+        Raises:
+            ValueError: The rule needs a loss and the report has none.
+        """
+        self.add_all(Stack.of(report))
+
+    def add_all(self, stack: Stack) -> None:
+        """Add updates to the sum, as `add` does."""
+        updates, is_usable = self._arrivals.add(stack)
+        if not len(updates):
+            return
+        mantissas, exponents = self._factors(updates)
+        largest = int(exponents.max())
+        if self._unit is None:
+            self._unit = largest
+        elif largest > self._unit + HEADROOM:
+            self._sums.shift(self._unit - largest)
+            self._unit = largest
+        models = stack.models if is_usable.all() else stack.models[is_usable]
+        self._sums.add(np.ldexp(mantissas, exponents - self._unit), models)
+
+    def finish(self) -> Merge:
+        """Return the next model; the same one if no update is usable or all weights are 0."""
+        updates, order, is_usable = self._arrivals.all()
+        weights = np.zeros(len(is_usable))
+        if updates is None:
+            return Merge(self._begun.sent.copy(), weights)
+        assert self._unit is not None
+        a = self._parts.rule.decide(updates)
+        self._arrivals.observe(updates)
+        weights[np.flatnonzero(is_usable)[order]] = a
+        if not a.any():
+            return Merge(self._begun.sent.copy(), weights)
+        gradient = self._parts.pseudo_gradient
+        assert isinstance(gradient, LinearPseudoGradient)
+        mantissas, exponents = self._factors(updates)
+        total_c = total_of(np.ldexp(mantissas, exponents - self._unit))
+        total_b = total_of(gradient.coefficients(updates, a))
+        return Merge(self._sums.moved(self._parts.server, total_c, total_b), weights)
+
+    def _factors(self, updates: Updates) -> tuple[Floats, Ints]:
+        """Return mantissas and exponents of c_k, up to a factor b_k, two arrays of shape (K,)."""
+        rule, gradient = self._parts.rule, self._parts.pseudo_gradient
+        assert isinstance(rule, SeparableRule)
+        assert isinstance(gradient, LinearPseudoGradient)
+        mantissas, exponents = rule.factors(updates)
+        return mantissas * gradient.factors(updates), exponents
+
+
+class StoredMerge:
+    """One round whose models are stored until the last one has arrived."""
+
+    def __init__(self, parts: Aggregator, begun: _Begun, models: Models) -> None:
+        self._parts, self._begun, self._models = parts, begun, models
+        self._arrivals = _Arrivals(parts, begun)
+
+    def add(self, report: Report) -> None:
+        """Store an update unless it is not usable.
+
+        Raises:
+            ValueError: The rule needs a loss and the report has none.
+        """
+        self.add_all(Stack.of(report))
+
+    def add_all(self, stack: Stack) -> None:
+        """Store updates, as `add` does."""
+        _, is_usable = self._arrivals.add(stack)
+        for at in np.flatnonzero(is_usable):
+            self._models.append(stack.models[at])
+
+    def finish(self) -> Merge:
+        """Return the next model; the same one if no update is usable or all weights are 0."""
+        begun, parts = self._begun, self._parts
+        updates, order, is_usable = self._arrivals.all()
+        weights = np.zeros(len(is_usable))
+        if updates is None:
+            return Merge(begun.sent.copy(), weights)
+        stored = self._models.all()
+        models = [stored[at] for at in order.tolist()]
+        updates = replace(updates, changes=Changes(begun.sent, models, begun.n_params))
+        a = parts.rule.decide(updates)
+        self._arrivals.observe(updates)
+        weights[np.flatnonzero(is_usable)[order]] = a
+        if not a.any():
+            return Merge(begun.sent.copy(), weights)
+        gradient = parts.pseudo_gradient
+        if isinstance(gradient, LinearPseudoGradient):
+            b = gradient.coefficients(updates, a)
+            sums = _Sums(begun)
+            for b_k, model in zip(b.tolist(), models, strict=True):
+                if b_k:
+                    sums.add(np.array([b_k]), model[np.newaxis])
+            total = total_of(b)
+            return Merge(sums.moved(parts.server, total, total), weights)
+        d = gradient.combine(updates, a)
+        params = parts.server.step(begun.sent[: begun.n_params], d[: begun.n_params])
+        buffers = (begun.sent[begun.n_params :] + d[begun.n_params :]).astype(np.float32)
+        return Merge(np.concatenate([params, buffers]), weights)
