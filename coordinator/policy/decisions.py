@@ -247,7 +247,8 @@ class Decisions:
         rows, at = (np.array(list(column)) for column in (last.keys(), last.values()))
         context = observed.context[at]
         context = np.where(np.isnan(context), selection.context[rows], context)
-        self.estimator.observe(rows, context, Measured(time_s[at], observed.phases_s[at]))
+        is_bound: Bools = np.isnan(observed.tau_s[at])
+        self.estimator.observe(rows, context, Measured(time_s[at], observed.phases_s[at], is_bound))
 
     def _time_s(self, selection: Selection, observed: Observations) -> Floats:
         """Return the times that the estimator learns, seconds, shape (K,); NaN is skipped.

@@ -153,7 +153,8 @@ class Exchange:
         """Lower bound of tau for an abandoned exchange: the time that it had used."""
         if self.ended is None:
             return None
-        return self.ended - self.dispatched - self.queued_s(self.ended) - self.outage_s
+        used_s = self.ended - self.dispatched - self.queued_s(self.ended) - self.outage_s
+        return max(used_s, 0.0)
 
     @property
     def busy_s(self) -> float | None:

@@ -127,6 +127,10 @@ MALFORMED = {
         _packed(m="chunk-request", id=UPDATE_ID, chunks=[0, -1]),
         "Expected `int` >= 0 - at `$.chunks[1]`",
     ),
+    "a negative duration": (
+        _packed(m="evaluate-reply", round=1, loss=1.0, n=1, was_cold=False, download_s=-0.5),
+        "Expected `float` >= 0.0 - at `$.download_s`",
+    ),
     "no cores": (_context(mu_cores=0.0), "Expected `float` > 0.0 - at `$.mu_cores`"),
     "NaN under a bound": (_context(mu_cores=NAN), "Expected `float` > 0.0 - at `$.mu_cores`"),
     "NaN without a bound": (

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 
 
 def check_prior(estimator: str, lambda_: float, discount: float) -> None:
@@ -54,13 +54,30 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measured times of K exchanges."""
+    """Measured times of K exchanges, all at least 0.
+
+    Raises:
+        ValueError: An exchange time, or a phase other than the rest, is negative. The rest is a
+            difference of two clocks and may be below 0 by their rounding.
+    """
 
     tau_s: Floats
     """Exchange times, seconds, shape (K,); a lower bound for an exchange that did not end."""
     phases_s: Floats
     """Their phases, seconds, in the order of `PHASES`, shape (K, 5); they add up to tau_s. NaN is a
     phase that was not seen, because the exchange missed its deadline or was cancelled."""
+    is_bound: Bools | None = None
+    """The exchange did not end, so tau_s is a lower bound, shape (K,); None: all have ended."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative times."""
+        named = zip(("exchange times", *PHASES[:-1]), (self.tau_s, *self.phases_s.T), strict=False)
+        for name, times_s in named:
+            negative = times_s[times_s < 0.0]
+            if negative.size:
+                raise ValueError(
+                    f"measured: {name} must be >= 0 s, got {negative[0]}; leave the exchange out"
+                )
 
     @classmethod
     def of(cls, tau_s: Sequence[float], phases_s: Sequence[Sequence[float] | None]) -> "Measured":
@@ -111,4 +128,17 @@ def require_contexts(estimator: str, context: Floats) -> None:
     if context.ndim != 2 or context.shape[1] != CONTEXT:
         raise ValueError(
             f"{estimator}: context must have shape (N, {CONTEXT}), got {context.shape}; stack rows"
+        )
+
+
+def require_observed_contexts(estimator: str, context: Floats) -> None:
+    """Check the contexts of observations, shape (K, 4); `estimator` is the name in the message.
+
+    Raises:
+        ValueError: One is negative: each is a time or a share.
+    """
+    negative = context[context < 0.0]
+    if negative.size:
+        raise ValueError(
+            f"{estimator}: contexts must be >= 0, got {negative[0]}; leave the exchange out"
         )

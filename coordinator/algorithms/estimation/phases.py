@@ -25,6 +25,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Prediction,
     check_prior,
     require_contexts,
+    require_observed_contexts,
 )
 from fairbed.coordinator.algorithms.estimation.elasticity import Elasticities
 
@@ -246,7 +247,8 @@ class PhaseEstimator:
         A phase that is NaN was not seen: the time of the exchange is then a lower bound.
 
         Raises:
-            ValueError: Shapes disagree, or a number is not finite. Nothing is learned then.
+            ValueError: Shapes disagree, or a number is negative or not finite. Nothing is learned
+                then.
         """
         shape = (len(rows), CONTEXT), (len(rows), len(PHASES))
         if (context.shape, measured.phases_s.shape) != shape:
@@ -261,6 +263,7 @@ class PhaseEstimator:
                 f"phases: contexts and times must be finite, got {context.tolist()} and "
                 f"{phases_s.tolist()}; leave invalid exchanges out"
             )
+        require_observed_contexts("phases", context)
         for column, (phase, model) in enumerate(self._models.items()):
             seen = ~is_unseen[:, column]
             model.observe(rows[seen], _input(phase, context[seen]), phases_s[seen, column])

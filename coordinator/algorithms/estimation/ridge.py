@@ -16,6 +16,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Prediction,
     check_prior,
     require_contexts,
+    require_observed_contexts,
 )
 
 _ROUNDING = 1e-12
@@ -217,7 +218,9 @@ class RidgeEstimator:
     Source:
         Huang et al., TPDS 2021 (arXiv:2011.01783).
     Deviates:
-        The paper has the upload only; here the transfer is download plus upload.
+        The paper has the upload only; here the transfer is download plus upload. It has no rule
+        for exchanges that did not end; here their lower bound is learned as a time if it exceeds
+        c . theta_hat, and otherwise it teaches nothing.
     """
 
     def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
@@ -242,10 +245,20 @@ class RidgeEstimator:
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
         """Learn from exchanges: rows (K,), their contexts before selection (K, 4).
 
+        A lower bound that is at most the prediction is skipped.
+
         Raises:
-            ValueError: Shapes disagree, or a number is not finite. Nothing is learned then.
+            ValueError: Shapes disagree, or a number is negative or not finite. Nothing is learned
+                then.
         """
-        self._models.observe(rows, _features(context), measured.tau_s)
+        features, tau_s = _features(context), measured.tau_s
+        require_observed_contexts("ridge", context)
+        if measured.is_bound is not None and measured.is_bound.any():
+            theta = self._models.theta(int(rows.max()) + 1)[rows]
+            tau_hat_s = np.einsum("kf,kf->k", theta, features)
+            teaches = ~measured.is_bound | (tau_s > tau_hat_s)
+            rows, features, tau_s = rows[teaches], features[teaches], tau_s[teaches]
+        self._models.observe(rows, features, tau_s)
 
     def theta(self, n: int) -> Floats:
         """Return theta_hat of the first `n` rows, seconds per unit of each feature, (n, 3)."""

@@ -98,6 +98,22 @@ def test_a_timeout_counts_as_the_deadline_only_if_configured() -> None:
         assert bool(predicted[0] > 5.0) is learnt
 
 
+@pytest.mark.parametrize("estimator", ["ridge", "phases"])
+def test_a_missed_deadline_lowers_no_prediction(estimator: str) -> None:
+    """A device that took 60 s now misses the deadline of 30 s: it may still need 60 s."""
+    registry, made = fleet(2), decisions(estimator=estimator)
+    for round_id in range(1, 9):
+        selection = made.select(round_id, registry, BOTH_WAYS, now=1.0)
+        phases_s = (20.0, 10.0, 20.0, 9.0, 1.0)
+        made.learn(selection, Observations.of([Observation(0, 60.0, phases_s, True, False)]))
+    selection = made.select(9, registry, BOTH_WAYS, now=1.0)
+    before_s = selection.prediction.tau_hat_s[0]
+    assert before_s > 30.0
+    made.learn(selection, Observations.of([Observation(0, None, None, False, True)]))
+    after_s = made.select(10, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s[0]
+    assert after_s == before_s
+
+
 def test_a_device_that_keeps_missing_the_deadline_is_selected_when_beta_requires_it() -> None:
     registry, made = fleet(3), decisions(beta=0.3, V=0.0)
     for round_id in range(1, 40):

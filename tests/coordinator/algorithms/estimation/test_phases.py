@@ -120,6 +120,13 @@ def test_control_messages_that_waited_in_an_outage_do_not_set_the_rest() -> None
     assert estimator.predict(context).tau_hat_s == pytest.approx([2.07], abs=0.02)
 
 
+def test_a_rest_slightly_below_zero_is_rounding_and_teaches_nothing() -> None:
+    """The clocks of device and coordinator differ by milliseconds."""
+    estimator, context = PhaseEstimator(), np.ones((1, 4))
+    estimator.observe(rows(0), context, Measured.of([4.0], [(1.0, 1.0, 1.0, 1.004, -0.004)]))
+    assert estimator.predict(context).tau_hat_s == pytest.approx([2.0], abs=0.01)
+
+
 UNSEEN = float("nan")
 
 
@@ -210,6 +217,8 @@ def test_a_discount_follows_a_device_that_becomes_slower(
         (rows(0), np.ones((1, 4)), np.ones((1, 4)), "need rows"),
         (rows(0), np.full((1, 4), np.inf), np.ones((1, 5)), "must be finite"),
         (rows(0), np.ones((1, 4)), np.full((1, 5), np.inf), "must be finite"),
+        (rows(0), np.full((1, 4), -1.0), np.ones((1, 5)), "phases: contexts must be >= 0, got -1"),
+        (rows(0), np.ones((1, 4)), np.array([[1, -1, 1, 1, 0.0]]), "load must be >= 0 s, got -1"),
     ],
 )
 def test_refuses_a_wrong_observation_and_learns_nothing_of_it(

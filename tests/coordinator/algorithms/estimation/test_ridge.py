@@ -50,13 +50,13 @@ def test_worked_example() -> None:
     assert ridge.theta(1)[0] == pytest.approx([1.433962, 0.603774, 0.716981], abs=1e-6)
 
 
-FINITE = st.floats(-5.0, 5.0)
+TIMES = st.floats(0.0, 5.0)
 
 
 @given(
-    x=hnp.arrays(np.float64, (6, 3), elements=FINITE),
-    tau=hnp.arrays(np.float64, 6, elements=FINITE),
-    at=hnp.arrays(np.float64, (1, 3), elements=FINITE),
+    x=hnp.arrays(np.float64, (6, 3), elements=TIMES),
+    tau=hnp.arrays(np.float64, 6, elements=TIMES),
+    at=hnp.arrays(np.float64, (1, 3), elements=TIMES),
     lambda_=st.sampled_from([0.1, 1.0, 10.0]),
 )
 def test_agrees_with_the_normal_equations(
@@ -78,6 +78,38 @@ def test_a_device_never_measured_is_predicted_at_0_s_with_a_large_width() -> Non
     assert predicted.tau_hat_s.tolist() == [0.0]
     assert predicted.transfer_hat_s.tolist() == [0.0]
     assert predicted.width_s.tolist() == [5.0 / 2.0]
+
+
+def test_a_bound_raises_a_lower_prediction_and_changes_no_higher_one() -> None:
+    ridge, c = RidgeEstimator(), contexts((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
+    ridge.observe(rows(0, 1), c, times(6.0, 6.0))
+    before = ridge.predict(c).tau_hat_s
+    assert before.tolist() == pytest.approx([4.5, 4.5])
+    bounds = Measured(floats(4.4, 12.0), np.full((2, 5), np.nan), np.array([True, True]))
+    ridge.observe(rows(0, 1), c, bounds)
+    after = ridge.predict(c).tau_hat_s
+    assert after[0] == before[0]
+    assert ridge.seen(2).tolist() == [1, 2]
+    assert 4.5 < after[1] < 12.0
+    for _ in range(50):
+        ridge.observe(rows(0, 1), c, bounds)
+    assert ridge.predict(c).tau_hat_s.tolist() == pytest.approx([4.5, 12.0], abs=0.2)
+
+
+@given(
+    tau=st.lists(st.floats(0.0, 9.0), min_size=0, max_size=5),
+    bound=st.floats(0.0, 20.0),
+)
+def test_a_bound_never_lowers_the_prediction_of_its_context(tau: list[float], bound: float) -> None:
+    ridge = RidgeEstimator()
+    for at, one in enumerate(tau):
+        ridge.observe(rows(0), contexts((1.0, float(at % 2), 0.5 + at)), times(one))
+    c = contexts((0.5, 1.0, 1.0))
+    before = ridge.predict(c).tau_hat_s[0]
+    ridge.observe(rows(0), c, Measured(floats(bound), np.full((1, 5), np.nan), np.array([True])))
+    after = ridge.predict(c).tau_hat_s[0]
+    assert after >= before - 1e-9 * (1.0 + abs(before))
+    assert after <= max(before, bound) + 1e-9
 
 
 def test_devices_are_learned_separately() -> None:
@@ -162,6 +194,13 @@ def test_an_empty_checkpoint_has_no_device() -> None:
         (rows(0), np.zeros((1, 3)), floats(1.0), r"context must have shape \(N, 4\), got \(1, 3\)"),
         (rows(0), contexts((np.nan, 1.0, 1.0)), floats(1.0), "must be finite"),
         (rows(0), contexts((1.0, 1.0, 1.0)), floats(np.inf), "must be finite"),
+        (
+            rows(0),
+            contexts((1.0, 1.0, -1.0)),
+            floats(1.0),
+            "ridge: contexts must be >= 0, got -0.75",
+        ),
+        (rows(0), contexts((1.0, 1.0, 1.0)), floats(-1.0), "times must be >= 0 s, got -1.0"),
     ],
 )
 def test_refuses_a_wrong_observation_and_learns_nothing_of_it(
