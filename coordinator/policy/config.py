@@ -218,6 +218,11 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
         return self.policy == "power-of-choice" and self.variant != "rpow-d"
 
     @property
+    def selects_by_losses(self) -> bool:
+        """Whether a built-in policy selects by losses that devices report."""
+        return self.policy in ("oort", "power-of-choice")
+
+    @property
     def needs_known_times(self) -> bool:
         """The policy is an oracle: it needs the true expected times, which only a replay has."""
         return self.policy in ORACLE_POLICIES

@@ -84,14 +84,15 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a population "
             'or model = "linear"'
         )
-    if (
-        isinstance(make_selector(experiment.selection), TwoStepSelector)
-        and not experiment.trains_in_replay
+    if not experiment.trains_in_replay and (
+        experiment.selection.selects_by_losses
+        or isinstance(make_selector(experiment.selection), TwoStepSelector)
     ):
         raise ExperimentError(
-            "selection: a policy that queries losses needs a model that is trained, "
-            f"got {experiment.selection.policy!r} in a replay without training; remove the setting "
-            'that disables training, or use variant = "rpow-d"'
+            "selection.policy: a policy that selects by losses needs a model that is trained, "
+            f"got {experiment.selection.policy!r} in a replay without training; set "
+            "replay.training = true (without replay.examples and --no-training), or use a policy "
+            "that needs no loss, such as uniform"
         )
     if all(group.model is None for group in experiment.fleet):
         return _profile_fleet_setup(experiment)

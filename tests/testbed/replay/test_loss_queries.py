@@ -185,10 +185,23 @@ def test_a_device_with_an_infinite_loss_cannot_reply() -> None:
 
 
 @pytest.mark.parametrize("group", [{"profile": "raspberry-pi-4b", "count": 4}, seconds(1.0, 4)])
-def test_without_training_there_is_no_loss_to_query(group: dict[str, Any]) -> None:
-    raw = {"name": "x", "selection": POW_D, "fleet": [group], "replay": {"training": False}}
-    with pytest.raises(ExperimentError, match="got 'power-of-choice' in a replay without training"):
+@pytest.mark.parametrize(
+    "selection", [POW_D, POW_D | {"variant": "rpow-d"}, {"policy": "oort", "per_round": 2}]
+)
+@pytest.mark.parametrize("disabled", [{"training": False}, {"examples": 5}])
+def test_without_training_a_policy_that_selects_by_losses_is_refused(
+    group: dict[str, Any], selection: dict[str, Any], disabled: dict[str, Any]
+) -> None:
+    """Without a loss, Oort and rpow-d would be random policies under another name."""
+    raw = {"name": "x", "selection": selection, "fleet": [group], "replay": disabled}
+    line = (
+        f"got '{selection['policy']}' in a replay without training; "
+        "set replay.training = true .* or use a policy that needs no loss"
+    )
+    with pytest.raises(ExperimentError, match=line):
         setup_of(parse_experiment(raw, "x.toml"))
+    trained = raw | {"replay": {"training": True}}
+    assert setup_of(parse_experiment(trained, "x.toml")).data is not None
 
 
 def hot(folder: Path) -> str:

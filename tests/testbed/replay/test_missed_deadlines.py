@@ -1,5 +1,6 @@
 """Devices that miss every deadline, in the world of the RBCS-F paper."""
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.replay.engine.engine import ReplayEngine
@@ -48,7 +50,6 @@ def total_and_calls(replayed: Experiment) -> tuple[float, Ints]:
         ["selection.policy=fedcs", "selection.deadline_s=3"],
         ["selection.queue_counts=aggregated"],
         ["selection.queue_counts=aggregated", "selection.V=5"],
-        ["selection.policy=oort"],
         ["selection.policy=fedcs", "selection.estimator=phases"],
     ],
     ids=" ".join,
@@ -58,6 +59,23 @@ def test_devices_that_miss_every_deadline_cost_little_time(settings: list[str]) 
     total_s, calls = total_and_calls(experiment(*settings))
     assert total_s < 1.1 * alone_s
     assert calls.sum(axis=0).max() <= LIMIT + 2, "two trials, after 100 and 200 rounds"
+
+
+def test_they_cost_oort_little_time_in_a_replay_that_trains(tmp_path: Path) -> None:
+    settings = [
+        *("selection.policy=oort", "evaluation.every=0", "data.dataset=digits"),
+        *("model.name=softmax", "training.learning_rate=0.05", "replay.training=true"),
+    ]
+    totals_s = list[float]()
+    for name, with_dead in (("alone", False), ("with", True)):
+        replayed = experiment(*settings, with_dead=with_dead, rounds=300)
+        replay_experiment(replayed, tmp_path / name, name, lambda _: None)
+        with RunReader(tmp_path / name) as reader:
+            totals_s.append(summarise_run(reader).virtual_s or 0.0)
+            selected = Counter(x.device for x in reader.exchanges(0))
+        calls = max(selected[f"dead-{i}"] for i in range(1, DEAD + 1))
+    assert totals_s[1] < 1.1 * totals_s[0]
+    assert 1 <= calls <= LIMIT + 2
 
 
 @pytest.mark.parametrize("V", [0, 20])

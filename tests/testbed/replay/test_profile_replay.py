@@ -283,7 +283,7 @@ def test_policies_share_traces_and_noise(device: str, link: str) -> None:
 
     pairs = [
         (one[row], other[row])
-        for one, other in zip(rounds("uniform"), rounds("oort"), strict=True)
+        for one, other in zip(rounds("uniform"), rounds("rbcs-f"), strict=True)
         for row in one.keys() & other.keys()
     ]
     assert len(pairs) > 10
