@@ -197,7 +197,7 @@ def exchange_row(
     row counts those bytes.
     """
     offer, contention = exchange.offer, exchange.contention
-    others = exchange.concurrent
+    others, weight = exchange.concurrent, exchange.weight
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
     down = offer.steady if offer is not None else None
@@ -252,6 +252,9 @@ def exchange_row(
         steady_up_s=up.duration_s if up else None,
         staleness=exchange.staleness,
         aggregated_round=exchange.aggregated_round,
+        weight=weight.weight if weight else None,
+        weight_share=weight.share if weight else None,
+        n_share=weight.n_share if weight else None,
     )
 
 

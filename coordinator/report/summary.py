@@ -24,6 +24,7 @@ from fairbed.coordinator.report.summary_schema import (
     Fairness,
     Loss,
     LossQuerySummary,
+    MergeWeights,
     ProfileSummary,
     Queues,
     RoundTimes,
@@ -77,6 +78,9 @@ COLUMNS = (
     "codec_down",
     "codec_up",
     "staleness",
+    "aggregated_round",
+    "weight_share",
+    "n_share",
 )
 
 
@@ -99,7 +103,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         spent_s = device_seconds(reader)
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
-    fleet, valid_of = [], exchanges.valid_of()
+    fleet, valid_of, weight_ratios = [], exchanges.valid_of(), _weight_ratios(exchanges)
     for device in devices[:MAX_DEVICES]:
         count = counts.get(device.name)
         metric = device_metrics.get(device.name)
@@ -118,6 +122,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
                 train_s_median=_median(exchanges.train_s[of_device]),
                 accuracy=metric.accuracy if metric else None,
                 loss=metric.loss if metric else None,
+                weight_ratio=weight_ratios.get(device.name),
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
@@ -147,6 +152,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         queues=_queues(rounds),
         loss_queries=_loss_queries(queries, rounds),
         audits=audits,
+        weights=_weights(exchanges, weight_ratios),
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=_fairness(reader, counts, queues, max([1, *(row.selected for row in rounds)]))
         if fleet_stats is None
@@ -297,6 +303,30 @@ def _estimator(table: _Table, rounds: int) -> EstimatorError:
         mape_second_half=float(np.abs(error).mean()),
         median_ape=_median(np.abs(error)),
         bias=float(error.mean()),
+    )
+
+
+def _weight_ratios(table: _Table) -> dict[str, float]:
+    """Return the weight of each device relative to its share of examples."""
+    share, n_share = table.numbers["weight_share"], table.numbers["n_share"]
+    at = np.flatnonzero(np.isfinite(share) & (n_share > 0.0))
+    names, group = np.unique(table.device[at].astype(str), return_inverse=True)
+    ratios = np.bincount(group, share[at]) / np.bincount(group, n_share[at])
+    return dict(zip(names.tolist(), ratios.tolist(), strict=True))
+
+
+def _weights(table: _Table, ratios: Mapping[str, float]) -> MergeWeights:
+    """Return how far the weights of the updates are from their shares of the examples."""
+    if not ratios:
+        return MergeWeights(divergence=None, lowest=None, highest=None)
+    share, n_share = table.numbers["weight_share"], table.numbers["n_share"]
+    at = np.flatnonzero((share > 0.0) & (n_share > 0.0))
+    rounds = len(np.unique(table.numbers["aggregated_round"][at]))
+    nats = share[at] * np.log(share[at] / n_share[at])
+    return MergeWeights(
+        divergence=max(float(nats.sum()) / rounds, 0.0) if rounds else None,
+        lowest=min(ratios, key=lambda name: ratios[name]),
+        highest=max(ratios, key=lambda name: ratios[name]),
     )
 
 

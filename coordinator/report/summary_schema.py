@@ -114,6 +114,18 @@ class Queues(Struct, frozen=True, kw_only=True):
     max: float | None
 
 
+class MergeWeights(Struct, frozen=True, kw_only=True):
+    """Weights of the updates against their shares of the examples, n_k / sum n."""
+
+    divergence: float | None
+    """Mean over rounds of the Kullback-Leibler divergence of the weights from the shares, nats; 0
+    where examples alone count."""
+    lowest: str | None
+    """The device with the lowest `DeviceSummary.weight_ratio`."""
+    highest: str | None
+    """The device with the highest one."""
+
+
 class Bytes(Struct, frozen=True, kw_only=True):
     """Bytes of models and updates on the network."""
 
@@ -171,6 +183,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     train_s_median: float | None
     accuracy: float | None
     loss: float | None
+    weight_ratio: float | None
+    """Sum of its weights in merges, relative to the sum of its shares of the examples there."""
 
 
 class LossQuerySummary(Struct, frozen=True, kw_only=True):
@@ -232,6 +246,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     loss_queries: LossQuerySummary
     audits: int
     """Exchanges of uniformly drawn devices."""
+    weights: MergeWeights
     bytes: Bytes
     fairness: Fairness
     round_s: RoundTimes

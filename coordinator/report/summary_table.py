@@ -17,6 +17,9 @@ MAX_DEVICES = 40
 NOTABLE_SHARE = 0.001
 """Smallest share of the exchange times in no phase that is printed."""
 
+NOTABLE_DIVERGENCE = 1e-6
+"""Smallest divergence of the weights from the shares of examples that is printed, nats."""
+
 _HEADINGS = (
     ("device", "<"),
     ("profile", "<"),
@@ -76,6 +79,7 @@ def _facts(s: RunSummary) -> list[str]:
             f"virtual queues: sum {ratio(s.queues.mean_total, 2)}, max {ratio(s.queues.max, 2)}"
             f"{_invariant(fair)}",
         ),
+        *_weights(s),
         *_queries(s),
         (
             "traffic",
@@ -161,6 +165,17 @@ def _invariant(fair: Fairness) -> str:
     if fair.invariant_holds is None:
         return ""
     return f"; rate >= beta - Z/T {'holds' if fair.invariant_holds else 'VIOLATED'}"
+
+
+def _weights(s: RunSummary) -> list[tuple[str, str]]:
+    """Return how far the weights are from the shares of the examples, if they differ."""
+    ratios = {device.name: device.weight_ratio for device in s.fleet}
+    w = s.weights
+    if w.divergence is None or w.divergence < NOTABLE_DIVERGENCE:
+        return []
+    ends = [f"{ratio(ratios.get(name), 2)} ({name})" for name in (w.lowest, w.highest) if name]
+    text = f"{' to '.join(ends)} times the share of examples; divergence {ratio(w.divergence)}"
+    return [("weights", f"{s.rule}: {text}")]
 
 
 def _queries(s: RunSummary) -> list[tuple[str, str]]:

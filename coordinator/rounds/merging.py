@@ -9,7 +9,7 @@ import anyio.to_thread
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report
 from fairbed.coordinator.algorithms.aggregation.staleness import StalenessRule
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.state.exchange import Exchange
+from fairbed.coordinator.state.exchange import Exchange, MergeWeight
 from fairbed.coordinator.state.registry import Registry
 
 
@@ -27,6 +27,8 @@ class RoundMerge:
         self._accumulator = accumulator
         self._registry = registry
         self._rebase: Callable[..., Vector] | None = None
+        self._added: list[Exchange] = []
+        """Exchanges of the updates, in the order of arrival."""
         self._has_begun = anyio.Event()
         if accumulator is not None:
             self._has_begun.set()
@@ -84,9 +86,19 @@ class RoundMerge:
             )
 
         await anyio.to_thread.run_sync(add)
+        self._added.append(exchange)
 
     async def finish(self) -> Merge:
-        """Return the next model after the last accepted update has been added."""
+        """Return the next model after the last accepted update, and note each one's weight."""
         async with self.lock:
             assert self._accumulator is not None, "only a merge that has begun can be finished"
-            return await anyio.to_thread.run_sync(self._accumulator.finish)
+            merge = await anyio.to_thread.run_sync(self._accumulator.finish)
+        for exchange, weight in zip(self._added, weights_of(merge), strict=True):
+            exchange.weight = weight
+        return merge
+
+
+def weights_of(merge: Merge) -> list[MergeWeight]:
+    """Return the weight of each update of a merge, in the order of arrival."""
+    columns = (merge.weights.tolist(), merge.shares.tolist(), merge.n_shares.tolist())
+    return [MergeWeight(*one) for one in zip(*columns, strict=True)]

@@ -76,6 +76,18 @@ class Contention:
     """Length of the observation: from the dispatch to the end of the exchange."""
 
 
+@dataclass(frozen=True, slots=True)
+class MergeWeight:
+    """How much an update counted in a merge."""
+
+    weight: float
+    """a_k: factor on the change that the device made."""
+    share: float
+    """a_k / sum a."""
+    n_share: float
+    """n_k / sum n over the updates of the merge: its share if examples alone counted."""
+
+
 @dataclass(slots=True)
 class Exchange:
     """One device's exchange in a round; instants are on the coordinator's clock."""
@@ -97,6 +109,8 @@ class Exchange:
     """Versions published while the device trained; None unless the update was merged."""
     aggregated_round: int | None = None
     """The round whose merge took the update; None unless it was merged."""
+    weight: MergeWeight | None = None
+    """Its weight in that merge; None unless it was merged into a model that is known."""
     ended: float | None = None
     """When it was abandoned; None unless it was."""
     concurrent: int | None = None

@@ -408,6 +408,12 @@ class ExchangeRow:
     """Model versions published while it trained, 0 if it was in time; None if not aggregated."""
     aggregated_round: int | None
     """The round in which it was aggregated; None if it was not."""
+    weight: float | None
+    """a_k: factor on the change that the device made; None if it was not aggregated."""
+    weight_share: float | None
+    """a_k / sum a over the updates of that round."""
+    n_share: float | None
+    """n_k / sum n over the updates of that round: its share if examples alone counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

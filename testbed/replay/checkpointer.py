@@ -14,7 +14,13 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import fleet_rows
 from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.schema import Columns
-from fairbed.coordinator.store.tables import EventRow, FleetStatsRow, Record, SelectionRow
+from fairbed.coordinator.store.tables import (
+    EventRow,
+    ExchangeRow,
+    FleetStatsRow,
+    Record,
+    SelectionRow,
+)
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.engine.rows import exchange_rows, round_row, score_rows, selection_rows
 
@@ -150,7 +156,7 @@ class Checkpointer:
         else:
             store.add(round_row(replayed, self._engine.decisions, self._names))
             store.add_all(self._selections(replayed))
-            store.add_all(exchange_rows(replayed, self._names))
+            store.add_all(self._exchanges(replayed))
 
     def finish(self) -> None:
         """Write the rows of the last round, and the duration of the replay."""
@@ -167,6 +173,10 @@ class Checkpointer:
 
     def _wall_s(self) -> float:
         return self._spent_s + time.perf_counter() - self._began
+
+    def _exchanges(self, replayed: ReplayedRound) -> Columns[ExchangeRow]:
+        needs_loss = self._engine.decisions.aggregator.needs_loss
+        return exchange_rows(replayed, self._names, needs_loss=needs_loss)
 
     def _selections(self, replayed: ReplayedRound) -> Columns[SelectionRow]:
         decisions = self._engine.decisions
@@ -192,7 +202,7 @@ class Checkpointer:
         self._store.close_round(
             round_row(replayed, self._engine.decisions, self._names),
             self._selections(replayed),
-            exchange_rows(replayed, self._names),
+            self._exchanges(replayed),
             msgspec.msgpack.encode(state),
             np.zeros(0, dtype=np.float32) if cohort is None else cohort.vector,
         )

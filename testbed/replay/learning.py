@@ -4,7 +4,7 @@ Models and updates pass the codecs of the run, as in a live run.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_ve
 from fairbed.coordinator.policy.config import CoordinatorConfig, ExchangeConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, Score
+from fairbed.coordinator.rounds.merging import weights_of
 from fairbed.coordinator.rounds.update_store import UpdateStore
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.device_agent.coding import ENCODING
@@ -244,19 +245,24 @@ class Learning:
             layout.n_params,
             lambda: UpdateStore(self._folder, layout.n_values),
         )
-        learned, has_merged = list[Learned](), False
+        learned, added = list[Learned](), list[tuple[Learned, Ints]]()
         for batch in batches:
             base = self._vector if batch.version == version else self._before[batch.version]
             rebase = partial(self._rebased, base=base, staleness=version - batch.version)
-            learned.append(self._train(batch, base, accumulator, rebase))
-            has_merged |= bool((batch.is_merged & ~learned[-1].has_failed).any())
+            learned.append(Learned.nothing(len(batch.rows)))
+            for places in self._train(batch, base, accumulator, rebase, learned[-1]):
+                added.append((learned[-1], places))
         self._before = self._kept(needed)
-        if has_merged:
+        if any(places.size for _, places in added):
             if version in needed:
                 self._before[version] = self._vector
             rng = self._decisions.encoding_stream(round_id)
-            merged_model = accumulator.finish().vector
-            self._vector = self._codings.version(merged_model, self._vector, rng)
+            merge = accumulator.finish()
+            weights = iter(weights_of(merge))
+            for one, places in added:
+                for at in places.tolist():
+                    one.weights[at] = next(weights)
+            self._vector = self._codings.version(merge.vector, self._vector, rng)
         return learned
 
     def _train(
@@ -265,12 +271,16 @@ class Learning:
         base: Vector,
         accumulator: Accumulator,
         rebase: Callable[[Vector], Vector],
-    ) -> Learned:
-        """Train one batch from `base`, shape (n_values,); merge its part after `rebase`."""
+        learned: Learned,
+    ) -> Iterator[Ints]:
+        """Train one batch from `base`, shape (n_values,); merge its part after `rebase`.
+
+        Yields:
+            Positions in the batch of the updates that were added to the merge, in that order.
+        """
         rows = batch.rows.tolist()
         needs_loss = self._decisions.aggregator.needs_loss
         before = self._trainer.losses(base, rows) if needs_loss else None
-        learned = Learned.nothing(len(rows))
         seeds = self._decisions.training_seeds(batch.round, batch.rows)
         jobs = [CohortJob(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
         hyperparameters = self._config.training.hyperparameters(batch.round)
@@ -285,8 +295,8 @@ class Learning:
             arrived, models = sent[is_coded], rebase(_of(models, is_coded))
             losses = None if before is None else before[arrived]
             accumulator.add_all(Stack(batch.rows[arrived], batch.n_k[arrived], models, losses))
+            yield arrived
         learned.losses[learned.has_failed] = np.nan
-        return learned
 
     def _kept(self, needed: Collection[int]) -> dict[int, Vector]:
         """Return the earlier model versions that are still needed."""

@@ -94,6 +94,10 @@ async def test_a_version_is_made_of_as_many_updates_as_the_buffer_takes(tmp_path
         assert x.aggregated_round is not None
         assert x.staleness == x.aggregated_round - x.round >= 0
         assert x.tau_s is not None
+        assert x.weight == x.weight_share == pytest.approx(x.n_share)
+    for t in range(1, 9):
+        of_round = [x.weight for x in done if x.aggregated_round == t]
+        assert sum(w for w in of_round if w is not None) == pytest.approx(1.0)
     assert [row.selected for row in rounds] == [sum(d.is_selected for d in row) for row in rows]
     for before, after in itertools.pairwise(rounds):
         assert after.dispatched_at_s == pytest.approx(before.closed_at_s)

@@ -271,21 +271,22 @@ class RunningMerge:
     def finish(self) -> Merge:
         """Return the next model; the same one if no update is usable or all weights are 0."""
         updates, order, is_usable = self._arrivals.all()
-        weights = np.zeros(len(is_usable))
+        weights, n_k = np.zeros(len(is_usable)), np.zeros(len(is_usable), dtype=np.int64)
         if updates is None:
-            return Merge(self._begun.sent.copy(), weights)
+            return Merge(self._begun.sent.copy(), weights, n_k)
         assert self._unit is not None
         a = self._parts.rule.decide(updates)
         self._arrivals.observe(updates)
-        weights[np.flatnonzero(is_usable)[order]] = a
+        places = np.flatnonzero(is_usable)[order]
+        weights[places], n_k[places] = a, updates.n_k
         if not a.any():
-            return Merge(self._begun.sent.copy(), weights)
+            return Merge(self._begun.sent.copy(), weights, n_k)
         gradient = self._parts.pseudo_gradient
         assert isinstance(gradient, LinearPseudoGradient)
         mantissas, exponents = self._factors(updates)
         total_c = total_of(np.ldexp(mantissas, exponents - self._unit))
         total_b = total_of(gradient.coefficients(updates, a))
-        return Merge(self._sums.moved(self._parts.server, total_c, total_b), weights)
+        return Merge(self._sums.moved(self._parts.server, total_c, total_b), weights, n_k)
 
     def _factors(self, updates: Updates) -> tuple[Floats, Ints]:
         """Return mantissas and exponents of c_k, up to a factor b_k, two arrays of shape (K,)."""
@@ -321,17 +322,18 @@ class StoredMerge:
         """Return the next model; the same one if no update is usable or all weights are 0."""
         begun, parts = self._begun, self._parts
         updates, order, is_usable = self._arrivals.all()
-        weights = np.zeros(len(is_usable))
+        weights, n_k = np.zeros(len(is_usable)), np.zeros(len(is_usable), dtype=np.int64)
         if updates is None:
-            return Merge(begun.sent.copy(), weights)
+            return Merge(begun.sent.copy(), weights, n_k)
         stored = self._models.all()
         models = [stored[at] for at in order.tolist()]
         updates = replace(updates, changes=Changes(begun.sent, models, begun.n_params))
         a = parts.rule.decide(updates)
         self._arrivals.observe(updates)
-        weights[np.flatnonzero(is_usable)[order]] = a
+        places = np.flatnonzero(is_usable)[order]
+        weights[places], n_k[places] = a, updates.n_k
         if not a.any():
-            return Merge(begun.sent.copy(), weights)
+            return Merge(begun.sent.copy(), weights, n_k)
         gradient = parts.pseudo_gradient
         if isinstance(gradient, LinearPseudoGradient):
             b = gradient.coefficients(updates, a)
@@ -340,8 +342,8 @@ class StoredMerge:
                 if b_k:
                     sums.add(np.array([b_k]), model[np.newaxis])
             total = total_of(b)
-            return Merge(sums.moved(parts.server, total, total), weights)
+            return Merge(sums.moved(parts.server, total, total), weights, n_k)
         d = gradient.combine(updates, a)
         params = parts.server.step(begun.sent[: begun.n_params], d[: begun.n_params])
         buffers = (begun.sent[begun.n_params :] + d[begun.n_params :]).astype(np.float32)
-        return Merge(np.concatenate([params, buffers]), weights)
+        return Merge(np.concatenate([params, buffers]), weights, n_k)

@@ -217,6 +217,19 @@ class Merge:
     """The next global model, shape (n_values,)."""
     weights: Floats
     """a_k of each report, shape (K,), in the order of arrival; 0 for one that was not usable."""
+    n_k: Ints
+    """Training examples of each report, shape (K,); 0 for one that was not usable."""
+
+    @property
+    def shares(self) -> Floats:
+        """a_k / sum a, shape (K,); 0 if all weights are 0."""
+        total = float(self.weights.sum())
+        return self.weights / total if total > 0.0 else self.weights
+
+    @property
+    def n_shares(self) -> Floats:
+        """n_k / sum n, shape (K,): the shares if examples alone counted."""
+        return self.n_k / max(int(self.n_k.sum()), 1)
 
 
 class Models(Protocol):

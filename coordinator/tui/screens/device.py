@@ -38,7 +38,7 @@ ABSENCES = {
 }
 """Reason why a device in this state is not selected."""
 
-SHORT = {"download": "down", "upload": "up"}
+SHORT = {"download": "down", "upload": "up", "evaluate": "eval"}
 """Short headings of phases with wide names."""
 
 
@@ -50,11 +50,12 @@ Column = tuple[str, Callable[[ExchangeRow], str]]
 COLUMNS: tuple[Column, ...] = (
     ("round", lambda x: str(x.round)),
     ("outcome", lambda x: _outcome(x)),
-    ("predicted", lambda x: seconds(known_prediction(x.tau_hat_s))),
+    ("pred.", lambda x: seconds(known_prediction(x.tau_hat_s))),
     ("τ", lambda x: seconds(x.tau_s)),
     *((SHORT.get(phase, phase), partial(_phase, f"{phase}_s")) for phase in PHASES),
     ("rest", lambda x: percent(x.unaccounted_s / x.tau_s if x.unaccounted_s and x.tau_s else None)),
-    ("loss", lambda x: ratio(x.loss_train)),
+    ("loss", lambda x: ratio(x.loss_train if x.loss_before is None else x.loss_before)),
+    ("weight/n", lambda x: _weight(x)),
     ("reason", lambda x: x.reason),
 )
 
@@ -63,6 +64,13 @@ def _outcome(row: ExchangeRow) -> str:
     if row.is_valid or row.outcome != "done":
         return row.outcome
     return "done, host busy" if row.is_contended else "done, untimed"
+
+
+def _weight(row: ExchangeRow) -> str:
+    """Return the weight in the merge and the share of examples there, percent."""
+    if row.weight_share is None or row.n_share is None:
+        return MISSING
+    return f"{100 * row.weight_share:.0f}/{100 * row.n_share:.0f} %"
 
 
 class DeviceDetail(Screen[None]):

@@ -326,8 +326,10 @@ class ReplayEngine:
         reports = self.cohort.train(table.id, table.version, batches, needed)
         for group, learned in zip(groups, reports, strict=True):
             losses, failed = learned.losses.tolist(), learned.has_failed.tolist()
-            for x, loss, has_failed in zip(group, losses, failed, strict=True):
-                x.loss = loss
+            for x, loss, has_failed, weight in zip(
+                group, losses, failed, learned.weights, strict=True
+            ):
+                x.loss, x.entry.weight = loss, weight
                 if has_failed:
                     entry = x.entry
                     entry.state, entry.reason, entry.offer = ExchangeState.FAILED, DIVERGED, None

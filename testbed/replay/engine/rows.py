@@ -114,10 +114,13 @@ def score_rows(replayed: ReplayedRound, evaluate_s: float) -> list[Record]:
     return [*devices, *([] if metric is None else [metric])]
 
 
-def exchange_rows(replayed: ReplayedRound, names: Sequence[str]) -> Columns[ExchangeRow]:
+def exchange_rows(
+    replayed: ReplayedRound, names: Sequence[str], *, needs_loss: bool = False
+) -> Columns[ExchangeRow]:
     """Return the exchanges that ended in a round, and those of the round that continue late.
 
     As in a live run, phases are known from the offer on, the exchange time from the arrival on.
+    With `needs_loss`, devices report the loss of the model that was sent.
     """
     late = [x for x in replayed.exchanges if x.entry.is_open_late]
     rows = [*replayed.over, *late]
@@ -135,7 +138,7 @@ def exchange_rows(replayed: ReplayedRound, names: Sequence[str]) -> Columns[Exch
         return finite_or_nan(np.array(values, dtype=np.float64))
 
     others = len(replayed.table.exchanges) - 1
-    entries = [x.entry for x in rows]
+    entries, losses = [x.entry for x in rows], finite_or_nan(column(rows, "loss"))
     return Columns(
         ExchangeRow,
         len(rows),
@@ -170,8 +173,8 @@ def exchange_rows(replayed: ReplayedRound, names: Sequence[str]) -> Columns[Exch
             "n_k": [x.n_k for x in rows],
             "steps": [x.steps for x in rows],
             "was_cold": [x.was_cold for x in rows],
-            "loss_before": None,
-            "loss_train": finite_or_nan(column(rows, "loss")),
+            "loss_before": losses if needs_loss else None,
+            "loss_train": None if needs_loss else losses,
             "mu_cores": known("mu_cores"),
             "downlink_bps": known("downlink_bps"),
             "uplink_bps": known("uplink_bps"),
@@ -187,6 +190,9 @@ def exchange_rows(replayed: ReplayedRound, names: Sequence[str]) -> Columns[Exch
             "steady_up_s": None,
             "staleness": [entry.staleness for entry in entries],
             "aggregated_round": [entry.aggregated_round for entry in entries],
+            "weight": [None if e.weight is None else e.weight.weight for e in entries],
+            "weight_share": [None if e.weight is None else e.weight.share for e in entries],
+            "n_share": [None if e.weight is None else e.weight.n_share for e in entries],
         },
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.ports import Score
+from fairbed.coordinator.state.exchange import MergeWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,13 @@ class Learned:
     of the last epoch; NaN where no loss is reported."""
     has_failed: Bools
     """Training diverged, so that there is no update."""
+    weights: list[MergeWeight | None]
+    """Weight of each update in the next model; None where it was not merged."""
 
     @classmethod
     def nothing(cls, k: int) -> "Learned":
         """Return the reports of `k` devices that did not train."""
-        return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_))
+        return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_), [None] * k)
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,8 +240,11 @@ class FakeRun:
             steady_down_s=None,
             steady_up_bytes=None,
             steady_up_s=None,
-            staleness=None,
-            aggregated_round=None,
+            staleness=None if is_late else 0,
+            aggregated_round=None if is_late else self.round,
+            weight=None if is_late else 0.25,
+            weight_share=None if is_late else 0.25,
+            n_share=None if is_late else (0.2, 0.3)[row % 2],
         )
 
     def close_round(self) -> None:

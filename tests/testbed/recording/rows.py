@@ -119,6 +119,9 @@ class World:
             steady_up_s=None,
             staleness=0,
             aggregated_round=index + 1,
+            weight=1.0,
+            weight_share=1.0,
+            n_share=1.0,
         )
 
     def context(self, at_s: float) -> TelemetryRow:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import pytest
 
-from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary import summarise_run, summary_table
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
@@ -90,6 +91,30 @@ def test_a_replay_learns_and_its_summary_has_the_accuracy(
     assert summary.accuracy.mean == metrics[-1].accuracy_mean > 0.8
     assert sum(row.n_k for row in exchanges if row.round == 1) > 300
     assert all(row.loss_train is not None for row in exchanges if row.outcome == "done")
+    assert summary.weights.divergence == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("fleet", [LINEAR, PROFILES], ids=["linear", "profiles"])
+def test_the_store_has_the_weight_of_each_update(tmp_path: Path, fleet: dict[str, object]) -> None:
+    aggregation = {"rule": "corefed", "M": 4.0}
+    experiment = an_experiment(fleet, aggregation=aggregation, rounds=4)
+    replay_experiment(experiment, tmp_path / "run", "run", lambda replayed: None)
+    with RunReader(tmp_path / "run") as reader:
+        summary, exchanges = summarise_run(reader), reader.exchanges()
+    for round_id in range(1, 5):
+        merged = [x for x in exchanges if x.aggregated_round == round_id and x.outcome == "done"]
+        losses = np.array([x.loss_before for x in merged], dtype=np.float64)
+        utilities = 4.0 - losses
+        shares = (1 / utilities) / (1 / utilities).sum()
+        assert [x.weight for x in merged] == pytest.approx((1 / utilities / len(merged)).tolist())
+        assert [x.weight_share for x in merged] == pytest.approx(shares.tolist())
+        n_k = np.array([x.n_k for x in merged])
+        assert [x.n_share for x in merged] == pytest.approx((n_k / n_k.sum()).tolist())
+    assert summary.weights.divergence is not None
+    assert summary.weights.divergence > 0.0
+    ratios = {one.name: one.weight_ratio for one in summary.fleet if one.weight_ratio is not None}
+    assert summary.weights.highest == max(ratios, key=lambda name: ratios[name])
+    assert "\nweights    corefed: " in summary_table(summary)
 
 
 @pytest.mark.parametrize(
