@@ -66,7 +66,7 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
     layout = Layout(tensors=(Tensor(name="w", shape=(n_values,), offset=0),))
     pattern = np.random.default_rng(0).standard_normal(PERIOD).astype(np.float32)
     devices = {f"device-{k}": _device(pattern, k, n_values) for k in range(n_devices)}
-    aggregator = make_aggregator(AggregationConfig(rule=rule))  # type: ignore[arg-type]
+    aggregator = make_aggregator(AggregationConfig(rule=rule))
     assert aggregator.is_streaming
     sent = np.full(n_values, 0.0, dtype=np.float32)  # written, so that its pages are resident
     accumulator = aggregator.begin(sent, n_values, LEARNING_RATE, _no_storage)

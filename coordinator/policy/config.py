@@ -98,6 +98,10 @@ ORACLE_POLICIES: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-
 """Oracle policies, which get the true expected times; only a replay has them."""
 
 
+ESTIMATORS = ("phases", "ridge")
+"""The built-in estimators; others are plug-ins."""
+
+
 class OortConfig(Section, frozen=True, kw_only=True):
     """`[selection.oort]`: the parameters of oort; see `coordinator.algorithms.selection.oort`."""
 
@@ -129,18 +133,21 @@ previous round."""
 class SelectionConfig(Section, frozen=True, kw_only=True):
     """`[selection]`: the selection of devices for a round."""
 
-    policy: str = "rbcs-f"
-    """One of `POLICIES`, an installed plug-in, or `package.module:Name` of one."""
+    policy: Annotated[str, Meta(examples=list(POLICIES))] = "rbcs-f"
+    """Policy that selects the devices of a round."""
     options: dict[str, Any] = {}
-    """Keyword arguments of a plug-in."""
+    """Keyword arguments of a plug-in selector."""
     per_round: PositiveInt = 4
     """m: number of devices selected per round."""
     beta: Ratio = 0.15
     """Guaranteed long-run selection rate of every device (rbcs-f)."""
     V: NonNegativeFloat = 20.0
     """Weight of time against fairness (rbcs-f), 1/s."""
-    estimator: Literal["ridge", "phases"] = "ridge"
-    """One regression of the whole exchange time, as in the paper, or one regression per phase."""
+    estimator: Annotated[str, Meta(examples=list(ESTIMATORS))] = "ridge"
+    """Predicts exchange times: by one regression of the whole time, as in the paper (ridge), or by
+    one regression per phase (phases)."""
+    estimator_options: dict[str, Any] = {}
+    """Keyword arguments of a plug-in estimator."""
     ridge_lambda: Annotated[float, Meta(ge=1e-6, le=1e12)] = 1.0
     """Penalty of the regression; a smaller one is lost in the rounding of large contexts."""
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
@@ -233,6 +240,14 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
         return self.policy not in POLICIES
 
 
+Rule: TypeAlias = Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"]
+RULES: tuple[str, ...] = tuple(sorted(get_args(Rule)))
+"""The built-in weight rules; others are plug-ins."""
+
+PSEUDO_GRADIENTS = ("average",)
+SERVER_STEPS = ("plain",)
+"""The built-in pseudo-gradients and server steps; others are plug-ins."""
+
 RULES_BY_EXAMPLES = ("fedavg", "q-fedavg")
 """Rules that weight devices by n_k unless `aggregation.weights` is set."""
 
@@ -240,13 +255,23 @@ RULES_BY_EXAMPLES = ("fedavg", "q-fedavg")
 class AggregationConfig(Section, frozen=True, kw_only=True):
     """`[aggregation]`: the merge of updates."""
 
-    rule: Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"] = "fedavg"
-    """Rule that merges the updates of a round."""
+    rule: Annotated[str, Meta(examples=list(RULES))] = "fedavg"
+    """Rule that decides the weights of the updates of a round."""
+    rule_options: dict[str, Any] = {}
+    """Keyword arguments of a plug-in rule."""
+    pseudo_gradient: Annotated[str, Meta(examples=list(PSEUDO_GRADIENTS))] = "average"
+    """Combination of the weighted changes of the devices into one change of the model."""
+    pseudo_gradient_options: dict[str, Any] = {}
+    """Keyword arguments of a plug-in pseudo-gradient."""
+    server: Annotated[str, Meta(examples=list(SERVER_STEPS))] = "plain"
+    """Step of the model along the pseudo-gradient."""
+    server_options: dict[str, Any] = {}
+    """Keyword arguments of a plug-in server step."""
     q: Annotated[float, Meta(ge=0.0, le=1e3)] = 1.0
     """Fairness exponent of q-fedavg."""
     weights: Literal["equal", "n", "n_over_pi"] | None = None
     """Weight of each device before its loss counts: 1, n_k, or n_k divided by its running rate of
-    merged updates; not set: n for fedavg and q-fedavg, equal for corefed and aaggff."""
+    merged updates; not set: n for fedavg and q-fedavg, otherwise equal."""
     server_learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)] = 1.0
     """Factor on the change of the model; 1 is the change that the rule decides."""
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"

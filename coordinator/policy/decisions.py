@@ -21,6 +21,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
     Prediction,
 )
+from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.random_streams import seeds
 from fairbed.coordinator.algorithms.selection.audit import audit
 from fairbed.coordinator.algorithms.selection.base import (
@@ -29,7 +30,6 @@ from fairbed.coordinator.algorithms.selection.base import (
     Selector,
     TwoStepSelector,
 )
-from fairbed.coordinator.algorithms.selection.guarded import PluginError
 from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import (
@@ -291,7 +291,9 @@ class Decisions:
         `models` opens storage for all models of a round, for a rule that cannot stream.
         """
         learning_rate = self.config.training.learning_rate_at(round_id)
-        return self.aggregator.begin(vector, n_params, learning_rate, models, self._registered)
+        return self.aggregator.begin(
+            vector, n_params, learning_rate, models, self._registered, round_id
+        )
 
     def training_seed(self, round_id: int, row: int) -> int:
         """Return the seed of a device's mini-batch orders in a round."""

@@ -6,16 +6,24 @@ import msgspec
 
 from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
-from fairbed.coordinator.algorithms.aggregation.base import WeightRule
+from fairbed.coordinator.algorithms.aggregation.base import PseudoGradient, ServerStep, WeightRule
 from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
+from fairbed.coordinator.algorithms.aggregation.guarded import (
+    GuardedServerStep,
+    guarded_pseudo_gradient,
+    guarded_rule,
+)
+from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
 from fairbed.coordinator.algorithms.aggregation.server_step import Plain
 from fairbed.coordinator.algorithms.estimation.base import Estimator
+from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.algorithms.selection.fedcs import FedCs
+from fairbed.coordinator.algorithms.selection.guarded import guarded
 from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
 from fairbed.coordinator.algorithms.selection.oort import Oort, OortSettings
 from fairbed.coordinator.algorithms.selection.oracle import Fastest, OracleTimes
@@ -24,17 +32,29 @@ from fairbed.coordinator.algorithms.selection.power_of_choice import PowerOfChoi
 from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
 from fairbed.coordinator.algorithms.selection.uniform import Uniform
 from fairbed.coordinator.algorithms.selection.weighted import Weighted
-from fairbed.coordinator.policy import plugins
 from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig, TrainingConfig
+from fairbed.coordinator.policy.plugins import (
+    ESTIMATOR,
+    PSEUDO_GRADIENT,
+    RULE,
+    SELECTOR,
+    SERVER_STEP,
+)
 
 
 def make_estimator(config: SelectionConfig) -> Estimator:
-    """Return the estimator that the configuration names, with empty state."""
+    """Return the estimator that the configuration names, with empty state.
+
+    Raises:
+        PluginError: It is not built in and cannot be loaded.
+    """
     match config.estimator:
         case "ridge":
             return RidgeEstimator(config.ridge_lambda, config.discount)
         case "phases":
             return PhaseEstimator(config.ridge_lambda, config.discount)
+        case name:
+            return GuardedEstimator(name, ESTIMATOR.make(name, config.estimator_options))
 
 
 def make_aggregator(
@@ -46,17 +66,25 @@ def make_aggregator(
         config: `[aggregation]`.
         training: `[training]`; None is its defaults.
         per_round: Number of updates that a round merges.
+
+    Raises:
+        PluginError: A part of it is not built in and cannot be loaded.
     """
     return Aggregator(
         make_rule(config, per_round),
         config.weighting,
-        server=Plain(config.server_learning_rate),
+        make_pseudo_gradient(config),
+        make_server_step(config),
         local_steps=(training or TrainingConfig()).local_steps,
     )
 
 
 def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
-    """Return the rule of the weights that the configuration names, with empty state."""
+    """Return the rule of the weights that the configuration names, with empty state.
+
+    Raises:
+        PluginError: It is not built in and cannot be loaded.
+    """
     match config.rule:
         case "fedavg":
             return FedAvg()
@@ -75,6 +103,36 @@ def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
             )
         case "corefed":
             return CoreFed(config.M, normalise=config.normalise)
+        case name:
+            return guarded_rule(name, RULE.make(name, config.rule_options))
+
+
+def make_pseudo_gradient(config: AggregationConfig) -> PseudoGradient:
+    """Return the pseudo-gradient that the configuration names, with empty state.
+
+    Raises:
+        PluginError: It is not built in and cannot be loaded.
+    """
+    match config.pseudo_gradient:
+        case "average":
+            return Average()
+        case name:
+            return guarded_pseudo_gradient(
+                name, PSEUDO_GRADIENT.make(name, config.pseudo_gradient_options)
+            )
+
+
+def make_server_step(config: AggregationConfig) -> ServerStep:
+    """Return the server step that the configuration names, with empty state.
+
+    Raises:
+        PluginError: It is not built in and cannot be loaded.
+    """
+    match config.server:
+        case "plain":
+            return Plain(config.server_learning_rate)
+        case name:
+            return GuardedServerStep(name, SERVER_STEP.make(name, config.server_options))
 
 
 def make_selector(config: SelectionConfig) -> Selector:
@@ -102,8 +160,8 @@ def make_selector(config: SelectionConfig) -> Selector:
             return Oort(OortSettings(**msgspec.structs.asdict(config.oort)))
         case "power-of-choice":
             return _power_of_choice(config)
-        case _:
-            return plugins.load_selector(config.policy, config.options)
+        case name:
+            return guarded(name, SELECTOR.make(name, config.options))
 
 
 def make_miss_limit(config: SelectionConfig) -> MissLimit:

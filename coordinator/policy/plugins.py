@@ -1,81 +1,138 @@
-"""Third-party selectors, loaded by entry point or path, and checked on every call."""
+"""Plug-ins: third-party parts of a run, loaded by entry point or path, checked on every call."""
 
 import importlib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector, PluginError, guarded
-
-GROUP = "fairbed.selectors"
-"""Group of entry points; the name of each one is a policy."""
-
-
-def installed() -> dict[str, EntryPoint]:
-    """Return the entry points of installed selectors, by name."""
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def is_path(policy: str) -> bool:
-    """Return whether a policy is written as `package.module:Name`."""
-    return ":" in policy
+from fairbed.coordinator.algorithms.plugin import PluginError, one_line
+from fairbed.coordinator.policy.config import (
+    ESTIMATORS,
+    POLICIES,
+    PSEUDO_GRADIENTS,
+    RULES,
+    SERVER_STEPS,
+)
 
 
-def load_selector(policy: str, options: Mapping[str, Any]) -> GuardedSelector:
-    """Return a third-party selector, with empty state.
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of plug-in."""
 
-    Args:
-        policy: Name of an entry point of the group `fairbed.selectors`, or `package.module:Name` of
-            a class or a function, on the import path or below the working directory.
-        options: Its keyword arguments: `[selection.options]`.
+    noun: str
+    """What it is, as in "selector"."""
+    group: str
+    """Group of entry points; the name of each one is a value of `key`."""
+    key: str
+    """Key of the experiment that names it."""
+    options: str
+    """Key of the experiment with its keyword arguments."""
+    built_in: tuple[str, ...]
+    """Names that are no plug-ins."""
 
-    Raises:
-        PluginError: It is not installed, cannot be imported, or does not take the options.
-    """
-    make = _factory(policy)
-    try:
-        selector = make(**options)
-    except Exception as exc:  # third-party code may raise anything
-        raise PluginError(
-            f"selector {policy}: must be made from selection.options {dict(options)}, "
-            f"got {type(exc).__name__}: {_line(exc)}; correct the options"
-        ) from exc
-    return guarded(policy, selector)
+    def installed(self) -> dict[str, EntryPoint]:
+        """Return the entry points of installed plug-ins, by name."""
+        return {point.name: point for point in entry_points(group=self.group)}
 
+    def check_name(self, name: str, options: Mapping[str, Any]) -> None:
+        """Check a value of `key`; a plug-in is imported only when the run begins.
 
-def _factory(policy: str) -> Any:
-    try:
-        if not is_path(policy):
-            found = installed()
-            if policy not in found:
-                names = ", ".join(sorted(found)) or "none"
-                raise PluginError(
-                    f"selector {policy}: must be installed, got no such entry point of "
-                    f"{GROUP}; there are: {names}"
+        Raises:
+            ValueError: There is no such name, or it has options and is built in.
+        """
+        if name in self.built_in:
+            if options:
+                section = self.options.partition(".")[0]
+                raise ValueError(
+                    f"{self.options}: only a plug-in has options, got some for {name!r}; "
+                    f"set them in [{section}]"
                 )
-            return found[policy].load()
-        module, _, name = policy.partition(":")
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # last, so that it shadows no installed package
-        made = importlib.import_module(module)
-        for part in name.split("."):
-            made = getattr(made, part)
-    except PluginError:
-        raise
-    except Exception as exc:  # importing runs third-party code
-        raise PluginError(
-            f"selector {policy}: must be importable as package.module:Name, got "
-            f"{type(exc).__name__}: {_line(exc)}; install it, or run fairbed in its folder"
-        ) from exc
-    if not callable(made):
-        raise PluginError(
-            f"selector {policy}: must be a class or a function that makes one, "
-            f"got {type(made).__name__}"
-        )
-    return made
+        elif not is_path(name) and name not in self.installed():
+            raise ValueError(f"{self.key}: must be {self._choices()}, got {name!r}")
+
+    def _choices(self) -> str:
+        names = ", ".join(map(repr, [*self.built_in, *sorted(self.installed())]))
+        return f"one of {names} or package.module:Name"
+
+    def make(self, name: str, options: Mapping[str, Any]) -> Any:
+        """Return a plug-in that is not checked yet, with empty state.
+
+        Args:
+            name: Name of an entry point, or `package.module:Name` of a class or a function, on the
+                import path or below the working directory.
+            options: Its keyword arguments.
+
+        Raises:
+            PluginError: It is not installed, cannot be imported, or does not take the options.
+        """
+        make = self._factory(name)
+        try:
+            return make(**options)
+        except Exception as exc:  # third-party code may raise anything
+            raise PluginError(
+                f"{self.noun} {name}: must be made from {self.options} {dict(options)}, "
+                f"got {one_line(exc)}; correct the options"
+            ) from exc
+
+    def _factory(self, name: str) -> Any:
+        try:
+            if not is_path(name):
+                found = self.installed()
+                if name not in found:
+                    raise PluginError(
+                        f"{self.noun} {name}: must be {self._choices()}, got no entry point "
+                        f"{name!r} of {self.group}; install it"
+                    )
+                return found[name].load()
+            module, _, path = name.partition(":")
+            if os.getcwd() not in sys.path:
+                sys.path.append(os.getcwd())  # last, so that it shadows no installed package
+            made = importlib.import_module(module)
+            for part in path.split("."):
+                made = getattr(made, part)
+        except PluginError:
+            raise
+        except Exception as exc:  # importing runs third-party code
+            raise PluginError(
+                f"{self.noun} {name}: must be importable as package.module:Name, got "
+                f"{one_line(exc)}; install it, or run fairbed in its folder"
+            ) from exc
+        if not callable(made):
+            raise PluginError(
+                f"{self.noun} {name}: must be a class or a function that makes one, "
+                f"got {type(made).__name__}"
+            )
+        return made
 
 
-def _line(exc: Exception) -> str:
-    return " ".join(str(exc).split())[:200]
+def is_path(name: str) -> bool:
+    """Return whether a plug-in is written as `package.module:Name`."""
+    return ":" in name
+
+
+SELECTOR = Kind("selector", "fairbed.selectors", "selection.policy", "selection.options", POLICIES)
+ESTIMATOR = Kind(
+    "estimator",
+    "fairbed.estimators",
+    "selection.estimator",
+    "selection.estimator_options",
+    ESTIMATORS,
+)
+RULE = Kind("weight rule", "fairbed.rules", "aggregation.rule", "aggregation.rule_options", RULES)
+PSEUDO_GRADIENT = Kind(
+    "pseudo-gradient",
+    "fairbed.pseudo_gradients",
+    "aggregation.pseudo_gradient",
+    "aggregation.pseudo_gradient_options",
+    PSEUDO_GRADIENTS,
+)
+SERVER_STEP = Kind(
+    "server step",
+    "fairbed.server_steps",
+    "aggregation.server",
+    "aggregation.server_options",
+    SERVER_STEPS,
+)

@@ -18,8 +18,8 @@ import anyio
 import msgspec
 
 from fairbed import profiles
+from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.contract import check_selector
-from fairbed.coordinator.algorithms.selection.guarded import PluginError
 from fairbed.coordinator.policy.config import POLICIES, SelectionConfig
 from fairbed.coordinator.policy.factories import make_selector
 from fairbed.testbed.backends.base import device_spec

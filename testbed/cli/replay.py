@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from fairbed.coordinator.algorithms.selection.guarded import PluginError
+from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import NothingAggregatedError

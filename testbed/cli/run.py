@@ -18,8 +18,8 @@ from typing import Literal, TextIO
 import anyio
 import msgspec
 
+from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Selector
-from fairbed.coordinator.algorithms.selection.guarded import PluginError
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table

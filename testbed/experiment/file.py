@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 
 from fairbed.coordinator.policy.config import (
-    POLICIES,
     AggregationConfig,
     ColdStartCoding,
     CoordinatorConfig,
@@ -32,7 +31,13 @@ from fairbed.coordinator.policy.config import (
     merge_problem,
     rule_problem,
 )
-from fairbed.coordinator.policy.plugins import installed, is_path
+from fairbed.coordinator.policy.plugins import (
+    ESTIMATOR,
+    PSEUDO_GRADIENT,
+    RULE,
+    SELECTOR,
+    SERVER_STEP,
+)
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.availability import parse_hours
 from fairbed.testbed.emulation.conditions import Outage
@@ -253,7 +258,7 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"selection.weights must have one number for each of the {devices} devices of the "
                 f"fleet, got {len(weights)}; add or remove numbers"
             )
-        self._check_policy()
+        self._check_names()
         if self.model.name not in MODELS and ":" not in self.model.name:
             raise ValueError(
                 f"model.name: must be {', '.join(MODELS)} or package.module:factory, "
@@ -276,20 +281,18 @@ class Experiment(Section, frozen=True, kw_only=True):
             except ValueError as exc:
                 raise ValueError(str(exc).replace("broker address", "broker.url", 1)) from None
 
-    def _check_policy(self) -> None:
-        """Check the name of the policy; a plug-in is imported only when the run begins."""
-        policy = self.selection.policy
-        if not self.selection.is_plugin:
-            if self.selection.options:
-                raise ValueError(
-                    f"selection.options: only a plug-in has options, got some for {policy!r}; "
-                    "set them in [selection]"
-                )
-        elif not is_path(policy) and policy not in (found := installed()):
-            names = ", ".join(map(repr, [*POLICIES, *sorted(found)]))
-            raise ValueError(
-                f"selection.policy: must be one of {names} or package.module:Name, got {policy!r}"
-            )
+    def _check_names(self) -> None:
+        """Check the names of the parts that may be plug-ins.
+
+        Raises:
+            ValueError: There is no such part, or a built-in one has options.
+        """
+        selection, merge = self.selection, self.aggregation
+        SELECTOR.check_name(selection.policy, selection.options)
+        ESTIMATOR.check_name(selection.estimator, selection.estimator_options)
+        RULE.check_name(merge.rule, merge.rule_options)
+        PSEUDO_GRADIENT.check_name(merge.pseudo_gradient, merge.pseudo_gradient_options)
+        SERVER_STEP.check_name(merge.server, merge.server_options)
 
     @property
     def _buffer(self) -> int:

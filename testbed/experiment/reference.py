@@ -218,6 +218,9 @@ def _values(schema: Mapping[str, Any]) -> str:
     """Return valid values in words."""
     if "anyOf" in schema:
         return " or ".join(_values(each) for each in schema["anyOf"])
+    if "examples" in schema:
+        names = ", ".join(f"`{value}`" for value in schema["examples"])
+        return f"{names}, an installed plug-in, or `package.module:Name` of one"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "prefixItems" in schema:

@@ -46,7 +46,7 @@ def config_of(name: str, rounds: int = ROUNDS, rule: str = "fedavg") -> Coordina
         rounds=rounds,
         selection=WHOLE_FLEET,
         round=PATIENT,
-        aggregation=AggregationConfig(rule=rule),  # type: ignore[arg-type]
+        aggregation=AggregationConfig(rule=rule),
         exchange=EXCHANGES[name],
     )
 

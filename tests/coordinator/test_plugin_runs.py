@@ -8,8 +8,8 @@ import pytest
 
 from examples.longest_waiting import LongestWaiting
 from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Candidates
-from fairbed.coordinator.algorithms.selection.guarded import PluginError
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.wire.codec import encode
 from fairbed.wire.topics import Topics

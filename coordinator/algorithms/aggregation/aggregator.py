@@ -88,6 +88,7 @@ class Aggregator:
         learning_rate: float,
         models: Callable[[], Models],
         registered: int = 0,
+        round_id: int = 0,
     ) -> Accumulator:
         """Return the empty merge of a round.
 
@@ -97,8 +98,9 @@ class Aggregator:
             learning_rate: Local step size eta_l.
             models: Opens storage for all models of the round; called if the merge cannot stream.
             registered: Number of all devices, selected or not; 0 if unknown.
+            round_id: Number of the round, from 1; 0 if unknown.
         """
-        begun = _Begun(vector, n_params, learning_rate, registered)
+        begun = _Begun(vector, n_params, learning_rate, registered, round_id)
         return (
             RunningMerge(self, begun) if self.is_streaming else StoredMerge(self, begun, models())
         )
@@ -128,6 +130,7 @@ class _Begun:
     n_params: int
     learning_rate: float
     registered: int
+    round: int
 
 
 class _Arrivals:
@@ -162,6 +165,7 @@ class _Arrivals:
             squared_norms=norms,
             learning_rate=begun.learning_rate,
             registered=begun.registered,
+            round=begun.round,
         )
         self._columns.append((updates, is_usable))
         return updates, is_usable
@@ -188,6 +192,7 @@ class _Arrivals:
             squared_norms=np.concatenate([part.squared_norms for part in parts]),
             learning_rate=self._begun.learning_rate,
             registered=max(self._begun.registered, int(rows.max()) + 1),
+            round=self._begun.round,
         )
         return together.of(order), order, is_usable
 
@@ -275,6 +280,7 @@ class RunningMerge:
         if updates is None:
             return Merge(self._begun.sent.copy(), weights, n_k)
         assert self._unit is not None
+        mantissas, exponents = self._factors(updates)  # before `decide`, which may change the state
         a = self._parts.rule.decide(updates)
         self._arrivals.observe(updates)
         places = np.flatnonzero(is_usable)[order]
@@ -283,7 +289,6 @@ class RunningMerge:
             return Merge(self._begun.sent.copy(), weights, n_k)
         gradient = self._parts.pseudo_gradient
         assert isinstance(gradient, LinearPseudoGradient)
-        mantissas, exponents = self._factors(updates)
         total_c = total_of(np.ldexp(mantissas, exponents - self._unit))
         total_b = total_of(gradient.coefficients(updates, a))
         return Merge(self._sums.moved(self._parts.server, total_c, total_b), weights, n_k)

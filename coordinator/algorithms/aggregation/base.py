@@ -103,6 +103,8 @@ class Updates:
     """Number of all devices, selected or not; at least 1 + the largest row."""
     changes: Changes | None = None
     """D_k; None unless `needs_models`."""
+    round: int = 0
+    """Number of the round, from 1; 0 if unknown."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -118,6 +120,7 @@ class Updates:
             squared_norms=self.squared_norms[at],
             learning_rate=self.learning_rate,
             registered=self.registered,
+            round=self.round,
         )
 
 

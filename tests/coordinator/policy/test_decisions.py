@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.estimation.base import COLD, DOWN, Measured
-from fairbed.coordinator.algorithms.selection.guarded import PluginError
+from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,

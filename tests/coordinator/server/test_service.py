@@ -145,7 +145,7 @@ async def test_evaluation_takes_no_time_of_a_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["q-fedavg", "aaggff-s", "aaggff-d", "corefed"])
 async def test_a_fair_rule_gets_the_loss_before_training(rule: str, tmp_path: Path) -> None:
-    aggregation = AggregationConfig(rule=rule)  # type: ignore[arg-type]
+    aggregation = AggregationConfig(rule=rule)
     async with lab(tmp_path) as place:
         await place.run(make_config(rounds=2, aggregation=aggregation))
     with place.reader() as reader:

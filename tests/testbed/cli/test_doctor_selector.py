@@ -94,7 +94,7 @@ def test_built_in_policies_can_be_checked(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--selector", "nowhere"], "selector nowhere: must be installed"),
+        (["--selector", "nowhere"], "selector nowhere: must be one of 'fastest-known', 'fedcs'"),
         (["--selector", "no.mod:Policy"], "must be importable as package.module:Name"),
         (["--selector", EXAMPLE, "--option", "patience=0"], "patience must be >= 1, got 0"),
         (["--selector", EXAMPLE, "--option", "patience"], "--option patience: must be KEY=VALUE"),

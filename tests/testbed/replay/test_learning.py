@@ -120,7 +120,7 @@ def test_a_round_of_fedavg_is_that_of_the_devices(tmp_path: Path, round_id: int)
 def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(
     rule: str, tmp_path: Path
 ) -> None:
-    aggregation = AggregationConfig(rule=rule, q=2.0)  # type: ignore[arg-type]
+    aggregation = AggregationConfig(rule=rule, q=2.0)
     experiment, data = an_experiment(aggregation=aggregation), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
