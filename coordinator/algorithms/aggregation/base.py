@@ -80,6 +80,18 @@ class Changes:
         """Return D_k of the parameters, shape (n_params,)."""
         return self[k][: self.n_params]
 
+    @property
+    def n_values(self) -> int:
+        """Number of values of a change."""
+        return self._sent.size
+
+    def part(self, start: int, stop: int) -> Floats:
+        """Return values `start` to `stop` of all changes, shape (K, stop - start)."""
+        block = np.empty((len(self), stop - start))
+        for k, model in enumerate(self._models):
+            np.subtract(model[start:stop], self._sent[start:stop], out=block[k], dtype=np.float64)
+        return block
+
 
 @dataclass(frozen=True, slots=True)
 class Updates:

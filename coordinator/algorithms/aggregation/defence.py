@@ -1,0 +1,327 @@
+"""Defences against malicious updates: some leave out updates, some replace the weighted mean.
+
+A filter treats the changes before any weighting: it leaves out updates or shortens them, and the
+rule weights those that remain. A robust pseudo-gradient takes the place of the weighted mean.
+
+Source:
+    The defences that Li et al. compare, ICML 2021 (arXiv:2012.04221), section 4 and released code.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.aggregation.base import Changes, Updates
+from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
+
+BLOCK = 4096
+"""Values of each change that are in memory together, so that 100 updates fit a cache of 4 MB."""
+
+SMALLEST_DISTANCE = 1e-12
+"""Distance from a point, relative to the largest, below which the point is the geometric median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What a filter does to the K updates of a round."""
+
+    is_kept: Bools
+    """Updates that may count, shape (K,)."""
+    scale: Floats
+    """Factor on each change, shape (K,), at most 1."""
+
+
+class Filter(Protocol):
+    """Leaves out or shortens updates before they are weighted."""
+
+    needs_loss: bool
+    """It needs F_k(w_t)."""
+
+    def treat(self, updates: Updates) -> Treatment:
+        """Return what happens to each of the K updates; at least one is kept."""
+        ...
+
+    def problem(self, m: int) -> str:
+        """Return why a round of `m` updates is too small for the guarantee; empty if it is not."""
+        ...
+
+
+def expected_malicious(m: int, share: float) -> int:
+    """Return f, the expected number of malicious updates among m: m times their share, floored."""
+    return math.floor(m * share + 1e-9)
+
+
+class Clip:
+    """Shortens each change to the median of the norms of the round."""
+
+    needs_loss = False
+
+    def treat(self, updates: Updates) -> Treatment:
+        """Keep all updates; scale those longer than the median norm down to it."""
+        norms = np.sqrt(updates.squared_norms)
+        limit = float(np.median(norms))
+        scale = np.ones(len(norms))
+        long = norms > limit
+        scale[long] = limit / norms[long]
+        return Treatment(np.ones(len(norms), dtype=np.bool_), scale)
+
+    def problem(self, m: int) -> str:
+        """Return nothing: a median of norms exists for every m."""
+        return ""
+
+
+class KNorm:
+    """Leaves out the f changes with the largest norms."""
+
+    needs_loss = False
+
+    def __init__(self, malicious_share: float) -> None:
+        self._share = malicious_share
+
+    def treat(self, updates: Updates) -> Treatment:
+        """Keep the m - f shortest changes; of equal norms the lower row."""
+        m = len(updates)
+        order = np.argsort(updates.squared_norms, kind="stable")
+        return _keep(m, order[: max(m - expected_malicious(m, self._share), 1)])
+
+    def problem(self, m: int) -> str:
+        """Return why no update would be left."""
+        return _too_few(m, expected_malicious(m, self._share), 1, "f + 1", "k-norm")
+
+
+class KLoss:
+    """Keeps one update: the largest loss among the m - f smallest ones.
+
+    It is the device that gains most of those presumed benign. A device that reports a loss near the
+    others' is not found.
+    """
+
+    needs_loss = True
+
+    def __init__(self, malicious_share: float) -> None:
+        self._share = malicious_share
+
+    def treat(self, updates: Updates) -> Treatment:
+        """Keep the update with the (m - f)-th smallest loss; of equal losses the higher row."""
+        m = len(updates)
+        order = np.argsort(updates.losses, kind="stable")
+        return _keep(m, order[[max(m - expected_malicious(m, self._share), 1) - 1]])
+
+    def problem(self, m: int) -> str:
+        """Return why no update would be left."""
+        return _too_few(m, expected_malicious(m, self._share), 1, "f + 1", "k-loss")
+
+
+class Krum:
+    """Keeps the updates that are nearest to their neighbours.
+
+    The score of an update is the sum of its squared distances to its m - f - 2 nearest others, at
+    least one. Krum keeps the update with the lowest score, Multi-Krum the m - f lowest.
+
+    Source:
+        Blanchard et al., NeurIPS 2017 (arXiv:1703.02757), sections 3 and 4.
+    """
+
+    needs_loss = False
+
+    def __init__(self, malicious_share: float, *, is_multiple: bool = False) -> None:
+        self._share, self._is_multiple = malicious_share, is_multiple
+
+    def treat(self, updates: Updates) -> Treatment:
+        """Keep the updates with the lowest scores; of equal scores the lower row."""
+        m, f = len(updates), expected_malicious(len(updates), self._share)
+        assert updates.changes is not None, "krum needs the changes"
+        if m == 1:
+            return _keep(1, np.array([0]))
+        scores = krum_scores(squared_distances(updates.changes), f)
+        order = np.argsort(scores, kind="stable")
+        return _keep(m, order[: max(m - f, 1) if self._is_multiple else 1])
+
+    def problem(self, m: int) -> str:
+        """Return why the theorem does not hold: it needs 2 f + 3 <= m."""
+        f = expected_malicious(m, self._share)
+        name = "multi-krum" if self._is_multiple else "krum"
+        return _too_few(m, f, 2 * f + 3 - f, "2 f + 3", name)
+
+
+def krum_scores(distances: Floats, f: int) -> Floats:
+    """Return the score of each of m updates, shape (m,).
+
+    Args:
+        distances: Squared distances, shape (m, m).
+        f: Expected number of malicious updates.
+    """
+    m = len(distances)
+    nearest = max(m - f - 2, 1)
+    others = np.sort(distances + np.diag(np.full(m, np.inf)), axis=1)[:, :nearest]
+    scores: Floats = others.sum(axis=1)
+    return scores
+
+
+def squared_distances(changes: Changes) -> Floats:
+    """Return |D_i - D_j|^2 over the parameters, shape (K, K).
+
+    The products are of float64 differences from the mean change: a part that all changes share
+    would otherwise cancel with large errors.
+    """
+    k = len(changes)
+    gram = np.zeros((k, k))
+    for block in blocks(changes):
+        block -= block.mean(axis=0)
+        gram += block @ block.T
+    norms = np.diag(gram)
+    distances: Floats = np.maximum(norms[:, None] + norms[None, :] - 2.0 * gram, 0.0)
+    np.fill_diagonal(distances, 0.0)
+    return distances
+
+
+def blocks(changes: Changes, *, with_buffers: bool = False) -> Iterator[Floats]:
+    """Yield the K changes, `BLOCK` values at a time, as arrays of shape (K, <= BLOCK)."""
+    size = changes.n_values if with_buffers else changes.n_params
+    for at in range(0, size, BLOCK):
+        yield changes.part(at, min(at + BLOCK, size))
+
+
+class Median:
+    """The median of each value over the changes, whatever their weights.
+
+    Source:
+        Yin et al., ICML 2018 (arXiv:1803.01498), Algorithm 1, option I.
+    """
+
+    def combine(self, updates: Updates, a: Floats) -> Floats:
+        """Return d, shape (n_values,)."""
+        assert updates.changes is not None, "the median needs the changes"
+        parts = blocks(updates.changes, with_buffers=True)
+        return np.concatenate([np.median(x, axis=0) for x in parts])
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the empty state."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore the empty state."""
+
+
+class TrimmedMean:
+    """The mean of each value without the b smallest and the b largest ones; b is f.
+
+    Source:
+        Yin et al., ICML 2018 (arXiv:1803.01498), Algorithm 1, option II.
+    """
+
+    def __init__(self, malicious_share: float) -> None:
+        self._share = malicious_share
+
+    def combine(self, updates: Updates, a: Floats) -> Floats:
+        """Return d, shape (n_values,); at least one value of each is left."""
+        assert updates.changes is not None, "the trimmed mean needs the changes"
+        m = len(updates)
+        b = min(expected_malicious(m, self._share), (m - 1) // 2)
+        parts = []
+        for x in blocks(updates.changes, with_buffers=True):
+            if b:
+                x.partition((b, m - b - 1), axis=0)
+            parts.append(x[b : m - b].mean(axis=0))
+        return np.concatenate(parts)
+
+    def problem(self, m: int) -> str:
+        """Return why no value would be left: it needs 2 f < m."""
+        f = expected_malicious(m, self._share)
+        return _too_few(m, f, f + 1, "2 f + 1", "trimmed-mean")
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the empty state."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore the empty state."""
+
+
+class GeometricMedian:
+    """The point with the smallest weighted sum of distances to the changes.
+
+        d = argmin_z sum_k a_k |D_k - z|
+
+    d is a weighted mean of the changes, so the iteration runs on K weights and the distances follow
+    from the products of the changes. One update that is far away moves d little.
+
+    Source:
+        Pillutla et al., IEEE TSP 2022 (arXiv:1912.13445); Weiszfeld's iteration with the step of
+        Vardi & Zhang, PNAS 2000, at a change.
+    """
+
+    def combine(self, updates: Updates, a: Floats) -> Floats:
+        """Return d, shape (n_values,)."""
+        assert updates.changes is not None, "the geometric median needs the changes"
+        weights = geometric_median_weights(squared_distances(updates.changes), a)
+        return np.concatenate([weights @ x for x in blocks(updates.changes, with_buffers=True)])
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the empty state."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore the empty state."""
+
+
+MAX_STEPS = 10_000
+"""Limit on the iterations of the geometric median; 20 to 200 are usual."""
+
+CONVERGED = 1e-13
+"""Change of the weights of one iteration at which the geometric median is found."""
+
+
+def geometric_median_weights(distances: Floats, a: Floats) -> Floats:
+    """Return the weights of the points whose mean is their geometric median, shape (K,), sum 1.
+
+    Args:
+        distances: Squared distances of the points, shape (K, K).
+        a: Weight of each point, shape (K,), at least 0, not all 0.
+    """
+    largest = float(distances.max())
+    p = a / total_of(a)
+    if largest == 0.0:
+        return p
+    for _ in range(MAX_STEPS):
+        # |x_k - z|^2 for z = sum p_j x_j with sum p = 1, from the distances alone.
+        to_points = distances @ p
+        r = np.sqrt(np.maximum(to_points - 0.5 * float(p @ to_points), 0.0) / largest)
+        at = r <= SMALLEST_DISTANCE
+        pull = np.where(at, 0.0, a / np.where(at, 1.0, r))
+        if not pull.any():
+            return p
+        step = pull / total_of(pull)
+        if at.any():
+            # z is a point: it stays if its own weight outweighs the pull R of the others.
+            shift = step - p
+            length = math.sqrt(max(float(-0.5 * shift @ distances @ shift), 0.0) / largest)
+            pulled = total_of(pull) * length
+            held = float(a[at].sum())
+            if pulled <= held:
+                return p
+            step = p + (1.0 - held / pulled) * shift
+        if float(np.abs(step - p).sum()) <= CONVERGED:
+            return step
+        p = step
+    return p
+
+
+def _keep(m: int, at: Any) -> Treatment:
+    is_kept = np.zeros(m, dtype=np.bool_)
+    is_kept[at] = True
+    return Treatment(is_kept, np.ones(m))
+
+
+def _too_few(m: int, f: int, more: int, rule: str, name: str) -> str:
+    """Return one line if m < f + more."""
+    if m >= f + more:
+        return ""
+    return (
+        f"{name} needs at least {rule} updates per round, got {m} with f = {f} expected malicious "
+        "ones; raise selection.per_round, or lower aggregation.malicious_share"
+    )

@@ -1,0 +1,156 @@
+"""Defences: the worked example, oracles in float64, and changes with a large common part."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from fairbed.coordinator.algorithms.aggregation.base import Changes, Updates
+from fairbed.coordinator.algorithms.aggregation.defence import (
+    BLOCK,
+    Clip,
+    GeometricMedian,
+    KLoss,
+    KNorm,
+    Krum,
+    Median,
+    TrimmedMean,
+    expected_malicious,
+    geometric_median_weights,
+    krum_scores,
+    squared_distances,
+)
+from fairbed.coordinator.algorithms.arrays import Floats
+from tests.tiers import examples
+
+U = np.array([[1.0, 0.0], [1.0, 0.2], [0.8, 0.0], [1.2, -0.2], [10.0, 10.0]])
+FIFTH = 0.2
+"""Malicious share that makes f = 1 of five updates."""
+
+
+def updates(
+    changes: Floats, losses: list[float] | None = None, sent: Floats | None = None
+) -> Updates:
+    """Return updates with these changes of the parameters."""
+    k, d = changes.shape
+    base = np.zeros(d, dtype=np.float32) if sent is None else sent.astype(np.float32)
+    models = [(base + change).astype(np.float32) for change in changes]
+    exact = Changes(base, models, d)
+    return Updates(
+        rows=np.arange(k),
+        n_k=np.ones(k, dtype=np.int64),
+        steps=np.ones(k, dtype=np.int64),
+        shares=np.ones(k),
+        losses=np.array(losses or [1.0] * k),
+        squared_norms=np.array([float(np.square(exact[at]).sum()) for at in range(k)]),
+        learning_rate=0.1,
+        registered=k,
+        changes=exact,
+    )
+
+
+def mean(given_: Updates, treated: object) -> list[float]:
+    """Return the unweighted mean of what a filter leaves."""
+    kept, scale = treated.is_kept, treated.scale  # type: ignore[attr-defined]
+    assert given_.changes is not None
+    left = np.array([scale[k] * given_.changes[k] for k in np.flatnonzero(kept).tolist()])
+    return list(left.mean(axis=0))
+
+
+def test_worked_example_of_the_filters() -> None:
+    five = updates(U, [0.5, 0.9, 0.7, 0.6, 3.0])
+    assert mean(five, Clip().treat(five)) == pytest.approx([0.905408, 0.150691], abs=1e-6)
+    assert KNorm(FIFTH).treat(five).is_kept.tolist() == [True] * 4 + [False]
+    assert mean(five, KNorm(FIFTH).treat(five)) == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert np.flatnonzero(KLoss(FIFTH).treat(five).is_kept).tolist() == [1]
+    assert np.flatnonzero(Krum(FIFTH).treat(five).is_kept).tolist() == [0]
+    multiple = Krum(FIFTH, is_multiple=True).treat(five)
+    assert mean(five, multiple) == pytest.approx([1.0, 0.0], abs=1e-6)
+
+
+def test_worked_example_of_krum_scores() -> None:
+    five = updates(U)
+    assert five.changes is not None
+    scores = krum_scores(squared_distances(five.changes), 1)
+    assert scores.tolist() == pytest.approx([0.08, 0.12, 0.12, 0.28, 358.04], abs=1e-5)
+
+
+def test_worked_example_of_the_robust_means() -> None:
+    five, a = updates(U), np.ones(5)
+    assert Median().combine(five, a).tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    trimmed = TrimmedMean(FIFTH).combine(five, a)
+    assert trimmed.tolist() == pytest.approx([1.066667, 0.066667], abs=1e-6)
+
+
+@settings(max_examples=examples(30))
+@given(seed=st.integers(0, 10_000), m=st.integers(1, 12), shift=st.sampled_from([0.0, 1e3]))
+def test_robust_means_agree_with_brute_force(seed: int, m: int, shift: float) -> None:
+    """Also with a part that all changes share and that is 1000 times their differences."""
+    rng = np.random.default_rng(seed)
+    given_ = updates(rng.standard_normal((m, 5)) + shift)
+    assert given_.changes is not None
+    D = np.array(list(given_.changes))
+    f = expected_malicious(m, 0.3)
+    np.testing.assert_allclose(
+        Median().combine(given_, np.ones(m)), np.median(D, axis=0), rtol=1e-6, atol=1e-9
+    )
+    b = min(f, (m - 1) // 2)
+    trimmed = np.sort(D, axis=0)[b : m - b].mean(axis=0)
+    np.testing.assert_allclose(TrimmedMean(0.3).combine(given_, np.ones(m)), trimmed, rtol=1e-6)
+    direct = np.array([[((x - y) ** 2).sum() for y in D] for x in D])
+    np.testing.assert_allclose(
+        squared_distances(given_.changes), direct, rtol=1e-6, atol=1e-9 * max(direct.max(), 1e-9)
+    )
+    scores = [sum(sorted(np.delete(row, k))[: max(m - f - 2, 1)]) for k, row in enumerate(direct)]
+    if m > 1:
+        assert np.flatnonzero(Krum(0.3).treat(given_).is_kept).tolist() == [int(np.argmin(scores))]
+
+
+@settings(max_examples=examples(30))
+@given(seed=st.integers(0, 10_000), m=st.integers(1, 9), shift=st.sampled_from([0.0, 1e3]))
+def test_the_geometric_median_is_the_minimum(seed: int, m: int, shift: float) -> None:
+    rng = np.random.default_rng(seed)
+    given_, a = updates(rng.standard_normal((m, 3)) + shift), rng.uniform(0.1, 2.0, m)
+    assert given_.changes is not None
+    D = np.array(list(given_.changes))
+
+    def cost(z: Floats) -> float:
+        return float(a @ np.sqrt(((D - z) ** 2).sum(axis=1)))
+
+    found = GeometricMedian().combine(given_, a)
+    best = min(cost(minimize(cost, start, method="Nelder-Mead", tol=1e-10).x) for start in D[:3])
+    assert cost(found) <= min(best, *(cost(point) for point in D)) * (1.0 + 1e-9) + 1e-12
+
+
+def test_the_geometric_median_of_a_line_is_its_weighted_median() -> None:
+    points = np.array([0.0, 1.0, 5.0])
+    distances = np.square(points[:, None] - points[None, :])
+    for a, expected in (([1.0, 1.0, 1.0], 1.0), ([1.0, 1.0, 5.0], 5.0), ([4.0, 1.0, 2.0], 0.0)):
+        weights = geometric_median_weights(distances, np.array(a))
+        assert float(weights @ points) == pytest.approx(expected, abs=1e-6)
+
+
+def test_blocks_do_not_change_a_result() -> None:
+    rng = np.random.default_rng(1)
+    wide = updates(rng.standard_normal((5, BLOCK + 7)))
+    assert wide.changes is not None
+    D = np.array(list(wide.changes))
+    np.testing.assert_allclose(Median().combine(wide, np.ones(5)), np.median(D, axis=0), rtol=1e-12)
+    direct = np.array([[((x - y) ** 2).sum() for y in D] for x in D])
+    np.testing.assert_allclose(squared_distances(wide.changes), direct, rtol=1e-9, atol=1e-6)
+
+
+def test_a_defence_says_when_a_round_is_too_small() -> None:
+    assert Krum(0.2).problem(5) == ""
+    assert Krum(0.4).problem(5).startswith("krum needs at least 2 f + 3 updates per round, got 5")
+    assert KNorm(0.5).problem(2) == KLoss(0.5).problem(2) == Clip().problem(1) == ""
+    assert KNorm(1.0).problem(2).startswith("k-norm needs at least f + 1 updates")
+    assert TrimmedMean(0.5).problem(4).startswith("trimmed-mean needs at least 2 f + 1 updates")
+
+
+def test_all_malicious_still_leaves_an_update() -> None:
+    five = updates(U)
+    for one in (KNorm(1.0), KLoss(1.0), Krum(1.0), Krum(1.0, is_multiple=True)):
+        assert one.treat(five).is_kept.sum() == 1
+    assert np.isfinite(TrimmedMean(1.0).combine(five, np.ones(5))).all()
