@@ -244,7 +244,10 @@ Rule: TypeAlias = Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed
 RULES: tuple[str, ...] = tuple(sorted(get_args(Rule)))
 """The built-in weight rules; others are plug-ins."""
 
-PSEUDO_GRADIENTS = ("average",)
+Defence: TypeAlias = Literal["none", "clip", "k-norm", "k-loss", "krum", "multi-krum"]
+"""Filters of updates, which act before any weighting."""
+
+PSEUDO_GRADIENTS = ("average", "median", "trimmed-mean", "geometric-median")
 SERVER_STEPS = ("plain",)
 """The built-in pseudo-gradients and server steps; others are plug-ins."""
 
@@ -257,6 +260,12 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
 
     rule: Annotated[str, Meta(examples=list(RULES))] = "fedavg"
     """Rule that decides the weights of the updates of a round."""
+    defence: Defence = "none"
+    """Filter that leaves out or shortens updates before they are weighted; the robust means are
+    pseudo-gradients."""
+    malicious_share: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.2
+    """k-norm, k-loss, krum, multi-krum, trimmed-mean: share of the updates of a round that is
+    expected to be malicious; f is the share times the number of updates, rounded down."""
     rule_options: dict[str, Any] = {}
     """Keyword arguments of a plug-in rule."""
     pseudo_gradient: Annotated[str, Meta(examples=list(PSEUDO_GRADIENTS))] = "average"
@@ -393,6 +402,11 @@ def merge_problem(
         return (
             f'selection.variant must be "rpow-d" with round.mode = "async", got '
             f"{selection.variant!r}: losses cannot be queried while a round is open"
+        )
+    if round_.merges_late_updates and aggregation.defence == "k-loss":
+        return (
+            'aggregation.defence must not be "k-loss" where late updates are merged: their losses '
+            "are of other model versions; choose k-norm or multi-krum"
         )
     if not round_.merges_late_updates or aggregation.rule in RULES_FOR_LATE_UPDATES:
         return ""

@@ -6,8 +6,22 @@ import msgspec
 
 from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
-from fairbed.coordinator.algorithms.aggregation.base import PseudoGradient, ServerStep, WeightRule
+from fairbed.coordinator.algorithms.aggregation.base import (
+    Filter,
+    PseudoGradient,
+    ServerStep,
+    WeightRule,
+)
 from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
+from fairbed.coordinator.algorithms.aggregation.defence import (
+    Clip,
+    GeometricMedian,
+    KLoss,
+    KNorm,
+    Krum,
+    Median,
+    TrimmedMean,
+)
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.guarded import (
     GuardedServerStep,
@@ -76,7 +90,34 @@ def make_aggregator(
         make_pseudo_gradient(config),
         make_server_step(config),
         local_steps=(training or TrainingConfig()).local_steps,
+        defence=make_defence(config),
     )
+
+
+def make_defence(config: AggregationConfig) -> Filter | None:
+    """Return the filter that the configuration names; None if all updates count."""
+    match config.defence:
+        case "none":
+            return None
+        case "clip":
+            return Clip()
+        case "k-norm":
+            return KNorm(config.malicious_share)
+        case "k-loss":
+            return KLoss(config.malicious_share)
+        case "krum":
+            return Krum(config.malicious_share)
+        case "multi-krum":
+            return Krum(config.malicious_share, is_multiple=True)
+
+
+def defence_problem(config: AggregationConfig, per_round: int) -> str:
+    """Return why a round of `per_round` updates is too small for a defence; empty if it is not."""
+    filter_ = make_defence(config)
+    problem = filter_.problem(per_round) if filter_ is not None else ""
+    if not problem and config.pseudo_gradient == "trimmed-mean":
+        problem = TrimmedMean(config.malicious_share).problem(per_round)
+    return problem
 
 
 def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
@@ -116,6 +157,12 @@ def make_pseudo_gradient(config: AggregationConfig) -> PseudoGradient:
     match config.pseudo_gradient:
         case "average":
             return Average()
+        case "median":
+            return Median()
+        case "trimmed-mean":
+            return TrimmedMean(config.malicious_share)
+        case "geometric-median":
+            return GeometricMedian()
         case name:
             return guarded_pseudo_gradient(
                 name, PSEUDO_GRADIENT.make(name, config.pseudo_gradient_options)

@@ -255,6 +255,7 @@ def exchange_row(
         weight=weight.weight if weight else None,
         weight_share=weight.share if weight else None,
         n_share=weight.n_share if weight else None,
+        defence_scale=weight.scale if weight else None,
     )
 
 

@@ -18,6 +18,7 @@ from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
     Bytes,
+    DefenceSummary,
     DeviceSummary,
     EstimatorError,
     ExchangeSummary,
@@ -81,6 +82,7 @@ COLUMNS = (
     "aggregated_round",
     "weight_share",
     "n_share",
+    "defence_scale",
 )
 
 
@@ -104,6 +106,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     fleet, valid_of, weight_ratios = [], exchanges.valid_of(), _weight_ratios(exchanges)
+    left_out = Counter(exchanges.device[exchanges.numbers["defence_scale"] == 0.0].tolist())
     for device in devices[:MAX_DEVICES]:
         count = counts.get(device.name)
         metric = device_metrics.get(device.name)
@@ -123,6 +126,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
                 accuracy=metric.accuracy if metric else None,
                 loss=metric.loss if metric else None,
                 weight_ratio=weight_ratios.get(device.name),
+                left_out=left_out[device.name],
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
@@ -153,6 +157,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         loss_queries=_loss_queries(queries, rounds),
         audits=audits,
         weights=_weights(exchanges, weight_ratios),
+        defence=_defence(exchanges, left_out),
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=_fairness(reader, counts, queues, max([1, *(row.selected for row in rounds)]))
         if fleet_stats is None
@@ -327,6 +332,15 @@ def _weights(table: _Table, ratios: Mapping[str, float]) -> MergeWeights:
         divergence=max(float(nats.sum()) / rounds, 0.0) if rounds else None,
         lowest=min(ratios, key=lambda name: ratios[name]),
         highest=max(ratios, key=lambda name: ratios[name]),
+    )
+
+
+def _defence(table: _Table, left_out: Mapping[str, int]) -> DefenceSummary:
+    scale = table.numbers["defence_scale"]
+    return DefenceSummary(
+        left_out=sum(left_out.values()),
+        shortened=int(((scale > 0.0) & (scale < 1.0)).sum()),
+        most_left_out=min(left_out, key=lambda name: (-left_out[name], name), default=None),
     )
 
 

@@ -114,6 +114,17 @@ class Queues(Struct, frozen=True, kw_only=True):
     max: float | None
 
 
+class DefenceSummary(Struct, frozen=True, kw_only=True):
+    """What the defence did to the aggregated updates."""
+
+    left_out: int
+    """Updates that did not count."""
+    shortened: int
+    """Updates whose change was scaled down."""
+    most_left_out: str | None
+    """The device with the most updates left out, by count, then by name."""
+
+
 class MergeWeights(Struct, frozen=True, kw_only=True):
     """Weights of the updates against their shares of the examples, n_k / sum n."""
 
@@ -185,6 +196,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     loss: float | None
     weight_ratio: float | None
     """Sum of its weights in merges, relative to the sum of its shares of the examples there."""
+    left_out: int
+    """Its updates that the defence left out."""
 
 
 class LossQuerySummary(Struct, frozen=True, kw_only=True):
@@ -247,6 +260,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     audits: int
     """Exchanges of uniformly drawn devices."""
     weights: MergeWeights
+    defence: DefenceSummary
     bytes: Bytes
     fairness: Fairness
     round_s: RoundTimes

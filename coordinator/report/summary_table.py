@@ -80,6 +80,7 @@ def _facts(s: RunSummary) -> list[str]:
             f"{_invariant(fair)}",
         ),
         *_weights(s),
+        *_defence(s),
         *_queries(s),
         (
             "traffic",
@@ -176,6 +177,20 @@ def _weights(s: RunSummary) -> list[tuple[str, str]]:
     ends = [f"{ratio(ratios.get(name), 2)} ({name})" for name in (w.lowest, w.highest) if name]
     text = f"{' to '.join(ends)} times the share of examples; divergence {ratio(w.divergence)}"
     return [("weights", f"{s.rule}: {text}")]
+
+
+def _defence(s: RunSummary) -> list[tuple[str, str]]:
+    """Return what the defence left out or shortened; nothing if all updates counted in full."""
+    d, aggregated = s.defence, sum(s.aggregated.values())
+    texts = []
+    if d.left_out:
+        devices = {device.name: device for device in s.fleet}
+        most = devices.get(d.most_left_out or "")
+        named = f", {most.left_out} of {most.aggregated} of {most.name}" if most else ""
+        texts.append(f"{d.left_out} of {aggregated} updates left out{named}")
+    if d.shortened:
+        texts.append(f"{d.shortened} of {aggregated} updates shortened")
+    return [("defence", "; ".join(texts))] if texts else []
 
 
 def _queries(s: RunSummary) -> list[tuple[str, str]]:

@@ -340,8 +340,12 @@ class TrainingLoop:
         table = closed.table
         pulled = pulled_blobs(closed.assignments, table)
         if closed.merged:
-            merged = (await closed.merge.finish()).vector
-            await self._versions.publish(merged, self._decisions.encoding_stream(table.id), pulled)
+            merge = await closed.merge.finish()
+            if merge.problem:
+                self._event_log.event("defence", merge.problem, level="warning", round_id=table.id)
+            await self._versions.publish(
+                merge.vector, self._decisions.encoding_stream(table.id), pulled
+            )
         else:
             await self._versions.retire_all_but(pulled)
         if table.exchanges and not closed.merged:

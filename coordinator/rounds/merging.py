@@ -100,5 +100,5 @@ class RoundMerge:
 
 def weights_of(merge: Merge) -> list[MergeWeight]:
     """Return the weight of each update of a merge, in the order of arrival."""
-    columns = (merge.weights.tolist(), merge.shares.tolist(), merge.n_shares.tolist())
-    return [MergeWeight(*one) for one in zip(*columns, strict=True)]
+    columns = (merge.weights, merge.shares, merge.n_shares, merge.scale)
+    return [MergeWeight(*one) for one in zip(*(c.tolist() for c in columns), strict=True)]

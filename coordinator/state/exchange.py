@@ -86,6 +86,8 @@ class MergeWeight:
     """a_k / sum a."""
     n_share: float
     """n_k / sum n over the updates of the merge: its share if examples alone counted."""
+    scale: float
+    """Factor of the defence on the change; 0 if it was left out."""
 
 
 @dataclass(slots=True)

@@ -414,6 +414,9 @@ class ExchangeRow:
     """a_k / sum a over the updates of that round."""
     n_share: float | None
     """n_k / sum n over the updates of that round: its share if examples alone counted."""
+    defence_scale: float | None
+    """Factor of the defence on the change: 0 if it was left out, 1 without a defence; None if the
+    update was not aggregated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from fairbed.coordinator.policy.config import (
     merge_problem,
     rule_problem,
 )
+from fairbed.coordinator.policy.factories import defence_problem
 from fairbed.coordinator.policy.plugins import (
     ESTIMATOR,
     PSEUDO_GRADIENT,
@@ -275,6 +276,9 @@ class Experiment(Section, frozen=True, kw_only=True):
             self.round, self.aggregation, self.selection
         ):
             raise ValueError(problem)
+        updates = self.round.buffer or self.selection.per_round
+        if problem := defence_problem(self.aggregation, updates):
+            raise ValueError(f"aggregation: {problem}")
         if self.broker.url != "embedded":
             try:
                 parse_url(self.broker.url)

@@ -147,7 +147,10 @@ class Checkpointer:
             for query_row in replayed.queried.named(self._names):
                 store.add(query_row)
         for row in replayed.reached_miss_limit.tolist():
-            self._store.add(self._miss_event(replayed, row))
+            text = self._engine.decisions.miss_limit_text()
+            store.add(self._warning(replayed, "misses", text, self._names[row]))
+        if cohort is not None and cohort.merge_problem:
+            store.add(self._warning(replayed, "defence", cohort.merge_problem))
         if self._fleet_stats is not None:
             for record in self._fleet_stats.count(replayed, self._engine.decisions):
                 store.add(record)
@@ -182,15 +185,17 @@ class Checkpointer:
         decisions = self._engine.decisions
         return selection_rows(replayed, decisions, self._names, all_devices=self._lists_all)
 
-    def _miss_event(self, replayed: ReplayedRound, row: int) -> EventRow:
+    def _warning(
+        self, replayed: ReplayedRound, kind: str, text: str, device: str | None = None
+    ) -> EventRow:
         return EventRow(
             at_s=replayed.after.now,
             wall=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             level="warning",
-            kind="misses",
+            kind=kind,
             round=replayed.choice.round,
-            device=self._names[row],
-            text=self._engine.decisions.miss_limit_text(),
+            device=device,
+            text=text,
         )
 
     def _save(self, replayed: ReplayedRound) -> None:

@@ -212,6 +212,8 @@ class Learning:
         """Earlier model versions that devices in flight still train, by number."""
         self.evaluate_s = 0.0
         """Duration of the last evaluation, seconds of this machine."""
+        self.merge_problem = ""
+        """Why the last merged round was too small for a defence; empty if it was not."""
 
     @property
     def vector(self) -> Vector:
@@ -252,12 +254,13 @@ class Learning:
             learned.append(Learned.nothing(len(batch.rows)))
             for places in self._train(batch, base, accumulator, rebase, learned[-1]):
                 added.append((learned[-1], places))
-        self._before = self._kept(needed)
+        self._before, self.merge_problem = self._kept(needed), ""
         if any(places.size for _, places in added):
             if version in needed:
                 self._before[version] = self._vector
             rng = self._decisions.encoding_stream(round_id)
             merge = accumulator.finish()
+            self.merge_problem = merge.problem
             weights = iter(weights_of(merge))
             for one, places in added:
                 for at in places.tolist():

@@ -5,7 +5,7 @@ running sum when it arrives (`RunningMerge`); otherwise the models are stored un
 arrived (`StoredMerge`). In both, the order of arrival changes no bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 from fairbed.coordinator.algorithms.aggregation.base import (
     Accumulator,
     Changes,
+    Filter,
+    Guarantee,
     LinearPseudoGradient,
     Merge,
     Models,
@@ -54,6 +56,7 @@ class Aggregator:
         local_steps: Returns tau_k, the mini-batches of local training, from n_k, both of shape
             (K,). Devices' own counts are not used, because a device that understated them would
             count more; not given: 1 each.
+        defence: Leaves out or shortens updates before they are weighted; not given: all count.
     """
 
     def __init__(
@@ -63,23 +66,26 @@ class Aggregator:
         pseudo_gradient: PseudoGradient | None = None,
         server: ServerStep | None = None,
         local_steps: Callable[[Ints], Ints] = np.ones_like,
+        defence: Filter | None = None,
     ) -> None:
         self.rule = rule
         self.pseudo_gradient: PseudoGradient = pseudo_gradient or Average()
         self.server: ServerStep = server or Plain()
         self.weighting = Weighting(weights)
         self.local_steps = local_steps
+        self.defence = defence
 
     @property
     def needs_loss(self) -> bool:
         """Devices must report F_k(w_t), evaluated before the first local step."""
-        return self.rule.needs_loss
+        return self.rule.needs_loss or (self.defence is not None and self.defence.needs_loss)
 
     @property
     def is_streaming(self) -> bool:
         """Each update is read once, so that memory does not grow with the cohort."""
         is_linear = isinstance(self.pseudo_gradient, LinearPseudoGradient)
-        return is_linear and isinstance(self.rule, SeparableRule) and not self.rule.needs_models
+        is_separable = isinstance(self.rule, SeparableRule) and not self.rule.needs_models
+        return is_linear and is_separable and self.defence is None
 
     def begin(
         self,
@@ -142,13 +148,13 @@ class _Arrivals:
 
     def add(self, stack: Stack) -> tuple[Updates, Bools]:
         """Add K reports; return the usable ones as columns, and which are usable, shape (K,)."""
-        begun, rule = self._begun, self._parts.rule
-        is_usable = usable(begun.sent, stack, needs_loss=rule.needs_loss)
+        begun, parts = self._begun, self._parts
+        is_usable = usable(begun.sent, stack, needs_loss=parts.needs_loss)
         rows, n_k = stack.rows[is_usable], stack.n_k[is_usable]
         losses, norms = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-        if rule.needs_loss and stack.loss_before is not None:
+        if parts.needs_loss and stack.loss_before is not None:
             losses = stack.loss_before[is_usable]
-        if rule.needs_norms:
+        if parts.rule.needs_norms or parts.defence is not None:
             params = begun.sent[: begun.n_params]
             norms = np.array(
                 [
@@ -159,8 +165,8 @@ class _Arrivals:
         updates = Updates(
             rows=rows,
             n_k=n_k,
-            steps=self._parts.local_steps(n_k),
-            shares=self._parts.weighting.of(rows, n_k),
+            steps=parts.local_steps(n_k),
+            shares=parts.weighting.of(rows, n_k),
             losses=losses,
             squared_norms=norms,
             learning_rate=begun.learning_rate,
@@ -276,22 +282,20 @@ class RunningMerge:
     def finish(self) -> Merge:
         """Return the next model; the same one if no update is usable or all weights are 0."""
         updates, order, is_usable = self._arrivals.all()
-        weights, n_k = np.zeros(len(is_usable)), np.zeros(len(is_usable), dtype=np.int64)
         if updates is None:
-            return Merge(self._begun.sent.copy(), weights, n_k)
+            return _unchanged(self._begun, is_usable)
         assert self._unit is not None
         mantissas, exponents = self._factors(updates)  # before `decide`, which may change the state
         a = self._parts.rule.decide(updates)
         self._arrivals.observe(updates)
-        places = np.flatnonzero(is_usable)[order]
-        weights[places], n_k[places] = a, updates.n_k
-        if not a.any():
-            return Merge(self._begun.sent.copy(), weights, n_k)
-        gradient = self._parts.pseudo_gradient
-        assert isinstance(gradient, LinearPseudoGradient)
-        total_c = total_of(np.ldexp(mantissas, exponents - self._unit))
-        total_b = total_of(gradient.coefficients(updates, a))
-        return Merge(self._sums.moved(self._parts.server, total_c, total_b), weights, n_k)
+        vector = self._begun.sent.copy()
+        if a.any():
+            gradient = self._parts.pseudo_gradient
+            assert isinstance(gradient, LinearPseudoGradient)
+            total_c = total_of(np.ldexp(mantissas, exponents - self._unit))
+            total_b = total_of(gradient.coefficients(updates, a))
+            vector = self._sums.moved(self._parts.server, total_c, total_b)
+        return _merge(vector, is_usable, order, a, updates.n_k, np.ones(len(updates)))
 
     def _factors(self, updates: Updates) -> tuple[Floats, Ints]:
         """Return mantissas and exponents of c_k, up to a factor b_k, two arrays of shape (K,)."""
@@ -327,28 +331,65 @@ class StoredMerge:
         """Return the next model; the same one if no update is usable or all weights are 0."""
         begun, parts = self._begun, self._parts
         updates, order, is_usable = self._arrivals.all()
-        weights, n_k = np.zeros(len(is_usable)), np.zeros(len(is_usable), dtype=np.int64)
         if updates is None:
-            return Merge(begun.sent.copy(), weights, n_k)
-        stored = self._models.all()
+            return _unchanged(begun, is_usable)
+        stored, all_n_k, problem = self._models.all(), updates.n_k, ""
         models = [stored[at] for at in order.tolist()]
         updates = replace(updates, changes=Changes(begun.sent, models, begun.n_params))
+        scale, kept = np.ones(len(updates)), np.arange(len(updates))
+        for part in (parts.defence, parts.pseudo_gradient):
+            if isinstance(part, Guarantee):
+                problem = problem or part.problem(len(updates))
+        if parts.defence is not None:
+            treatment = parts.defence.treat(updates)
+            kept = np.flatnonzero(treatment.is_kept)
+            scale = np.where(treatment.is_kept, treatment.scale, 0.0)
+            updates = updates.treated(kept, scale[kept])
         a = parts.rule.decide(updates)
         self._arrivals.observe(updates)
-        places = np.flatnonzero(is_usable)[order]
-        weights[places], n_k[places] = a, updates.n_k
-        if not a.any():
-            return Merge(begun.sent.copy(), weights, n_k)
-        gradient = parts.pseudo_gradient
+        vector = begun.sent.copy()
+        if a.any():
+            vector = self._moved(updates, a, [models[k] for k in kept.tolist()], scale[kept])
+        weights = np.zeros(len(scale))
+        weights[kept] = a
+        return _merge(vector, is_usable, order, weights, all_n_k, scale, problem)
+
+    def _moved(
+        self, updates: Updates, a: Floats, models: Sequence[Vector], scale: Floats
+    ) -> Vector:
+        """Return the next model, shape (n_values,), from the updates that count."""
+        begun, parts, gradient = self._begun, self._parts, self._parts.pseudo_gradient
         if isinstance(gradient, LinearPseudoGradient):
-            b = gradient.coefficients(updates, a)
+            b = gradient.coefficients(updates, a) * scale
             sums = _Sums(begun)
             for b_k, model in zip(b.tolist(), models, strict=True):
                 if b_k:
                     sums.add(np.array([b_k]), model[np.newaxis])
             total = total_of(b)
-            return Merge(sums.moved(parts.server, total, total), weights, n_k)
+            return sums.moved(parts.server, total, total)
         d = gradient.combine(updates, a)
         params = parts.server.step(begun.sent[: begun.n_params], d[: begun.n_params])
         buffers = (begun.sent[begun.n_params :] + d[begun.n_params :]).astype(np.float32)
-        return Merge(np.concatenate([params, buffers]), weights, n_k)
+        return np.concatenate([params, buffers])
+
+
+def _unchanged(begun: _Begun, is_usable: Bools) -> Merge:
+    """Return the merge of a round without a usable update."""
+    k = len(is_usable)
+    return Merge(begun.sent.copy(), np.zeros(k), np.zeros(k, dtype=np.int64), np.ones(k))
+
+
+def _merge(
+    vector: Vector,
+    is_usable: Bools,
+    order: Ints,
+    a: Floats,
+    n_k: Ints,
+    scale: Floats,
+    problem: str = "",
+) -> Merge:
+    """Return a merge whose columns are in the order of arrival, from columns by row."""
+    k, places = len(is_usable), np.flatnonzero(is_usable)[order]
+    merge = Merge(vector, np.zeros(k), np.zeros(k, dtype=np.int64), np.ones(k), problem)
+    merge.weights[places], merge.n_k[places], merge.scale[places] = a, n_k, scale
+    return merge

@@ -9,7 +9,7 @@ pseudo-gradient that asks for the models needs all of them at once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -59,8 +59,14 @@ class Stack:
 class Changes:
     """D_k = w_k - w of the K updates of a round, each computed when it is read."""
 
-    def __init__(self, sent: Vector, models: Sequence[Vector], n_params: int) -> None:
-        self._sent, self._models = sent, models
+    def __init__(
+        self,
+        sent: Vector,
+        models: Sequence[Vector],
+        n_params: int,
+        scale: Floats | None = None,
+    ) -> None:
+        self._sent, self._models, self._scale = sent, models, scale
         self.n_params = n_params
         """Number of parameters; the other values of a change are buffers."""
 
@@ -74,6 +80,8 @@ class Changes:
         """Return D_k, shape (n_values,), `[params | buffers]`."""
         change: Floats = self._models[k].astype(np.float64)
         change -= self._sent
+        if self._scale is not None:
+            change *= self._scale[k]
         return change
 
     def params(self, k: int) -> Floats:
@@ -90,7 +98,15 @@ class Changes:
         block = np.empty((len(self), stop - start))
         for k, model in enumerate(self._models):
             np.subtract(model[start:stop], self._sent[start:stop], out=block[k], dtype=np.float64)
+        if self._scale is not None:
+            block *= self._scale[:, np.newaxis]
         return block
+
+    def treated(self, at: Ints, scale: Floats) -> "Changes":
+        """Return the changes at some positions, each times its factor, both of shape (<= K,)."""
+        models = [self._models[k] for k in at.tolist()]
+        factors = scale if self._scale is None else scale * self._scale[at]
+        return Changes(self._sent, models, self.n_params, factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +149,16 @@ class Updates:
             learning_rate=self.learning_rate,
             registered=self.registered,
             round=self.round,
+        )
+
+    def treated(self, at: Ints, scale: Floats) -> "Updates":
+        """Return the updates at some positions with their changes, each times its factor."""
+        assert self.changes is not None, "a filter needs the changes"
+        chosen = self.of(at)
+        return replace(
+            chosen,
+            squared_norms=chosen.squared_norms * np.square(scale),
+            changes=self.changes.treated(at, scale),
         )
 
 
@@ -179,6 +205,36 @@ class SeparableRule(WeightRule, Protocol):
 
         The state does not change. The exponent prevents overflow; it may be 0 everywhere.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What a filter does to the K updates of a round."""
+
+    is_kept: Bools
+    """Updates that may count, shape (K,), at least one."""
+    scale: Floats
+    """Factor on each change, shape (K,), above 0 and at most 1."""
+
+
+@runtime_checkable
+class Guarantee(Protocol):
+    """A defence whose guarantee needs a number of updates."""
+
+    def problem(self, m: int) -> str:
+        """Return why a round of `m` updates is too small; empty if it is not."""
+        ...
+
+
+class Filter(Guarantee, Protocol):
+    """Step 0, if there is one: leaves out or shortens updates before they are weighted."""
+
+    needs_loss: bool
+    """It needs F_k(w_t)."""
+
+    def treat(self, updates: Updates) -> Treatment:
+        """Return what happens to each of the K updates, given with changes and norms."""
         ...
 
 
@@ -234,6 +290,10 @@ class Merge:
     """a_k of each report, shape (K,), in the order of arrival; 0 for one that was not usable."""
     n_k: Ints
     """Training examples of each report, shape (K,); 0 for one that was not usable."""
+    scale: Floats
+    """Factor of the filter on each change, shape (K,): 0 if it was left out, 1 without a filter."""
+    problem: str = ""
+    """Why the round was too small for the guarantee of a defence; empty if it was not."""
 
     @property
     def shares(self) -> Floats:

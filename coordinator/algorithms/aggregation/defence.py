@@ -9,45 +9,19 @@ Source:
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Changes, Updates
+from fairbed.coordinator.algorithms.aggregation.base import Changes, Treatment, Updates
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
-from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 
 BLOCK = 4096
 """Values of each change that are in memory together, so that 100 updates fit a cache of 4 MB."""
 
 SMALLEST_DISTANCE = 1e-12
 """Distance from a point, relative to the largest, below which the point is the geometric median."""
-
-
-@dataclass(frozen=True, slots=True)
-class Treatment:
-    """What a filter does to the K updates of a round."""
-
-    is_kept: Bools
-    """Updates that may count, shape (K,)."""
-    scale: Floats
-    """Factor on each change, shape (K,), at most 1."""
-
-
-class Filter(Protocol):
-    """Leaves out or shortens updates before they are weighted."""
-
-    needs_loss: bool
-    """It needs F_k(w_t)."""
-
-    def treat(self, updates: Updates) -> Treatment:
-        """Return what happens to each of the K updates; at least one is kept."""
-        ...
-
-    def problem(self, m: int) -> str:
-        """Return why a round of `m` updates is too small for the guarantee; empty if it is not."""
-        ...
 
 
 def expected_malicious(m: int, share: float) -> int:

@@ -193,6 +193,7 @@ def exchange_rows(
             "weight": [None if e.weight is None else e.weight.weight for e in entries],
             "weight_share": [None if e.weight is None else e.weight.share for e in entries],
             "n_share": [None if e.weight is None else e.weight.n_share for e in entries],
+            "defence_scale": [None if e.weight is None else e.weight.scale for e in entries],
         },
     )
 

@@ -50,6 +50,8 @@ class Cohort(Protocol):
 
     evaluate_s: float
     """Duration of the last evaluation, seconds of this machine."""
+    merge_problem: str
+    """Why the last merged round was too small for a defence; empty if it was not."""
 
     def train(
         self, round_id: int, version: int, batches: Sequence[VersionBatch], needed: Collection[int]

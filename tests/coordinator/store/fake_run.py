@@ -245,6 +245,7 @@ class FakeRun:
             weight=None if is_late else 0.25,
             weight_share=None if is_late else 0.25,
             n_share=None if is_late else (0.2, 0.3)[row % 2],
+            defence_scale=None if is_late else 1.0,
         )
 
     def close_round(self) -> None:

@@ -122,6 +122,7 @@ class World:
             weight=1.0,
             weight_share=1.0,
             n_share=1.0,
+            defence_scale=1.0,
         )
 
     def context(self, at_s: float) -> TelemetryRow:

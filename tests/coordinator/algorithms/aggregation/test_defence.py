@@ -22,6 +22,9 @@ from fairbed.coordinator.algorithms.aggregation.defence import (
     squared_distances,
 )
 from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.policy.config import AggregationConfig
+from fairbed.coordinator.policy.factories import defence_problem, make_aggregator
+from tests.coordinator.algorithms.aggregation.rounds import merged, reports, vector
 from tests.tiers import examples
 
 U = np.array([[1.0, 0.0], [1.0, 0.2], [0.8, 0.0], [1.2, -0.2], [10.0, 10.0]])
@@ -154,3 +157,55 @@ def test_all_malicious_still_leaves_an_update() -> None:
     for one in (KNorm(1.0), KLoss(1.0), Krum(1.0), Krum(1.0, is_multiple=True)):
         assert one.treat(five).is_kept.sum() == 1
     assert np.isfinite(TrimmedMean(1.0).combine(five, np.ones(5))).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"defence": "clip"}, [0.905408, 0.150691]),
+        ({"defence": "k-norm"}, [1.0, 0.0]),
+        ({"defence": "krum"}, [1.0, 0.0]),
+        ({"defence": "multi-krum"}, [1.0, 0.0]),
+        ({"defence": "k-loss"}, [1.0, 0.2]),
+        ({"pseudo_gradient": "median"}, [1.0, 0.0]),
+        ({"pseudo_gradient": "trimmed-mean"}, [1.066667, 0.066667]),
+        ({"defence": "clip", "pseudo_gradient": "median"}, [1.0, 0.0]),
+    ],
+)
+def test_a_defence_acts_before_the_weighting_in_any_order(
+    config: dict[str, str], expected: list[float]
+) -> None:
+    rule = make_aggregator(AggregationConfig(weights="equal", **config))  # type: ignore[arg-type]
+    losses = [0.5, 0.9, 0.7, 0.6, 3.0]
+    models, sent = (U + 5.0).tolist(), vector(5, 5)
+    first = merged(rule, sent, 2, reports(models, losses=losses))
+    assert first.vector.tolist() == pytest.approx([5.0 + x for x in expected], abs=1e-5)
+    order = [3, 0, 4, 2, 1]
+    again = merged(
+        rule,
+        sent,
+        2,
+        reports([models[k] for k in order], losses=[losses[k] for k in order], rows=order),
+    )
+    np.testing.assert_array_equal(again.vector, first.vector)
+    np.testing.assert_array_equal(again.scale, first.scale[order])
+    np.testing.assert_array_equal(again.weights, first.weights[order])
+    if config.get("defence", "clip") != "clip":
+        assert first.scale[4] == first.weights[4] == 0.0
+
+
+def test_the_rule_weights_those_that_a_filter_leaves() -> None:
+    """Of five devices, k-norm leaves out the last one; the others count by their examples."""
+    rule = make_aggregator(AggregationConfig(defence="k-norm"))
+    merge = merged(rule, vector(0, 0), 2, reports(U.tolist(), n_k=[1, 2, 3, 4, 90]))
+    assert merge.weights.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.0])
+    assert merge.vector.tolist() == pytest.approx([1.02, -0.04], abs=1e-6)
+
+
+def test_a_round_that_is_too_small_is_reported() -> None:
+    rule = make_aggregator(AggregationConfig(defence="krum", malicious_share=0.4))
+    merge = merged(rule, vector(0, 0), 2, reports(U[:3].tolist()))
+    assert merge.problem.startswith("krum needs at least 2 f + 3 updates per round, got 3 with f")
+    config = AggregationConfig(pseudo_gradient="trimmed-mean", malicious_share=0.5)
+    assert defence_problem(config, 4).startswith("trimmed-mean needs at least 2 f + 1 updates")
+    assert defence_problem(config, 5) == ""
