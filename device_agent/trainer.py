@@ -55,10 +55,11 @@ def train(
     seed: int,
     meter: Meter,
     should_stop: Callable[[], bool],
+    anchor: NDArray[np.float32] | None = None,
 ) -> TrainResult:
-    """Train by mini-batch SGD, starting from the global model.
+    """Train by mini-batch SGD, starting from the global model or, for Ditto, from a personal one.
 
-        g = grad F(w) + mu (w - w_t)               FedProx, mu = `proximal`
+        g = grad F(w) + mu (w - w_t)               FedProx, mu = `proximal`; Ditto, mu = lambda
         g = g min(1, c / |g|)                      c = `clip_norm`
         v = momentum v + g + weight_decay w        v = 0 at the start of each round
         w = w - learning_rate v
@@ -68,13 +69,14 @@ def train(
 
     Args:
         engine: Computes the gradients.
-        vector: The global model w_t, shape (n_values,); not changed.
+        vector: The model before the first step, shape (n_values,); not changed.
         x: Examples, shape (n, *x_shape).
         y: Labels, shape (n,).
         hyperparameters: Epochs, batch size, step size and the terms above.
         seed: Seed of the mini-batch orders (`wire.messages.Train`).
         meter: Counts every mini-batch.
         should_stop: Called before every mini-batch; True ends the training.
+        anchor: The global model w_t, shape (n_values,); not set: it is `vector`.
 
     Raises:
         ValueError: There are no examples, or a label is not one of the classes.
@@ -82,11 +84,13 @@ def train(
 
     Source:
         McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate (arXiv:1602.05629); proximal term:
-        Li et al., MLSys 2020, Algorithm 2 (arXiv:1812.06127).
+        Li et al., MLSys 2020, Algorithm 2 (arXiv:1812.06127); personal models: Li et al., ICML
+        2021, Algorithm 1 (arXiv:2012.04221).
     """
     _check_labels(engine, y)
-    work = vector.copy()
-    descent = Descent(work[: engine.spec.layout.n_params], hyperparameters)
+    work, n_params = vector.copy(), engine.spec.layout.n_params
+    w_t = vector if anchor is None else anchor
+    descent = Descent(work[:n_params], hyperparameters, w_t[:n_params])
     limit = hyperparameters.max_steps
     steps, loss_sum, seen = 0, 0.0, 0
     for is_first, batch in mini_batches(len(y), hyperparameters, seed):
@@ -146,12 +150,22 @@ class Descent:
     """Stochastic gradient descent on parameters, shape (..., n_params), in place.
 
     Leading axes, if any, are independent models that train in parallel.
+
+    Args:
+        params: The models; changed by each step.
+        hyperparameters: Step size and terms of a step.
+        anchor: Parameters of the global model w_t, shape (n_params,); not changed.
     """
 
-    def __init__(self, params: NDArray[np.float32], hyperparameters: Hyperparameters) -> None:
+    def __init__(
+        self,
+        params: NDArray[np.float32],
+        hyperparameters: Hyperparameters,
+        anchor: NDArray[np.float32],
+    ) -> None:
         self._params = params
         self._h = hyperparameters
-        self._start = params.copy() if hyperparameters.proximal else None
+        self._anchor = anchor
         self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
 
     @property
@@ -177,8 +191,8 @@ class Descent:
         h, direction, params = self._h, gradient, self._params[part]
         # A diverging run overflows here; `train` detects it by its loss and raises.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            if self._start is not None:
-                direction += np.float32(h.proximal) * (params - self._start[part])
+            if h.proximal:
+                direction += np.float32(h.proximal) * (params - self._anchor)
             if h.clip_norm is not None:
                 norm = np.sqrt(np.vecdot(direction, direction)).astype(np.float64)
                 scale = np.fmin(h.clip_norm / norm, 1.0).astype(np.float32)

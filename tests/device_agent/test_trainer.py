@@ -85,6 +85,7 @@ def run(
     clip_norm: float | None = None,
     max_steps: int | None = None,
     seed: int = 0,
+    anchor: list[float] | None = None,
 ) -> TrainResult:
     x = np.arange(n, dtype=np.float32)
     hyperparameters = Hyperparameters(
@@ -106,6 +107,7 @@ def run(
         seed,
         meter or CountingMeter(),
         should_stop,
+        None if anchor is None else np.array(anchor, np.float32),
     )
 
 
@@ -118,6 +120,16 @@ def test_takes_the_fedprox_step_of_the_worked_example() -> None:
     engine = Formula(lambda vector, x, call: [-2.0] if call == 1 else [0.5])
     result = run(engine, [1.0], n=2, proximal=0.1)
     assert result.vector[0] == pytest.approx(1.148, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("lam", "v"),
+    [(0.0, [0.95, 0.02]), (0.1, [0.94, 0.02]), (1.0, [0.85, 0.02]), (2.0, [0.75, 0.02])],
+)
+def test_takes_the_ditto_step_of_the_worked_example(lam: float, v: list[float]) -> None:
+    engine = Formula(constant(0.5, -0.2), n_params=2)
+    result = run(engine, [1.0, 0.0], proximal=lam, anchor=[0.0, 0.0])
+    np.testing.assert_allclose(result.vector, v, atol=1e-6)
 
 
 def test_momentum_adds_up_to_the_norm_of_the_worked_example() -> None:

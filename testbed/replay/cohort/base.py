@@ -50,7 +50,11 @@ class Trainer(Protocol):
     spec: TaskSpec
 
     def train(
-        self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+        self,
+        vector: Vector,
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        starts: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, in an order that depends only on the jobs.
 
@@ -61,6 +65,8 @@ class Trainer(Protocol):
             vector: The global model w_t, shape (n_values,); not changed.
             jobs: Any number, each device at most once.
             hyperparameters: Hyperparameters of the round.
+            starts: Model of each job before its first step, shape (K, n_values), not changed; not
+                set: it is `vector`, which always is the anchor of the proximal term.
         """
         ...
 

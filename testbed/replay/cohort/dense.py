@@ -59,7 +59,11 @@ class DenseTrainer:
         self._pool = WorkerPool(spec, shards, most, threads - 1) if has_others else None
 
     def train(
-        self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+        self,
+        vector: Vector,
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        starts: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters)
@@ -67,15 +71,21 @@ class DenseTrainer:
         if pool is not None:
             pool.begin_at(vector)
 
-        def here(chunk: Sequence[int]) -> CohortResult:
-            params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
+        def here(chunk: list[int]) -> CohortResult:
+            if starts is None:
+                params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
+            else:
+                params = starts[chunk]
             chunk_jobs = [jobs[at] for at in chunk]
-            return train_chunk(self._net, self._shards, params, chunk, chunk_jobs, hyperparameters)
+            return train_chunk(
+                self._net, self._shards, params, vector, chunk, chunk_jobs, hyperparameters
+            )
 
-        def elsewhere(chunk: Sequence[int]) -> CohortResult:
+        def elsewhere(chunk: list[int]) -> CohortResult:
             if pool is None or not pool.is_ready():
                 return here(chunk)
-            return pool.train(chunk, [jobs[at] for at in chunk], hyperparameters)
+            chunk_starts = None if starts is None else starts[chunk]
+            return pool.train(chunk, [jobs[at] for at in chunk], hyperparameters, chunk_starts)
 
         # A product that BLAS splits among its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):
@@ -116,7 +126,7 @@ class DenseTrainer:
         return chunks
 
     def _bytes_of(self, n_k: int, h: Hyperparameters) -> int:
-        vectors = 2 + bool(h.momentum) + bool(h.proximal)
+        vectors = 2 + bool(h.momentum)  # The anchor is one for all models.
         batch = min(n_k, h.batch_size) * 2 * self._net.values_per_example
         return BYTES_PER_VALUE * (vectors * self._net.n_params + batch)
 

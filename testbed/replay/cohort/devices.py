@@ -54,12 +54,17 @@ class DeviceTrainer:
             self._engines.put(engine)
 
     def train(
-        self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+        self,
+        vector: Vector,
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        starts: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the result of each job, in the order of the jobs."""
 
         def work(at: int) -> CohortResult:
-            return self._train(vector, at, jobs[at], hyperparameters)
+            start = vector if starts is None else starts[at]
+            return self._train(start, vector, at, jobs[at], hyperparameters)
 
         return self._threads.run(work, range(len(jobs)))
 
@@ -81,16 +86,29 @@ class DeviceTrainer:
         self._threads.close()
 
     def _train(
-        self, vector: Vector, at: int, job: CohortJob, hyperparameters: Hyperparameters
+        self,
+        start: Vector,
+        anchor: Vector,
+        at: int,
+        job: CohortJob,
+        hyperparameters: Hyperparameters,
     ) -> CohortResult:
         x, y = self._shards.whole(job.device)
         with self._engine() as engine:
             try:
                 result = trainer.train(
-                    engine, vector, x, y, hyperparameters, job.seed, _Unpaced(), lambda: False
+                    engine,
+                    start,
+                    x,
+                    y,
+                    hyperparameters,
+                    job.seed,
+                    _Unpaced(),
+                    lambda: False,
+                    anchor,
                 )
             except trainer.TrainingDiverged as exc:
-                return _single_result(at, vector, steps=0, loss_train=np.nan, problem=str(exc))
+                return _single_result(at, start, steps=0, loss_train=np.nan, problem=str(exc))
         loss = np.nan if result.loss_train is None else max(0.0, result.loss_train)
         return _single_result(at, result.vector, steps=result.steps, loss_train=loss, problem="")
 

@@ -69,17 +69,27 @@ class TorchTrainer:
         run_selfcheck(spec, self._one)
 
     def train(
-        self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+        self,
+        vector: Vector,
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        starts: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, those with more steps first."""
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         order = longest_first(n_k, hyperparameters)
-        vectors = 3 + bool(hyperparameters.momentum) + bool(hyperparameters.proximal)
+        vectors = 3 + bool(hyperparameters.momentum)
         fits = CHUNK_BYTES // (BYTES_PER_VALUE * vectors * vector.size)
         size = min(CHUNK_DEVICES, max(1, fits))
         for start in range(0, len(order), size):
             chunk = order[start : start + size]
-            yield self._train(vector, chunk, [jobs[at] for at in chunk], hyperparameters)
+            params = (
+                self._tensor(vector).repeat(len(chunk), 1)
+                if starts is None
+                else self._tensor(starts[chunk])
+            )
+            chunk_jobs = [jobs[at] for at in chunk]
+            yield self._train(params, self._tensor(vector), chunk, chunk_jobs, hyperparameters)
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -90,15 +100,16 @@ class TorchTrainer:
 
     def _train(
         self,
-        vector: Vector,
+        params: torch.Tensor,
+        anchor: torch.Tensor,
         chunk: Sequence[int],
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
     ) -> CohortResult:
+        """Train the models `params`, shape (G, n_params), in place."""
         rows = [self._shards.rows(job.device) for job in jobs]
         batches = Batches([job.seed for job in jobs], rows, hyperparameters)
-        params = self._tensor(vector).repeat(len(jobs), 1)
-        descent = _Descent(params, hyperparameters)
+        descent = _Descent(params, hyperparameters, anchor)
         progress = Progress(batches.steps)
         for step in range(progress.last):
             active = progress.active(step)
@@ -160,16 +171,17 @@ class TorchTrainer:
 class _Descent:
     """`device_agent.trainer.Descent` on tensors of any device, shape (G, n_params)."""
 
-    def __init__(self, params: torch.Tensor, hyperparameters: Hyperparameters) -> None:
-        self._params, self._h = params, hyperparameters
-        self._start = params.clone() if hyperparameters.proximal else None
+    def __init__(
+        self, params: torch.Tensor, hyperparameters: Hyperparameters, anchor: torch.Tensor
+    ) -> None:
+        self._params, self._h, self._anchor = params, hyperparameters, anchor
         self._velocity = torch.zeros_like(params) if hyperparameters.momentum else None
 
     def step(self, direction: torch.Tensor, active: int) -> None:
         """Take one step with the first `active` models; overwrites `direction`."""
         h, params = self._h, self._params[:active]
-        if self._start is not None:
-            direction += h.proximal * (params - self._start[:active])
+        if h.proximal:
+            direction += h.proximal * (params - self._anchor)
         if h.clip_norm is not None:
             norm = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
             direction *= torch.fmin(h.clip_norm / norm, torch.ones_like(norm))

@@ -156,6 +156,7 @@ def train_chunk(
     net: DenseNet,
     examples: Examples,
     params: Vector,
+    anchor: Vector,
     at: Sequence[int],
     jobs: Sequence[CohortJob],
     hyperparameters: Hyperparameters,
@@ -166,13 +167,14 @@ def train_chunk(
         net: The models.
         examples: The training data.
         params: Initial parameters, shape (G, n_params); overwritten with the trained ones.
+        anchor: The global model w_t, shape (n_params,); not changed.
         at: Indices of the jobs in the cohort.
         jobs: Jobs of the chunk, those with more steps first.
         hyperparameters: Hyperparameters of the round.
     """
     rows = [examples.rows(job.device) for job in jobs]
     batches = Batches([job.seed for job in jobs], rows, hyperparameters)
-    descent = Descent(params, hyperparameters)
+    descent = Descent(params, hyperparameters, anchor)
     gradient = np.empty_like(params)
     factor = hyperparameters.learning_rate if descent.is_plain else 1.0
     progress = Progress(batches.steps)

@@ -129,14 +129,18 @@ class _Worker:
             self._is_ready = True
         return self._is_ready
 
-    def call(self, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters) -> Any:
+    def call(
+        self, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters, *, has_starts: bool
+    ) -> Any:
         """Return steps, losses and problems of a chunk; its models are in `trained[slot]`.
+
+        With `has_starts` they begin at the values that are there, and else at the global model.
 
         Raises:
             EngineError: The process has ended.
         """
         try:
-            self._pipe.send((jobs, hyperparameters))
+            self._pipe.send((jobs, hyperparameters, has_starts))
             return self._pipe.recv()
         except (EOFError, OSError):
             raise EngineError(self._death()) from None
@@ -203,21 +207,36 @@ class WorkerPool:
             return all([worker.is_ready() for worker in self._workers])
 
     def begin_at(self, vector: Vector) -> None:
-        """Set the model from which all later training begins, shape (n_values,)."""
+        """Set the global model w_t of all later training, shape (n_values,)."""
         self._shared["vector"][:] = vector
 
     def train(
-        self, at: Sequence[int], jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+        self,
+        at: Sequence[int],
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        starts: Vector | None = None,
     ) -> CohortResult:
         """Train a chunk in a worker; see `train_chunk`.
+
+        Args:
+            at: Indices of the jobs in the cohort.
+            jobs: Jobs of the chunk.
+            hyperparameters: Hyperparameters of the round.
+            starts: Models before the first step, shape (G, n_values); None: the global model.
 
         Raises:
             EngineError: A worker has ended.
         """
         worker = self._idle.get()
         try:
-            steps, loss_train, problems = worker.call(jobs, hyperparameters)
-            vectors = self._shared["trained"][worker.slot, : len(jobs)].copy()
+            slot = self._shared["trained"][worker.slot, : len(jobs)]
+            if starts is not None:
+                slot[:] = starts
+            steps, loss_train, problems = worker.call(
+                jobs, hyperparameters, has_starts=starts is not None
+            )
+            vectors = slot.copy()
         finally:
             self._idle.put(worker)
         return CohortResult(np.array(at, dtype=np.int64), vectors, steps, loss_train, problems)
@@ -269,10 +288,11 @@ def main() -> None:
         with ThreadpoolController().limit(limits=1, user_api="blas"):
             pipe.send(None)
             while True:
-                jobs, hyperparameters = pipe.recv()
-                params = shared["trained"][slot, : len(jobs)]
-                params[:] = shared["vector"]
-                result = train_chunk(net, examples, params, (), jobs, hyperparameters)
+                jobs, hyperparameters, has_starts = pipe.recv()
+                params, vector = shared["trained"][slot, : len(jobs)], shared["vector"]
+                if not has_starts:
+                    params[:] = vector
+                result = train_chunk(net, examples, params, vector, (), jobs, hyperparameters)
                 pipe.send((result.steps, result.loss_train, result.problems))
 
 

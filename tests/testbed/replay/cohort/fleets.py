@@ -22,6 +22,8 @@ SIZES = (3, 26, 51, 26, 90, 40, 13)
 """Examples of each device, the held-out ones included."""
 
 PLAIN = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.05)
+DITTO = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.05, proximal=1.0)
+"""A personal model with lambda = 1."""
 EVERYTHING = Hyperparameters(
     epochs=2,
     batch_size=16,

@@ -15,6 +15,7 @@ from fairbed.coordinator.task.catalogue import make_module
 from fairbed.coordinator.task.recipes import Recipe
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.trainer import evaluate
+from fairbed.device_agent.trainer import train as device_train
 from fairbed.testbed.replay.cohort.base import Trainer
 from fairbed.testbed.replay.cohort.dense import DenseTrainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
@@ -23,6 +24,7 @@ from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import Hyperparameters
 from tests.testbed.replay.cohort.fleets import (
+    DITTO,
     EVERYTHING,
     PLAIN,
     RECIPES,
@@ -85,6 +87,30 @@ def test_an_update_equals_that_of_the_device(
         assert answer.steps == truth.steps
         assert truth.loss_train is not None
         assert answer.loss_train == pytest.approx(truth.loss_train, rel=tolerance)
+        assert distance(answer.vector, truth.vector, start) < tolerance
+
+
+@pytest.mark.parametrize("hyperparameters", [DITTO, EVERYTHING], ids=["ditto", "everything"])
+@pytest.mark.parametrize(("make", "name"), CASES)
+def test_a_personal_model_equals_that_of_the_device(
+    make: Make, name: str, hyperparameters: Hyperparameters
+) -> None:
+    recipe, artifact = RECIPES[name], shipped(RECIPES[name])
+    shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
+    w_t, jobs = start_of(artifact), jobs_of(len(SIZES))
+    noise = np.random.default_rng(3).normal(scale=0.02, size=(len(jobs), w_t.size))
+    starts = w_t + noise.astype(np.float32)
+    unchanged = starts.copy()
+    trained = make(artifact, shards).train(w_t, jobs, hyperparameters, starts)
+    answers = kept(trained, len(jobs))
+    np.testing.assert_array_equal(starts, unchanged)
+    engine = OnnxEngine(artifact)
+    tolerance = MAX_POOL_TOLERANCE if recipe.model == "cnn" else TOLERANCE
+    for job, start, answer in zip(jobs, starts, answers, strict=True):
+        x, y = shards.whole(job.device)
+        truth = device_train(
+            engine, start, x, y, hyperparameters, job.seed, Meter(), lambda: False, w_t
+        )
         assert distance(answer.vector, truth.vector, start) < tolerance
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from threadpoolctl import threadpool_limits
 
+from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.testbed.replay.cohort import worker_pool
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
@@ -94,8 +95,12 @@ def test_a_worker_gives_the_results_of_the_replay_process(
             for chunk in ([4, 2], [5, 1, 3]):
                 mine = [jobs[at] for at in chunk]
                 params = np.repeat(start[np.newaxis], len(chunk), axis=0)
-                here = train_chunk(net, shards, params, chunk, mine, hyperparameters)
+                here = train_chunk(net, shards, params, start, chunk, mine, hyperparameters)
                 assert same(pool.train(chunk, mine, hyperparameters), here)
+                own = here.vectors.copy()
+                there = pool.train(chunk, mine, hyperparameters, own)
+                here = train_chunk(net, shards, own, start, chunk, mine, hyperparameters)
+                assert same(there, here), "each device begins at a model of its own"
 
 
 def test_a_worker_reports_devices_that_diverge() -> None:
@@ -144,10 +149,14 @@ def test_workers_take_part_in_a_cohort_and_change_no_bit(monkeypatch: pytest.Mon
     train, chunks = WorkerPool.train, list[Sequence[int]]()
 
     def noted(
-        self: WorkerPool, at: Sequence[int], jobs: Sequence[CohortJob], h: Hyperparameters
+        self: WorkerPool,
+        at: Sequence[int],
+        jobs: Sequence[CohortJob],
+        h: Hyperparameters,
+        starts: Vector | None = None,
     ) -> CohortResult:
         chunks.append(at)
-        return train(self, at, jobs, h)
+        return train(self, at, jobs, h, starts)
 
     monkeypatch.setattr(WorkerPool, "train", noted)
     artifact, shards = shipped(RECIPES[MLP]), shards_of()
