@@ -1,5 +1,6 @@
 """The coordinator's sections of an experiment file; defaults are defined only here."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -247,9 +248,31 @@ RULES: tuple[str, ...] = tuple(sorted(get_args(Rule)))
 Defence: TypeAlias = Literal["none", "clip", "k-norm", "k-loss", "krum", "multi-krum"]
 """Filters of updates, which act before any weighting."""
 
-PSEUDO_GRADIENTS = ("average", "median", "trimmed-mean", "geometric-median")
-SERVER_STEPS = ("plain",)
+PSEUDO_GRADIENTS = ("average", "fednova", "median", "trimmed-mean", "geometric-median")
+SERVER_STEPS = ("plain", "momentum", "adagrad", "adam", "yogi")
 """The built-in pseudo-gradients and server steps; others are plug-ins."""
+
+SERVERS_WITH: Mapping[str, tuple[str, ...]] = {
+    "server_learning_rate": SERVER_STEPS,
+    "server_beta1": ("momentum", "adagrad", "adam", "yogi"),
+    "server_beta2": ("adam", "yogi"),
+    "server_tau": ("adagrad", "adam", "yogi"),
+}
+"""Server steps that read a key of `[aggregation]`."""
+
+RULES_WITH_OWN_STEP = ("q-fedavg", "corefed")
+"""Rules whose weights also set the length of the step, so that fednova cannot set it."""
+
+KEYS_OF_METHODS: Mapping[str, str] = {
+    "fednova": 'pseudo_gradient = "fednova"',
+    "fedavgm": 'server = "momentum"',
+    "fedadagrad": 'server = "adagrad"',
+    "fedadam": 'server = "adam"',
+    "fedyogi": 'server = "yogi"',
+    "fedopt": 'server = "adam", "adagrad", "yogi" or "momentum"',
+    "fedprox": "proximal = 0.01 in [training]",
+}
+"""Methods that are no rule of weights, and the keys that choose them beside any rule."""
 
 RULES_BY_EXAMPLES = ("fedavg", "q-fedavg")
 """Rules that weight devices by n_k unless `aggregation.weights` is set."""
@@ -269,11 +292,13 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     rule_options: dict[str, Any] = {}
     """Keyword arguments of a plug-in rule."""
     pseudo_gradient: Annotated[str, Meta(examples=list(PSEUDO_GRADIENTS))] = "average"
-    """Combination of the weighted changes of the devices into one change of the model."""
+    """Combination of the weighted changes of the devices into one change of the model: their sum
+    (average), that of their directions, whatever the number of local steps (fednova), or a robust
+    mean."""
     pseudo_gradient_options: dict[str, Any] = {}
     """Keyword arguments of a plug-in pseudo-gradient."""
     server: Annotated[str, Meta(examples=list(SERVER_STEPS))] = "plain"
-    """Step of the model along the pseudo-gradient."""
+    """Step of the model along the pseudo-gradient: by it (plain), or by its moments."""
     server_options: dict[str, Any] = {}
     """Keyword arguments of a plug-in server step."""
     q: Annotated[float, Meta(ge=0.0, le=1e3)] = 1.0
@@ -281,8 +306,16 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     weights: Literal["equal", "n", "n_over_pi"] | None = None
     """Weight of each device before its loss counts: 1, n_k, or n_k divided by its running rate of
     merged updates; not set: n for fedavg and q-fedavg, otherwise equal."""
-    server_learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)] = 1.0
-    """Factor on the change of the model; 1 is the change that the rule decides."""
+    server_learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)] | None = None
+    """Factor eta_s on the server step, not for plug-ins; not set: 1, for adagrad, adam and yogi
+    0.01."""
+    server_beta1: Annotated[float, Meta(ge=0.0, le=0.9999)] | None = None
+    """Decay of the first moment, all server steps but plain; not set: 0.9, with adagrad 0."""
+    server_beta2: Annotated[float, Meta(ge=0.0, le=0.9999)] | None = None
+    """Decay of the second moment, adam and yogi; not set: 0.99."""
+    server_tau: Annotated[float, Meta(ge=1e-15, le=1e3)] | None = None
+    """Degree of adaptivity of adagrad, adam and yogi: changes well below it are not scaled up; not
+    set: 0.001."""
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
     """aaggff: the distribution function that maps losses to bounded responses."""
     beta_cap: PositiveFloat | None = None
@@ -294,6 +327,14 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     """corefed: utilities are M - F, in nats; must be above every loss."""
     normalise: bool = False
     """corefed: scale the weights to sum 1, so that the step is as long as fedavg's."""
+
+    def __post_init__(self) -> None:
+        for key, servers in SERVERS_WITH.items():
+            if getattr(self, key) is not None and self.server not in servers:
+                raise ValueError(
+                    f"{key} must be for server {' or '.join(map(repr, servers))}, got "
+                    f"{getattr(self, key)} with {self.server!r}; remove it, or set server"
+                )
 
     @property
     def weighting(self) -> Literal["equal", "n", "n_over_pi"]:
@@ -392,6 +433,35 @@ def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, dev
             'mean of one device is its own value; or set aggregation.impute = "previous_mean"'
         )
     return ""
+
+
+def step_problem(aggregation: AggregationConfig, training: TrainingConfig) -> str:
+    """Return why the pseudo-gradient fits neither the rule nor the training; empty if it fits."""
+    if aggregation.pseudo_gradient != "fednova":
+        return ""
+    if aggregation.rule in RULES_WITH_OWN_STEP:
+        return (
+            f'aggregation.pseudo_gradient must be "average" with rule {aggregation.rule!r}, got '
+            "'fednova': this rule sets the length of the step itself; remove one of the two"
+        )
+    if (shrinkage := training.learning_rate * training.proximal) > 1.0:
+        return (
+            "training.proximal must be at most 1 / learning_rate with aggregation.pseudo_gradient "
+            f"'fednova', got {training.proximal:g} (product {shrinkage:g}): a local step would "
+            "overshoot the model that was sent; lower it"
+        )
+    return ""
+
+
+def misnamed_rule(rule: str) -> str:
+    """Return which key to write for a method that is no rule of weights; empty for others."""
+    name = rule.lower().replace("-", "")
+    if name not in KEYS_OF_METHODS:
+        return ""
+    return (
+        f'aggregation.rule: must be a rule of weights, got {rule!r}; write rule = "fedavg" (or '
+        f"another one) and {KEYS_OF_METHODS[name]}"
+    )
 
 
 def merge_problem(

@@ -8,6 +8,7 @@ from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.base import (
     Filter,
+    LinearPseudoGradient,
     PseudoGradient,
     ServerStep,
     WeightRule,
@@ -28,9 +29,9 @@ from fairbed.coordinator.algorithms.aggregation.guarded import (
     guarded_pseudo_gradient,
     guarded_rule,
 )
-from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average
+from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average, FedNova
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
-from fairbed.coordinator.algorithms.aggregation.server_step import Plain
+from fairbed.coordinator.algorithms.aggregation.server_step import FedOpt, Plain
 from fairbed.coordinator.algorithms.estimation.base import Estimator
 from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
@@ -84,13 +85,14 @@ def make_aggregator(
     Raises:
         PluginError: A part of it is not built in and cannot be loaded.
     """
+    training = training or TrainingConfig()
     return Aggregator(
         make_rule(config, per_round),
         config.weighting,
-        make_pseudo_gradient(config),
+        make_pseudo_gradient(config, training),
         make_server_step(config),
-        local_steps=(training or TrainingConfig()).local_steps,
-        defence=make_defence(config),
+        training.local_steps,
+        make_defence(config),
     )
 
 
@@ -148,7 +150,9 @@ def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
             return guarded_rule(name, RULE.make(name, config.rule_options))
 
 
-def make_pseudo_gradient(config: AggregationConfig) -> PseudoGradient:
+def make_pseudo_gradient(
+    config: AggregationConfig, training: TrainingConfig
+) -> PseudoGradient | LinearPseudoGradient:
     """Return the pseudo-gradient that the configuration names, with empty state.
 
     Raises:
@@ -157,6 +161,8 @@ def make_pseudo_gradient(config: AggregationConfig) -> PseudoGradient:
     match config.pseudo_gradient:
         case "average":
             return Average()
+        case "fednova":
+            return FedNova(training.momentum, training.proximal)
         case "median":
             return Median()
         case "trimmed-mean":
@@ -175,9 +181,19 @@ def make_server_step(config: AggregationConfig) -> ServerStep:
     Raises:
         PluginError: It is not built in and cannot be loaded.
     """
+    rate = config.server_learning_rate
+    beta1, beta2, tau = config.server_beta1, config.server_beta2, config.server_tau
     match config.server:
         case "plain":
-            return Plain(config.server_learning_rate)
+            return Plain(1.0 if rate is None else rate)
+        case "momentum" | "adagrad" | "adam" | "yogi" as kind:
+            return FedOpt(
+                kind,
+                learning_rate=(1.0 if kind == "momentum" else 0.01) if rate is None else rate,
+                beta1=(0.0 if kind == "adagrad" else 0.9) if beta1 is None else beta1,
+                beta2=0.99 if beta2 is None else beta2,
+                tau=1e-3 if tau is None else tau,
+            )
         case name:
             return GuardedServerStep(name, SERVER_STEP.make(name, config.server_options))
 

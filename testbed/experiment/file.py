@@ -29,7 +29,9 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
     TrainingConfig,
     merge_problem,
+    misnamed_rule,
     rule_problem,
+    step_problem,
 )
 from fairbed.coordinator.policy.factories import defence_problem
 from fairbed.coordinator.policy.plugins import (
@@ -272,8 +274,10 @@ class Experiment(Section, frozen=True, kw_only=True):
                         f"round.{key} must be at most the {devices} devices of the fleet, "
                         f"got {count}; lower it or add devices"
                     )
-        if problem := rule_problem(self.aggregation, self.selection, devices) or merge_problem(
-            self.round, self.aggregation, self.selection
+        if problem := (
+            rule_problem(self.aggregation, self.selection, devices)
+            or step_problem(self.aggregation, self.training)
+            or merge_problem(self.round, self.aggregation, self.selection)
         ):
             raise ValueError(problem)
         updates = self.round.buffer or self.selection.per_round
@@ -294,6 +298,9 @@ class Experiment(Section, frozen=True, kw_only=True):
         selection, merge = self.selection, self.aggregation
         SELECTOR.check_name(selection.policy, selection.options)
         ESTIMATOR.check_name(selection.estimator, selection.estimator_options)
+        problem = misnamed_rule(merge.rule)
+        if problem and merge.rule not in RULE.installed():
+            raise ValueError(problem)
         RULE.check_name(merge.rule, merge.rule_options)
         PSEUDO_GRADIENT.check_name(merge.pseudo_gradient, merge.pseudo_gradient_options)
         SERVER_STEP.check_name(merge.server, merge.server_options)

@@ -31,8 +31,10 @@ from fairbed.coordinator.algorithms.aggregation.guard import usable
 from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average
 from fairbed.coordinator.algorithms.aggregation.running_sum import (
     RunningSum,
+    add_scaled,
     squared_distance,
     total_of,
+    weighted_sum,
 )
 from fairbed.coordinator.algorithms.aggregation.server_step import Plain
 from fairbed.coordinator.algorithms.aggregation.weighting import Weighting, Weights
@@ -63,13 +65,13 @@ class Aggregator:
         self,
         rule: WeightRule,
         weights: Weights = "n",
-        pseudo_gradient: PseudoGradient | None = None,
+        pseudo_gradient: PseudoGradient | LinearPseudoGradient | None = None,
         server: ServerStep | None = None,
         local_steps: Callable[[Ints], Ints] = np.ones_like,
         defence: Filter | None = None,
     ) -> None:
         self.rule = rule
-        self.pseudo_gradient: PseudoGradient = pseudo_gradient or Average()
+        self.pseudo_gradient: PseudoGradient | LinearPseudoGradient = pseudo_gradient or Average()
         self.server: ServerStep = server or Plain()
         self.weighting = Weighting(weights)
         self.local_steps = local_steps
@@ -207,53 +209,19 @@ class _Arrivals:
         self._parts.weighting.observe(updates.rows, self._begun.registered)
 
 
-class _Sums:
-    """sum_k c_k w_k over parameters and buffers, and the next model that follows from it."""
-
-    def __init__(self, begun: _Begun) -> None:
-        self._begun = begun
-        self._params = RunningSum(begun.n_params)
-        self._buffers = RunningSum(begun.sent.size - begun.n_params)
-
-    def add(self, c: Floats, models: Vector) -> None:
-        """Add models, shape (K, n_values), with coefficients c, shape (K,)."""
-        self._params.add_all(c, models[:, : self._begun.n_params])
-        self._buffers.add_all(c, models[:, self._begun.n_params :])
-
-    def shift(self, exponent: int) -> None:
-        """Multiply the sums by 2^exponent."""
-        self._params.shift(exponent)
-        self._buffers.shift(exponent)
-
-    def moved(self, server: ServerStep, total_c: float, total_b: float) -> Vector:
-        """Return the next model, shape (n_values,).
-
-        d = sum_k b_k (w_k - w) with b_k = c_k `total_b` / `total_c`; `total_c` is sum c.
-        """
-        sent, n_params = self._begun.sent, self._begun.n_params
-        if isinstance(server, Plain) and server.learning_rate == 1.0:
-            # w + d without the difference, which would round: (sum c_k w_k + (H - C) w) / H.
-            divisor = total_c / total_b
-            if abs(total_b - 1.0) > SUM_TOLERANCE:
-                self._params.add(divisor - total_c, sent[:n_params])
-            params = self._params.divided_by(divisor)
-        else:
-            self._params.add(-total_c, sent[:n_params])
-            params = server.step(sent[:n_params], self._params.scaled(total_b / total_c))
-        return np.concatenate([params, self._buffers.divided_by(total_c)])
-
-
 class RunningMerge:
     """One round whose updates are added to a sum when they arrive.
 
     The coefficients c_k are in units of 2^unit. The unit grows when one arrives that would overflow
-    it; as it is a power of two, the change causes no rounding.
+    it; as it is a power of two, the change causes no rounding. Buffers have the coefficients of the
+    rule alone.
     """
 
     def __init__(self, parts: Aggregator, begun: _Begun) -> None:
         self._parts, self._begun = parts, begun
         self._arrivals = _Arrivals(parts, begun)
-        self._sums = _Sums(begun)
+        self._params = RunningSum(begun.n_params)
+        self._buffers = RunningSum(begun.sent.size - begun.n_params)
         self._unit: int | None = None
 
     def add(self, report: Report) -> None:
@@ -269,15 +237,19 @@ class RunningMerge:
         updates, is_usable = self._arrivals.add(stack)
         if not len(updates):
             return
-        mantissas, exponents = self._factors(updates)
+        mantissas, exponents = self._rule_factors(updates)
         largest = int(exponents.max())
         if self._unit is None:
             self._unit = largest
         elif largest > self._unit + HEADROOM:
-            self._sums.shift(self._unit - largest)
+            self._params.shift(self._unit - largest)
+            self._buffers.shift(self._unit - largest)
             self._unit = largest
         models = stack.models if is_usable.all() else stack.models[is_usable]
-        self._sums.add(np.ldexp(mantissas, exponents - self._unit), models)
+        c = np.ldexp(mantissas, exponents - self._unit)
+        n_params = self._begun.n_params
+        self._params.add_all(c * self._gradient.factors(updates), models[:, :n_params])
+        self._buffers.add_all(c, models[:, n_params:])
 
     def finish(self) -> Merge:
         """Return the next model; the same one if no update is usable or all weights are 0."""
@@ -285,25 +257,49 @@ class RunningMerge:
         if updates is None:
             return _unchanged(self._begun, is_usable)
         assert self._unit is not None
-        mantissas, exponents = self._factors(updates)  # before `decide`, which may change the state
+        mantissas, exponents = self._rule_factors(updates)
+        c = np.ldexp(mantissas, exponents - self._unit)
+        total_c = total_of(c * self._gradient.factors(updates))
+        # After the factors, which may depend on the state that it changes:
         a = self._parts.rule.decide(updates)
         self._arrivals.observe(updates)
         vector = self._begun.sent.copy()
         if a.any():
-            gradient = self._parts.pseudo_gradient
-            assert isinstance(gradient, LinearPseudoGradient)
-            total_c = total_of(np.ldexp(mantissas, exponents - self._unit))
-            total_b = total_of(gradient.coefficients(updates, a))
-            vector = self._sums.moved(self._parts.server, total_c, total_b)
+            total_b = total_of(self._gradient.coefficients(updates, a))
+            params = self._next_params(total_c, total_b)
+            vector = np.concatenate([params, self._buffers.divided_by(total_of(c))])
         return _merge(vector, is_usable, order, a, updates.n_k, np.ones(len(updates)))
 
-    def _factors(self, updates: Updates) -> tuple[Floats, Ints]:
-        """Return mantissas and exponents of c_k, up to a factor b_k, two arrays of shape (K,)."""
-        rule, gradient = self._parts.rule, self._parts.pseudo_gradient
+    def _next_params(self, total_c: float, total_b: float) -> Vector:
+        """Return the next parameters, shape (n_params,).
+
+        d = sum_k b_k (w_k - w) with b_k = c_k `total_b` / `total_c`; `total_c` is sum c.
+        """
+        server, sent = self._parts.server, self._begun.sent[: self._begun.n_params]
+        if _replaces(server):
+            # w + d without the difference, which would round: (sum c_k w_k + (H - C) w) / H.
+            divisor = total_c / total_b
+            if abs(total_b - 1.0) > SUM_TOLERANCE:
+                self._params.add(divisor - total_c, sent)
+            return self._params.divided_by(divisor)
+        self._params.add(-total_c, sent)
+        return server.step(sent, self._params.scaled(total_b / total_c))
+
+    def _rule_factors(self, updates: Updates) -> tuple[Floats, Ints]:
+        rule = self._parts.rule
         assert isinstance(rule, SeparableRule)
+        return rule.factors(updates)
+
+    @property
+    def _gradient(self) -> LinearPseudoGradient:
+        gradient = self._parts.pseudo_gradient
         assert isinstance(gradient, LinearPseudoGradient)
-        mantissas, exponents = rule.factors(updates)
-        return mantissas * gradient.factors(updates), exponents
+        return gradient
+
+
+def _replaces(server: ServerStep) -> bool:
+    """Return whether the step is w' = w + d, which needs no difference from w."""
+    return isinstance(server, Plain) and server.learning_rate == 1.0
 
 
 class StoredMerge:
@@ -359,18 +355,34 @@ class StoredMerge:
     ) -> Vector:
         """Return the next model, shape (n_values,), from the updates that count."""
         begun, parts, gradient = self._begun, self._parts, self._parts.pseudo_gradient
+        n_params = begun.n_params
         if isinstance(gradient, LinearPseudoGradient):
-            b = gradient.coefficients(updates, a) * scale
-            sums = _Sums(begun)
-            for b_k, model in zip(b.tolist(), models, strict=True):
-                if b_k:
-                    sums.add(np.array([b_k]), model[np.newaxis])
-            total = total_of(b)
-            return sums.moved(parts.server, total, total)
-        d = gradient.combine(updates, a)
-        params = parts.server.step(begun.sent[: begun.n_params], d[: begun.n_params])
-        buffers = (begun.sent[begun.n_params :] + d[begun.n_params :]).astype(np.float32)
-        return np.concatenate([params, buffers])
+            params = self._next_params(models, gradient.coefficients(updates, a) * scale)
+            c = a * scale
+            buffers = weighted_sum(c, [model[n_params:] for model in models])
+            buffers /= total_of(c)
+        else:
+            d = gradient.combine(updates, a)
+            params = parts.server.step(begun.sent[:n_params], d[:n_params])
+            buffers = begun.sent[n_params:] + d[n_params:]
+        return np.concatenate([params, buffers.astype(np.float32)])
+
+    def _next_params(self, models: Sequence[Vector], b: Floats) -> Vector:
+        """Return the next parameters, shape (n_params,), of d = sum_k b_k (w_k - w).
+
+        The order of the models is that of their rows, so a plain sum does not depend on arrivals.
+        """
+        server, sent = self._parts.server, self._begun.sent[: self._begun.n_params]
+        d, total = weighted_sum(b, [model[: len(sent)] for model in models]), total_of(b)
+        if not _replaces(server):
+            add_scaled(d, -total, sent)
+            return server.step(sent, d)
+        if abs(total - 1.0) > SUM_TOLERANCE:
+            add_scaled(d, 1.0 - total, sent)
+        else:
+            d /= total
+        with np.errstate(over="ignore"):  # diverged models are sent as such
+            return d.astype(np.float32)
 
 
 def _unchanged(begun: _Begun, is_usable: Bools) -> Merge:

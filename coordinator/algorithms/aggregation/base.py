@@ -239,7 +239,10 @@ class Filter(Guarantee, Protocol):
 
 
 class PseudoGradient(Stateful, Protocol):
-    """Step 2: combines the changes of the devices into the change of the model."""
+    """Step 2: combines the changes of the devices into the change of the model.
+
+    One that is no weighted sum needs all changes at once.
+    """
 
     def combine(self, updates: Updates, a: Floats) -> Floats:
         """Return d, shape (n_values,), `[params | buffers]`; the model may become w + d.
@@ -252,10 +255,11 @@ class PseudoGradient(Stateful, Protocol):
 
 
 @runtime_checkable
-class LinearPseudoGradient(PseudoGradient, Protocol):
-    """A pseudo-gradient sum_k b_k D_k with b_k / a_k from the numbers of update k, up to a factor.
+class LinearPseudoGradient(Stateful, Protocol):
+    """Step 2 as a weighted sum: d = sum_k b_k D_k of the parameters.
 
-    Buffers are averaged with the weights b_k / sum b.
+    b_k / a_k follows from the numbers of update k, up to a common factor, so that updates can be
+    added as they arrive. Buffers are averaged with the weights a_k / sum a.
     """
 
     def factors(self, updates: Updates) -> Floats:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.aggregation.base import Updates
-from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import weighted_sum
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.coordinator.algorithms.plugin import Guard, described
 
@@ -224,10 +223,6 @@ class GuardedLinearPseudoGradient(_Guarded):
             self.fail(where, "must return a number above 0, got 0 for each device")
         self._check_proportion(where, b, a * f, updates, "the weights times factors()")
         return b
-
-    def combine(self, updates: Updates, a: Floats) -> Floats:
-        """Return sum_k b_k D_k, shape (n_values,)."""
-        return weighted_sum(updates, self.coefficients(updates, a))
 
     def _factors(self, where: str, updates: Updates) -> tuple[Floats, Ints]:
         returned = self.call(where, lambda: self.plugin.factors(_read_only(updates)))

@@ -1,7 +1,7 @@
-"""Sums of vectors that do not depend on the order of addition."""
+"""Sums of vectors: one that does not depend on the order of addition, and a plain one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class RunningSum:
 
     def add_all(self, weights: Floats, x: Vector) -> None:
         """Add the rows of `x`, shape (K, size), all finite, times `weights`, shape (K,)."""
-        for part in _blocks(self._high.size):
+        for part in blocks(self._high.size):
             terms = x[:, part].astype(np.float64)
             terms *= weights[:, np.newaxis]
             high, low = self._high[part], self._low[part]
@@ -57,13 +57,14 @@ class RunningSum:
     def divided_by(self, divisor: float) -> Vector:
         """Return the sum divided by `divisor`, shape (size,), float32."""
         mean = np.empty(self._high.shape, dtype=np.float32)
-        for part in _blocks(mean.size):
-            mean[part] = (self._high[part] + self._low[part]) / divisor
+        for part in blocks(mean.size):
+            with np.errstate(over="ignore"):  # diverged models are sent as such
+                mean[part] = (self._high[part] + self._low[part]) / divisor
         return mean
 
     def scaled(self, factor: float) -> Floats:
         """Return the sum times `factor`, shape (size,); the sum cannot be used afterwards."""
-        for part in _blocks(self._high.size):
+        for part in blocks(self._high.size):
             self._high[part] += self._low[part]
             self._high[part] *= factor
         return self._high
@@ -81,11 +82,33 @@ def _add_exactly(total: Floats, term: Floats) -> Floats:
     return term
 
 
+def weighted_sum(weights: Floats, x: Sequence[Vector]) -> Floats:
+    """Return sum_k a_k x_k in float64, added in the order given; vectors of weight 0 are not read.
+
+    Args:
+        weights: a_k, shape (K,).
+        x: K >= 1 finite vectors, each of shape (size,).
+    """
+    total = np.zeros(x[0].shape)
+    for part in blocks(total.size):
+        for k in np.flatnonzero(weights).tolist():
+            add_scaled(total[part], weights[k], x[k][part])
+    return total
+
+
+def add_scaled(total: Floats, factor: float, x: Vector) -> None:
+    """Add `factor` times `x` to `total` in float64; all of shape (size,)."""
+    for part in blocks(total.size):
+        term = x[part].astype(np.float64)
+        term *= factor
+        total[part] += term
+
+
 def squared_distance(one: Vector, other: Vector) -> float:
     """Return |one - other|^2 of two vectors of the same shape, in float64."""
     return math.fsum(
         float(np.square(one[part].astype(np.float64) - other[part]).sum())
-        for part in _blocks(one.size)
+        for part in blocks(one.size)
     )
 
 
@@ -94,5 +117,6 @@ def total_of(values: Floats) -> float:
     return math.fsum(values.tolist())
 
 
-def _blocks(size: int) -> Iterator[slice]:
+def blocks(size: int) -> Iterator[slice]:
+    """Return slices of at most `BLOCK` values that cover a vector of `size` values."""
     return (slice(at, min(at + BLOCK, size)) for at in range(0, size, BLOCK))
