@@ -50,12 +50,19 @@ class Kind:
                     f"{self.options}: only a plug-in has options, got some for {name!r}; "
                     f"set them in [{section}]"
                 )
-        elif not is_path(name) and name not in self.installed():
+        elif not is_path(name) and not self.has(name):
             raise ValueError(f"{self.key}: must be {self._choices()}, got {name!r}")
 
+    def names(self) -> list[str]:
+        """Return the names of the built-in and of the installed ones."""
+        return [*self.built_in, *sorted(self.installed())]
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a built-in or an installed one with this name."""
+        return name in self.built_in or name in self.installed()
+
     def _choices(self) -> str:
-        names = ", ".join(map(repr, [*self.built_in, *sorted(self.installed())]))
-        return f"one of {names} or package.module:Name"
+        return f"one of {', '.join(map(repr, self.names()))} or package.module:Name"
 
     def make(self, name: str, options: Mapping[str, Any]) -> Any:
         """Return a plug-in that is not checked yet, with empty state.

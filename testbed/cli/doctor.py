@@ -1,6 +1,7 @@
 """`fairbed doctor`: test what this machine can do, one line per feature.
 
-`fairbed doctor --selector POLICY` tests a selector against the contract of selectors.
+`fairbed doctor --selector NAME` tests a selector against its contract; so do `--aggregator` and
+`--estimator`.
 """
 
 import argparse
@@ -9,8 +10,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,20 @@ import anyio
 import msgspec
 
 from fairbed import profiles
+from fairbed.coordinator.algorithms.aggregation import contract as aggregation
+from fairbed.coordinator.algorithms.contract import Properties, check_contract
+from fairbed.coordinator.algorithms.estimation import contract as estimation
 from fairbed.coordinator.algorithms.plugin import PluginError
-from fairbed.coordinator.algorithms.selection.contract import check_selector
-from fairbed.coordinator.policy.config import POLICIES, SelectionConfig
-from fairbed.coordinator.policy.factories import make_selector
+from fairbed.coordinator.algorithms.selection import contract as selection
+from fairbed.coordinator.policy import plugins
+from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig, TrainingConfig
+from fairbed.coordinator.policy.factories import (
+    make_estimator,
+    make_pseudo_gradient,
+    make_rule,
+    make_selector,
+    make_server_step,
+)
 from fairbed.testbed.backends.base import device_spec
 from fairbed.testbed.backends.choice import (
     BACKENDS,
@@ -46,46 +57,122 @@ from fairbed.testbed.run.broker import (
 )
 
 
-def _test_selector(options: argparse.Namespace) -> int:
-    """Check every property of a selector and print the results; return 1 if one is broken.
+@dataclass(frozen=True, slots=True)
+class _PartKind:
+    """A kind of part that has a contract."""
+
+    plugins: plugins.Kind
+    section: type[SelectionConfig | AggregationConfig]
+    make: Callable[[Any], Any]
+    """Returns the part that a section names."""
+    properties: Properties[Any]
+    verbs: tuple[str, ...] = ()
+    """Methods by which a plug-in for `--aggregator` is recognised."""
+
+    def configured(self, name: str, options: Mapping[str, Any]) -> Any:
+        """Return the section that names a part.
+
+        Raises:
+            UsageError: A built-in part does not accept the options.
+        """
+        key, options_key = (k.rpartition(".")[2] for k in (self.plugins.key, self.plugins.options))
+        is_built_in = name in self.plugins.built_in
+        values = {key: name, **(options if is_built_in else {options_key: options})}
+        try:
+            return msgspec.convert(values, self.section)
+        except msgspec.ValidationError as exc:
+            raise UsageError(f"--option: {exc}") from exc
+
+
+_SELECTOR = _PartKind(plugins.SELECTOR, SelectionConfig, make_selector, selection.PROPERTIES)
+_ESTIMATOR = _PartKind(plugins.ESTIMATOR, SelectionConfig, make_estimator, estimation.PROPERTIES)
+_AGGREGATION = (
+    _PartKind(
+        plugins.RULE,
+        AggregationConfig,
+        lambda config: make_rule(config, per_round=2),
+        aggregation.RULE_PROPERTIES,
+        ("decide",),
+    ),
+    _PartKind(
+        plugins.PSEUDO_GRADIENT,
+        AggregationConfig,
+        lambda config: make_pseudo_gradient(config, TrainingConfig()),
+        aggregation.PSEUDO_GRADIENT_PROPERTIES,
+        ("combine", "coefficients"),
+    ),
+    _PartKind(
+        plugins.SERVER_STEP,
+        AggregationConfig,
+        make_server_step,
+        aggregation.SERVER_STEP_PROPERTIES,
+        ("step",),
+    ),
+)
+
+
+def _test_part(options: argparse.Namespace) -> int:
+    """Check every property of a part and print the results; return 1 if one is broken.
 
     Raises:
-        UsageError: There is no such selector, or it does not accept the options.
+        UsageError: There is no such part, or it does not accept the options.
     """
-    name, config = options.selector, _selector_config(options)
+    settings: dict[str, Any] = {}
     try:
-        make_selector(config)
+        for setting in options.option:
+            override(settings, setting)
+    except ValueError as exc:
+        raise UsageError(f"--option {setting}: {exc}") from exc
+    try:
+        name, kind = _named_part(options, settings)
+        config = kind.configured(name, settings)
+        kind.make(config)
     except (PluginError, ValueError) as exc:
         raise UsageError(str(exc)) from exc
     findings = []
-    for finding in check_selector(lambda: make_selector(config), time.perf_counter):
+    for finding in check_contract(kind.properties, lambda: kind.make(config), time.perf_counter):
         findings.append(finding)
         if not options.json:
             mark = "ok    " if finding.is_ok else "FAILED"
-            print(f"{mark}  {finding.name:<38}  {finding.found}".rstrip(), flush=True)
+            print(f"{mark}  {finding.name:<40}  {finding.found}".rstrip(), flush=True)
     broken = sum(not finding.is_ok for finding in findings)
     if options.json:
         print(msgspec.json.encode(findings).decode())
     elif broken:
-        print(f"\n{name}: breaks {broken} of {len(findings)} properties")
+        print(f"\n{kind.plugins.noun} {name}: breaks {broken} of {len(findings)} properties")
     else:
-        print(f"\n{name}: satisfies the contract")
+        print(f"\n{kind.plugins.noun} {name}: satisfies the contract")
     return FAILED if broken else DONE
 
 
-def _selector_config(options: argparse.Namespace) -> SelectionConfig:
-    raw: dict[str, Any] = {}
-    try:
-        for setting in options.option:
-            override(raw, setting)
-    except ValueError as exc:
-        raise UsageError(f"--option {setting}: {exc}") from exc
-    if options.selector not in POLICIES:
-        return SelectionConfig(policy=options.selector, options=raw)
-    try:
-        return msgspec.convert({"policy": options.selector, **raw}, SelectionConfig)
-    except msgspec.ValidationError as exc:
-        raise UsageError(f"--option: {exc}") from exc
+def _named_part(options: argparse.Namespace, settings: Mapping[str, Any]) -> tuple[str, _PartKind]:
+    """Return name and kind of the part to test.
+
+    Raises:
+        PluginError: It cannot be loaded, or is no part of an aggregation.
+    """
+    if options.selector is not None:
+        return options.selector, _SELECTOR
+    if options.estimator is not None:
+        return options.estimator, _ESTIMATOR
+    name: str = options.aggregator
+    if not plugins.is_path(name):
+        found = (kind for kind in _AGGREGATION if kind.plugins.has(name))
+        if (kind := next(found, None)) is not None:
+            return name, kind
+        names = ", ".join(repr(n) for kind in _AGGREGATION for n in kind.plugins.names())
+        raise PluginError(
+            f"aggregator {name}: must be one of {names} or package.module:Name; install it"
+        )
+    part = replace(plugins.RULE, noun="aggregator", options="--option").make(name, settings)
+    for kind in _AGGREGATION:
+        if any(callable(getattr(part, verb, None)) for verb in kind.verbs):
+            return name, kind
+    raise PluginError(
+        f"aggregator {name}: must have decide() (a weight rule), combine() or coefficients() (a "
+        f"pseudo-gradient) or step() (a server step), got {type(part).__name__} without them; "
+        "docs/own-aggregator.md has an example"
+    )
 
 
 TRY_S = 30.0
@@ -109,8 +196,8 @@ def main(options: argparse.Namespace) -> int:
     """Run all tests; return 1 if one fails that the experiment needs."""
     level = logging.DEBUG if hasattr(options, "debug") else logging.CRITICAL
     logging.basicConfig(level=level, stream=sys.stderr)  # each failure is printed on its own line
-    if options.selector is not None:
-        return _test_selector(options)
+    if options.selector or options.aggregator or options.estimator:
+        return _test_part(options)
     experiment = None
     if options.experiment is not None:
         try:

@@ -182,17 +182,24 @@ def make_parser() -> argparse.ArgumentParser:
         "experiment", nargs="?", type=Path, help="also test what this experiment needs"
     )
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
-    doctor.add_argument(
+    part = doctor.add_mutually_exclusive_group()
+    part.add_argument(
         "--selector",
-        metavar="POLICY",
+        metavar="NAME",
         help="test this instead: package.module:Name, an installed plug-in or a built-in policy",
     )
+    part.add_argument(
+        "--aggregator",
+        metavar="NAME",
+        help="test this instead: a weight rule, a pseudo-gradient or a server step",
+    )
+    part.add_argument("--estimator", metavar="NAME", help="test this instead: an estimator")
     doctor.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="option of the selector, as in [selection.options]; repeatable",
+        help="option of the tested part, as in [selection.options]; repeatable",
     )
 
     bench = command("bench", "list the benchmarks, or run one")

@@ -69,8 +69,8 @@ def test_a_correct_selector_has_a_line_for_each_property(
     assert main(["doctor", "--selector", EXAMPLE, "--option", "patience=3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[: len(PROPERTIES)]] == ["ok"] * len(PROPERTIES)
-    assert [line[8:46].rstrip() for line in lines[: len(PROPERTIES)]] == list(PROPERTIES)
-    assert lines[-1] == f"{EXAMPLE}: satisfies the contract"
+    assert [line[8:48].rstrip() for line in lines[: len(PROPERTIES)]] == list(PROPERTIES)
+    assert lines[-1] == f"selector {EXAMPLE}: satisfies the contract"
 
 
 def test_a_broken_selector_is_reported_with_exit_code_1(

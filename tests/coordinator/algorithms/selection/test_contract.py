@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.contract import check_contract, check_property
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Sample
-from fairbed.coordinator.algorithms.selection.contract import (
-    PROPERTIES,
-    check_property,
-    check_selector,
-)
+from fairbed.coordinator.algorithms.selection.contract import PROPERTIES
 
 
 class Honest:
@@ -223,20 +220,22 @@ BROKEN: list[tuple[Callable[[], Honest], str, str]] = [
 def test_a_violated_property_is_found_with_its_reason(
     make: Callable[[], Honest], property_: str, why: str
 ) -> None:
-    finding = check_property(property_, make, time.perf_counter)
+    finding = check_property(PROPERTIES, property_, make, time.perf_counter)
     assert not finding.is_ok
     assert why in finding.found
 
 
 def test_a_correct_selector_has_every_property() -> None:
-    found = list(check_selector(Honest, time.perf_counter))
+    found = list(check_contract(PROPERTIES, Honest, time.perf_counter))
     assert [finding.name for finding in found] == list(PROPERTIES)
     assert [finding for finding in found if not finding.is_ok] == []
 
 
 def test_a_slow_selector_violates_the_last_property() -> None:
     ticks = iter(range(99))
-    finding = check_property("a round is fast enough", Honest, lambda: float(2 * next(ticks)))
+    finding = check_property(
+        PROPERTIES, "a round is fast enough", Honest, lambda: float(2 * next(ticks))
+    )
     assert not finding.is_ok
     assert "must take at most 1.0 s, got 2.00" in finding.found
 

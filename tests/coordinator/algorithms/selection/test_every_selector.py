@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairbed.coordinator.algorithms.selection.base import Candidates, TwoStepSelector
+from fairbed.coordinator.algorithms.contract import check_property
+from fairbed.coordinator.algorithms.selection.base import Candidates, Selector, TwoStepSelector
 from fairbed.coordinator.algorithms.selection.contract import (
     PROPERTIES,
     TrialFleet,
-    check_property,
     check_rows,
     choose,
 )
@@ -34,7 +34,10 @@ def stream(seed: int) -> np.random.Generator:
 @every_selector
 @pytest.mark.parametrize("property_", PROPERTIES)
 def test_keeps_the_contract(name: str, property_: str) -> None:
-    finding = check_property(property_, lambda: make_selector(CONFIGS[name]), time.perf_counter)
+    def make() -> Selector:
+        return make_selector(CONFIGS[name])
+
+    finding = check_property(PROPERTIES, property_, make, time.perf_counter)
     assert finding.is_ok, finding.found
 
 
