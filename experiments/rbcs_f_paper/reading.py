@@ -15,7 +15,6 @@ from experiments.rbcs_f_paper.arms import FEDCS, RANDOM, WEIGHTS, rbcs_f
 from experiments.rbcs_f_paper.settings import EVENNESS, Figure, Line, Setting, Size, fixed, lines_of
 from experiments.rbcs_f_paper.training import Curve, accuracies
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.testbed.compare.comparison import BOOTSTRAP_SEED
 from fairbed.testbed.compare.statistics import (
     WINDOW,
     ConfidenceInterval,
@@ -87,7 +86,7 @@ WORDS: Mapping[Verdict, Word] = {
 
 def interval(values: Floats) -> ConfidenceInterval:
     """Return the mean over seeds and its interval; equal values give equal bits."""
-    return mean_interval(values, np.random.default_rng(BOOTSTRAP_SEED))
+    return mean_interval(values)
 
 
 class Finals:

@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
     if options.repeats is not None:
         raise UsageError("--repeats: is for --live-replay only; use --seeds for a grid")
     try:
-        jobs = count_option("--jobs", options.jobs) or _cores()
+        jobs = count_option("--jobs", options.jobs) or usable_cores()
         grid = load_grid(options.grid, options.set, count_option("--seeds", options.seeds))
         _check(grid, options.grid)
         out = options.out or COMPARISONS / grid.name
@@ -111,7 +111,7 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
         check_fleet(experiment, os.environ)
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

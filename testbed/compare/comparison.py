@@ -1,40 +1,47 @@
 """Compare the arms of a grid with its baseline: the content of `compare.json`, tables and figures.
 
-New versions only add keys to the JSON; an unknown number is null.
+After the first release, new versions only add keys to the JSON; an unknown number is null.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
-from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.testbed.compare.cell import CellResult
-from fairbed.testbed.compare.grid import Grid, TargetConfig
-from fairbed.testbed.compare.measures import METRICS, Metric, RunCurves
+from fairbed.testbed.compare.grid import BUDGETS, Arm, Grid, TargetConfig
+from fairbed.testbed.compare.measures import MACHINE_TIME, METRICS, UPDATES, Metric, RunCurves
 from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
-    RESAMPLES,
-    ConfidenceInterval,
+    LEAST_SEEDS_TO_JUDGE,
     final_value,
+    holm,
     mean_interval,
     on_front,
+    p_value,
     restricted,
     time_to,
+    value_at,
 )
 
-BOOTSTRAP_SEED = 20210601
-"""Seed of the resampling: equal cells give equal intervals."""
+FAMILY_LEVEL = 1.0 - CONFIDENCE
+"""Largest probability of a false verdict in a grid of equal arms."""
+PRIMARY_SHARE = 0.8
+"""Share of the level that the primary metric begins with; the other metrics share the rest."""
 ROUNDING = 1e-9
 """Relative difference that counts as zero: sums of equal numbers can differ by rounding."""
 LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
 """Fewer seeds give a warning, without training (where seeds are cheap) and with training."""
-MACHINE_TIME = "wall_s"
-"""Left out for a replay, where it only shows how busy the machine was."""
 FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
+METRIC_OF_BUDGETS = {metric.key: metric for metric in METRICS} | {
+    UPDATES: Metric(UPDATES, "selection", "updates", "updates", "", "more", 0)
+}
+"""Metrics that can be compared at equal budgets."""
 
 Judgement: TypeAlias = Literal["better", "worse", "unclear"]
 Values: TypeAlias = Mapping[int, float]
@@ -57,8 +64,12 @@ class Difference(Struct, frozen=True, kw_only=True):
     low: float | None
     high: float | None
     n: int
+    p: float | None
+    """p-value of Student's test of this difference alone; null for too few seeds."""
+    p_family: float | None
+    """The same, corrected for all comparisons of the grid."""
     judgement: Judgement
-    """Unclear if 0 is inside the interval, or there are too few seeds."""
+    """Unclear if `p_family` is above the level of the family, or unknown."""
 
 
 class ArmSummary(Struct, frozen=True, kw_only=True):
@@ -73,6 +84,8 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
     """Guaranteed rate."""
     weights: str
     """Weight of each device in the aggregation before its loss counts: equal, n or n_over_pi."""
+    weights_from: str
+    """The rule whose default these weights are; empty if the experiment sets them."""
     seeds: list[int]
     """Seeds of its finished cells."""
     is_on_front: bool | None
@@ -93,6 +106,20 @@ class Target(Struct, frozen=True, kw_only=True):
     accuracy: float
     rule: str
     """Origin of the number."""
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """The largest budget that every run reached."""
+
+    key: str
+    """Key of its metric."""
+    amount: float
+    unit: Literal["rounds", "s", "device-s"]
+
+    @property
+    def text(self) -> str:
+        """The budget with its unit."""
+        return f"{self.amount:,.{0 if self.unit == 'rounds' else 1}f} {self.unit}"
 
 
 class CellSummary(Struct, frozen=True, kw_only=True):
@@ -127,13 +154,19 @@ class Comparison(Struct, frozen=True, kw_only=True):
     version: str
     fleet: str
     baseline: str
+    primary: str
+    """Key of the metric that the grid is about."""
     seeds: list[int]
     has_training: bool
     targets: list[Target]
+    budget_metric: str
+    """Key of the metric that is compared at equal budgets."""
+    budgets: list[Budget]
     horizon_s: float | None
     """Limit of the times to a target in their mean; None without targets."""
     confidence: float
-    resamples: int
+    comparisons: int
+    """Differences that were tested together: the family."""
     warnings: list[str]
     metrics: list[MetricSummary]
     arms: list[ArmSummary]
@@ -145,14 +178,23 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return [cell for cell in self.cells if cell.problem]
 
     @property
+    def budget_heading(self) -> str:
+        """Heading of the metric that is compared at equal budgets."""
+        return METRIC_OF_BUDGETS[self.budget_metric].heading.removeprefix("final ")
+
+    @property
     def weightings(self) -> str:
-        """One line with the weights of each arm; empty if they do not differ."""
+        """One line with the weights of each arm; empty without training."""
+        if not self.has_training:
+            return ""
         arms_by_weights: dict[str, list[str]] = {}
         for arm in self.arms:
-            arms_by_weights.setdefault(arm.weights, []).append(arm.name)
-        if not self.has_training or len(arms_by_weights) == 1:
-            return ""
-        return "aggregation.weights differ: " + "; ".join(
+            default = f" (default of {arm.weights_from})" if arm.weights_from else ""
+            arms_by_weights.setdefault(f"{arm.weights}{default}", []).append(arm.name)
+        if len(arms_by_weights) == 1:
+            return f"aggregation.weights: {next(iter(arms_by_weights))} in all arms"
+        differ = " differ" if len({arm.weights for arm in self.arms}) > 1 else ""
+        return f"aggregation.weights{differ}: " + "; ".join(
             f"{weights} in {', '.join(names)}" for weights, names in arms_by_weights.items()
         )
 
@@ -179,9 +221,11 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
     metrics = [m for m in METRICS if m.key != MACHINE_TIME or grid.fleet == "run"]
     if horizon_s is not None:
         metrics += _add_times(done, targets, horizon_s)
+    budgets = _budgets(done)
+    metrics += _add_budgets(done, budgets, grid.budget_metric)
     shown = [m for m in metrics if any(done.of(arm.name, m.key) for arm in grid.arms)]
     has_training = any(run.accuracy for arm in done.curves.values() for run in arm.values())
-    front = _front(grid, done)
+    front, differences = _front(grid, done), _differences(grid, shown, done)
     arms = [
         ArmSummary(
             name=arm.name,
@@ -189,13 +233,14 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
             front_value=arm.front_value,
             beta=arm.experiment.selection.beta,
             weights=arm.experiment.aggregation.weighting,
+            weights_from=_weights_from(arm),
             seeds=sorted(done.values[arm.name]),
             is_on_front=front.get(arm.name),
             reached={t.key: _reached(done.curves[arm.name], t.accuracy) for t in targets},
             values={
                 m.key: _estimate(values) for m in shown if (values := done.of(arm.name, m.key))
             },
-            differences=_differences(arm.name, grid.baseline, shown, done),
+            differences=differences[arm.name],
         )
         for arm in grid.arms
     ]
@@ -206,13 +251,16 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         version=version,
         fleet=grid.fleet,
         baseline=grid.baseline,
+        primary=grid.primary,
         seeds=list(grid.seeds),
         has_training=has_training,
         targets=targets,
+        budget_metric=grid.budget_metric,
+        budgets=budgets,
         horizon_s=horizon_s,
         confidence=CONFIDENCE,
-        resamples=RESAMPLES,
-        warnings=_warnings(grid, arms, has_training=has_training),
+        comparisons=sum(gap.p is not None for arm in arms for gap in arm.differences.values()),
+        warnings=_warnings(grid, arms, shown, has_training=has_training),
         metrics=[
             MetricSummary(
                 key=m.key,
@@ -260,7 +308,10 @@ def _targets(config: TargetConfig, of: str, done: _FinishedCells) -> list[Target
     if config.accuracy:
         if not any(run.accuracy for arm in done.curves.values() for run in arm.values()):
             return []
-        return [Target(key=f"time_to_{a:g}", accuracy=a, rule="given") for a in config.accuracy]
+        return [
+            Target(key=key, accuracy=accuracy, rule="given")
+            for key, accuracy in zip(config.keys, config.accuracy, strict=True)
+        ]
     finals = [final_value(np.array(run.accuracy)) for run in done.curves[of].values()]
     known = [value for value in finals if value is not None]
     if not known:
@@ -268,11 +319,11 @@ def _targets(config: TargetConfig, of: str, done: _FinishedCells) -> list[Target
     final = float(np.mean(known))
     return [
         Target(
-            key=f"time_to_{100 * share:g}_percent",
+            key=key,
             accuracy=share * final,
             rule=f"{100 * share:g} % of the final {final:.3f} of {of}",
         )
-        for share in config.share
+        for key, share in zip(config.keys, config.share, strict=True)
     ]
 
 
@@ -297,6 +348,50 @@ def _add_times(done: _FinishedCells, targets: Sequence[Target], horizon_s: float
     return [Metric(key, "accuracy", f"time {to}", to, "s", "less", 1) for key, to in words.items()]
 
 
+def _budgets(done: _FinishedCells) -> list[Budget]:
+    """Return the largest rounds, time and device-seconds that all finished runs reached."""
+    runs = [run for arm in done.curves.values() for run in arm.values()]
+    if not runs or not all(run.rounds for run in runs):
+        return []
+    rounds, time, device = BUDGETS
+    return [
+        Budget(key=rounds, amount=min(run.rounds[-1] for run in runs), unit="rounds"),
+        Budget(key=time, amount=min(run.closed_s[-1] for run in runs), unit="s"),
+        Budget(key=device, amount=min(run.device_s[-1] for run in runs), unit="device-s"),
+    ]
+
+
+def _add_budgets(done: _FinishedCells, budgets: Sequence[Budget], of: str) -> list[Metric]:
+    """Add the metric of equal budgets to every cell, at each budget."""
+    for arm, curves in done.curves.items():
+        for seed, run in curves.items():
+            is_updates = of == UPDATES
+            values = np.array(run.updates if is_updates else run.scores[of], dtype=np.float64)
+            axes = (
+                (run.rounds, run.closed_s, run.device_s)
+                if is_updates
+                else (run.evaluated, run.evaluated_s, run.evaluated_device_s)
+            )
+            for budget, at in zip(budgets, axes, strict=bool(budgets)):
+                found = value_at(budget.amount, np.array(at, dtype=np.float64), values)
+                done.values[arm][seed][budget.key] = found
+    metric = METRIC_OF_BUDGETS[of]
+    return [
+        replace(
+            metric,
+            key=budget.key,
+            heading=f"{metric.heading.removeprefix('final ')} at {budget.text}",
+            short=f"{metric.short} at {budget.text}",
+        )
+        for budget in budgets
+    ]
+
+
+def _weights_from(arm: Arm) -> str:
+    aggregation = arm.experiment.aggregation
+    return aggregation.rule if aggregation.weights is None else ""
+
+
 def _reached(curves: Mapping[int, RunCurves], target: float) -> str:
     evaluated = [run for run in curves.values() if run.accuracy]
     times = [time_to(target, np.array(c.evaluated_s), np.array(c.accuracy)) for c in evaluated]
@@ -319,54 +414,85 @@ def _front(grid: Grid, done: _FinishedCells) -> dict[str, bool]:
 
 
 def _differences(
-    arm: str, baseline: str, metrics: Sequence[Metric], done: _FinishedCells
-) -> dict[str, Difference]:
-    if arm == baseline:
-        return {}
-    found = {}
-    for metric in metrics:
-        values, reference = done.of(arm, metric.key), done.of(baseline, metric.key)
-        paired = {
-            seed: 0.0
-            if math.isclose(values[seed], reference[seed], rel_tol=ROUNDING)
-            else values[seed] - reference[seed]
-            for seed in sorted(values.keys() & reference.keys())
-        }
-        if paired:
-            interval = _interval(paired)
-            found[metric.key] = Difference(
-                mean=interval.mean,
-                low=interval.low,
-                high=interval.high,
-                n=interval.n,
-                judgement=_judge(interval, metric),
+    grid: Grid, metrics: Sequence[Metric], done: _FinishedCells
+) -> dict[str, dict[str, Difference]]:
+    """Return the differences from the baseline by arm and metric, with verdicts over the grid."""
+    found: dict[str, dict[str, Difference]] = {arm.name: {} for arm in grid.arms}
+    for arm in grid.arms:
+        for metric in metrics if arm.name != grid.baseline else ():
+            paired = _paired(done.of(arm.name, metric.key), done.of(grid.baseline, metric.key))
+            if paired.size:
+                interval = mean_interval(paired)
+                found[arm.name][metric.key] = Difference(
+                    mean=interval.mean,
+                    low=interval.low,
+                    high=interval.high,
+                    n=interval.n,
+                    p=p_value(paired),
+                    p_family=None,
+                    judgement="unclear",
+                )
+    tested = [(arm, key) for arm, gaps in found.items() for key in gaps if gaps[key].p is not None]
+    if tested:
+        p = np.array([found[arm][key].p for arm, key in tested], dtype=np.float64)
+        corrected = holm(p, _weights(np.array([key == grid.primary for _, key in tested])))
+        better = {metric.key: metric.better for metric in metrics}
+        for (arm_name, key), p_family in zip(tested, corrected.tolist(), strict=True):
+            gap = found[arm_name][key]
+            found[arm_name][key] = msgspec.structs.replace(
+                gap, p_family=p_family, judgement=_judge(gap.mean, p_family, better[key])
             )
     return found
 
 
-def _judge(interval: ConfidenceInterval, metric: Metric) -> Judgement:
-    verdict = interval.verdict
-    if verdict == "unclear":
+def _paired(values: Values, reference: Values) -> Floats:
+    """Return the differences of the seeds that both have, in the order of the seeds."""
+    differences: Floats = np.array(
+        [
+            0.0
+            if math.isclose(values[seed], reference[seed], rel_tol=ROUNDING)
+            else values[seed] - reference[seed]
+            for seed in sorted(values.keys() & reference.keys())
+        ],
+        dtype=np.float64,
+    )
+    return differences
+
+
+def _weights(is_primary: Bools) -> Floats:
+    """Return the weight of each comparison: those of the primary metric sum to PRIMARY_SHARE."""
+    n_primary, n_other = int(is_primary.sum()), int((~is_primary).sum())
+    if n_primary == 0 or n_other == 0:
+        return np.ones(is_primary.shape)
+    weights: Floats = np.where(
+        is_primary, PRIMARY_SHARE / n_primary, (1.0 - PRIMARY_SHARE) / n_other
+    )
+    return weights
+
+
+def _judge(mean: float, p_family: float, better: Literal["less", "more"]) -> Judgement:
+    if p_family > FAMILY_LEVEL:
         return "unclear"
-    return "better" if verdict == metric.better else "worse"
+    return "better" if (mean < 0.0) == (better == "less") else "worse"
 
 
 def _estimate(values: Values) -> Estimate:
-    interval = _interval(values)
+    interval = mean_interval(np.array([values[seed] for seed in sorted(values)], dtype=np.float64))
     return Estimate(mean=interval.mean, low=interval.low, high=interval.high, n=interval.n)
 
 
-def _interval(values: Values) -> ConfidenceInterval:
-    """Return the interval of values in the order of their seeds, so that it is reproducible."""
-    ordered = np.array([values[seed] for seed in sorted(values)], dtype=np.float64)
-    return mean_interval(ordered, np.random.default_rng(BOOTSTRAP_SEED))
-
-
-def _warnings(grid: Grid, arms: Sequence[ArmSummary], *, has_training: bool) -> list[str]:
+def _warnings(
+    grid: Grid, arms: Sequence[ArmSummary], metrics: Sequence[Metric], *, has_training: bool
+) -> list[str]:
     least = LEAST_SEEDS_TRAINED if has_training else LEAST_SEEDS
     kind = "with training" if has_training else "without training"
     warnings = []
-    if len(grid.seeds) < least:
+    if len(grid.seeds) == 1:
+        warnings.append(
+            f"seeds: a comparison needs at least {LEAST_SEEDS_TO_JUDGE}, got 1: there is no "
+            "interval and no verdict; add seeds, finished cells are kept"
+        )
+    elif len(grid.seeds) < least:
         warnings.append(
             f"seeds: a comparison {kind} needs at least {least}, got {len(grid.seeds)}; add "
             "seeds, finished cells are kept"
@@ -375,4 +501,9 @@ def _warnings(grid: Grid, arms: Sequence[ArmSummary], *, has_training: bool) -> 
     if missing:
         names = ", ".join(f"{arm.name} {len(arm.seeds)}/{len(grid.seeds)}" for arm in missing)
         warnings.append(f"cells failed: {names}; differences use the seeds that both arms have")
+    if metrics and not any(grid.primary in arm.values for arm in arms):
+        warnings.append(
+            f"primary: must be a metric of these runs, got {grid.primary!r}, which none has; "
+            f"compare into another folder with one of: {', '.join(m.key for m in metrics)}"
+        )
     return warnings

@@ -25,6 +25,9 @@ class GridManifest(Struct, frozen=True, kw_only=True):
     fleet: Fleet
     baseline: str
     target: TargetConfig
+    primary: str | None = None
+    """None in a folder of a version without a primary metric."""
+    budget_metric: str | None = None
     cells: dict[str, dict[str, str]]
     """Hash of the experiment, by arm and seed."""
 
@@ -34,10 +37,17 @@ def manifest_of(grid: Grid) -> GridManifest:
     cells: dict[str, dict[str, str]] = {}
     for cell in grid.cells():
         cells.setdefault(cell.arm.name, {})[str(cell.seed)] = cell.experiment.hash()
-    content = (grid.fleet, grid.baseline, grid.target, cells)
+    metrics = (grid.primary, grid.budget_metric)
+    content = (grid.fleet, grid.baseline, grid.target, metrics, cells)
     digest = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
     return GridManifest(
-        grid=digest, fleet=grid.fleet, baseline=grid.baseline, target=grid.target, cells=cells
+        grid=digest,
+        fleet=grid.fleet,
+        baseline=grid.baseline,
+        target=grid.target,
+        primary=grid.primary,
+        budget_metric=grid.budget_metric,
+        cells=cells,
     )
 
 
@@ -81,9 +91,9 @@ def _check(out: Path, old: GridManifest, new: GridManifest) -> None:
     Raises:
         ExperimentError: Names the first difference.
     """
-    for key in ("fleet", "baseline", "target"):
+    for key in ("fleet", "baseline", "target", "primary", "budget_metric"):
         before, after = getattr(old, key), getattr(new, key)
-        if before != after:
+        if before is not None and before != after:
             raise ExperimentError(
                 f"--out {out}: {key} must be unchanged since the grid began, got {_short(after)} "
                 f"after {_short(before)}; undo the change, or choose another folder"

@@ -18,6 +18,14 @@ import msgspec
 from msgspec import Meta
 
 from fairbed.coordinator.policy.config import PositiveFloat, Section
+from fairbed.testbed.compare.measures import (
+    FINAL_ACCURACY,
+    MACHINE_TIME,
+    METRICS,
+    SCORES,
+    TOTAL_TIME,
+    UPDATES,
+)
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, Seed, parse_experiment
 
@@ -38,6 +46,8 @@ MAX_ARM_NAME = 120
 """Maximum length of an arm's name, which is also the name of a folder."""
 FRONT_AXIS = "selection.V"
 """Arms that differ only in this key are one curve: a selector is compared at all its values."""
+BUDGETS = ("at_equal_rounds", "at_equal_time", "at_equal_device_s")
+"""Keys of the metrics at equal budgets."""
 SHARED = ("seed", "seeds", "name")
 """Keys that an arm must not set: cells of one seed share their data, fleet and traces."""
 
@@ -64,6 +74,13 @@ class TargetConfig(Section, frozen=True, kw_only=True):
     horizon_s: PositiveFloat | None = None
     """Limit of the times to a target in their mean; at most, and by default, the shortest run."""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the metrics of the targets, in their order."""
+        if self.accuracy:
+            return tuple(f"time_to_{accuracy:g}" for accuracy in self.accuracy)
+        return tuple(f"time_to_{100 * share:g}_percent" for share in self.share)
+
 
 class GridConfig(Section, frozen=True, kw_only=True):
     """A whole grid file."""
@@ -78,6 +95,12 @@ class GridConfig(Section, frozen=True, kw_only=True):
     """Number of seeds, from 0; or a list of them."""
     baseline: str | None = None
     """The arm that all others are compared with; None is the first."""
+    primary: str | None = None
+    """Key of the metric that the grid is about; None is the final accuracy, without training the
+    total time."""
+    budget_metric: str | None = None
+    """What is compared at equal rounds, time and device-seconds: a key of `SCORES`, or `updates`;
+    None is the accuracy, without training the updates."""
     set: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keys of the experiment that all arms change."""
     axes: dict[str, Values] = msgspec.field(default_factory=dict)
@@ -130,6 +153,10 @@ class Grid:
     seeds: tuple[int, ...]
     arms: tuple[Arm, ...]
     baseline: str
+    primary: str
+    """Key of the metric that the grid is about."""
+    budget_metric: str
+    """What is compared at equal budgets: a key of `SCORES`, or `UPDATES`."""
     target: TargetConfig
 
     def cells(self) -> list[GridCell]:
@@ -221,7 +248,43 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         )
     baseline = _known("baseline", config.baseline or names[0], names)
     _known("target.of", config.target.of or baseline, names)
-    return Grid(name, config.fleet, seeds, tuple(arms), baseline, config.target)
+    trains = all(config.fleet == "run" or arm.experiment.trains_in_replay for arm in arms)
+    return Grid(
+        name=name,
+        fleet=config.fleet,
+        seeds=seeds,
+        arms=tuple(arms),
+        baseline=baseline,
+        primary=_metric(
+            "primary",
+            config.primary or (FINAL_ACCURACY if trains else TOTAL_TIME),
+            _metrics(config, trains=trains),
+        ),
+        budget_metric=_metric(
+            "budget_metric",
+            config.budget_metric or (FINAL_ACCURACY if trains else UPDATES),
+            [*(SCORES if trains else ()), UPDATES],
+        ),
+        target=config.target,
+    )
+
+
+def _metrics(config: GridConfig, *, trains: bool) -> list[str]:
+    """Return the keys of the metrics that a grid measures."""
+    unknown = {
+        *(() if trains else SCORES),
+        *(() if config.fleet == "run" else (MACHINE_TIME,)),
+    }
+    targets = config.target.keys if trains else ()
+    return [*(m.key for m in METRICS if m.key not in unknown), *targets, *BUDGETS]
+
+
+def _metric(where: str, key: str, keys: Sequence[str]) -> str:
+    if key not in keys:
+        raise ValueError(
+            f"{where}: must be a metric of this grid, got {key!r}; there are: {', '.join(keys)}"
+        )
+    return key
 
 
 def _span(

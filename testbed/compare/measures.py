@@ -13,10 +13,11 @@ from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
+from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.reader import SelectionCounts
-from fairbed.coordinator.store.tables import RoundRow, SelectionRow
+from fairbed.coordinator.store.tables import MetricRow, RoundRow, SelectionRow
 
 MAX_ENTRIES = 50_000_000
 """Maximum of rounds x devices for which queues are computed from the selection history."""
@@ -101,6 +102,7 @@ class Metric:
 METRICS = (
     Metric("virtual_s", "time", "total time", "total", "s", "less", 1),
     Metric("round_median_s", "time", "median round", "round", "s", "less", 3),
+    Metric("device_s", "time", "device-seconds", "device-s", "", "less", 1),
     Metric("wall_s", "time", "machine time", "machine", "s", "less", 1),
     Metric("tau_median_s", "exchange", "median tau", "tau", "s", "less", 3),
     Metric("tau_p95_s", "exchange", "p95 tau", "p95 tau", "s", "less", 3),
@@ -115,7 +117,12 @@ METRICS = (
     Metric("accuracy_worst10", "accuracy", "worst 10 %", "worst", "", "more", 3),
     Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4),
 )
-"""Metrics of every run; times to a target are added when the targets are known."""
+"""Metrics of every run; those of a target or a budget are added when these are known."""
+TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
+SCORES = tuple(metric.key for metric in METRICS if metric.group == "accuracy")
+"""Metrics of each evaluation: columns of its row in the store."""
+UPDATES = "updates"
+"""Updates aggregated so far: progress without training."""
 
 
 class RunCurves(Struct, frozen=True, kw_only=True):
@@ -124,13 +131,23 @@ class RunCurves(Struct, frozen=True, kw_only=True):
     rounds: tuple[int, ...]
     closed_s: tuple[float, ...]
     """End of each of these rounds."""
+    device_s: tuple[float, ...]
+    """Device-seconds up to the end of each of these rounds."""
+    updates: tuple[int, ...]
+    """Updates aggregated up to the end of each of these rounds."""
     queue_total: tuple[float, ...]
     """Sum of Z after each of these rounds; empty if unknown."""
     evaluated: tuple[int, ...]
     """All rounds after which the model was evaluated."""
     evaluated_s: tuple[float, ...]
-    accuracy: tuple[float, ...]
-    """Mean accuracy over devices of each evaluation."""
+    evaluated_device_s: tuple[float, ...]
+    scores: dict[str, tuple[float, ...]]
+    """Metrics of each evaluation, by the keys of `SCORES`."""
+
+    @property
+    def accuracy(self) -> tuple[float, ...]:
+        """Mean accuracy over devices of each evaluation."""
+        return self.scores[FINAL_ACCURACY]
 
 
 class RunMeasures(Struct, frozen=True, kw_only=True):
@@ -150,11 +167,12 @@ def measure(folder: Path) -> RunMeasures:
     with RunReader(folder) as reader:
         summary = summarise_run(reader)
         rounds, counts = reader.rounds(), reader.selection_counts()
-        evaluations = [(row.round, row.accuracy_mean) for row in reader.metrics()]
+        evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
     values = {
         "virtual_s": summary.virtual_s,
         "round_median_s": summary.round_s.median,
+        "device_s": summary.device_s,
         "wall_s": summary.wall_s,
         "tau_median_s": summary.exchange.median_s,
         "tau_p95_s": summary.exchange.p95_s,
@@ -169,7 +187,8 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_worst10": summary.accuracy.worst10,
         "accuracy_variance": summary.accuracy.variance,
     }
-    return RunMeasures(values=values, curves=_curves(rounds, queues, evaluations))
+    curves = _curves(rounds, device_s, queues, evaluations)
+    return RunMeasures(values=values, curves=curves)
 
 
 def _least_rate(
@@ -197,19 +216,25 @@ def _queues(
 
 def _curves(
     rounds: Sequence[RoundRow],
+    device_s: Floats,
     queues: VirtualQueues | None,
-    evaluations: Sequence[tuple[int, float]],
+    evaluations: Sequence[MetricRow],
 ) -> RunCurves:
     ends: Floats = np.cumsum([row.duration_s for row in rounds], dtype=np.float64)
-    end_of = {row.round: end for row, end in zip(rounds, ends.tolist(), strict=True)}
-    known = [(t, end_of[t], accuracy) for t, accuracy in evaluations if t in end_of]
+    updates = np.cumsum([row.aggregated for row in rounds], dtype=np.int64)
+    index = {row.round: position for position, row in enumerate(rounds)}
+    known = [row for row in evaluations if row.round in index]
+    at = np.array([index[row.round] for row in known], dtype=np.int64)
     every = max(1, -(-len(rounds) // MAX_POINTS))
     shown = slice(every - 1, None, every)
     return RunCurves(
         rounds=tuple(row.round for row in rounds[shown]),
         closed_s=tuple(ends[shown].tolist()),
+        device_s=tuple(device_s[shown].tolist()),
+        updates=tuple(updates[shown].tolist()),
         queue_total=tuple(queues.total[shown].tolist()) if queues else (),
-        evaluated=tuple(t for t, _, _ in known),
-        evaluated_s=tuple(end for _, end, _ in known),
-        accuracy=tuple(accuracy for _, _, accuracy in known),
+        evaluated=tuple(row.round for row in known),
+        evaluated_s=tuple(ends[at].tolist()),
+        evaluated_device_s=tuple(device_s[at].tolist()),
+        scores={key: tuple(getattr(row, key) for row in known) for key in SCORES},
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -72,6 +72,11 @@ def draw_all(comparison: Comparison, results: Sequence[CellResult], folder: Path
         draw("accuracy-rounds", lambda axes: _accuracy(axes, comparison, rounds, styles, "round"))
         times = {name: by_time(runs) for name, runs in curves.items()}
         draw("accuracy-time", lambda axes: _accuracy(axes, comparison, times, styles, "time, s"))
+        spent = {name: by_time(runs, "evaluated_device_s") for name, runs in curves.items()}
+        draw(
+            "accuracy-device-seconds",
+            lambda axes: _accuracy(axes, comparison, spent, styles, "device-seconds"),
+        )
     return drawn
 
 
@@ -85,19 +90,22 @@ def by_round(curves: Sequence[RunCurves], quantity: str) -> MetricCurve | None:
     return _over_seeds(np.array(getattr(curves[0], rounds)[:length], dtype=np.float64), values)
 
 
-def by_time(curves: Sequence[RunCurves]) -> MetricCurve | None:
+def by_time(
+    curves: Sequence[RunCurves],
+    clock: Literal["evaluated_s", "evaluated_device_s"] = "evaluated_s",
+) -> MetricCurve | None:
     """Return the last evaluated accuracy over the time that all seeds cover; None if none."""
     evaluated = [run for run in curves if run.evaluated]
     if not evaluated:
         return None
-    start = max(run.evaluated_s[0] for run in evaluated)
-    end = min(run.evaluated_s[-1] for run in evaluated)
+    start = max(getattr(run, clock)[0] for run in evaluated)
+    end = min(getattr(run, clock)[-1] for run in evaluated)
     if end < start:
         return None
     grid: Floats = np.linspace(start, end, GRID_POINTS)
     values = np.array(
         [
-            np.array(run.accuracy)[np.searchsorted(run.evaluated_s, grid, side="right") - 1]
+            np.array(run.accuracy)[np.searchsorted(getattr(run, clock), grid, side="right") - 1]
             for run in evaluated
         ]
     )

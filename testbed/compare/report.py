@@ -72,11 +72,14 @@ def _table(comparison: Comparison, metrics: list[MetricSummary], index: int) -> 
 
 
 def _caption(comparison: Comparison) -> str:
+    headings = {metric.key: metric.heading for metric in comparison.metrics}
+    primary = headings.get(comparison.primary, comparison.primary)
     percent = rf"{100 * comparison.confidence:g}\,\%"
     text = (
         f"{escaped(comparison.name)}: means over {len(comparison.seeds)} seeds with {percent} "
-        f"bootstrap intervals; differences from {escaped(comparison.baseline)}, paired by seed, "
-        "in bold if 0 is outside the interval."
+        f"intervals; differences from {escaped(comparison.baseline)}, paired by seed, in bold if "
+        f"shown by Holm's method over {comparison.comparisons} comparisons; the primary metric is "
+        f"{escaped(primary)}."
     )
     if comparison.weightings:
         text += f" {escaped(comparison.weightings)}."

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from fairbed.coordinator.report.quantities import MISSING
 from fairbed.testbed.compare.comparison import (
+    FAMILY_LEVEL,
     FRONT_RATE,
     FRONT_TIME,
+    PRIMARY_SHARE,
     ArmSummary,
     CellSummary,
     Comparison,
@@ -18,8 +20,12 @@ from fairbed.testbed.compare.comparison import (
     MetricSummary,
 )
 
-HEADLINES = (FRONT_TIME, FRONT_RATE, "mape", "accuracy_mean", "accuracy_worst10")
-"""Metrics with their own table with intervals, besides the times to a target."""
+HEADLINES = (FRONT_TIME, "device_s", FRONT_RATE, "mape", "accuracy_mean", "accuracy_worst10")
+"""Metrics with their own table with intervals, besides the primary one and times to a target."""
+GAP = 3
+"""Characters between two columns in a terminal."""
+SMALLEST_P = 0.001
+"""Smaller p-values are printed as `<0.001`."""
 MAX_DIGITS = 6
 """Maximum number of decimal places."""
 MARKS = {"better": "+", "worse": "-", "unclear": ""}
@@ -36,11 +42,17 @@ class TextTable:
 
 
 def tables(comparison: Comparison) -> Iterator[TextTable]:
-    """Yield a table of all metrics, the Pareto front, and tables of single metrics."""
+    """Yield a table of all metrics, the primary metric, the front, and tables of other metrics."""
     yield _overview(comparison)
-    yield _front(comparison)
     for metric in comparison.metrics:
-        if metric.key in HEADLINES or metric.key.startswith("time_to_"):
+        if metric.key == comparison.primary:
+            yield _one_metric(comparison, metric)
+    yield _front(comparison)
+    if comparison.budgets:
+        yield _at_budgets(comparison)
+    shown = {*HEADLINES, *(target.key for target in comparison.targets)} - {comparison.primary}
+    for metric in comparison.metrics:
+        if metric.key in shown:
             yield _one_metric(comparison, metric)
 
 
@@ -57,7 +69,7 @@ def print_rich(comparison: Comparison) -> None:
     from rich.table import Table as RichTable
 
     console = Console(highlight=False)
-    for table in tables(comparison):
+    for table in (part for whole in tables(comparison) for part in _split(whole, console.width)):
         drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
         for column, heading in enumerate(table.headings):
             drawn.add_column(heading, justify="right" if column else "left", no_wrap=not column)
@@ -71,10 +83,18 @@ def print_rich(comparison: Comparison) -> None:
 def notes(comparison: Comparison) -> list[str]:
     """Return an explanation of the tables, and every warning."""
     percent = f"{100 * comparison.confidence:g} %"
+    primary = {m.key: m.heading for m in comparison.metrics}.get(comparison.primary)
+    marks = (
+        f"+ and - mark arms that are better or worse than {comparison.baseline}: the "
+        f"{comparison.comparisons} differences of this grid, paired by seed, were tested together "
+        f"(Holm; the primary metric begins with {100 * PRIMARY_SHARE:g} % of the level), so at "
+        f"most {100 * FAMILY_LEVEL:.0f} % of grids of equal arms have any mark."
+    )
     lines = [
-        f"Brackets are {percent} confidence intervals of means over seeds. + and - mark arms that "
-        f"are better or worse than {comparison.baseline}: the interval of their differences, "
-        "paired by seed, excludes 0.",
+        f"Primary metric: {primary or comparison.primary} (key `primary` of the grid file), "
+        "marked by *.",
+        f"Brackets are {percent} confidence intervals of one mean over seeds (Student's t). "
+        f"{marks if comparison.comparisons else 'No difference was tested.'}",
     ]
     if comparison.horizon_s is not None:
         lines.append(
@@ -90,7 +110,8 @@ def notes(comparison: Comparison) -> list[str]:
 def metrics_csv(comparison: Comparison) -> str:
     """Return CSV with a row for each arm and metric."""
     heads = ("arm", "metric", "unit", "n", "mean", "low", "high")
-    more = ("difference", "difference_low", "difference_high", "difference_n", "judgement")
+    more = tuple(f"difference{part}" for part in ("", "_low", "_high", "_n", "_p", "_p_family"))
+    more += ("judgement",)
     rows: list[Sequence[object]] = [(*heads, *more)]
     for arm in comparison.arms:
         for metric in comparison.metrics:
@@ -98,7 +119,9 @@ def metrics_csv(comparison: Comparison) -> str:
             if value is None:
                 continue
             difference = (
-                (gap.mean, gap.low, gap.high, gap.n, gap.judgement) if gap else (None,) * len(more)
+                (gap.mean, gap.low, gap.high, gap.n, gap.p, gap.p_family, gap.judgement)
+                if gap
+                else (None,) * len(more)
             )
             rows.append(
                 (
@@ -158,18 +181,26 @@ def heading_of(metric: MetricSummary) -> str:
 
 
 def _overview(comparison: Comparison) -> TextTable:
-    short = (f"{m.short}, {m.unit}" if m.unit else m.short for m in comparison.metrics)
-    headings = ("arm", "seeds", "beta", *short)
+    budgets = {budget.key for budget in comparison.budgets} - {comparison.primary}
+    metrics = [metric for metric in comparison.metrics if metric.key not in budgets]
+    weights = ("weights",) if comparison.has_training else ()
+    headings = ("arm", "seeds", "beta", *weights, *(_short(comparison, m) for m in metrics))
     rows = tuple(
         (
             arm.name,
             str(len(arm.seeds)),
             f"{arm.beta:g}",
-            *(_marked(arm, metric) for metric in comparison.metrics),
+            *((arm.weights,) if comparison.has_training else ()),
+            *(_marked(arm, metric) for metric in metrics),
         )
         for arm in comparison.arms
     )
     return TextTable(f"{comparison.name}: means over seeds", headings, rows)
+
+
+def _short(comparison: Comparison, metric: MetricSummary) -> str:
+    mark = "*" if metric.key == comparison.primary else ""
+    return f"{metric.short}{mark}, {metric.unit}" if metric.unit else f"{metric.short}{mark}"
 
 
 def _marked(arm: ArmSummary, metric: MetricSummary) -> str:
@@ -200,6 +231,30 @@ def _front(comparison: Comparison) -> TextTable:
     return TextTable("Pareto front: total time against min rate", headings, rows)
 
 
+def _at_budgets(comparison: Comparison) -> TextTable:
+    """Return the metric of equal budgets at each of them, and its differences."""
+    metrics = {metric.key: metric for metric in comparison.metrics}
+    known = [budget for budget in comparison.budgets if budget.key in metrics]
+    rows = tuple(
+        (arm.name, *(text for b in known for text in _value_and_gap(arm, metrics[b.key])))
+        for arm in comparison.arms
+    )
+    against = f"against {comparison.baseline}"
+    headings = tuple(text for budget in known for text in (f"at {budget.text}", against))
+    title = f"{comparison.budget_heading} at the largest budgets that every run reached"
+    return TextTable(title, ("arm", *headings), rows)
+
+
+def _value_and_gap(arm: ArmSummary, metric: MetricSummary) -> tuple[str, str]:
+    value, gap = arm.values.get(metric.key), arm.differences.get(metric.key)
+    if value is None:
+        return MISSING, ""
+    mean = number(value.mean, metric.digits)
+    if gap is None:
+        return mean, ""
+    return mean, f"{with_interval(gap, metric.digits)}{MARKS[gap.judgement] or ' '}"
+
+
 def _one_metric(comparison: Comparison, metric: MetricSummary) -> TextTable:
     is_time_to = metric.key in {target.key for target in comparison.targets}
     rows = tuple(
@@ -214,14 +269,21 @@ def _one_metric(comparison: Comparison, metric: MetricSummary) -> TextTable:
     )
     difference = f"against {comparison.baseline}"
     reached = ("reached",) if is_time_to else ()
-    title = f"{heading_of(metric)} ({metric.better} is better)"
-    return TextTable(title, ("arm", "mean", *reached, difference, ""), rows)
+    primary = "primary metric: " if metric.key == comparison.primary else ""
+    title = f"{primary}{heading_of(metric)} ({metric.better} is better)"
+    return TextTable(title, ("arm", "mean", *reached, difference, "corrected p", ""), rows)
 
 
-def _against(gap: Difference | None, digits: int) -> tuple[str, str]:
+def _against(gap: Difference | None, digits: int) -> tuple[str, str, str]:
     if gap is None:
-        return "", ""
-    return with_interval(gap, digits), gap.judgement
+        return "", "", ""
+    return with_interval(gap, digits), _p(gap.p_family), gap.judgement
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return MISSING
+    return f"<{SMALLEST_P:g}" if p < SMALLEST_P else f"{p:.3f}"
 
 
 def _plain_lines(comparison: Comparison) -> Iterator[str]:
@@ -234,6 +296,25 @@ def _plain_lines(comparison: Comparison) -> Iterator[str]:
             aligned = (f"{value:>{width}}" for value, width in zip(values, widths[1:], strict=True))
             yield "  ".join([f"  {name:<{widths[0]}}", *aligned]).rstrip()
         yield ""
+
+
+def _split(table: TextTable, width: int) -> Iterator[TextTable]:
+    """Yield parts of a table, each with the first column and at most `width` characters wide.
+
+    A part has at least one other column, and may be wider then.
+    """
+    cells = [table.headings, *table.rows]
+    widths = [GAP + max(len(row[at]) for row in cells) for at in range(len(table.headings))]
+    parts, left = list[list[int]](), 0
+    for at in range(1, len(widths)):
+        if widths[at] > left:
+            parts.append([0])
+            left = width - GAP - widths[0]
+        parts[-1].append(at)
+        left -= widths[at]
+    for number, part in enumerate(parts):
+        headings, *rows = (tuple(row[at] for at in part) for row in cells)
+        yield TextTable(f"{table.title}{' (continued)' if number else ''}", headings, tuple(rows))
 
 
 def _coloured(cell: str) -> str:

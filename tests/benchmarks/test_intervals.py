@@ -1,16 +1,43 @@
-"""The benchmark of intervals tells that ours are the widest bootstrap, and about as wide as t."""
+"""The benchmark of intervals: Student's are the widest, and equal arms rarely have a verdict."""
 
 import json
 
 import pytest
 
 from benchmarks import intervals
+from fairbed.testbed.errors import UsageError
 
 
-def test_intervals_are_held_against_known_means(capsys: pytest.CaptureFixture[str]) -> None:
-    assert intervals.main(["--draws", "300", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["distribution"], row["n"]) for row in rows][:2] == [("normal", 5), ("normal", 10)]
-    for row in rows:
+def test_intervals_and_verdicts_are_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intervals, "DRAWN_GRIDS", 60)
+    arguments = ["--draws", "300", "--runs", "80", "--set", "rounds=10", "--json"]
+    assert intervals.main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["distribution"], row["seeds"]) for row in found["known"]][:2] == [
+        ("normal", 5),
+        ("normal", 10),
+    ]
+    for row in found["known"]:
         assert row["percentile"] < row["expanded"] <= 0.99
-        assert abs(row["expanded"] - row["Student"]) < 0.06
+        if row["seeds"] == 5:
+            assert row["expanded"] < row["Student (ours)"] + 0.02
+    by_metric = {row["metric"]: row for row in found["differences"]}
+    assert by_metric["virtual_s"]["distinct values"] == 80
+    assert "wall_s" not in by_metric
+    assert all(0.85 < row["5 seeds"] <= 1.0 for row in by_metric.values())
+    once, *drawn = found["grids"]
+    assert (once["grids"], once["runs"]) == (8, "each once")
+    assert [(row["arms"], row["seeds"]) for row in drawn] == [
+        (arms, seeds) for arms in (2, 4) for seeds in (5, 10, 20)
+    ]
+    assert once["from"] <= once["any verdict"] <= once["to"]
+    for row in drawn:
+        assert row["any verdict"] < 0.15 < row["without correction"]
+        assert row["primary metric"] <= row["any verdict"]
+
+
+def test_too_few_runs_are_one_line() -> None:
+    with pytest.raises(UsageError, match=r"--runs at least 80, got 4000, \d+ and 10; raise them"):
+        intervals.main(["--runs", "10"])

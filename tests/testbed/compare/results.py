@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.grid import Grid
-from fairbed.testbed.compare.measures import METRICS, RunCurves, RunMeasures
+from fairbed.testbed.compare.measures import METRICS, SCORES, RunCurves, RunMeasures
 
 EVALUATIONS = 10
 
@@ -28,10 +28,13 @@ def result(
     run = RunCurves(
         rounds=tuple(rounds),
         closed_s=tuple(round_s * at for at in rounds),
+        device_s=tuple(2.0 * round_s * at for at in rounds),
+        updates=tuple(3 * at for at in rounds),
         queue_total=tuple(1.0 * at for at in rounds),
         evaluated=tuple(evaluated),
         evaluated_s=tuple(round_s * at for at in evaluated),
-        accuracy=tuple((slope or 0.0) * at for at in evaluated),
+        evaluated_device_s=tuple(2.0 * round_s * at for at in evaluated),
+        scores={key: tuple((slope or 0.0) * at for at in evaluated) for key in SCORES},
     )
     known: dict[str, float | None] = {metric.key: None for metric in METRICS}
     known["virtual_s"] = round_s * EVALUATIONS

@@ -2,8 +2,11 @@
 
 import csv
 import io
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison, Difference, compare
 from fairbed.testbed.compare.grid import Grid, load_grid
+from fairbed.testbed.compare.measures import METRICS
 from fairbed.testbed.compare.report import escaped, tex
 from fairbed.testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, with_interval
 from tests.testbed.compare.results import result, results
@@ -35,6 +39,7 @@ model = "linear"
 theta = [1.0, 1.0, 0.2]
 count = 3
 """
+TRAINING = 'set = { "replay.training" = true }'
 FAST, FASTER = "rbcs_f,V=5", "rbcs_f,V=50"
 
 
@@ -91,7 +96,77 @@ def test_an_arm_is_better_only_where_zero_is_outside(comparison: Comparison) -> 
         "min_rate_selected": "worse",
         "jain": "unclear",
         "queue_mean_total": "better",
+        "at_equal_rounds": "unclear",
+        "at_equal_time": "better",
+        "at_equal_device_s": "better",
     }
+
+
+def noise(dice: np.random.Generator, *, effect_s: float = 0.0) -> Callable[[str, int], CellResult]:
+    """Return cells of equal arms: every metric is noise, half of it common to all metrics."""
+
+    def make(arm: str, seed: int) -> CellResult:
+        common = dice.normal()
+        values: dict[str, Any] = {metric.key: 9.0 + common + dice.normal() for metric in METRICS}
+        round_s = 90.0 + common + dice.normal() + (effect_s if arm == FAST else 0.0)
+        return result(arm, seed, round_s=round_s, **(values | {"virtual_s": round_s}))
+
+    return make
+
+
+def test_of_grids_of_equal_arms_five_percent_have_a_verdict(tmp_path: Path) -> None:
+    """Without the correction a third of them and more would have one, over metrics and arms."""
+    grid, dice = grid_of(tmp_path, seeds=5), np.random.default_rng(14)
+    n_grids, naive, wrong = 400, 0, 0
+    for _ in range(n_grids):
+        found = compared(grid, results(grid, noise(dice)))
+        gaps = [gap for arm in found.arms for gap in arm.differences.values()]
+        assert found.comparisons == len(gaps) == 2 * (len(METRICS) - 1 + 3)
+        naive += any(gap.p is not None and gap.p <= 0.05 for gap in gaps)
+        wrong += any(gap.judgement != "unclear" for gap in gaps)
+    assert naive / n_grids > 0.33
+    assert 0.0 < wrong / n_grids <= 0.06
+
+
+def test_the_primary_metric_needs_less_evidence_than_the_others(tmp_path: Path) -> None:
+    shown = {}
+    for primary in ("virtual_s", "jain"):
+        grid = grid_of(tmp_path, 5, f'primary = "{primary}"')
+        dice, verdicts = np.random.default_rng(3), 0
+        for _ in range(60):
+            found = compared(grid, results(grid, noise(dice, effect_s=-4.0)))
+            verdicts += found.arms[1].differences["virtual_s"].judgement == "better"
+        shown[primary] = verdicts
+    assert shown["virtual_s"] > 2 * shown["jain"]
+
+
+def test_the_primary_metric_is_named_and_comes_first(comparison: Comparison) -> None:
+    text = plain(comparison)
+    assert comparison.primary == "virtual_s"
+    assert "Primary metric: total time (key `primary` of the grid file)" in text
+    assert "total*, s" in text
+    assert text.index("primary metric: total time, s (less is better)") < text.index("Pareto")
+    assert "the primary metric is total time" in tex(comparison)
+    assert json.loads(msgspec.json.encode(comparison))["primary"] == "virtual_s"
+
+
+def test_a_primary_metric_that_no_run_has_is_one_line(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, 10, 'primary = "mape"')
+    found = compared(grid, results(grid, cell))
+    (line,) = found.warnings
+    assert line.startswith("primary: must be a metric of these runs, got 'mape', which none has;")
+    assert "one of: virtual_s, " in line
+    assert found.arms[1].differences["virtual_s"].judgement == "better", "others have the level"
+
+
+def test_one_seed_is_one_line(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, seeds=1)
+    found = compared(grid, results(grid, cell))
+    (line,) = found.warnings
+    assert "at least 5, got 1: there is no interval and no verdict" in line
+    assert found.comparisons == 0
+    assert f"warning: {line}" in plain(found)
+    assert "(Student's t). No difference was tested." in plain(found)
 
 
 def test_rounding_is_no_difference(tmp_path: Path) -> None:
@@ -158,6 +233,44 @@ def test_a_given_target_and_a_given_horizon(tmp_path: Path) -> None:
     assert [arm.reached[target.key] for arm in found.arms] == ["5/5", "5/5", "5/5"]
 
 
+def test_arms_are_compared_at_the_largest_budgets_that_all_runs_reached(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, 5, TRAINING)
+    found = compared(grid, results(grid, trained))
+    assert [(b.key, b.amount, b.text) for b in found.budgets] == [
+        ("at_equal_rounds", 10, "10 rounds"),
+        ("at_equal_time", 50.0, "50.0 s"),
+        ("at_equal_device_s", 100.0, "100.0 device-s"),
+    ]
+    # in 50 s: 2 rounds of 20 s, 5 of 10 s, 10 of 5 s; a round costs twice its time in device-s
+    means = {b.key: [arm.values[b.key].mean for arm in found.arms] for b in found.budgets}
+    assert means["at_equal_rounds"] == pytest.approx([0.8, 0.8, 0.4])
+    assert means["at_equal_time"] == pytest.approx([0.16, 0.4, 0.4])
+    assert means["at_equal_device_s"] == pytest.approx([0.16, 0.4, 0.4])
+    text = plain(found)
+    assert "\naccuracy at the largest budgets that every run reached" in text
+    assert "at 50.0 s" in text
+    keys = {row["metric"] for row in csv.DictReader(io.StringIO(metrics_csv(found)))}
+    assert keys >= means.keys()
+
+
+def test_without_training_updates_are_compared_at_equal_budgets(comparison: Comparison) -> None:
+    assert comparison.budget_metric == "updates"
+    uniform, _, faster = comparison.arms
+    assert uniform.values["at_equal_rounds"].mean == 30.0
+    assert faster.values["at_equal_time"].mean > uniform.values["at_equal_time"].mean
+
+
+def test_a_run_without_a_value_within_a_budget_has_none(tmp_path: Path) -> None:
+    """One arm is so fast that the others have evaluated nothing when its runs end."""
+    grid = grid_of(tmp_path, 5, TRAINING)
+    slow = {"uniform": 20.0, FAST: 10.0, FASTER: 1.0}
+    found = compared(
+        grid, results(grid, lambda arm, seed: result(arm, seed, slope=0.05, round_s=slow[arm]))
+    )
+    assert ["at_equal_time" in arm.values for arm in found.arms] == [False, True, True]
+    assert "–" in plain(found)
+
+
 def test_without_evaluations_there_is_no_target(comparison: Comparison) -> None:
     assert (comparison.targets, comparison.horizon_s, comparison.has_training) == ([], None, False)
 
@@ -204,6 +317,22 @@ def test_a_terminal_shows_the_same(
     assert all(words in drawn for words in wanted)
 
 
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_a_narrow_terminal_shortens_no_number(
+    columns: str,
+    comparison: Comparison,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    print_rich(comparison)
+    drawn = capsys.readouterr().out
+    assert "…" not in drawn
+    assert "(continued)" in drawn
+    in_plain = re.findall(r"[+-]?[0-9][0-9,.]*", plain(comparison))
+    assert set(in_plain) <= set(re.findall(r"[+-]?[0-9][0-9,.]*", drawn))
+
+
 @pytest.mark.parametrize(
     ("mean", "low", "high", "text"),
     [
@@ -216,7 +345,7 @@ def test_a_terminal_shows_the_same(
 def test_a_small_difference_is_not_shown_as_none(
     mean: float, low: float, high: float, text: str
 ) -> None:
-    found = Difference(mean=mean, low=low, high=high, n=9, judgement="worse")
+    found = Difference(mean=mean, low=low, high=high, n=9, p=0.01, p_family=0.02, judgement="worse")
     assert with_interval(found, 1) == text
 
 
@@ -267,11 +396,15 @@ def test_the_weights_of_updates_are_named_where_arms_differ(tmp_path: Path) -> N
     grid = load_grid(path)
     trained = compared(grid, results(grid, lambda arm, seed: result(arm, seed, slope=0.05)))
     assert [arm.weights for arm in trained.arms] == ["equal", "n", "n"]
-    line = f"aggregation.weights differ: equal in uniform; n in {FAST}, {FASTER}"
+    line = (
+        "aggregation.weights differ: equal (default of corefed) in uniform; "
+        f"n (default of fedavg) in {FAST}, {FASTER}"
+    )
     assert line in plain(trained)
     assert escaped(line) in tex(trained)
+    assert plain(trained).splitlines()[1].split()[3] == "weights"
     untrained = compared(grid, results(grid, lambda arm, seed: result(arm, seed)))
-    assert "aggregation.weights" not in plain(untrained)
+    assert "weights" not in plain(untrained)
     same = grid_of(tmp_path, seeds=5)
     trained = compared(same, results(same, lambda arm, seed: result(arm, seed, slope=0.05)))
-    assert "aggregation.weights" not in plain(trained) + tex(trained)
+    assert "aggregation.weights: n (default of fedavg) in all arms" in plain(trained)

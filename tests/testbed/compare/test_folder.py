@@ -1,5 +1,6 @@
 """The folder of a grid refuses other grids and other files, in one line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def test_the_folder_has_the_experiment_of_each_arm_and_accepts_more_arms(tmp_pat
     [
         (OTHER, "baseline must be unchanged since the grid began, got other after one"),
         (f'fleet = "run"\n{ONE}', "fleet must be unchanged"),
+        (f'primary = "jain"\n{ONE}', "primary must be unchanged .*, got jain after virtual_s"),
         (ONE.replace('"one"', '"one"\nset = { rounds = 3 }'), "'one', seed 0 with another exp"),
     ],
 )
@@ -54,6 +56,16 @@ def test_a_changed_grid_is_refused_and_changes_nothing(
     with pytest.raises(ExperimentError, match=words):
         enter(out, grid_of(tmp_path, arms))
     assert (out / MANIFEST).read_bytes() == before
+
+
+def test_a_folder_from_before_primary_metrics_is_continued(tmp_path: Path) -> None:
+    out, grid = tmp_path / "out", grid_of(tmp_path, ONE)
+    enter(out, grid)
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    del manifest["primary"], manifest["budget_metric"]
+    (out / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    enter(out, grid)
+    assert json.loads((out / MANIFEST).read_bytes())["primary"] == "virtual_s"
 
 
 def test_a_damaged_manifest_is_one_line(tmp_path: Path) -> None:

@@ -141,6 +141,22 @@ def test_an_experiment_may_stand_in_the_grid(folder: Path) -> None:
             "must be at most 10,000, got 11,000",
         ),
         (f'experiment = "base.toml"\nseeds = nan\n{ARMS}', "seeds: must be a finite number"),
+        (
+            f'experiment = "base.toml"\nseeds = 1\nprimary = "speed"\n{ARMS}',
+            "primary: must be a metric of this grid, got 'speed'; there are: virtual_s, ",
+        ),
+        (
+            f'experiment = "base.toml"\nseeds = 1\nprimary = "accuracy_mean"\n{ARMS}',
+            "primary: must be a metric of this grid, got 'accuracy_mean'; there are: virtual_s, ",
+        ),
+        (
+            f'experiment = "base.toml"\nseeds = 1\nprimary = "wall_s"\n{ARMS}',
+            "primary: must be a metric of this grid, got 'wall_s'",
+        ),
+        (
+            f'experiment = "base.toml"\nseeds = 1\nbudget_metric = "jain"\n{ARMS}',
+            "budget_metric: must be a metric of this grid, got 'jain'; there are: updates",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_file(folder: Path, text: str, words: str) -> None:
@@ -148,6 +164,19 @@ def test_a_mistake_is_one_line_that_names_the_file(folder: Path, text: str, word
         grid_of(folder, text)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
+
+
+def test_the_primary_metric_is_accuracy_with_training_and_time_without(folder: Path) -> None:
+    grid = small(folder)
+    assert (grid.primary, grid.budget_metric) == ("virtual_s", "updates")
+    training = 'seeds = 1\nset = { "replay.training" = true }'
+    grid = small(folder, training)
+    assert (grid.primary, grid.budget_metric) == ("accuracy_mean", "accuracy_mean")
+    own = f'{training}\nprimary = "time_to_0.8"\nbudget_metric = "accuracy_worst10"'
+    grid = small(folder, own, f"{ARMS}\n[target]\naccuracy = [0.8]")
+    assert (grid.primary, grid.budget_metric) == ("time_to_0.8", "accuracy_worst10")
+    live = small(folder, 'seeds = 1\nfleet = "run"\nprimary = "wall_s"')
+    assert (live.primary, live.budget_metric) == ("wall_s", "accuracy_mean")
 
 
 def test_an_arm_cannot_set_the_seed(folder: Path) -> None:

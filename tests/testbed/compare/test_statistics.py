@@ -1,4 +1,6 @@
-"""Intervals are checked against scipy and by their coverage, times and fronts by hand."""
+"""Intervals and tests are checked against scipy and by their coverage, times and fronts by hand."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -9,13 +11,15 @@ from scipy import stats
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.testbed.compare.statistics import (
     ConfidenceInterval,
-    expanded_level,
     final_value,
+    holm,
     mean_interval,
     on_front,
+    p_value,
     restricted,
     running_mean,
     time_to,
+    value_at,
 )
 
 
@@ -27,72 +31,86 @@ def floats(*values: float) -> Floats:
     return np.array(values, dtype=np.float64)
 
 
-@pytest.mark.parametrize("n", [2, 5, 10, 30])
-def test_the_level_is_that_of_students_t(n: int) -> None:
-    wanted = stats.norm.cdf(np.sqrt(n / (n - 1)) * stats.t.ppf(0.025, n - 1))
-    assert expanded_level(n) == pytest.approx(wanted, rel=1e-9)
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20).filter(lambda v: np.std(v) > 1e-3))
+def test_the_interval_and_the_p_value_are_those_of_scipy(listed: list[float]) -> None:
+    values = floats(*listed)
+    found, n = mean_interval(values), values.size
+    ends = stats.t.interval(0.95, n - 1, values.mean(), stats.sem(values))
+    assert (found.low, found.high) == pytest.approx(ends, rel=1e-9, abs=1e-9)
+    assert (found.mean, found.n) == (values.mean(), n)
+    if n >= 5:
+        assert p_value(values) == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue, rel=1e-6)
 
 
-def test_with_many_values_the_level_is_the_plain_one() -> None:
-    assert expanded_level(10_000) == pytest.approx(0.025, abs=1e-4)
-
-
-def test_the_interval_is_scipys_percentile_interval_at_that_level() -> None:
-    values = rng(3).exponential(size=12)
-    ours = mean_interval(values, rng(), resamples=100_000)
-    theirs = stats.bootstrap(
-        (values,),
-        np.mean,
-        confidence_level=1.0 - 2.0 * expanded_level(12),
-        n_resamples=100_000,
-        method="percentile",
-        rng=rng(1),
-    ).confidence_interval
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=0.01)
-    assert ours.mean == values.mean()
-
-
-def test_for_many_normal_values_the_interval_is_students() -> None:
-    values = rng(5).normal(3.0, 2.0, size=200)
-    found = mean_interval(values, rng())
-    low, high = stats.t.interval(0.95, 199, values.mean(), values.std(ddof=1) / np.sqrt(200))
-    assert (found.low, found.high) == pytest.approx((low, high), abs=0.02)
-
-
-def coverage(n: int, *, is_skewed: bool) -> float:
-    dice, hits = rng(11), 0
-    for _ in range(1_500):
-        values = dice.exponential(size=n) if is_skewed else dice.normal(1.0, 1.0, size=n)
-        found = mean_interval(values, dice, resamples=1_500)
-        assert found.low is not None
-        assert found.high is not None
-        hits += found.low <= 1.0 <= found.high
-    return hits / 1_500
-
-
-@pytest.mark.parametrize(
-    ("n", "is_skewed", "least"), [(5, False, 0.91), (10, False, 0.93), (10, True, 0.88)]
-)
-def test_ninety_five_percent_of_intervals_cover_the_mean(
-    n: int, is_skewed: bool, least: float
-) -> None:
-    assert least <= coverage(n, is_skewed=is_skewed) <= 0.97
-
-
-def test_an_interval_does_not_depend_on_how_much_is_drawn_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    values = rng(2).normal(size=10)
-    whole = mean_interval(values, rng())
-    monkeypatch.setattr("fairbed.testbed.compare.statistics._BLOCK", 70)
-    assert mean_interval(values, rng()) == whole
+@pytest.mark.parametrize("n", [5, 10, 20])
+@pytest.mark.parametrize("kind", ["normal", "difference of skewed values", "skewed"])
+def test_ninety_five_percent_of_intervals_cover_the_mean(n: int, kind: str) -> None:
+    """Arms that are equal have symmetric differences, even of skewed values."""
+    dice = rng(n)
+    samples = {
+        "normal": lambda: dice.normal(size=(4_000, n)),
+        "skewed": lambda: dice.exponential(size=(4_000, n)) - 1.0,
+        "difference of skewed values": lambda: (
+            dice.exponential(size=(4_000, n)) - dice.exponential(size=(4_000, n))
+        ),
+    }[kind]()
+    found = [mean_interval(values) for values in samples]
+    share = np.mean([(i.low or 0.0) <= 0.0 <= (i.high or 0.0) for i in found])
+    if kind == "skewed":
+        assert 0.86 < share < 0.93, "too narrow, as docs/many-runs.md states"
+    else:
+        assert 0.93 <= share <= 0.97
 
 
 def test_equal_values_have_no_width_and_one_value_has_no_interval() -> None:
-    assert mean_interval(np.full(6, 4.0), rng()) == ConfidenceInterval(4.0, 4.0, 4.0, 6)
-    assert mean_interval(floats(4.0), rng()) == ConfidenceInterval(4.0, None, None, 1)
+    assert mean_interval(np.full(6, 4.0)) == ConfidenceInterval(4.0, 4.0, 4.0, 6)
+    assert mean_interval(floats(4.0)) == ConfidenceInterval(4.0, None, None, 1)
+    tenths = mean_interval(np.full(7, 0.1))
+    assert tenths.low == tenths.mean == tenths.high
     with pytest.raises(ValueError, match="at least one value"):
-        mean_interval(floats(), rng())
+        mean_interval(floats())
+
+
+def test_equal_differences_are_certain_and_few_are_not_tested() -> None:
+    assert [p_value(np.full(6, value)) for value in (0.0, 0.1)] == [1.0, 0.0]
+    assert p_value(floats(1.0, 2.0, 3.0, 4.0)) is None
+
+
+def test_holm_is_that_of_p_adjust_in_r() -> None:
+    # p.adjust(c(0.01, 0.02, 0.03, 0.005), "holm") is 0.03 0.04 0.04 0.02
+    found = holm(floats(0.01, 0.02, 0.03, 0.005), np.ones(4))
+    assert found.tolist() == pytest.approx([0.03, 0.04, 0.04, 0.02])
+
+
+p_and_weight = st.tuples(st.floats(0.0, 1.0), st.sampled_from([0.1, 0.5, 1.0, 4.0]))
+
+
+@given(st.lists(p_and_weight, min_size=1, max_size=6))
+def test_holm_is_the_closed_test_of_all_intersections(tests: list[tuple[float, float]]) -> None:
+    """p~ of a test is the largest weighted Bonferroni p of the sets of hypotheses that it is in."""
+    p, weights = (np.array(column) for column in zip(*tests, strict=True))
+    members = range(len(tests))
+    wanted = np.zeros(len(tests))
+    for size in range(1, len(tests) + 1):
+        for some in itertools.combinations(members, size):
+            rows = list(some)
+            of_set = min(1.0, float((p[rows] / weights[rows]).min() * weights[rows].sum()))
+            wanted[rows] = np.maximum(wanted[rows], of_set)
+    assert holm(p, weights).tolist() == pytest.approx(wanted.tolist())
+
+
+def test_a_test_begins_with_its_share_and_passes_it_on() -> None:
+    weights = floats(0.8, 0.1, 0.1)
+    assert holm(floats(0.04, 0.9, 0.9), weights)[0] == pytest.approx(0.05)
+    passed_on = holm(floats(0.001, 0.025, 0.9), weights)
+    assert passed_on.tolist() == pytest.approx([0.00125, 0.05, 0.9])
+
+
+def test_the_value_at_a_budget_is_the_last_that_it_pays_for() -> None:
+    at, values = floats(10.0, 20.0, 30.0), floats(0.1, 0.2, 0.3)
+    found = [value_at(budget, at, values) for budget in (9.9, 10.0, 29.9, 30.0, 99.0)]
+    assert found == [None, 0.1, 0.2, 0.3, 0.3]
+    assert value_at(5.0, floats(), floats()) is None
 
 
 @pytest.mark.parametrize(
