@@ -160,8 +160,9 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     paper prints it, 1 for a device selected in the last round."""
     queue_counts: Literal["selected", "aggregated"] = "selected"
     """The event that lowers a device's virtual queue: selection (the paper) or aggregation."""
-    lcb_floor: float | None = 0.0
-    """Lower bound of tau_bar, seconds; without the key it is 0."""
+    lcb_floor: float | Literal["none"] = 0.0
+    """Lower bound of tau_bar, seconds; `none` is the paper's form, in which tau_bar may be negative
+    for a device with few measurements."""
     z_max: PositiveFloat | None = None
     """Upper bound of a virtual queue; voids the guarantee of beta, so it is not set by default."""
     on_timeout: Literal["drop", "lower_bound"] = "lower_bound"

@@ -256,7 +256,7 @@ def _rbcs_f(config: SelectionConfig) -> RbcsF:
         beta=config.beta,
         V=config.V,
         alpha=theory if config.alpha == "theory" else config.alpha,
-        lcb_floor_s=config.lcb_floor,
+        lcb_floor_s=None if config.lcb_floor == "none" else config.lcb_floor,
         counts=config.queue_counts,
         z_max=config.z_max,
     )

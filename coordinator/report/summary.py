@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
@@ -39,6 +40,7 @@ from fairbed.coordinator.store.reader import (
     SelectionCounts,
     profile_of,
 )
+from fairbed.coordinator.store.store import Provenance
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
     DeviceRow,
@@ -165,6 +167,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
         profiles=_profiles(devices, truths, kinds, exchanges),
         fleet=fleet,
+        provenance=msgspec.json.decode(info.row.provenance, type=Provenance),
     )
 
 

@@ -6,6 +6,8 @@ null.
 
 from msgspec import Struct
 
+from fairbed.coordinator.store.store import Provenance
+
 
 class Accuracy(Struct, frozen=True, kw_only=True):
     """Accuracy in the latest evaluation, as ratios, over devices."""
@@ -266,3 +268,5 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     round_s: RoundTimes
     profiles: dict[str, ProfileSummary]
     fleet: list[DeviceSummary]
+    provenance: Provenance
+    """What the run was made with, at its start."""

@@ -10,9 +10,13 @@ from fairbed.coordinator.report.summary_schema import (
     Fairness,
     RunSummary,
 )
+from fairbed.coordinator.store.store import Provenance
 
 MAX_DEVICES = 40
 """Maximum number of devices listed."""
+
+HASH_DIGITS = 8
+"""Printed digits of a commit or a hash."""
 
 NOTABLE_SHARE = 0.001
 """Smallest share of the exchange times in no phase that is printed."""
@@ -87,8 +91,30 @@ def _facts(s: RunSummary) -> list[str]:
             f"{size(s.bytes.down)} down{_named(x.codecs_down)}, "
             f"{size(s.bytes.up)} up{_named(x.codecs_up)}",
         ),
+        *_provenance(s.provenance),
     ]
     return [f"{label:<11}{text}" for label, text in pairs]
+
+
+def _provenance(p: Provenance) -> list[tuple[str, str]]:
+    """Return versions and revisions, and hashes of the data, shortened."""
+    own = f" (git {_short(p.git_revision)})" if p.git_revision else ""
+    names = [name for name in p.packages if name not in ("fairbed", "msgspec")]
+    versions = [f"{name} {p.packages[name]}" for name in names]
+    pairs = [
+        ("provenance", ", ".join([f"fairbed {p.packages.get('fairbed', MISSING)}{own}", *versions]))
+    ]
+    used = {"set": p.data_sha256, "partition": p.partition_sha256}
+    found = [f"{name} {value[:HASH_DIGITS]}" for name, value in used.items() if value]
+    if p.experiment_revision and p.experiment_revision != p.git_revision:
+        found.append(f"experiment git {_short(p.experiment_revision)}")
+    return [*pairs, ("data", ", ".join(found))] if found else pairs
+
+
+def _short(revision: str) -> str:
+    """Return the first digits of a commit, and its suffix."""
+    commit, dash, suffix = revision.partition("-")
+    return f"{commit[:HASH_DIGITS]}{dash}{suffix}"
 
 
 def _spread(s: RunSummary) -> list[tuple[str, str]]:

@@ -102,7 +102,7 @@ INDICES: tuple[str, ...] = (
 
 APPLICATION_ID = 0x46424544
 """`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
-VERSION = 1
+VERSION = 2
 """Version of the tables: `PRAGMA user_version`."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
@@ -266,9 +266,9 @@ def check_format(where: str, connection: sqlite3.Connection) -> None:
         f"{where}: a run store must have application id {APPLICATION_ID:#x} and version {VERSION}"
     )
     got = f"got {application:#x} and {version}"
-    if application == 0:
-        if version == 0:
-            raise EmptyStoreError(f"{rule}, {got}; no run started in it: delete the folder")
+    if (application, version) == (0, 0):
+        raise EmptyStoreError(f"{rule}, {got}; no run started in it: delete the folder")
+    if application == 0 or (application == APPLICATION_ID and version < VERSION):
         raise OldStoreError(
             f"{rule}, {got}; an older Fairbed wrote it: read it with that version, "
             f"or delete it with fairbed rm"

@@ -4,13 +4,14 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.store.connection import (
@@ -62,6 +63,22 @@ RETENTION_EVERY = 2_000
 R = TypeVar("R", bound=Record)
 
 
+class Provenance(Struct, frozen=True, kw_only=True):
+    """Where a run comes from, at its start; null is unknown or does not apply."""
+
+    git_revision: str | None = None
+    """Commit of the checkout of Fairbed, with `-dirty` if tracked files differ from it; null for an
+    installed package."""
+    experiment_revision: str | None = None
+    """The same of the checkout with the experiment file; null outside a checkout."""
+    packages: dict[str, str] = {}
+    """Versions of python, fairbed, numpy, onnxruntime, msgspec and, where installed, torch."""
+    data_sha256: str | None = None
+    """Hash of all examples and labels; null if the run uses no data set."""
+    partition_sha256: str | None = None
+    """Hash of the rows of the data set that each device trains on and holds out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
     """Identity and configuration of a new run."""
@@ -76,7 +93,7 @@ class NewRun:
     config_hash: str
     version: str
     """Version of Fairbed."""
-    git_revision: str | None = None
+    provenance: Provenance = field(default_factory=Provenance)
     dilation: float = 1.0
     """Seconds of the machine per second of the run's clock."""
     clock: Literal["real", "virtual"] = "real"
@@ -92,7 +109,7 @@ class NewRun:
             seed=self.seed,
             config_hash=self.config_hash,
             version=self.version,
-            git_revision=self.git_revision,
+            provenance=msgspec.json.encode(self.provenance).decode(),
             dilation=self.dilation,
             status="created",
             reason="",

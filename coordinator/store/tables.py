@@ -198,8 +198,9 @@ class RunRow:
     """Hash of the resolved experiment: equal experiments have equal hashes."""
     version: str
     """Version of Fairbed."""
-    git_revision: str | None
-    """Revision of the checkout; empty for an installed package."""
+    provenance: str
+    """JSON: revisions of code, versions of packages and hashes of data, as `fairbed show --json`
+    prints them under this name."""
     dilation: float
     """Seconds of the machine per second of the run's clock."""
     status: str

@@ -55,7 +55,9 @@ def main(options: argparse.Namespace) -> int:
         progress = _ReplayProgress(experiment.rounds)
         started = time.perf_counter()
         run_id = folder.resolve().name
-        rounds = replay_setup(setup, folder, run_id, progress, threads=threads)
+        rounds = replay_setup(
+            setup, folder, run_id, progress, threads=threads, origin=options.experiment.parent
+        )
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DatasetError, ExperimentError, ProfileError, UnknownTask) as exc:
         raise UsageError(str(exc)) from exc

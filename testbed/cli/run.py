@@ -127,6 +127,7 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
         listen_host=host,
         listen_port=port,
         dilation=_dilation(experiment, folder) if has_fleet else 1.0,
+        origin=options.experiment.parent,
     )
 
 

@@ -5,11 +5,14 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
+
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
-from fairbed.coordinator.store import NewRun, RunReader, Store
+from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, MAX_LISTED, Checkpointer
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.learning import make_learning
@@ -59,11 +62,16 @@ def replay_setup(
     *,
     checkpoint_s: float = CHECKPOINT_S,
     threads: int | None = None,
+    origin: Path | None = None,
 ) -> int:
-    """Replay a world that is set up already; see `replay_experiment`."""
+    """Replay a world that is set up already; see `replay_experiment`.
+
+    `origin` is the folder of the experiment file; None is the current folder.
+    """
     experiment = setup.experiment
     learning = make_learning(setup, folder, threads) if experiment.trains_in_replay else None
-    store = _open_store(experiment, folder, run_id, len(setup.names))
+    found = provenance(origin or Path(), setup.data)
+    store = _open_store(experiment, folder, run_id, len(setup.names), found)
     engine = ReplayEngine(setup.decisions, setup.world, cohort=learning)
     checkpointer = Checkpointer(store, setup.names, engine, checkpoint_s, setup.device_records)
     rounds, aggregated = 0, 0
@@ -72,6 +80,9 @@ def replay_setup(
         if engine.at.round > 0:
             with RunReader(folder) as reader:
                 aggregated = sum(row.aggregated for row in reader.rounds())
+                before = msgspec.json.decode(reader.run().row.provenance, type=Provenance)
+            if (text := difference(before, found)) is not None:
+                store.add(_warning("provenance", text))
         store.set_status("running")
         for row in setup.rows:
             store.add(row)
@@ -109,7 +120,9 @@ def _warning(kind: str, text: str) -> EventRow:
     )
 
 
-def _open_store(experiment: Experiment, folder: Path, run_id: str, devices: int) -> Store:
+def _open_store(
+    experiment: Experiment, folder: Path, run_id: str, devices: int, found: Provenance
+) -> Store:
     if (folder / DATABASE).exists():
         return Store.reopen(folder)
     return Store.create(
@@ -121,6 +134,7 @@ def _open_store(experiment: Experiment, folder: Path, run_id: str, devices: int)
             seed=experiment.seed,
             config_hash=experiment.hash(),
             version=version("fairbed"),
+            provenance=found,
             clock="virtual",
             selection_rows="all" if devices <= MAX_LISTED else "selected",
         ),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
@@ -19,7 +20,7 @@ from fairbed.coordinator.ports import HostServices
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
-from fairbed.coordinator.store import NewRun, RunReader, Store
+from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.testbed.backends.base import Backend
@@ -33,6 +34,7 @@ from fairbed.testbed.experiment.shards import FleetData, StoredShards
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
+from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.broker import (
     Broker,
     BrokerError,
@@ -77,6 +79,8 @@ class RunPlan:
     """None takes a free port."""
     dilation: float = 1.0
     """Seconds of this machine in one second of the fleet, and of the event loop of the run."""
+    origin: Path = Path()
+    """Folder of the experiment file."""
 
 
 async def run_experiment(
@@ -132,7 +136,7 @@ async def _run(
         if backend is not None:
             await backend.start(await _costs(plan, devices, artifact))
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
-            store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
+            store, attempt, moved = await anyio.to_thread.run_sync(_open_store, plan, data)
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         try:
             for device in devices:
@@ -140,6 +144,8 @@ async def _run(
             parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices)
             monitor = _contention_monitor(devices, backend, broker, plan.dilation)
             stop.coordinator = _coordinator(plan, parts, monitor, listener)
+            if moved is not None:
+                stop.coordinator.note("provenance", moved, "warning")
             for finding in preflight_findings(experiment, devices, choice, plan.dilation):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
             async with follow_schedules(
@@ -379,21 +385,29 @@ def _load(plan: RunPlan, names: list[str]) -> tuple[FleetData, Artifact]:
     return data, load_task(experiment.model.name, dataset.x_shape, dataset.classes)
 
 
-def _open_store(plan: RunPlan) -> tuple[Store, int]:
-    """Return the run's store, and the number of earlier starts of the run."""
+def _open_store(plan: RunPlan, data: FleetData) -> tuple[Store, int, str | None]:
+    """Return the run's store, the number of earlier starts, and what differs from the first."""
+    found = provenance(plan.origin, data)
     if not (plan.folder / DATABASE).exists():
-        return Store.create(
-            plan.folder,
-            NewRun(
-                run_id=plan.run_id,
-                name=plan.experiment.name,
-                experiment_toml=plan.experiment.resolved_toml(),
-                seed=plan.experiment.seed,
-                config_hash=plan.experiment.hash(),
-                version=version("fairbed"),
-                dilation=plan.dilation,
+        return (
+            Store.create(
+                plan.folder,
+                NewRun(
+                    run_id=plan.run_id,
+                    name=plan.experiment.name,
+                    experiment_toml=plan.experiment.resolved_toml(),
+                    seed=plan.experiment.seed,
+                    config_hash=plan.experiment.hash(),
+                    version=version("fairbed"),
+                    provenance=found,
+                    dilation=plan.dilation,
+                ),
             ),
-        ), 0
+            0,
+            None,
+        )
     store = Store.reopen(plan.folder)
     with RunReader(plan.folder) as reader:
-        return store, reader.run().row.resumes
+        row = reader.run().row
+    before = msgspec.json.decode(row.provenance, type=Provenance)
+    return store, row.resumes, difference(before, found)

@@ -22,7 +22,7 @@ PROMISING = {
     "rbcs-f, phases": SelectionConfig(estimator="phases"),
     "rbcs-f, V=0": SelectionConfig(V=0.0),
     "rbcs-f, V=1000": SelectionConfig(V=1000.0),
-    "rbcs-f, theory": SelectionConfig(alpha="theory", lcb_floor=None),
+    "rbcs-f, theory": SelectionConfig(alpha="theory", lcb_floor="none"),
     "rbcs-f-known": SelectionConfig(policy="rbcs-f-known"),
 }
 

@@ -211,8 +211,9 @@ def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
     assert "guarantee of 0.15 kept" in lines[6]
     assert lines[7].startswith("fairness   virtual queues: sum ")
     assert lines[8].startswith("weights    fedavg: 0.83 (phone-03) to 1.25 (")
-    assert lines[11].split()[:3] == ["device", "profile", "selected"]
-    assert len(lines) == 12 + 12
+    assert lines[10] == "provenance fairbed 0.1.0 (git abc1234)"
+    assert lines[12].split()[:3] == ["device", "profile", "selected"]
+    assert len(lines) == 13 + 12
     row = next(line.split() for line in lines if line.startswith("phone-03"))
     assert row[1:4] == ["phone-mid", str(summary.selected["phone-03"]), "0.300"]
     assert all(len(line) < 120 for line in lines)

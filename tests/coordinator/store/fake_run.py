@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.store import NewRun, Store
+from fairbed.coordinator.store import NewRun, Provenance, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
@@ -61,7 +61,7 @@ def make_store(folder: Path, rounds: int = 30, dilation: float = 1.0) -> Store:
             seed=7,
             config_hash="c0ffee",
             version="0.1.0",
-            git_revision="abc1234",
+            provenance=Provenance(git_revision="abc1234", packages={"fairbed": "0.1.0"}),
             dilation=dilation,
         ),
     )

@@ -159,7 +159,7 @@ def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connecti
 
 def test_a_new_store_has_its_application_id_and_version(connection: sqlite3.Connection) -> None:
     assert connection.execute("PRAGMA application_id").fetchone()[0].to_bytes(4, "big") == b"FBED"
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     check_format("run.db", connection)
 
 
@@ -168,6 +168,7 @@ def test_a_new_store_has_its_application_id_and_version(connection: sqlite3.Conn
     [
         (0, 0, EmptyStoreError, "no run started in it"),
         (0, 11, OldStoreError, "an older Fairbed wrote it"),
+        (APPLICATION_ID, 1, OldStoreError, "an older Fairbed wrote it"),
         (APPLICATION_ID, 99, StoreVersionError, "update Fairbed to open it"),
         (0x1234, 1, StoreVersionError, "it is not a run store"),
     ],

@@ -22,7 +22,7 @@ CONFIGS = {
     "rbcs-f-known": SelectionConfig(policy="rbcs-f-known"),
     "rbcs-f": SelectionConfig(policy="rbcs-f"),
     "rbcs-f, V=0": SelectionConfig(policy="rbcs-f", V=0.0),
-    "rbcs-f, theory": SelectionConfig(policy="rbcs-f", alpha="theory", lcb_floor=None),
+    "rbcs-f, theory": SelectionConfig(policy="rbcs-f", alpha="theory", lcb_floor="none"),
     "rbcs-f, aggregated": SelectionConfig(policy="rbcs-f", queue_counts="aggregated", z_max=2.0),
     "plug-in": SelectionConfig(
         policy="examples.longest_waiting:LongestWaiting", options={"patience": 3}

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.fairness import rate_slack
 from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.policy.factories import make_selector
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 
 BETA = 0.15
@@ -78,6 +81,16 @@ def test_the_bound_is_a_lower_one_and_floored_at_zero() -> None:
     }
     assert floored == {0, 1}, "both count as 0 s: a random draw decides"
     assert unbounded == {1}, "pure optimism: the slower context looks faster"
+
+
+def test_the_configuration_names_the_papers_form_without_a_floor() -> None:
+    contexts = fleet([0.0, 0.0], width_s=[1.0, 5.0])
+    for floor, rows in (("none", {1}), (0.0, {0, 1}), (-0.3, {1}), (-0.05, {0, 1})):
+        raw = {"policy": "rbcs-f", "beta": 0.0, "V": 1.0, "lcb_floor": floor}
+        selector = make_selector(msgspec.convert(raw, SelectionConfig))
+        assert {int(selector.select(contexts, 1, rng(s))[0]) for s in range(20)} == rows
+    with pytest.raises(msgspec.ValidationError, match="lcb_floor"):
+        msgspec.convert({"lcb_floor": "None"}, SelectionConfig)
 
 
 def test_the_theory_schedule_follows_its_formula() -> None:

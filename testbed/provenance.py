@@ -1,0 +1,133 @@
+"""Where a run comes from: revisions of the code, versions of packages, hashes of the data.
+
+No function raises: what cannot be read is None, or left out.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbed.coordinator.store import Provenance
+from fairbed.testbed.experiment.shards import FleetData
+
+PACKAGES = ("fairbed", "numpy", "onnxruntime", "msgspec", "torch")
+"""Packages whose version may change a result."""
+
+GIT_TIMEOUT_S = 5.0
+"""Longest wait for git; on a cold SD card it reads the index for a second."""
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""Folder of this package: the root of a checkout of Fairbed, or a folder in site-packages."""
+
+_GIT = ("git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch")
+_REDIRECTING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+"""Variables that would make git read another repository, as inside a hook."""
+
+
+def provenance(folder: Path, data: FleetData | None) -> Provenance:
+    """Return the provenance of a run.
+
+    Args:
+        folder: Folder of the experiment file.
+        data: The divided data; None if the run uses no data.
+    """
+    return Provenance(
+        git_revision=revision(CHECKOUT) if os.path.exists(CHECKOUT / ".git") else None,
+        experiment_revision=revision(folder),
+        packages=packages(),
+        data_sha256=None if data is None else data_sha256(data),
+        partition_sha256=None if data is None else partition_sha256(data),
+    )
+
+
+def revision(folder: Path) -> str | None:
+    """Return the commit of the git checkout that has `folder`, as `git describe --dirty` would.
+
+    The suffix `-dirty` states that files which git tracks differ from the commit.
+
+    Returns:
+        None if the folder is in no checkout, has no commit yet, or git cannot read it.
+    """
+    try:
+        here = folder.resolve()
+        if not any(os.path.exists(place / ".git") for place in (here, *here.parents)):
+            return None
+        environment = {k: v for k, v in os.environ.items() if k not in _REDIRECTING}
+        done = subprocess.run(
+            [*_GIT, "--untracked-files=no"],
+            cwd=here,
+            env=environment | {"GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: a loop of links
+        return None
+    lines = done.stdout.decode(errors="replace").splitlines()
+    commits = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
+    if not commits or commits[0] == "(initial)":
+        return None
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return commits[0] + ("-dirty" if is_dirty else "")
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of Python and of the installed `PACKAGES`, without importing them."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = str(version(name))
+        except (PackageNotFoundError, KeyError, OSError):  # not installed, or damaged metadata
+            continue
+    return found
+
+
+def data_sha256(data: FleetData) -> str:
+    """Return the hash of all examples, labels and natural users of a data set."""
+    dataset = data.dataset
+    users = () if dataset.device_ids is None else (dataset.device_ids,)
+    return _sha256((dataset.x, dataset.y, *users))
+
+
+def partition_sha256(data: FleetData) -> str:
+    """Return the hash of the rows that each device trains on and holds out."""
+    return _sha256(
+        rows for pair in zip(data.train_rows, data.test_rows, strict=True) for rows in pair
+    )
+
+
+def _sha256(arrays: Iterable[NDArray[Any]]) -> str:
+    """Return the hash of types, shapes and values; equal on machines of either byte order."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        digest.update(f"{little.dtype.str}{little.shape}".encode())
+        digest.update(little.tobytes() if little.size == 0 else little.data)
+    return digest.hexdigest()
+
+
+def difference(before: Provenance, now: Provenance) -> str | None:
+    """Return what differs at the resumption of a run from its start; None if nothing does.
+
+    The revision of the experiment does not count: the run has its own copy of the experiment.
+    """
+    pairs = [
+        ("git revision", before.git_revision, now.git_revision),
+        ("data", before.data_sha256, now.data_sha256),
+        ("partition", before.partition_sha256, now.partition_sha256),
+    ]
+    names = sorted({*before.packages, *now.packages})
+    pairs += [(name, before.packages.get(name), now.packages.get(name)) for name in names]
+    found = [
+        f"{name} {new or 'none'} (was {old or 'none'})" for name, old, new in pairs if old != new
+    ]
+    return f"resumed with a different provenance: {', '.join(found)}" if found else None
