@@ -131,6 +131,26 @@ def test_the_phases_that_an_offer_reported_before_the_deadline_are_seen() -> Non
     assert observation(exchange, 0, 0.0).phases_s is None
 
 
+def test_a_device_is_busy_until_its_update_arrived_or_was_abandoned() -> None:
+    done = measured_round().exchanges["pi-1"]
+    assert done.busy_s == done.tau_s == pytest.approx(TAU_S + 0.02)
+    table = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=4)
+    for device in ("late", "failed", "uploads", "waits"):
+        table.dispatch(device, now=0.0)
+    assert table.exchanges["late"].busy_s is None
+    table.on(DeviceFailed("failed", "training: out of memory"), 7.0)
+    table.on(Offered("uploads", offer(3)), 20.0)
+    table.on(Offered("waits", offer(3)), 30.0)
+    table.on(Tick(), 60.0)
+    table.end_all("the run ends", 65.0)
+    assert {name: x.busy_s for name, x in table.exchanges.items()} == {
+        "late": 60.0,
+        "failed": 7.0,
+        "uploads": 60.0,
+        "waits": 35.0,  # without the 30 s until the slot was free
+    }
+
+
 def test_the_row_keeps_the_context_known_before_selection() -> None:
     registry = Registry()
     registry.join("pi-1", hello(n_k=100), now=0.0)
@@ -150,6 +170,7 @@ def test_the_row_keeps_the_context_known_before_selection() -> None:
     assert (row.tau_hat_s, row.width_s, row.is_valid) == (1.5, 0.2, True)
     assert row.outcome == "done"
     assert row.tau_wall_s == pytest.approx(row.tau_s)
+    assert row.busy_s == row.tau_s
 
 
 def contended_exchange(**waited_s: float) -> Exchange:
