@@ -136,6 +136,7 @@ class SyntheticRun:
                     down_bps=40e6,
                     up_bps=20e6,
                     delay_s=0.01,
+                    malicious=None,
                     details="{}",
                 )
             )

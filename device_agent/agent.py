@@ -205,7 +205,9 @@ class Agent:
         """Create the parts that belong to one call of `run`."""
         config, clock = self._config, self._host.clock
         self._group = group
-        self._publisher = DevicePublisher(transport, self._topics, self._name, group)
+        self._publisher = DevicePublisher(
+            transport, self._topics, self._name, group, self._host.behaviour
+        )
         self._link = LinkEstimate()
         self._pulls = Pulls(self._publisher, self._topics, clock, self._link)
         cache = BlobCache(config.cache_path, config.cache_bytes)

@@ -1,4 +1,4 @@
-"""The interface between the agent and its machine: clock, pace and sensors.
+"""The interface between the agent and its machine: clock, pace, sensors and behaviour.
 
 A real device uses `real_host()`. The testbed passes another host to emulate a device inside a
 process; all other modules of the agent are the same in both cases.
@@ -6,8 +6,13 @@ process; all other modules of the agent are the same in both cases.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbed.wire.messages import FromDevice
 
 Section: TypeAlias = Literal["decode", "load", "evaluate", "train", "encode"]
 
@@ -76,13 +81,60 @@ class Sensors(Protocol):
         ...
 
 
+class Behaviour(Protocol):
+    """What a device sends of its results; a real device is `Honest`.
+
+    No message and no key of the configuration selects another behaviour.
+    """
+
+    def update(
+        self,
+        sent: NDArray[np.float32],
+        trained: NDArray[np.float32],
+        n_params: int,
+        seed: int,
+    ) -> NDArray[np.float32]:
+        """Return the model to send, shape (n_values,).
+
+        Args:
+            sent: The model of the round, shape (n_values,); not changed.
+            trained: The model after local training, shape (n_values,); not changed.
+            n_params: Number of parameters; the other values are buffers.
+            seed: Seed of this training (`wire.messages.Train`).
+        """
+        ...
+
+    def message(self, message: FromDevice) -> FromDevice:
+        """Return the message to send."""
+        ...
+
+
+class Honest:
+    """Sends every result as it is."""
+
+    def update(
+        self,
+        sent: NDArray[np.float32],
+        trained: NDArray[np.float32],
+        n_params: int,
+        seed: int,
+    ) -> NDArray[np.float32]:
+        """Return the model after local training."""
+        return trained
+
+    def message(self, message: FromDevice) -> FromDevice:
+        """Return the message."""
+        return message
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Clock, pace and sensors of one device."""
+    """Clock, pace, sensors and behaviour of one device."""
 
     clock: Clock
     pace: Pace
     sensors: Sensors
+    behaviour: Behaviour = field(default_factory=Honest)
 
 
 class UnlimitedPace:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from anyio.abc import TaskGroup
 
+from fairbed.device_agent.host import Behaviour, Honest
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Disconnected, Refused
 from fairbed.wire.messages import Context, FromDevice, Status
@@ -23,21 +24,30 @@ MAX_PENDING = 64
 
 
 class DevicePublisher:
-    """Publishes and subscribes for one device."""
+    """Publishes and subscribes for one device; `behaviour` may change its messages."""
 
-    def __init__(self, transport: Transport, topics: Topics, name: str, group: TaskGroup) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        topics: Topics,
+        name: str,
+        group: TaskGroup,
+        behaviour: Behaviour | None = None,
+    ) -> None:
         self.dropped = 0
         """Background sends dropped because `MAX_PENDING` others were in progress."""
         self._transport = transport
         self._topics = topics
         self._name = name
         self._group = group
+        self._behaviour = behaviour or Honest()
         self._pending = 0
 
     def publish(self, message: FromDevice, qos: int = 1) -> None:
         """Send a message without waiting; it is lost if the link is down."""
         if not self._begin(type(message).__name__):
             return
+        message = self._behaviour.message(message)
         try:
             self._transport.publish_nowait(
                 self._topic(message),
@@ -51,6 +61,7 @@ class DevicePublisher:
 
     async def send(self, message: FromDevice, qos: int = 1) -> bool:
         """Send a message; return whether it was acknowledged (QoS 1) or accepted (QoS 0)."""
+        message = self._behaviour.message(message)
         try:
             await self._transport.publish(
                 self._topic(message), encode(message), qos=qos, retain=isinstance(message, Status)

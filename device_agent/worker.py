@@ -335,7 +335,9 @@ class TrainingThread:
         self._host.sensors.clock_ratio()  # records the clock while the processor is still busy
 
         with self._section("encode", job.should_stop):
-            update = self._coder.encode(train, layout, vector, result.vector)
+            behaviour, n_params = self._host.behaviour, layout.n_params
+            sent = behaviour.update(vector, result.vector, n_params, train.seed)
+            update = self._coder.encode(train, layout, vector, sent)
         return TrainedUpdate(
             update=update,
             n_k=task.n_k,

@@ -136,6 +136,8 @@ class TruthRow:
     """Uplink."""
     delay_s: float
     """One way."""
+    malicious: str | None
+    """Kind of its malicious behaviour; None if it is honest."""
     details: str
     """JSON: the whole configuration."""
 

@@ -276,7 +276,8 @@ class AgentPool:
 
     def _launch(self, name: str) -> Launch:
         assert self._site is not None
-        device, site = self.fleet[name].device, self._site(name)
+        spec, site = self.fleet[name], self._site(name)
+        device = spec.device
         return Launch(
             agent=AgentConfig(
                 broker_url=site.broker_url,
@@ -286,6 +287,7 @@ class AgentPool:
                 engine_threads=1 if device is None else device.engine_threads,
             ),
             device=device,
+            attack=spec.attack,
             costs=None if device is None else self._costs,
             gauge=self.gauges.address(name),
             sandbox=site.sandbox,

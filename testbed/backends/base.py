@@ -18,6 +18,7 @@ import msgspec
 from fairbed.profiles import Link, Profile
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.emulation.device import EmulatedDevice, emulated_device
+from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import WorkCosts
 
 
@@ -32,6 +33,8 @@ class DeviceSpec:
     """None is this machine's own link to the broker."""
     is_driven: bool = False
     """Whether a schedule changes its conditions; the device then gets a link of its own."""
+    attack: Attack | None = None
+    """Malicious behaviour; None is honest."""
 
     def dilated(self, dilation: float) -> "DeviceSpec":
         """Return the device that this machine must emulate under time dilation."""

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,6 +37,7 @@ from fairbed.testbed.backends.gauges import (
 from fairbed.testbed.backends.sandbox import Sandbox, enter
 from fairbed.testbed.emulation.cpu import MIN_SLEEP_S, PacedSection, RecentShare
 from fairbed.testbed.emulation.device import EmulatedDevice, EmulatedSensors, SensorReadings
+from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.emulation.quota import MIN_PERIOD_US
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.host.dilation import DilatedClock, loop_factory
@@ -61,6 +63,8 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     agent: AgentConfig
     device: EmulatedDevice | None
     """None is this machine, not slowed."""
+    attack: Attack | None = None
+    """Malicious behaviour; None is honest."""
     costs: WorkCosts | None = None
     """Costs that steps are charged; None charges their processor time."""
     gauge: GaugeAddress | None = None
@@ -267,10 +271,13 @@ def launch(spec: Launch) -> int:
         )
     gauge = None if spec.gauge is None else Gauge.open(spec.gauge)
     dilation = 1.0 if spec.device is None else spec.device.dilation
+    host = host_for(spec.device, spec.costs, gauge, spec.sandbox)
+    if spec.attack is not None:
+        host = replace(host, behaviour=MaliciousDevice(spec.attack))
     try:
         run_agent(
             spec.agent,
-            host_for(spec.device, spec.costs, gauge, spec.sandbox),
+            host,
             loop_factory=loop_factory(dilation),
             keepalive_s=round(KEEPALIVE_S * dilation),
         )

@@ -47,6 +47,7 @@ from fairbed.testbed.emulation.conditions import Outage
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.explain import explain, first_not_finite, override
+from fairbed.testbed.experiment.malicious import MaliciousConfig
 from fairbed.wire.messages import NAME_PATTERN
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url
 
@@ -79,6 +80,8 @@ class SeedsConfig(Section, frozen=True, kw_only=True):
     """Draws of the selector."""
     training: Seed | None = None
     """Order of the mini-batches."""
+    malicious: Seed | None = None
+    """Malicious devices, and their poisoned labels."""
 
 
 class BrokerConfig(Section, frozen=True, kw_only=True):
@@ -121,6 +124,8 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     trace: Annotated[str, Meta(min_length=1)] | None = None
     """Rates over time, from a file or `data:SET/TRACE`; they replace the rates of the link."""
     outage: tuple[OutageConfig, ...] = ()
+    malicious: MaliciousConfig | None = None
+    """not set: all devices are honest."""
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
     """Prefix of the device names; not set: the name of the profile or population."""
     available_hours: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.backends.base import DeviceSpec, device_spec, without_loss
+from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.schedule import (
     OutageWindow,
     Schedule,
@@ -22,6 +23,7 @@ from fairbed.testbed.emulation.schedule import (
     device_schedule,
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
+from fairbed.testbed.experiment.malicious import draw_attacks
 
 
 def hours_series(hours: Sequence[str], start_time: str) -> Series:
@@ -91,6 +93,10 @@ class PlannedDevice:
         is_driven = not self.schedule.is_constant or self.tracks.thermal is not None
         return replace(self, spec=replace(self.spec, is_driven=is_driven))
 
+    def with_attack(self, attack: Attack | None) -> "PlannedDevice":
+        """Return the device with this behaviour; None is honest."""
+        return replace(self, spec=replace(self.spec, attack=attack))
+
     def without_loss(self) -> "PlannedDevice":
         """Return the device on a link without packet loss, for a backend that cannot drop any."""
         link = self.tracks.link
@@ -115,7 +121,10 @@ class PlannedDevice:
             down_bps=link.down_bps if link else None,
             up_bps=link.up_bps if link else None,
             delay_s=link.delay_s if link else 0.0,
-            details=msgspec.json.encode({"profile": profile, "link": link}).decode(),
+            malicious=None if self.spec.attack is None else self.spec.attack.kind,
+            details=msgspec.json.encode(
+                {"profile": profile, "link": link, "attack": self.spec.attack}
+            ).decode(),
         )
 
 
@@ -154,6 +163,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             f"{experiment.devices:,}; use fairbed replay for a larger fleet"
         )
     devices: list[PlannedDevice] = []
+    members: list[list[str]] = []
     counts: dict[str, int] = {}
     read_trace = TraceReader(environ)
     speed = experiment.emulation.host_core_speed
@@ -177,12 +187,14 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
                 f"fleet[{number}].name: name and device number must have at most {MAX_NAME} "
                 f"characters, got {prefix!r} for {group.count} devices; give a shorter name"
             )
+        members.append([])
         for profile in device_profiles:
             counts[prefix] = counts.get(prefix, 0) + 1
             link = own_link or (profile.link if profile is not None else None)
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
             spec = device_spec(f"{prefix}-{counts[prefix]}", profile, link, speed)
+            members[-1].append(spec.name)
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
             if group.available_hours:
@@ -191,7 +203,28 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             unavailable_as = experiment.emulation.unavailable_as
             planned = PlannedDevice(spec, profile, link, tracks, speed, unavailable_as, outages)
             devices.append(planned.with_is_driven())
-    return devices
+    attacks = attacks_of(experiment, members)
+    return [device.with_attack(attacks.get(device.spec.name)) for device in devices]
+
+
+def attacks_of(experiment: Experiment, members: Sequence[Sequence[str]]) -> dict[str, Attack]:
+    """Return the behaviour of each malicious device, by its name.
+
+    Args:
+        experiment: Provides the fleet, the seed `malicious`, and the size of a cohort.
+        members: Names of the devices of each `[[fleet]]`.
+
+    Raises:
+        ExperimentError: A group lacks a device.
+    """
+    config = experiment.coordinator()
+    groups = [group.malicious for group in experiment.fleet]
+    try:
+        return draw_attacks(
+            groups, members, experiment.seed_for("malicious"), config.updates_per_version
+        )
+    except ValueError as exc:
+        raise ExperimentError(str(exc)) from None
 
 
 def _profiles(group: FleetConfig, rng: np.random.Generator) -> list[Profile | None]:

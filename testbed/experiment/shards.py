@@ -4,12 +4,14 @@ The assignment of shards to devices is stored in the run's folder, so that a res
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.testbed.emulation.malicious import poison_labels
 from fairbed.testbed.experiment.data import DataConfig, Iid, Natural
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.loading import Draw, generator
@@ -33,6 +35,8 @@ class FleetData:
         seed: int,
         names: Sequence[str] = (),
         assignments: Mapping[str, int] | None = None,
+        poisoned: Collection[int] = (),
+        poison_seed: int = 0,
     ) -> None:
         """Divide the data.
 
@@ -43,11 +47,14 @@ class FleetData:
             seed: Seed of the division.
             names: Devices that are known from the start, in fleet order: name i holds shard i.
             assignments: Result of `assignments()` before a restart of the same run.
+            poisoned: Shards whose training labels are poisoned, not their held-out labels.
+            poison_seed: Seed of the poisoned labels.
 
         Raises:
             DatasetError: The data cannot be divided so, or the assignments do not fit.
         """
         self.dataset = dataset
+        """All examples, with poisoned labels where a shard has them."""
         self._assigned = _merged(devices, names, assignments or {})
         self._lock = threading.Lock()
         partition = config.partition or (Iid() if dataset.device_ids is None else Natural())
@@ -67,6 +74,12 @@ class FleetData:
         """Rows of the data set that each shard trains on."""
         self.test_rows: tuple[Ints, ...] = tuple(test for _, test in parts)
         """Rows of the data set that each shard holds out."""
+        if poisoned:
+            y = dataset.y.copy()
+            for k in poisoned:
+                rows, rng = self.train_rows[k], generator(poison_seed, Draw.POISON, k)
+                y[rows] = poison_labels(y[rows], dataset.classes, rng)
+            self.dataset = replace(dataset, y=y)
 
     def shard(self, device: str) -> Shard | None:
         """Return the training data of `device`; None if all shards are taken."""

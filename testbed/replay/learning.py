@@ -24,6 +24,7 @@ from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate
+from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.ordered import free_cores
@@ -33,8 +34,8 @@ from fairbed.testbed.replay.setup import ReplaySetup
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.codecs import encode_with_feedback, pack, unpack
-from fairbed.wire.errors import EncodeError
-from fairbed.wire.tensors import Layout
+from fairbed.wire.errors import DecodeError, EncodeError
+from fairbed.wire.tensors import Layout, vector_from_bytes, vector_to_bytes
 
 
 class Codings:
@@ -189,6 +190,7 @@ class Learning:
         vector: The model before round 1, shape (n_values,).
         folder: Folder for the models of a round, if the rule needs all of them at once.
         batch_losses: Evaluates mini-batches for loss queries; None where there are none.
+        attacks: Behaviour of each malicious device, by its row.
     """
 
     def __init__(
@@ -199,7 +201,9 @@ class Learning:
         vector: Vector,
         folder: Path,
         batch_losses: BatchLosses | None = None,
+        attacks: Mapping[int, Attack] | None = None,
     ) -> None:
+        self._malicious = {row: MaliciousDevice(one) for row, one in (attacks or {}).items()}
         self._decisions = decisions
         self._config: CoordinatorConfig = decisions.config
         self._trainer = trainer
@@ -283,23 +287,80 @@ class Learning:
         """
         rows = batch.rows.tolist()
         needs_loss = self._decisions.aggregator.needs_loss
-        before = self._trainer.losses(base, rows) if needs_loss else None
+        before = None
+        if needs_loss:
+            before = self._reported(batch.rows, self._trainer.losses(base, rows))
         seeds = self._decisions.training_seeds(batch.round, batch.rows)
         jobs = [CohortJob(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
         hyperparameters = self._config.training.hyperparameters(batch.round)
         for results in self._trainer.train(base, jobs, hyperparameters):
             at, has_failed = results.at, results.has_failed
             learned.has_failed[at] = has_failed
-            learned.losses[at] = results.loss_train if before is None else before[at]
+            trained = self._reported(batch.rows[at], results.loss_train)
+            learned.losses[at] = trained if before is None else before[at]
             is_merged = batch.is_merged[at] & ~has_failed
-            sent, models = at[is_merged], _of(results.vectors, is_merged)
+            vectors = self._sent(batch.rows[at], seeds[at], base, results.vectors, has_failed)
+            sent, models = at[is_merged], _of(vectors, is_merged)
             models, is_coded = self._codings.updates(batch.rows[sent], seeds[sent], base, models)
             learned.has_failed[sent[~is_coded]] = True
-            arrived, models = sent[is_coded], rebase(_of(models, is_coded))
+            arrived, models = sent[is_coded], _of(models, is_coded)
+            is_accepted = self._checked(batch.rows[arrived], arrived, models, learned)
+            arrived, models = arrived[is_accepted], rebase(_of(models, is_accepted))
             losses = None if before is None else before[arrived]
             accumulator.add_all(Stack(batch.rows[arrived], batch.n_k[arrived], models, losses))
             yield arrived
         learned.losses[learned.has_failed] = np.nan
+
+    def _reported(self, rows: Ints, losses: Floats) -> Floats:
+        """Return the losses that devices report, shape (K,), instead of those that they found."""
+        if not self._malicious:
+            return losses
+        columns = zip(rows.tolist(), losses.tolist(), strict=True)
+        reported = [
+            self._malicious[row].loss(x) if row in self._malicious and np.isfinite(x) else x
+            for row, x in columns
+        ]
+        return np.array(reported, dtype=np.float64)
+
+    def _sent(
+        self, rows: Ints, seeds: Ints, base: Vector, trained: Vector, has_failed: Bools
+    ) -> Vector:
+        """Return the models that devices send, shape (K, n_values).
+
+        Args:
+            rows: The devices, shape (K,).
+            seeds: Seeds of their training, shape (K,).
+            base: w_t, shape (n_values,).
+            trained: Models after local training, shape (K, n_values); not changed.
+            has_failed: Whether there is no update, shape (K,).
+        """
+        if not any(row in self._malicious for row in rows.tolist()):
+            return trained
+        models: Vector = trained.copy()
+        n = self._trainer.spec.layout.n_params
+        for at, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
+            if row in self._malicious and not has_failed[at]:
+                models[at] = self._malicious[row].update(base, trained[at], n, seed)
+        return models
+
+    def _checked(self, rows: Ints, places: Ints, models: Vector, learned: Learned) -> Bools:
+        """Return which models the coordinator accepts, shape (K,); honest ones are finite.
+
+        Args:
+            rows: The devices, shape (K,).
+            places: Their positions in the batch, shape (K,).
+            models: The models that arrived, shape (K, n_values).
+            learned: Receives why a model is rejected.
+        """
+        is_accepted = np.ones(len(rows), dtype=np.bool_)
+        for at, row in enumerate(rows.tolist()):
+            if row in self._malicious:
+                try:
+                    vector_from_bytes(vector_to_bytes(models[at]), models.shape[1])
+                except DecodeError as exc:
+                    learned.rejections[places[at]] = str(exc)
+                    is_accepted[at] = False
+        return is_accepted
 
     def _kept(self, needed: Collection[int]) -> dict[int, Vector]:
         """Return the earlier model versions that are still needed."""
@@ -335,10 +396,11 @@ class Learning:
         """
         devices = rows.tolist()
         if examples is None:
-            return self.losses(devices)
+            return self._reported(rows, self.losses(devices))
         seeds = [self._decisions.query_seed(round_id, row) for row in devices]
         assert self._batch_losses is not None, "a query of mini-batches needs their losses"
-        return self._batch_losses.of(self._vector, devices, seeds, examples)
+        found = self._batch_losses.of(self._vector, devices, seeds, examples)
+        return self._reported(rows, found)
 
     def evaluate(self, round_id: int) -> Mapping[str, Score] | None:
         """Return the scores of the current model on each device's held-out data, by name.
@@ -355,12 +417,15 @@ class Learning:
     def to_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without the current model."""
         before = [[version, vector.tobytes()] for version, vector in self._before.items()]
-        return {"owed": self._codings.to_state(), "before": before}
+        malicious = [[row, device.to_state()] for row, device in self._malicious.items()]
+        return {"owed": self._codings.to_state(), "before": before, "malicious": malicious}
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
         """Restore the model, shape (n_values,), and the state of a checkpoint."""
         self._vector = vector
         self._codings.load_state(state["owed"])
+        for row, saved in state["malicious"]:
+            self._malicious[row].load_state(saved)
         self._before = {
             version: np.frombuffer(vector, dtype=np.float32).copy()
             for version, vector in state["before"]
@@ -399,4 +464,6 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     evaluator = FleetEvaluator(data, artifact, threads=threads)
     vector = initial_vector(artifact.spec, experiment.seed_for("init"))
     batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
-    return Learning(setup.decisions, trainer, evaluator, vector, folder, batches)
+    return Learning(
+        setup.decisions, trainer, evaluator, vector, folder, batches, attacks=setup.attacks
+    )

@@ -72,7 +72,7 @@ def replay_setup(
     learning = make_learning(setup, folder, threads) if experiment.trains_in_replay else None
     found = provenance(origin or Path(), setup.data)
     store = _open_store(experiment, folder, run_id, len(setup.names), found)
-    engine = ReplayEngine(setup.decisions, setup.world, cohort=learning)
+    engine = ReplayEngine(setup.decisions, setup.world, cohort=learning, attacks=setup.attacks)
     checkpointer = Checkpointer(store, setup.names, engine, checkpoint_s, setup.device_records)
     rounds, aggregated = 0, 0
     try:

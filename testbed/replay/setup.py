@@ -1,8 +1,8 @@
 """Sets up a replay: the world of an experiment, its decisions and the records of its devices."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 
@@ -16,10 +16,11 @@ from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.store.tables import DeviceRow, Record
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.profiles import Profile
+from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
-from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, plan_fleet
+from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, attacks_of, plan_fleet
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import with_costs
@@ -58,6 +59,8 @@ class ReplaySetup:
     """Partition of the data set; None if the number of examples per device is fixed."""
     device_records: DeviceRecords | None = None
     """Of a vector fleet, the records of the device of a row; None for other fleets."""
+    attacks: Mapping[int, Attack] = field(default_factory=dict)
+    """Behaviour of each malicious device, by its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,27 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
             "replay.training = true (without replay.examples and --no-training), or use a policy "
             "that needs no loss, such as uniform"
         )
+    _check_attacks(experiment)
     if all(group.model is None for group in experiment.fleet):
         return _profile_fleet_setup(experiment)
     return _linear_fleet_setup(experiment)
+
+
+def _check_attacks(experiment: Experiment) -> None:
+    """Check that a replay without training has no attack on it.
+
+    Raises:
+        ExperimentError: It has one.
+    """
+    for number, group in enumerate(experiment.fleet):
+        attack = group.malicious
+        needs_training = attack is not None and attack.attack(1).needs_training
+        if attack is not None and needs_training and not experiment.trains_in_replay:
+            raise ExperimentError(
+                f'fleet[{number}].malicious.kind: must be "lying-context" in a replay without '
+                f'training, got "{attack.kind}"; set replay.training = true (without '
+                "replay.examples and --no-training)"
+            )
 
 
 def linear_fleet_of(experiment: Experiment) -> LinearFleet:
@@ -138,15 +159,16 @@ def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
 
 def _linear_fleet_setup(experiment: Experiment) -> ReplaySetup:
     fleet, data = linear_fleet_of(experiment), None
+    attacks = _attacks_by_row(experiment, fleet.names)
     examples: Ints = np.ones(len(fleet.names), dtype=np.int64)
     if experiment.trains_in_replay:
         dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
-        data, examples = _examples(experiment, dataset, fleet.names)
+        data, examples = _examples(experiment, dataset, fleet.names, attacks)
     seed = experiment.seed_for("traces")
 
     def records(row: int) -> list[Record]:
         law, n_k = fleet.laws[row], int(examples[row])
-        return linear_rows(row, fleet.names[row], fleet.groups[row], law, n_k)
+        return linear_rows(row, fleet.names[row], fleet.groups[row], law, n_k, attacks.get(row))
 
     is_listed, decisions = not is_vector_fleet(experiment), make_decisions(experiment.coordinator())
     ratio, settings = _query_ratio(experiment, decisions, examples), experiment.replay
@@ -156,10 +178,24 @@ def _linear_fleet_setup(experiment: Experiment) -> ReplaySetup:
         names=fleet.names,
         world=LinearWorld(fleet.laws, bits, seed, examples, ratio, coding),
         decisions=decisions,
-        rows=device_rows(fleet.names, fleet.groups, fleet.laws, examples) if is_listed else (),
+        rows=device_rows(fleet.names, fleet.groups, fleet.laws, examples, attacks)
+        if is_listed
+        else (),
         data=data,
         device_records=None if is_listed else records,
+        attacks=attacks,
     )
+
+
+def _attacks_by_row(experiment: Experiment, names: DeviceNames) -> dict[int, Attack]:
+    """Return the behaviour of each malicious device of a linear fleet, by its row."""
+    if all(group.malicious is None for group in experiment.fleet):
+        return {}
+    members = [list[str]() for _ in experiment.fleet]
+    for row, name in enumerate(names):
+        members[names.group(row)].append(name)
+    attacks = attacks_of(experiment, members)
+    return {row: attacks[name] for row, name in enumerate(names) if name in attacks}
 
 
 def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
@@ -180,10 +216,11 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
     names = [device.spec.name for device in devices]
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
     experiment = with_costs(experiment, dataset)
-    data, examples = _examples(experiment, dataset, names)
+    attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
+    data, examples = _examples(experiment, dataset, names, attacks)
     world, decisions = _world(experiment, dataset, columns_of(devices), examples)
     rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
-    return ReplaySetup(experiment, names, world, decisions, rows, data)
+    return ReplaySetup(experiment, names, world, decisions, rows, data, attacks=attacks)
 
 
 def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
@@ -195,7 +232,7 @@ def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
     fleet = vector_fleet_of(experiment)
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
     experiment = with_costs(experiment, dataset)
-    data, examples = _examples(experiment, dataset, fleet.names)
+    data, examples = _examples(experiment, dataset, fleet.names, {})
     world, decisions = _world(experiment, dataset, (fleet.means, fleet.varying), examples)
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     records = partial(fleet.device_records, examples=examples)
@@ -255,7 +292,10 @@ def _in_reference_cores(experiment: Experiment) -> Experiment:
 
 
 def _examples(
-    experiment: Experiment, dataset: Dataset, names: Sequence[str]
+    experiment: Experiment,
+    dataset: Dataset,
+    names: Sequence[str],
+    attacks: Mapping[int, Attack],
 ) -> tuple[FleetData | None, Ints]:
     """Return the partition of the data, and the number of examples per device, shape (N,)."""
     fixed = experiment.replay.examples
@@ -267,6 +307,8 @@ def _examples(
         devices=len(names),
         seed=experiment.seed_for("data"),
         names=names,
+        poisoned=[row for row, attack in attacks.items() if attack.poisons_labels],
+        poison_seed=experiment.seed_for("malicious"),
     )
     return data, np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
 

@@ -116,6 +116,7 @@ class VectorFleet:
                 down_bps=float(means.down_bps[row]),
                 up_bps=float(means.up_bps[row]),
                 delay_s=float(means.delay_s[row]),
+                malicious=None,
                 details=msgspec.json.encode(numbers).decode(),
             ),
         ]
@@ -139,6 +140,11 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
     groups = []
     for number, group in enumerate(experiment.fleet):
         where = f"fleet[{number}]"
+        if group.malicious is not None:
+            raise ExperimentError(
+                f"{where}.malicious: must not be set in a fleet of over {MAX_EMULATED:,} devices, "
+                f"got {experiment.devices:,}; lower the counts"
+            )
         if group.population is None or group.trace is not None or group.outage:
             raise ExperimentError(
                 f"{where}: must be drawn from a population, without trace and outage, in a fleet "

@@ -3,6 +3,7 @@
 choose_dilation       the time dilation with which the fleet fits into this machine
 infeasible_rate       why the guaranteed selection rate beta cannot hold for this fleet
 counted_twice         why selection and aggregation both count the examples of a device
+no_benign_device      why metrics on benign devices are unknown
 settings_findings     the warnings that follow from the experiment alone
 not_emulated          settings of profiles that the backend does not emulate
 preflight_findings    the results for the event log of a run
@@ -104,6 +105,20 @@ def counted_twice(experiment: Experiment) -> str | None:
     )
 
 
+def no_benign_device(experiment: Experiment) -> str | None:
+    """Return why benign metrics are unknown: all devices are malicious; else None."""
+    malicious = [
+        0 if group.malicious is None else group.malicious.size(group.count)
+        for group in experiment.fleet
+    ]
+    if not malicious or sum(malicious) < experiment.devices:
+        return None
+    return (
+        f"fleet.malicious: all {experiment.devices} devices are malicious, so metrics on benign "
+        "devices are unknown; lower share or count to have some"
+    )
+
+
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
     """Return the processor demand of the `max_computing` devices that may compute at once.
 
@@ -180,7 +195,7 @@ class PreflightFinding:
 
 
 def settings_findings(experiment: Experiment, *, trains: bool) -> Iterator[PreflightFinding]:
-    """Yield the warnings about settings: an infeasible rate, and examples that count twice.
+    """Yield the warnings about settings: infeasible rate, twofold weights, no benign device.
 
     Args:
         experiment: The experiment.
@@ -190,6 +205,8 @@ def settings_findings(experiment: Experiment, *, trains: bool) -> Iterator[Prefl
         yield PreflightFinding("infeasible", problem, "warning")
     if trains and (problem := counted_twice(experiment)) is not None:
         yield PreflightFinding("counted-twice", problem, "warning")
+    if (problem := no_benign_device(experiment)) is not None:
+        yield PreflightFinding("all-malicious", problem, "warning")
 
 
 def preflight_findings(

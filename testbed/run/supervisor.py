@@ -25,6 +25,7 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
+from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import innermost
 from fairbed.testbed.experiment.datasets.loading import load
@@ -132,7 +133,8 @@ async def _run(
         _fleet(choice, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in devices]
-        data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
+        attacks = [device.spec.attack for device in devices]
+        data, artifact = await anyio.to_thread.run_sync(_load, plan, names, attacks)
         if backend is not None:
             await backend.start(await _costs(plan, devices, artifact))
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
@@ -367,7 +369,9 @@ def _clean_up(folder: Path, is_new: bool, end: str) -> None:
         (folder / ENDPOINT_FILE).unlink(missing_ok=True)
 
 
-def _load(plan: RunPlan, names: list[str]) -> tuple[FleetData, Artifact]:
+def _load(
+    plan: RunPlan, names: list[str], attacks: list[Attack | None]
+) -> tuple[FleetData, Artifact]:
     experiment = plan.experiment
     seed = experiment.seed_for("data")
     dataset = load(experiment.data, seed, os.environ)
@@ -381,6 +385,8 @@ def _load(plan: RunPlan, names: list[str]) -> tuple[FleetData, Artifact]:
         seed=seed,
         names=names,
         assignments=StoredShards.read(plan.folder) if not names else None,
+        poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
+        poison_seed=experiment.seed_for("malicious"),
     )
     return data, load_task(experiment.model.name, dataset.x_shape, dataset.classes)
 

@@ -29,6 +29,10 @@ class Draw(IntEnum):
     """The device of each example."""
     SPLIT = 3
     """The held-out examples of a device; the key also has the device number."""
+    MALICIOUS = 4
+    """The malicious devices of a group; the key also has the number of the group."""
+    POISON = 5
+    """Poisoned labels of a device; the key also has the number of its shard."""
 
 
 def generator(seed: int, draw: Draw, *more: int) -> np.random.Generator:

@@ -20,6 +20,8 @@ from fairbed.coordinator.policy.selection import Observations, Selection, Select
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import Round
+from fairbed.testbed.emulation.malicious import Attack
+from fairbed.testbed.replay.engine.claims import Claims
 from fairbed.testbed.replay.engine.in_flight import InFlight
 from fairbed.testbed.replay.engine.loss_query import QueriedLosses, query_losses
 from fairbed.testbed.replay.engine.training import Cohort, VersionBatch
@@ -143,10 +145,19 @@ class ReplayEngine:
         decisions: Decisions of the coordinator, which learn; their configuration ends rounds.
         world: The devices.
         cohort: Trains the devices; None replays times only.
+        attacks: Behaviour of each malicious device, by its row.
     """
 
-    def __init__(self, decisions: Decisions, world: World, *, cohort: Cohort | None = None) -> None:
+    def __init__(
+        self,
+        decisions: Decisions,
+        world: World,
+        *,
+        cohort: Cohort | None = None,
+        attacks: Mapping[int, Attack] | None = None,
+    ) -> None:
         self.decisions, self.world, self.cohort = decisions, world, cohort
+        self._claims = Claims(attacks or {})
         self.at = Position.start(len(world))
         self._in_flight = InFlight(decisions.config, world)
 
@@ -222,7 +233,7 @@ class ReplayEngine:
         """Return the fleet at this instant; devices in flight are not available."""
         flight = self._in_flight
         flight.notify_world()
-        snapshot = self.world.observe(current.id, flight.now, current.last)
+        snapshot = self._claims.of(self.world.observe(current.id, flight.now, current.last))
         if not flight.table.all_exchanges():
             return snapshot
         busy = flight.busy(len(self.world))
@@ -256,6 +267,7 @@ class ReplayEngine:
             selections_before=number,
         )
         planned = world.exchange(current.id, flight.now, choice.rows)
+        planned = self._claims.with_cold_starts(planned, choice.rows)
         flight.dispatch(planned, choice, snapshot)
         if number:
             current.selections.add(choice)
@@ -326,13 +338,16 @@ class ReplayEngine:
         reports = self.cohort.train(table.id, table.version, batches, needed)
         for group, learned in zip(groups, reports, strict=True):
             losses, failed = learned.losses.tolist(), learned.has_failed.tolist()
-            for x, loss, has_failed, weight in zip(
-                group, losses, failed, learned.weights, strict=True
+            for x, loss, has_failed, rejection, weight in zip(
+                group, losses, failed, learned.rejections, learned.weights, strict=True
             ):
-                x.loss, x.entry.weight = loss, weight
+                entry = x.entry
+                x.loss, entry.weight = loss, weight
                 if has_failed:
-                    entry = x.entry
                     entry.state, entry.reason, entry.offer = ExchangeState.FAILED, DIVERGED, None
+                elif rejection:
+                    entry.state, entry.reason = ExchangeState.REJECTED, rejection
+                if has_failed or rejection:
                     entry.staleness = entry.aggregated_round = None
 
     def _hand_over(self, choice: Selection, over: Sequence[ReplayedExchange]) -> LastRound:

@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
@@ -20,20 +21,27 @@ from fairbed.coordinator.store.tables import (
     SelectionRow,
     TruthRow,
 )
+from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.replay.engine.engine import ReplayedRound, column, flags
 from fairbed.testbed.replay.world.linear import LinearLaw
 from fairbed.testbed.replay.world.world import ReplayedExchange
 
 
 def device_rows(
-    names: Sequence[str], groups: Sequence[str], laws: Sequence[LinearLaw], examples: Ints
+    names: Sequence[str],
+    groups: Sequence[str],
+    laws: Sequence[LinearLaw],
+    examples: Ints,
+    attacks: Mapping[int, Attack],
 ) -> list[Record]:
     """Return the reported and the true values of all devices of a linear world."""
     columns = enumerate(zip(names, groups, laws, examples.tolist(), strict=True))
-    return [record for row, one in columns for record in linear_rows(row, *one)]
+    return [record for row, one in columns for record in linear_rows(row, *one, attacks.get(row))]
 
 
-def linear_rows(row: int, name: str, group: str, law: LinearLaw, n_k: int) -> list[Record]:
+def linear_rows(
+    row: int, name: str, group: str, law: LinearLaw, n_k: int, attack: Attack | None
+) -> list[Record]:
     """Return the reported and the true values of one device of a linear world."""
     return [
         DeviceRow(
@@ -52,7 +60,15 @@ def linear_rows(row: int, name: str, group: str, law: LinearLaw, n_k: int) -> li
             down_bps=None,
             up_bps=sum(law.bandwidth_bps) / 2.0,
             delay_s=0.0,
-            details=json.dumps({"theta": law.theta, "noise": law.noise, "mu": law.mu}),
+            malicious=None if attack is None else attack.kind,
+            details=json.dumps(
+                {
+                    "theta": law.theta,
+                    "noise": law.noise,
+                    "mu": law.mu,
+                    "attack": None if attack is None else msgspec.to_builtins(attack),
+                }
+            ),
         ),
     ]
 

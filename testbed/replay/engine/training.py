@@ -20,13 +20,15 @@ class Learned:
     of the last epoch; NaN where no loss is reported."""
     has_failed: Bools
     """Training diverged, so that there is no update."""
+    rejections: list[str]
+    """Why the coordinator rejects an update that arrived; empty where it does not."""
     weights: list[MergeWeight | None]
     """Weight of each update in the next model; None where it was not merged."""
 
     @classmethod
     def nothing(cls, k: int) -> "Learned":
         """Return the reports of `k` devices that did not train."""
-        return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_), [None] * k)
+        return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_), [""] * k, [None] * k)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ class FakeRun:
                     down_bps=down_bps,
                     up_bps=up_bps,
                     delay_s=0.01,
+                    malicious=None,
                     details="{}",
                 )
             )

@@ -21,6 +21,7 @@ TRUTH = TruthRow(
     down_bps=16e6,
     up_bps=8e6,
     delay_s=0.02,
+    malicious=None,
     details="{}",
 )
 

@@ -1,9 +1,10 @@
 """One small fleet, live with real agents in real time, and replayed on the virtual clock."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.coordinator.task.catalogue import initial_vector
+from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.engine.engine import ReplayEngine
@@ -23,6 +25,9 @@ from fairbed.wire.tensors import vector_to_bytes
 from tests.coordinator import lab as live
 from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator
 from tests.coordinator.stragglers import SlowTraining
+
+Attacks: TypeAlias = Mapping[int, Attack]
+NO_ATTACKS: Attacks = {}
 
 
 class Story:
@@ -65,13 +70,21 @@ def names_and_shards() -> live.Shards:
     return shards
 
 
-async def run_live(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Lab:
-    """Run an experiment with agents that train for `train_s`."""
+async def run_live(
+    folder: Path,
+    config: CoordinatorConfig,
+    train_s: Sequence[float],
+    attacks: Attacks = NO_ATTACKS,
+) -> Lab:
+    """Run an experiment with agents that train for `train_s`; some may be malicious, by row."""
     async with live.lab(folder, agents=0) as place:
         place.device_names = NAMES
         place.shards = names_and_shards()
-        for name, seconds in zip(NAMES, train_s, strict=True):
-            place.start_agent(name, host=SlowTraining(seconds).host())
+        for row, (name, seconds) in enumerate(zip(NAMES, train_s, strict=True)):
+            host = SlowTraining(seconds).host()
+            if row in attacks:
+                host = replace(host, behaviour=MaliciousDevice(attacks[row]))
+            place.start_agent(name, host=host)
         assert await place.run(config) == "done"
     return place
 
@@ -88,13 +101,13 @@ class _Whole:
         return shard.arrays()
 
 
-def a_learning(decisions: Decisions, folder: Path) -> Learning:
+def a_learning(decisions: Decisions, folder: Path, attacks: Attacks = NO_ATTACKS) -> Learning:
     """Return the model of the fleet, trained by the devices' own engine."""
     shards = cast(Shards, _Whole())
     trainer, batches = DeviceTrainer(ARTIFACT, shards), BatchLosses(ARTIFACT, shards)
     vector = initial_vector(ARTIFACT.spec, decisions.config.seed_init)
     folder.mkdir(parents=True, exist_ok=True)
-    return Learning(decisions, trainer, NormEvaluator(), vector, folder, batches)
+    return Learning(decisions, trainer, NormEvaluator(), vector, folder, batches, attacks)
 
 
 def a_world(train_s: Sequence[float]) -> LinearWorld:
@@ -112,14 +125,18 @@ def a_world(train_s: Sequence[float]) -> LinearWorld:
     return LinearWorld(laws, 1.0, 0, np.full(len(laws), EXAMPLES, dtype=np.int64))
 
 
-def replay_story(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Story:
+def replay_story(
+    folder: Path,
+    config: CoordinatorConfig,
+    train_s: Sequence[float],
+    attacks: Attacks = NO_ATTACKS,
+) -> Story:
     """Replay rounds whose exchanges may outlive them."""
     decisions = make_decisions(config)
-    learning = a_learning(decisions, folder)
+    learning = a_learning(decisions, folder, attacks)
     rounds, exchanges, models = [], dict[tuple[int, str], ExchangeRow](), []
-    for one_round in ReplayEngine(decisions, a_world(train_s), cohort=learning).replay(
-        config.rounds
-    ):
+    engine = ReplayEngine(decisions, a_world(train_s), cohort=learning, attacks=attacks)
+    for one_round in engine.replay(config.rounds):
         rounds.append(round_row(one_round, decisions, NAMES))
         exchanges |= {(x.round, x.device): x for x in _records(exchange_rows(one_round, NAMES))}
         models.append(hash_of(learning.vector))
@@ -129,11 +146,14 @@ def replay_story(folder: Path, config: CoordinatorConfig, train_s: Sequence[floa
 
 
 def replay_query_story(
-    folder: Path, config: CoordinatorConfig, train_s: Sequence[float]
+    folder: Path,
+    config: CoordinatorConfig,
+    train_s: Sequence[float],
+    attacks: Attacks = NO_ATTACKS,
 ) -> QueryStory:
     """Replay synchronous rounds with a loss query before each selection."""
     decisions = make_decisions(config)
-    learning, world = a_learning(decisions, folder), a_world(train_s)
+    learning, world = a_learning(decisions, folder, attacks), a_world(train_s)
     queries, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
     for one_round in ReplayEngine(decisions, world, cohort=learning).replay(config.rounds):
         assert one_round.queried is not None
