@@ -11,8 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
+import fairbed.device_agent
 from fairbed import profiles
 from fairbed.device_agent.config import AgentConfig
+from fairbed.device_agent.host import Honest, Host
 from fairbed.device_agent.sensors import RealSensors, mu_cores
 from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from fairbed.testbed.backends.gauges import (
@@ -24,9 +26,10 @@ from fairbed.testbed.backends.gauges import (
     TEMPERATURE_CELSIUS,
     Gauges,
 )
-from fairbed.testbed.backends.launcher import SPEED_POLL_S, EmulatedPace, Launch, host_for
+from fairbed.testbed.backends.launcher import SPEED_POLL_S, EmulatedPace, Launch, host_for, launch
 from fairbed.testbed.emulation.cpu import RecentShare
 from fairbed.testbed.emulation.device import EmulatedSensors, emulated_device
+from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from tests.testbed.paced_machine import Machine, device
 
@@ -355,3 +358,25 @@ def test_a_section_that_was_contended_gets_a_line_in_the_log(
     with machine.pace(device(0.5)).section("train"):
         machine.work(0.001, late_s)
     assert len(caplog.records) == lines
+
+
+def test_only_a_launch_of_the_testbed_makes_an_agent_malicious(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts: list[Host] = []
+    monkeypatch.setattr(
+        "fairbed.device_agent.process.run_agent", lambda config, host, **keys: hosts.append(host)
+    )
+    agent = AgentConfig(broker_url="mqtt://nowhere", name="pi-1")
+    attack = Attack(kind="model-replacement", scale=10.0)
+    for chosen in (None, attack):
+        line = Launch(agent=agent, device=None, attack=chosen, log_file=str(tmp_path / "log"))
+        assert launch(msgspec.json.decode(msgspec.json.encode(line), type=Launch)) == 0
+    honest, malicious = (host.behaviour for host in hosts)
+    assert isinstance(honest, Honest)
+    assert isinstance(malicious, MaliciousDevice)
+    assert malicious.attack == attack
+    source = Path(fairbed.device_agent.__file__).parent
+    texts = [path.read_text(encoding="utf-8") for path in source.rglob("*.py")]
+    assert len(texts) > 20
+    assert not [text for text in texts if "malicious" in text.lower() or "attack" in text.lower()]
