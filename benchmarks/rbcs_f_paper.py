@@ -1,4 +1,4 @@
-"""The experiment of the RBCS-F paper: our numbers compared with the reference, and its figures.
+"""The experiment of the RBCS-F paper's figures: our numbers and the reference, and the figures.
 
     fairbed bench rbcs-f-paper [--figures 2,3,4] [--seeds 20] [--rounds 500]
                                [--out rbcs-f-paper] [--json]
@@ -7,12 +7,13 @@
                                [--train-rounds 100] [--examples 6000] [--out ...] [--json]
 
 Forty devices in four speed groups, eight per round, on a virtual clock, as in
-examples/rbcs-f-paper.toml. With figures 2 to 4, or none, the table has the total time, queues and
-rates of every policy with standard errors, and the recorded reference for 500 rounds. Orderings
-and the guarantee after every round are checked. Figures 5 and 6 train models with the data of
-FAIRBED_DATA and print intervals over seeds and the paper's statements about the figures. Completed
-training runs in the same folder are not repeated, interrupted ones resume. Status 1: a number
-differs too much, or a check fails.
+examples/rbcs-f-paper.toml: the paper's model with mostly a third party's numbers, because the
+paper's are not known (docs/selection.md). With figures 2 to 4, or none, the table has the total
+time, queues and rates of every policy with standard errors, and the recorded reference for 500
+rounds. Orderings and the guarantee after every round are checked. Figures 5 and 6 train models with
+the data of FAIRBED_DATA and print intervals over seeds and the paper's statements about the
+figures. Completed training runs in the same folder are not repeated, interrupted ones resume.
+Status 1: a number differs too much, or a check fails.
 """
 
 import argparse

@@ -156,8 +156,8 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     alpha: NonNegativeFloat | Literal["theory"] = 0.1
     """Confidence: tau_bar = tau_hat - alpha x width; `theory` uses the self-normalised bound."""
     cold_start_coding: ColdStartCoding = "not_previous"
-    """s of the context: 1 for a device that did not complete training in the last round, or, as the
-    paper prints it, 1 for a device selected in the last round."""
+    """s of the context: 1 for a device that did not complete training in the last round, or, by
+    the other reading of the paper, 1 for a device selected in the last round."""
     queue_counts: Literal["selected", "aggregated"] = "selected"
     """The event that lowers a device's virtual queue: selection (the paper) or aggregation."""
     lcb_floor: float | Literal["none"] = 0.0

@@ -5,5 +5,5 @@
 
 `arms` and `settings` list the replays, `rounds` and `training` run them, `table`, `summary` and
 `reading` evaluate them, `figures`, `accuracy` and the reports present them. `reference` has the
-numbers of the paper's recorded simulation. The results are in docs/selection.md.
+numbers of the recorded reference simulation. The results are in docs/selection.md.
 """

@@ -1,4 +1,7 @@
-"""The arms: the policies of the paper's experiment, and the worlds in which they run."""
+"""The arms: the policies of the paper's figures, and the worlds in which they run.
+
+Most numbers are a third party's: docs/selection.md lists what is from the paper.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +12,13 @@ from fairbed.testbed.experiment.file import Experiment, load_experiment
 
 EXPERIMENT = Path(__file__).parents[2] / "examples" / "rbcs-f-paper.toml"
 LOW_NOISE, HIGH_NOISE = 0.1, 1.0
-"""Relative noise of exchange times; the second is that of the paper's re-implementation."""
+"""Relative noise of exchange times; the second is that of the third party's re-implementation."""
 WEIGHTS = (5.0, 10.0, 20.0, 50.0)
-"""V of the paper's curves, 1/s."""
+"""V of the curves of the third party's re-implementation, 1/s."""
 KNOWN_WEIGHTS = (5.0, 20.0, 50.0)
 """V for which the comparator of the regret is recorded."""
 FEDCS_DEADLINE_S = 3.0
-"""FedCS(3) of the paper's figures, read as a deadline: spec/algorithms.md, 1.3."""
+"""FedCS(3) of the figures, read as a deadline: spec/algorithms.md, 1.3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The reference simulation of the RBCS-F paper's experiment, as printed in docs/selection.md.
+"""The reference simulation of the experiment of the RBCS-F paper's figures (docs/selection.md).
 
 It is our own simulation, written independently of the tested code, with T = 500 and five seeds:
 the paper's figures give no numbers. Group rates are fast to slow; None is a cell without a number,

@@ -178,10 +178,10 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     """`[replay]`: settings of `fairbed replay` alone."""
 
     update_bits: PositiveFloat = 2.0 * 2**20
-    """Size of an update of `model = "linear"` devices, bits; the paper's is 2 Mbit."""
+    """Size of an update of `model = "linear"` devices, bits."""
     cold_start_coding: ColdStartCoding = "not_previous"
     """Devices with `model = "linear"` that have a cold start: those that did not train in the last
-    round, or, as the paper prints it, those that were selected in it. `[selection]
+    round, or, by the other reading of the paper, those that were selected in it. `[selection]
     cold_start_coding` is what the coordinator assumes."""
     training: bool | None = None
     """Whether the replay trains models; not set: yes, except with a number of `examples`, or with

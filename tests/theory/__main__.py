@@ -34,7 +34,7 @@ def main() -> None:
     print(f"queues of the wrong sign, V = 1: backlog {backlog:.0f}, bound {bound:.1f}")
     print(f"uniform: round {drift.means('uniform', 1.0)[0]:.3f} s")
 
-    print("\npaper's world, 300 rounds: sum of Z_T^2, and 2 T (Gamma + V max tau_bar)")
+    print("\nworld of rbcs-f-paper.toml, 300 rounds: sum of Z_T^2, and 2 T (Gamma + V max tau_bar)")
     for V in (5.0, 20.0, 50.0):
         seen, allowed = drift.squares_and_bound(V)
         print(f"{V:>6g}{seen:>12.0f}{allowed:>12.0f}")

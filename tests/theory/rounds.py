@@ -24,7 +24,7 @@ GROUPS = np.array(
         [4.0, 1.0, 1.0 / np.log(2.0)],
     ]
 )
-"""theta of the four groups, fast to slow: the paper's experiment (spec 1.2.5)."""
+"""theta of the four groups, fast to slow: as in examples/rbcs-f-paper.toml."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def test_squares_of_queues_stay_below_what_the_drift_allows(V: float) -> None:
 
 
 def squares_and_bound(V: float, rounds: int = 300) -> tuple[float, float]:
-    """Return the mean of sum Z_T^2, and its bound, in the paper's world."""
+    """Return the mean of sum Z_T^2, and its bound, in the world of rbcs-f-paper.toml."""
     beta, world = 0.15, World()
     squares, highest = list[float](), list[float]()
     for seed in range(2):

@@ -1,4 +1,4 @@
-"""The linear model of the RBCS-F paper's experiment, drawn in advance for all policies."""
+"""The linear world of examples/rbcs-f-paper.toml, drawn in advance for all policies."""
 
 from dataclasses import dataclass
 

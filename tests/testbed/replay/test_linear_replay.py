@@ -1,4 +1,4 @@
-"""Replays of the paper's world: the recorded reference, repeatable bits, and rounds."""
+"""Replays of the world of rbcs-f-paper.toml: the recorded reference, repeatable bits, rounds."""
 
 import hashlib
 import json
