@@ -49,6 +49,7 @@ _MODULES = {
     "doctor": "doctor",
     "bench": "bench",
     "init": "experiment",
+    "new": "experiment",
     "examples": "experiment",
     "config": "experiment",
     "schema": "experiment",

@@ -1,8 +1,9 @@
-"""`fairbed init`, `examples`, `config`, `schema`: write, copy and explain experiment files."""
+"""`fairbed init`, `new`, `examples`, `config`, `schema`: write and explain experiment files."""
 
 import argparse
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fairbed.testbed.experiment.file import ExperimentError, parse_experiment, r
 from fairbed.testbed.experiment.fleet import check_fleet
 from fairbed.testbed.experiment.reference import reference_page, schema_text
 from fairbed.testbed.experiment.resolved import resolved_lines
+from fairbed.testbed.experiment.scaffold import doctor_command, name_problem, scaffold
 from fairbed.testbed.experiment.template import SCHEMA_FILE, Answers, experiment_text
 
 if sys.version_info >= (3, 11):
@@ -124,6 +126,25 @@ def _init(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _new(options: argparse.Namespace) -> int:
+    kind, name, folder = options.kind, options.name, options.folder
+    if problem := name_problem(name):
+        raise UsageError(f"new: the name of the module {problem}, got {name!r}")
+    files = {folder / file: text for file, text in scaffold(kind, name).items()}
+    if found := next((path for path in files if os.path.lexists(path)), None):
+        raise UsageError(f"{found}: exists already; choose another name or folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in files.items():
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    change = "" if folder == Path() else f"cd {shlex.quote(str(folder))}; "
+    print(
+        f"wrote {', '.join(map(str, files))}\nnext: {change}{doctor_command(kind, name)}; "
+        f"fairbed replay {name}.toml; fairbed run {name}.toml; pytest test_{name}.py"
+    )
+    return DONE
+
+
 def _write_schema(folder: Path) -> None:
     (folder / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
 
@@ -175,4 +196,10 @@ def _ask(question: str, default: str) -> str:
     return input(f"{question} [{default}]: ").strip() or default
 
 
-_COMMANDS = {"config": _config, "schema": _schema, "examples": _examples, "init": _init}
+_COMMANDS = {
+    "config": _config,
+    "schema": _schema,
+    "examples": _examples,
+    "init": _init,
+    "new": _new,
+}

@@ -333,9 +333,11 @@ UNNAMED = "of this test"
 """Name of a part that is not guarded yet, for its errors."""
 
 
-def trial_updates(seed: int, **columns: Any) -> Updates:
-    """Return the updates of a random round, with some columns replaced."""
+def trial_updates(seed: int, k: int | None = None, **columns: Any) -> Updates:
+    """Return the updates of a random round, K of them, with some columns replaced."""
     trial = trial_rounds(seed, 1)[0]
+    if k is not None:
+        trial = _trial_round(np.random.default_rng(seed), k + 1, k, 1)
     stack = trial.of(np.argsort(trial.stack.rows)).stack
     assert stack.loss_before is not None
     changes = stack.models.astype(np.float64) - trial.sent
