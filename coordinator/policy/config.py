@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import numpy as np
 from msgspec import Meta, Struct
 
+from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.wire.messages import Hyperparameters
 
@@ -242,7 +243,18 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
         return self.policy not in POLICIES
 
 
-Rule: TypeAlias = Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"]
+Rule: TypeAlias = Literal[
+    "fedavg",
+    "q-fedavg",
+    "q-fedsgd",
+    "afl",
+    "term",
+    "propfair",
+    "fedmgda+",
+    "corefed",
+    "aaggff-s",
+    "aaggff-d",
+]
 RULES: tuple[str, ...] = tuple(sorted(get_args(Rule)))
 """The built-in weight rules; others are plug-ins."""
 
@@ -261,7 +273,7 @@ SERVERS_WITH: Mapping[str, tuple[str, ...]] = {
 }
 """Server steps that read a key of `[aggregation]`."""
 
-RULES_WITH_OWN_STEP = ("q-fedavg", "corefed")
+RULES_WITH_OWN_STEP = ("q-fedavg", "q-fedsgd", "fedmgda+", "corefed")
 """Rules whose weights also set the length of the step, so that fednova cannot set it."""
 
 KEYS_OF_METHODS: Mapping[str, str] = {
@@ -275,7 +287,7 @@ KEYS_OF_METHODS: Mapping[str, str] = {
 }
 """Methods that are no rule of weights, and the keys that choose them beside any rule."""
 
-RULES_BY_EXAMPLES = ("fedavg", "q-fedavg")
+RULES_BY_EXAMPLES = ("fedavg", "q-fedavg", "q-fedsgd", "term", "propfair")
 """Rules that weight devices by n_k unless `aggregation.weights` is set."""
 
 
@@ -303,10 +315,21 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     server_options: dict[str, Any] = {}
     """Keyword arguments of a plug-in server step."""
     q: Annotated[float, Meta(ge=0.0, le=1e3)] = 1.0
-    """Fairness exponent of q-fedavg."""
+    """q-fedavg, q-fedsgd: fairness exponent; 0 is FedAvg."""
+    lipschitz: Annotated[float, Meta(ge=1e-15, le=1e30)] | None = None
+    """q-fedsgd: L, the Lipschitz constant of the gradients; not set: 1 / learning rate."""
+    gamma: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.1
+    """afl: step size of the weights, 1/nat; 0 keeps them equal."""
+    tilt: Annotated[float, Meta(ge=-1e3, le=1e3)] = 1.0
+    """term: t, 1/nat; above 0 favours large losses, below 0 small ones; 0 is FedAvg."""
+    epsilon: Ratio = 0.5
+    """fedmgda+: largest difference of a weight from 1/n; 0 is the mean of unit updates."""
     weights: Literal["equal", "n", "n_over_pi"] | None = None
     """Weight of each device before its loss counts: 1, n_k, or n_k divided by its running rate of
-    merged updates; not set: n for fedavg and q-fedavg, otherwise equal."""
+    merged updates; not set: n for fedavg, q-fedavg, q-fedsgd, term and propfair, otherwise
+    equal."""
+    max_weight: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """Largest weight of one update, as a share of their sum; not set: no limit."""
     server_learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)] | None = None
     """Factor eta_s on the server step, not for plug-ins; not set: 1, for adagrad, adam and yogi
     0.01."""
@@ -325,7 +348,7 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     """aaggff-d: response imputed for a device that was not drawn: the mean of the round, or of the
     previous round, which is unbiased."""
     M: PositiveFloat = 3.0
-    """corefed: utilities are M - F, in nats; must be above every loss."""
+    """corefed, propfair: utilities are M - F, in nats; must be above every loss."""
     normalise: bool = False
     """corefed: scale the weights to sum 1, so that the step is as long as fedavg's."""
 
@@ -407,21 +430,57 @@ class RoundConfig(Section, frozen=True, kw_only=True):
 
 
 MAX_SILOS = 200
-"""Largest fleet for aaggff-s: it keeps K^2 numbers and needs K^3 steps per round."""
+"""Largest fleet for aaggff-s, and largest round for fedmgda+: they need K^3 steps per round."""
+
+WEIGHTS_OF_RULE: Mapping[str, tuple[str, ...]] = {
+    "aaggff-s": ("equal",),
+    "aaggff-d": ("equal", "n_over_pi"),
+    "afl": ("equal",),
+    "fedmgda+": ("equal",),
+}
+"""Values of `aggregation.weights` that a rule can have; all for other rules."""
 
 RULES_FOR_LATE_UPDATES = ("fedavg",)
 """Rules that can merge updates of earlier versions; others need losses or models of one w_t."""
 
 
-def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, devices: int) -> str:
-    """Return why a rule does not fit its options or a fleet of `devices`; empty if it fits."""
-    rule = aggregation.rule
-    allowed = {"aaggff-s": ("equal",), "aaggff-d": ("equal", "n_over_pi")}.get(rule)
+def rule_problem(
+    aggregation: AggregationConfig,
+    selection: SelectionConfig,
+    training: TrainingConfig,
+    devices: int,
+) -> str:
+    """Return why a rule does not fit the options or a fleet of `devices`; empty if it fits."""
+    rule, per_round = aggregation.rule, selection.per_round
+    allowed = WEIGHTS_OF_RULE.get(rule)
     if allowed is not None and aggregation.weighting not in allowed:
         return (
             f"aggregation.weights must be {' or '.join(map(repr, allowed))} with rule {rule!r}, "
-            f"got {aggregation.weighting!r}: its weights follow from the losses alone; "
+            f"got {aggregation.weighting!r}: it decides the weights without example counts; "
             "remove the key"
+        )
+    if rule == "q-fedsgd" and (problem := _gradient_problem(training)):
+        return problem
+    if rule == "propfair" and aggregation.M <= LEAST_GAP:
+        return (
+            f"aggregation.M must be above {LEAST_GAP} with rule 'propfair', got {aggregation.M:g}; "
+            "take one above every loss"
+        )
+    if rule == "fedmgda+" and per_round > MAX_SILOS:
+        return (
+            f"selection.per_round must be at most {MAX_SILOS} with aggregation.rule 'fedmgda+', "
+            f"got {per_round}: a round needs K^3 steps; lower it"
+        )
+    cap = aggregation.max_weight
+    if cap is not None and rule == "fedmgda+":
+        return (
+            f"aggregation.max_weight must not be set with rule 'fedmgda+', got {cap:g}; "
+            "epsilon limits its weights"
+        )
+    if cap is not None and cap * per_round < 1.0 - 1e-9:
+        return (
+            f"aggregation.max_weight must be at least 1 / selection.per_round = "
+            f"{1.0 / per_round:.3g}, got {cap:g}; raise it, or remove it"
         )
     if rule == "aaggff-s" and devices > MAX_SILOS:
         return (
@@ -463,6 +522,20 @@ def misnamed_rule(rule: str) -> str:
         f'aggregation.rule: must be a rule of weights, got {rule!r}; write rule = "fedavg" (or '
         f"another one) and {KEYS_OF_METHODS[name]}"
     )
+
+
+def _gradient_problem(training: TrainingConfig) -> str:
+    """Return why local training does not give the gradient of F_k; empty if it does."""
+    needed = {"max_steps": 1, "weight_decay": 0.0, "clip_norm": None}
+    for key, value in needed.items():
+        if (got := getattr(training, key)) != value:
+            remedy = "remove the key" if value is None else f"set {key} = {value:g}"
+            return (
+                f"training.{key} must be {'unset' if value is None else format(value, 'g')} with "
+                f"aggregation.rule 'q-fedsgd', got {'none' if got is None else format(got, 'g')}: "
+                f"the rule needs the gradient of one step on all examples; {remedy}"
+            )
+    return ""
 
 
 def merge_problem(

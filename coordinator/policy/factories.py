@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
+from fairbed.coordinator.algorithms.aggregation.afl import Afl
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.base import (
     Filter,
@@ -24,14 +25,18 @@ from fairbed.coordinator.algorithms.aggregation.defence import (
     TrimmedMean,
 )
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
+from fairbed.coordinator.algorithms.aggregation.fedmgda import FedMgda
 from fairbed.coordinator.algorithms.aggregation.guarded import (
     GuardedServerStep,
     guarded_pseudo_gradient,
     guarded_rule,
 )
+from fairbed.coordinator.algorithms.aggregation.max_weight import MaxWeight
+from fairbed.coordinator.algorithms.aggregation.propfair import PropFair
 from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average, FedNova
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
 from fairbed.coordinator.algorithms.aggregation.server_step import FedOpt, Plain
+from fairbed.coordinator.algorithms.aggregation.term import Term
 from fairbed.coordinator.algorithms.estimation.base import Estimator
 from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
@@ -128,11 +133,26 @@ def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
     Raises:
         PluginError: It is not built in and cannot be loaded.
     """
+    rule = _make_rule(config, per_round)
+    return rule if config.max_weight is None else MaxWeight(rule, config.max_weight)
+
+
+def _make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
     match config.rule:
         case "fedavg":
             return FedAvg()
         case "q-fedavg":
             return QFedAvg(config.q)
+        case "q-fedsgd":
+            return QFedAvg(config.q, config.lipschitz)
+        case "afl":
+            return Afl(config.gamma)
+        case "term":
+            return Term(config.tilt)
+        case "propfair":
+            return PropFair(config.M)
+        case "fedmgda+":
+            return FedMgda(config.epsilon)
         case "aaggff-s":
             cap = math.inf if config.beta_cap is None else config.beta_cap
             return AAggFF("s", config.cdf, beta_cap=cap)

@@ -280,7 +280,7 @@ class Experiment(Section, frozen=True, kw_only=True):
                         f"got {count}; lower it or add devices"
                     )
         if problem := (
-            rule_problem(self.aggregation, self.selection, devices)
+            rule_problem(self.aggregation, self.selection, self.training, devices)
             or step_problem(self.aggregation, self.training)
             or merge_problem(self.round, self.aggregation, self.selection)
         ):

@@ -68,13 +68,13 @@ def test_a_policy_equals_itself_after_a_round_trip() -> None:
         ),
         (
             {"aggregation": {"rule": "aaggff-d", "weights": "n"}},
-            "aggregation.weights must be 'equal' or 'n_over_pi' with rule 'aaggff-d', got 'n': its "
-            "weights follow from the losses alone; remove the key",
+            "aggregation.weights must be 'equal' or 'n_over_pi' with rule 'aaggff-d', got 'n': it "
+            "decides the weights without example counts; remove the key",
         ),
         (
             {"aggregation": {"rule": "aaggff-s", "weights": "n_over_pi"}},
-            "aggregation.weights must be 'equal' with rule 'aaggff-s', got 'n_over_pi': its "
-            "weights follow from the losses alone; remove the key",
+            "aggregation.weights must be 'equal' with rule 'aaggff-s', got 'n_over_pi': it "
+            "decides the weights without example counts; remove the key",
         ),
         (
             {"aggregation": {"rule": "aaggff-d"}, "selection": {"per_round": 1}},
@@ -92,6 +92,50 @@ def test_a_policy_equals_itself_after_a_round_trip() -> None:
             "aggregation.cdf: must be one of ",
         ),
         ({"aggregation": {"rule": "corefed", "M": 0.0}}, "aggregation.M: must be"),
+        (
+            {"aggregation": {"rule": "propfair", "M": 0.2}},
+            "aggregation.M must be above 0.2 with rule 'propfair', got 0.2; take one above every",
+        ),
+        (
+            {"aggregation": {"rule": "afl", "weights": "n"}},
+            "aggregation.weights must be 'equal' with rule 'afl', got 'n'",
+        ),
+        (
+            {
+                "aggregation": {"rule": "fedmgda+"},
+                "selection": {"per_round": 201},
+                "fleet": [{"profile": "raspberry-pi-4b", "count": 300}],
+            },
+            "selection.per_round must be at most 200 with aggregation.rule 'fedmgda+', got 201",
+        ),
+        (
+            {"aggregation": {"rule": "fedmgda+", "max_weight": 0.9}},
+            "aggregation.max_weight must not be set with rule 'fedmgda+', got 0.9; epsilon",
+        ),
+        (
+            {"aggregation": {"max_weight": 0.49}},
+            "aggregation.max_weight must be at least 1 / selection.per_round = 0.5, got 0.49",
+        ),
+        ({"aggregation": {"max_weight": 0.0}}, "aggregation.max_weight: must be"),
+        ({"aggregation": {"tilt": float("nan")}}, "aggregation.tilt: must be"),
+        ({"aggregation": {"gamma": -0.1}}, "aggregation.gamma: must be"),
+        ({"aggregation": {"epsilon": 1.5}}, "aggregation.epsilon: must be"),
+        (
+            {"aggregation": {"rule": "q-fedsgd"}},
+            "training.max_steps must be 1 with aggregation.rule 'q-fedsgd', got none: the rule "
+            "needs the gradient of one step on all examples; set max_steps = 1",
+        ),
+        (
+            {
+                "aggregation": {"rule": "q-fedsgd"},
+                "training": {"max_steps": 1, "weight_decay": 0.1},
+            },
+            "training.weight_decay must be 0 with aggregation.rule 'q-fedsgd', got 0.1: the rule",
+        ),
+        (
+            {"aggregation": {"rule": "q-fedsgd"}, "training": {"max_steps": 1, "clip_norm": 2.0}},
+            "training.clip_norm must be unset with aggregation.rule 'q-fedsgd', got 2: the rule",
+        ),
         ({"round": {"late": "keep"}}, "round.late: must be one of 'drop', 'merge', got 'keep'"),
         ({"round": {"max_staleness": 0}}, "round.max_staleness: must be"),
     ],

@@ -1,7 +1,6 @@
 """AAggFF: mixing weights from online convex optimisation over the losses of each round.
 
-`AAggFFS` and `AAggFFD` decide the weights, `AAggFF` is the aggregation rule, and
-`least_on_simplex` minimises quadratic forms over weights that are at least 0 and sum to 1.
+`AAggFFS` and `AAggFFD` decide the weights, and `AAggFF` is the aggregation rule.
 """
 
 import math
@@ -11,83 +10,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Updates
+from fairbed.coordinator.algorithms.aggregation.quadratic import least_on_simplex
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
-from fairbed.coordinator.algorithms.aggregation.weighting import Participation
-from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-
-SLACK = 1e-12
-"""A multiplier above minus this counts as 0, relative to the gradient."""
-
-PASSES = 10
-"""Iteration limit per weight, for the case that rounding makes a weight enter and leave forever."""
-
-
-def least_on_simplex(A: Floats, c: Floats, start: Floats) -> Floats:
-    """Return the minimiser of a quadratic form on the simplex.
-
-        argmin  1/2 p.A p - c.p   subject to  p >= 0,  sum p = 1
-
-    This is the projection of A^-1 c in the norm of A, not the nearest point of the simplex. An
-    active-set method: the free weights (not 0) step to their minimiser until one becomes 0; a
-    weight at 0 becomes free while its slope is negative.
-
-    Args:
-        A: Positive definite and symmetric, shape (K, K).
-        c: Shape (K,).
-        start: Any point of the simplex, shape (K,); fewer iterations if near the minimiser.
-
-    Returns:
-        p, shape (K,), bit-identical for every number of threads.
-
-    Source:
-        Nocedal & Wright, Numerical Optimization, 2nd ed., Algorithm 16.3.
-    """
-    p, is_free = start.copy(), start > 0.0
-    slack = SLACK * (1.0 + float(np.abs(c).max()))
-    for _ in range(PASSES * len(p)):
-        target, multiplier = _least_of(A, c, is_free)
-        falls = is_free & (target < 0.0)
-        if falls.any():
-            share = np.full(len(p), np.inf)
-            share[falls] = p[falls] / (p[falls] - target[falls])
-            first = int(share.argmin())
-            p += share[first] * (target - p)
-            p[first], is_free[first] = 0.0, False
-            continue
-        p = target
-        slope = np.where(is_free, 0.0, (A * p).sum(axis=1) - c - multiplier)
-        steepest = int(slope.argmin())
-        if slope[steepest] >= -slack:
-            break
-        is_free[steepest] = True
-    p = np.maximum(p, 0.0)
-    least: Floats = p / total_of(p)
-    return least
-
-
-def _least_of(A: Floats, c: Floats, is_free: Bools) -> tuple[Floats, float]:
-    """Return the minimiser with sum 1 over the free weights, shape (K,), and its multiplier."""
-    free = np.flatnonzero(is_free)
-    solved = _solved(A[np.ix_(free, free)], np.column_stack([c[free], np.ones(len(free))]))
-    multiplier = (1.0 - total_of(solved[:, 0])) / total_of(solved[:, 1])
-    target = np.zeros(len(c))
-    target[free] = solved[:, 0] + multiplier * solved[:, 1]
-    return target, multiplier
-
-
-def _solved(A: Floats, b: Floats) -> Floats:
-    """Return A^-1 b, shape (n, columns), of a positive definite A by elimination.
-
-    LAPACK is not used: its last bits depend on the number of threads.
-    """
-    n, rows = len(A), np.column_stack([A, b])
-    for j in range(n):
-        rows[j] /= rows[j, j]
-        factors = rows[:, j].copy()
-        factors[j] = 0.0
-        rows -= factors[:, None] * rows[j]
-    return rows[:, n:]
-
+from fairbed.coordinator.algorithms.aggregation.weighting import (
+    Participation,
+    joined,
+    weights_of,
+)
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 Cdf: TypeAlias = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
 """A distribution function, which maps a relative loss to a number between 0 and 1."""
@@ -208,7 +138,7 @@ class AAggFFS:
             A = ALPHA * np.eye(clients)
             A[:K, :K] = self._A
             self._A, self._c = A, np.concatenate([self._c, np.zeros(clients - K)])
-            self.p = _shared(self.p, clients)
+            self.p = joined(self.p, clients)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -354,7 +284,7 @@ class AAggFFD:
         """Give each new client the weight 1/K, and scale the others down."""
         if clients > len(self.p):
             self._G = np.concatenate([self._G, np.zeros(clients - len(self.p))])
-            self.p = _shared(self.p, clients)
+            self.p = joined(self.p, clients)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -369,21 +299,6 @@ class AAggFFD:
         """Restore a state that `to_state` returned."""
         self._G, self.p = np.array(state["G"]), np.array(state["p"])
         self._t, self._previous = state["t"], state["previous"]
-
-
-def weights_of(p: Floats, rows: Ints) -> Floats:
-    """Return p_i / sum_(j in rows) p_j, shape (m,): the mixing weights of one round.
-
-    They are equal if all p_i are 0.
-    """
-    total = total_of(p[rows])
-    return p[rows] / total if total > 0.0 else np.full(len(rows), 1.0 / len(rows))
-
-
-def _shared(p: Floats, clients: int) -> Floats:
-    """Return p of K = `clients` clients: 1/K for each new client, and the rest for the others."""
-    new = np.full(clients - len(p), 1.0 / clients)
-    return np.concatenate([p * (len(p) / clients), new])
 
 
 class AAggFF:

@@ -56,6 +56,10 @@ class Stack:
         )
 
 
+PARTS = 131_072
+"""Values of K changes whose products are summed at a time: 1 MiB of float64 stays in the cache."""
+
+
 class Changes:
     """D_k = w_k - w of the K updates of a round, each computed when it is read."""
 
@@ -107,6 +111,20 @@ class Changes:
         models = [self._models[k] for k in at.tolist()]
         factors = scale if self._scale is None else scale * self._scale[at]
         return Changes(self._sent, models, self.n_params, factors)
+
+    def inner_products(self) -> Floats:
+        """Return <D_i, D_j> over the parameters, shape (K, K).
+
+        BLAS is not used: its last bits depend on the number of threads.
+        """
+        K = len(self)
+        products, size = np.zeros((K, K)), max(PARTS // K, 1)
+        for start in range(0, self.n_params, size):
+            rows = self.part(start, min(start + size, self.n_params))
+            for k in range(K):
+                products[k, : k + 1] += np.einsum("jp,p->j", rows[: k + 1], rows[k])
+        both: Floats = products + np.tril(products, -1).T
+        return both
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +190,17 @@ class Stateful(Protocol):
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned."""
         ...
+
+
+class Stateless:
+    """A part of an aggregation without state."""
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the empty state."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore the empty state."""
 
 
 class WeightRule(Stateful, Protocol):

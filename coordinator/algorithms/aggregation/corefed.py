@@ -1,10 +1,8 @@
 """CoreFed: weights whose model is in the core, so that no group of devices gains by leaving."""
 
-from typing import Any
-
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Updates
+from fairbed.coordinator.algorithms.aggregation.base import Stateless, Updates
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
@@ -66,7 +64,7 @@ def corefed_weights(
     return a
 
 
-class CoreFed:
+class CoreFed(Stateless):
     """Weights of CoreFed, `corefed_weights`.
 
     With `aggregation.weights = "equal"` each device has w_i = 1; otherwise it is weighted CoreFed
@@ -91,10 +89,3 @@ class CoreFed:
     def decide(self, updates: Updates) -> Floats:
         """Return a_k, shape (K,)."""
         return corefed_weights(updates.losses, self._M, updates.shares, normalise=self._normalise)
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the empty state."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the empty state."""

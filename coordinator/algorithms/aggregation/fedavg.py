@@ -1,15 +1,13 @@
 """FedAvg: the weighted average of the models."""
 
-from typing import Any
-
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Updates
+from fairbed.coordinator.algorithms.aggregation.base import Stateless, Updates
 from fairbed.coordinator.algorithms.aggregation.guard import normalised
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 
-class FedAvg:
+class FedAvg(Stateless):
     """Weights that do not depend on losses: a_k = p_k / sum p, p of `aggregation.weights`.
 
     With the plain server step the next model is the average of the models, without w.
@@ -27,10 +25,3 @@ class FedAvg:
     def decide(self, updates: Updates) -> Floats:
         """Return p_k / sum p, shape (K,)."""
         return normalised(updates.shares)
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the empty state."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the empty state."""

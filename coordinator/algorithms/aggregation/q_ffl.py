@@ -1,12 +1,11 @@
-"""q-FedAvg: the larger a device's loss under the current model, the more its update counts."""
+"""q-FFL: the larger a device's loss under the current model, the more its update counts."""
 
 import math
-from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Updates
-from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
+from fairbed.coordinator.algorithms.aggregation.base import Stateless, Updates
+from fairbed.coordinator.algorithms.aggregation.running_sum import power_of_two, total_of
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 SMALLEST_LOSS = 1e-10
@@ -17,15 +16,22 @@ SMALLEST_RATIO = 0.01
 
 
 def q_ffl_weights(
-    squared_norms: Floats, losses: Floats, p: Floats, q: float, lipschitz: float
+    squared_norms: Floats,
+    losses: Floats,
+    p: Floats,
+    q: float,
+    slope: float,
+    lipschitz: float | None = None,
 ) -> Floats:
     """Return the step of the model towards each client model.
 
-        g_k     = L (w - w_k)
+        g_k     = (w - w_k) / eta_l,   L = 1 / eta_l unless it is given
         Delta_k = F_k^q g_k
         h_k     = q F_k^(q-1) |g_k|^2 + L F_k^q
         w'      = w - sum_k p_k Delta_k / sum_k p_k h_k = w + sum_k a_k (w_k - w)
-        a_k     = p_k L F_k^q / sum_j p_j h_j
+        a_k     = p_k F_k^q / eta_l / sum_j p_j h_j
+
+    With one local step on all examples, g_k is the gradient of F_k: this is q-FedSGD.
 
     For q < 1, F^(q-1) grows without bound as F falls, and one device without loss would stop the
     model. There F_k^(q-1) is F_k^q / max(F_k, max_j F_j / 100): a loss below a hundredth of the
@@ -37,53 +43,56 @@ def q_ffl_weights(
         losses: F_k(w) before local training, nats, shape (K,), at least 0.
         p: Factor of each client in both sums, shape (K,), all positive.
         q: Fairness exponent; 0 is a plain mean, large values approach minimax.
-        lipschitz: L = 1 / eta_l, the local learning rate.
+        slope: 1 / eta_l, eta_l the local learning rate.
+        lipschitz: L, the Lipschitz constant of the gradients; None is 1 / eta_l.
 
     Returns:
-        a, shape (K,). It sums to at most 1 and must not be normalised: the rest stays at w.
+        a, shape (K,). It must not be normalised. It sums to at most 1 / (eta_l L); what it lacks of
+        1 stays at w.
 
     Source:
-        Li et al., ICLR 2020, Algorithm 2 (arXiv:1905.10497).
+        Li et al., ICLR 2020, Algorithms 1 and 2 (arXiv:1905.10497).
     Deviates:
         The lower bounds of a loss: 1e-10 nats, and the hundredth in h for q < 1.
     """
+    L = slope if lipschitz is None else lipschitz
     floored = np.maximum(losses, SMALLEST_LOSS)
     power = np.exp(q * (np.log(floored) - np.log(floored.max())))
     divisor = np.maximum(floored, SMALLEST_RATIO * floored.max()) if q < 1.0 else floored
-    h = power * (q / divisor * lipschitz**2 * squared_norms + lipschitz)
-    a: Floats = p * power * lipschitz / total_of(p * h)
+    h = power * (q / divisor * slope**2 * squared_norms + L)
+    a: Floats = p * power * slope / total_of(p * h)
     return a
 
 
-class QFedAvg:
-    """Weights of q-FFL, `q_ffl_weights`.
+class QFedAvg(Stateless):
+    """Weights of q-FFL, `q_ffl_weights`: q-FedAvg, and q-FedSGD with one local step.
 
     `aggregation.weights = "n"` is for clients drawn uniformly: p_k = n_k / n enters both sums.
     "equal" is for clients drawn in proportion to n_k: p_k = 1, and q = 0 is exactly the unweighted
     mean. "n_over_pi" corrects for a selector that prefers some clients.
 
     Source:
-        Li et al., ICLR 2020, Algorithm 2 (arXiv:1905.10497).
+        Li et al., ICLR 2020, Algorithms 1 and 2 (arXiv:1905.10497).
     """
 
     needs_loss = needs_norms = True
     needs_models = False
 
-    def __init__(self, q: float) -> None:
-        """Set the fairness exponent.
+    def __init__(self, q: float, lipschitz: float | None = None) -> None:
+        """Set the fairness exponent, and L of q-FedSGD; None is 1 / eta_l of each round.
 
         Raises:
             ValueError: `q` is negative or not finite.
         """
         if not (math.isfinite(q) and q >= 0.0):
             raise ValueError(f"q-fedavg: q must be finite and >= 0, got {q}; 0 is FedAvg")
-        self._q = q
+        self._q, self._lipschitz = q, lipschitz
 
     def factors(self, updates: Updates) -> tuple[Floats, Ints]:
         """Return p_k F_k^q as mantissas and binary exponents, two arrays of shape (K,)."""
         exponents = self._q * np.log2(np.maximum(updates.losses, SMALLEST_LOSS))
-        whole = np.floor(exponents)
-        return updates.shares * np.exp2(exponents - whole), whole.astype(np.int64)
+        mantissas, whole = power_of_two(exponents)
+        return updates.shares * mantissas, whole
 
     def decide(self, updates: Updates) -> Floats:
         """Return a_k, shape (K,); all are 0 if q > 0 and every device has loss 0."""
@@ -95,11 +104,5 @@ class QFedAvg:
             updates.shares,
             self._q,
             1.0 / updates.learning_rate,
+            self._lipschitz,
         )
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the empty state."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the empty state."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Floats, Vector
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 
 BLOCK = 16384
 """Values per step: 128 KiB of float64, so that intermediate arrays stay in the cache. Twice as many
@@ -110,6 +110,12 @@ def squared_distance(one: Vector, other: Vector) -> float:
         float(np.square(one[part].astype(np.float64) - other[part]).sum())
         for part in blocks(one.size)
     )
+
+
+def power_of_two(x: Floats) -> tuple[Floats, Ints]:
+    """Return 2^x as mantissas in [1, 2) and exponents, two arrays of the shape of `x`."""
+    whole = np.floor(x)
+    return np.exp2(x - whole), whole.astype(np.int64)
 
 
 def total_of(values: Floats) -> float:

@@ -4,6 +4,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
 
@@ -104,3 +105,21 @@ class Weighting:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned."""
         self._participation.load_state(state)
+
+
+def weights_of(p: Floats, rows: Ints) -> Floats:
+    """Return p_i / sum_(j in rows) p_j, shape (m,): the mixing weights of one round.
+
+    They are equal if all p_i are 0.
+    """
+    total = total_of(p[rows])
+    return p[rows] / total if total > 0.0 else np.full(len(rows), 1.0 / len(rows))
+
+
+def joined(p: Floats, devices: int) -> Floats:
+    """Return p of K = `devices` devices: 1/K for each new device, and the rest for the others.
+
+    Without any p, all are equal.
+    """
+    new = np.full(devices - len(p), 1.0 / devices)
+    return np.concatenate([p * (len(p) / devices), new])

@@ -143,7 +143,7 @@ async def test_evaluation_takes_no_time_of_a_round(tmp_path: Path) -> None:
         assert following.dispatched_at_s >= metric.at_s
 
 
-@pytest.mark.parametrize("rule", ["q-fedavg", "aaggff-s", "aaggff-d", "corefed"])
+@pytest.mark.parametrize("rule", ["q-fedavg", "afl", "term", "aaggff-s", "aaggff-d", "corefed"])
 async def test_a_fair_rule_gets_the_loss_before_training(rule: str, tmp_path: Path) -> None:
     aggregation = AggregationConfig(rule=rule)
     async with lab(tmp_path) as place:

@@ -116,7 +116,13 @@ def test_a_round_of_fedavg_is_that_of_the_devices(tmp_path: Path, round_id: int)
     assert distance(learning.vector, truth, start) < 1e-5
 
 
-@pytest.mark.parametrize("rule", ["q-fedavg", "aaggff-s", "aaggff-d", "corefed"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("q-fedavg", "afl", "term", "propfair"),
+        *("aaggff-s", "aaggff-d", "corefed"),
+    ],
+)
 def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(
     rule: str, tmp_path: Path
 ) -> None:
@@ -130,6 +136,20 @@ def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(
     assert losses.tolist() == pytest.approx(reports.loss_before.tolist(), rel=1e-6)
     own = make_aggregator(aggregation, experiment.training, experiment.selection.per_round)
     truth = merge_of(own, start, start.size, reports).vector
+    assert distance(learning.vector, truth, start) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{"rule": "fedmgda+"}, {"max_weight": 0.3}])
+def test_a_rule_whose_updates_are_stored_is_that_of_the_devices(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    aggregation = AggregationConfig(**options)
+    experiment, data = an_experiment(aggregation=aggregation), fleet_data(RECIPE)
+    learning = a_learning(tmp_path, experiment, data)
+    start = learning.vector.copy()
+    train(learning, data, ALL_DEVICES, ALL_DEVICES)
+    reports = from_devices(experiment, data, start, list(range(N)))
+    truth = merge_of(make_aggregator(aggregation), start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
 
 

@@ -131,10 +131,12 @@ def test_the_store_has_the_weight_of_each_update(tmp_path: Path, fleet: dict[str
         (PROFILES, {"aggregation": {"rule": "aaggff-s", "cdf": "normal"}}),
         (LINEAR, {"aggregation": {"rule": "aaggff-d", "impute": "previous_mean"}}),
         (LINEAR, {"aggregation": {"rule": "corefed", "weights": "n"}}),
+        (LINEAR, {"aggregation": {"rule": "afl", "gamma": 0.01}}),
+        (LINEAR, {"aggregation": {"rule": "fedmgda+", "epsilon": 0.2}}),
     ],
     ids=[
         *("linear", "q-fedavg", "oort", "codecs", "late", "async", "asks", "asks late"),
-        *("aaggff-s", "aaggff-d", "corefed"),
+        *("aaggff-s", "aaggff-d", "corefed", "afl", "fedmgda+"),
     ],
 )
 def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(

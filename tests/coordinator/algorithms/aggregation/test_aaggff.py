@@ -16,13 +16,13 @@ from fairbed.coordinator.algorithms.aggregation.aaggff import (
     Cdf,
     decision_gradient,
     doubly_robust,
-    least_on_simplex,
     linearised_gradient,
     responses,
-    weights_of,
 )
+from fairbed.coordinator.algorithms.aggregation.quadratic import least_on_simplex
+from fairbed.coordinator.algorithms.aggregation.weighting import weights_of
 from fairbed.coordinator.algorithms.arrays import Floats
-from tests.coordinator.algorithms.aggregation.test_simplex import nearest
+from tests.coordinator.algorithms.aggregation.test_quadratic import nearest
 
 
 def decision_loss(p: Floats, r: Floats) -> float:

@@ -29,6 +29,12 @@ STREAMED = {
     "q-fedavg, q=0.1": AggregationConfig(rule="q-fedavg", q=0.1, weights="equal"),
     "q-fedavg, q=15": AggregationConfig(rule="q-fedavg", q=15.0),
     "q-fedavg, n/pi": AggregationConfig(rule="q-fedavg", q=1.0, weights="n_over_pi"),
+    "q-fedsgd": AggregationConfig(rule="q-fedsgd", q=1.0, lipschitz=2.0),
+    "term": AggregationConfig(rule="term", tilt=1.0),
+    "term, t=-300": AggregationConfig(rule="term", tilt=-300.0, weights="equal"),
+    "term, t=1000": AggregationConfig(rule="term", tilt=1000.0),
+    "propfair": AggregationConfig(rule="propfair", M=10.0),
+    "propfair, equal": AggregationConfig(rule="propfair", M=30.0, weights="equal"),
     "corefed": AggregationConfig(rule="corefed", M=30.0),
     "corefed, normalised": AggregationConfig(rule="corefed", M=30.0, normalise=True),
     "corefed, n": AggregationConfig(rule="corefed", M=30.0, weights="n"),
@@ -40,7 +46,16 @@ GATHERED = {
     "aaggff-d": AggregationConfig(rule="aaggff-d"),
     "aaggff-d, before": AggregationConfig(rule="aaggff-d", impute="previous_mean"),
     "aaggff-d, n/pi": AggregationConfig(rule="aaggff-d", weights="n_over_pi"),
+    "afl": AggregationConfig(rule="afl", gamma=0.01),
+    "afl, gamma=10": AggregationConfig(rule="afl", gamma=10.0),
+    "fedmgda+": AggregationConfig(rule="fedmgda+", epsilon=0.1),
+    "fedmgda+, epsilon=1": AggregationConfig(rule="fedmgda+", epsilon=1.0),
+    "fedavg, capped": AggregationConfig(rule="fedavg", max_weight=0.4),
+    "q-fedavg, capped": AggregationConfig(rule="q-fedavg", q=5.0, max_weight=0.4),
+    "afl, capped": AggregationConfig(rule="afl", max_weight=0.5),
 }
+LEAVES_THE_HULL = ("q-fedsgd", "fedmgda+", "fedmgda+, epsilon=1")
+"""Rules whose weights may sum to more than 1."""
 CONFIGS = STREAMED | GATHERED
 SENT = vector(0.5, -1.0, 2.0, 0.0, 1.0)
 N_PARAMS = 3
@@ -72,14 +87,14 @@ def test_weights_explain_the_parameters(name: str, given_: Reports) -> None:
     assert merge.vector.shape == SENT.shape
     assert merge.weights.shape == given_.rows.shape
     assert merge.weights.min() >= 0.0
-    assert merge.weights.sum() <= 1.0 + 1e-9
+    assert merge.weights.sum() <= 1.0 + 1e-9 or name in LEAVES_THE_HULL
     moves = np.array([model - SENT for model in given_.models], dtype=np.float64)[:, :N_PARAMS]
     np.testing.assert_allclose(
         merge.vector[:N_PARAMS], SENT[:N_PARAMS] + merge.weights @ moves, rtol=1e-4, atol=1e-4
     )
 
 
-@every_rule
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - set(LEAVES_THE_HULL)))
 @settings(max_examples=examples(40))
 @given(given_=client_models())
 def test_stays_inside_the_hull_of_the_sent_and_the_trained_models(
@@ -131,6 +146,9 @@ def test_ignores_the_rows_that_devices_have(name: str, data: st.DataObject) -> N
         )
         renamed = replace(given_, rows=np.array([row_of[row] for row in present]))
         ours, theirs = merged(name, given_, first), merged(name, renamed, second)
+        if name.startswith("fedmgda+"):  # these changes are dependent: only their sum is unique
+            np.testing.assert_allclose(ours.vector, theirs.vector, rtol=1e-5, atol=1e-6)
+            continue
         np.testing.assert_allclose(ours.weights, theirs.weights, rtol=1e-9)
         if name in STREAMED:
             np.testing.assert_array_equal(ours.weights, theirs.weights)

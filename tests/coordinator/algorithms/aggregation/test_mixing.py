@@ -10,9 +10,9 @@ from fairbed.coordinator.algorithms.aggregation.aaggff import (
     AAggFFD,
     AAggFFS,
     responses,
-    weights_of,
 )
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
+from fairbed.coordinator.algorithms.aggregation.weighting import weights_of
 from tests.coordinator.algorithms.aggregation.rounds import Reports, merged, reports, vector
 
 SENT = vector(1, 0, 0)

@@ -44,6 +44,19 @@ def test_agrees_with_the_printed_formula(given_: Reports, q: float) -> None:
     np.testing.assert_allclose(merge.vector, sent - delta / h, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("q", [0.0, 1.0, 2.0])
+def test_q_fedsgd_with_its_own_lipschitz_constant(q: float) -> None:
+    """Term by term: one step of eta_l on all examples gives the gradient."""
+    sent, L, eta = np.array([1.0, 1.0]), 4.0, 0.1
+    gradients, F = np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([2.0, 0.5])
+    delta = (F**q)[:, np.newaxis] * gradients
+    h = q * F ** (q - 1) * np.square(gradients).sum(axis=1) + L * F**q
+    expected = sent - delta.sum(axis=0) / h.sum()
+    back = reports((sent - eta * gradients).tolist(), losses=F.tolist(), learning_rate=eta)
+    merge = merged(Aggregator(QFedAvg(q, L), "equal"), SENT, 2, back)
+    assert merge.vector.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
 @given(given_=client_models())
 def test_q_zero_is_the_unweighted_mean(given_: Reports) -> None:
     merge = merged(Aggregator(QFedAvg(0.0), "equal"), vector(3, 3, 3, 3, 3), 5, given_)

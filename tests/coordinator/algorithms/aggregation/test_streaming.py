@@ -131,11 +131,20 @@ def test_agrees_with_the_plain_float64_formula(name: str) -> None:
     share = given_.n_k / given_.n_k.sum()
     p = np.full(count, 1.0 / count) if config.weighting == "equal" else share
     expected = p @ models
-    if config.rule == "q-fedavg":
+    if config.rule in ("term", "propfair"):
+        assert given_.loss_before is not None
+        tilted = config.tilt * given_.loss_before
+        by_loss = np.exp(tilted - tilted.max())
+        if config.rule == "propfair":
+            by_loss = 1.0 / (config.M - given_.loss_before)
+        expected = p * by_loss / (p * by_loss).sum() @ models
+    if config.rule in ("q-fedavg", "q-fedsgd"):
         assert given_.loss_before is not None
         sent = SENT[:N_PARAMS].astype(np.float64)
         norms = np.square(models[:, :N_PARAMS] - sent).sum(axis=1)
-        a = q_ffl_weights(norms, given_.loss_before, p, config.q, 1.0 / given_.learning_rate)
+        slope = 1.0 / given_.learning_rate
+        lipschitz = config.lipschitz if config.rule == "q-fedsgd" else None
+        a = q_ffl_weights(norms, given_.loss_before, p, config.q, slope, lipschitz)
         expected = a / a.sum() @ models
         expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
     if config.rule == "corefed":

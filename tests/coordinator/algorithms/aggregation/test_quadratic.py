@@ -1,11 +1,13 @@
 """Minimum of a quadratic form on the simplex, compared with enumeration of all supports."""
 
+from collections.abc import Callable, Mapping
 from itertools import chain, combinations
 
 import numpy as np
 import pytest
+from scipy.optimize import LinearConstraint, minimize
 
-from fairbed.coordinator.algorithms.aggregation.aaggff import least_on_simplex
+from fairbed.coordinator.algorithms.aggregation.quadratic import least_on_simplex
 from fairbed.coordinator.algorithms.arrays import Floats
 
 
@@ -34,6 +36,28 @@ def by_enumeration(A: Floats, c: Floats) -> Floats:
     return min(found, key=lambda p: value(A, c, p))
 
 
+def by_slsqp(A: Floats, c: Floats, lower: float = 0.0, upper: float = 1.0) -> Floats:
+    """Return the minimiser that SLSQP finds from equal weights."""
+    K = len(c)
+
+    def of(p: Floats) -> float:
+        return value(A, c, p)
+
+    def slope(p: Floats) -> Floats:
+        return np.asarray(A @ p - c, dtype=np.float64)
+
+    found = minimize(
+        of,
+        np.full(K, 1.0 / K),
+        jac=slope,
+        bounds=[(lower, upper)] * K,
+        constraints=LinearConstraint(np.ones((1, K)), 1.0, 1.0),
+        method="SLSQP",
+        options={"ftol": 1e-16, "maxiter": 1000},
+    )
+    return np.asarray(found.x, dtype=np.float64)
+
+
 def nearest(A: Floats, c: Floats) -> Floats:
     """Return the Euclidean projection of A^-1 c on the simplex, which is not the minimiser."""
     v = np.linalg.solve(A, c)
@@ -51,6 +75,15 @@ def test_agrees_with_enumeration_of_every_support(K: int) -> None:
         A, c = form(K, rng)
         p = least_on_simplex(A, c, np.full(K, 1.0 / K))
         np.testing.assert_allclose(p, by_enumeration(A, c), atol=1e-9)
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(0.0, 1.0), (0.02, 0.2), (0.1, 0.15)])
+def test_agrees_with_slsqp(lower: float, upper: float) -> None:
+    rng = np.random.default_rng(9)
+    for K in (7, 8, 9):
+        A, c = form(K, rng)
+        p = least_on_simplex(A, c, np.full(K, 1.0 / K), lower, upper)
+        np.testing.assert_allclose(p, by_slsqp(A, c, lower, upper), atol=1e-6)
 
 
 def test_the_nearest_point_of_the_simplex_is_a_different_one() -> None:
@@ -75,6 +108,39 @@ def test_sixty_weights_meet_the_conditions_of_a_least_value(ridge: float) -> Non
     assert np.ptp(slope[p > 0.0]) < 1e-9
     assert slope[p == 0.0].min() >= slope[p > 0.0].max() - 1e-9
     assert 0 < (p > 0.0).sum() < 60
+
+
+DEGENERATE: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
+    "independent": lambda rng, n: rng.normal(size=(n, 60)),
+    "pairs of equal vectors": lambda rng, n: np.repeat(rng.normal(size=(-(-n // 2), 60)), 2, 0)[:n],
+    "pairs of opposite vectors": lambda rng, n: np.concatenate([v := rng.normal(size=(n, 60)), -v]),
+    "nearly equal": lambda rng, n: rng.normal(size=60) + 1e-6 * rng.normal(size=(n, 60)),
+    "equal": lambda rng, n: np.repeat(rng.normal(size=(1, 60)), n, 0),
+    "more than dimensions": lambda rng, n: rng.normal(size=(n, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-3, 0.1, 1.0])
+def test_in_a_box_no_feasible_point_has_a_lower_first_order_value(
+    kind: str, epsilon: float
+) -> None:
+    """For a convex form, slope.(p - q) over all feasible q bounds the distance to the minimum."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        u = DEGENERATE[kind](rng, int(rng.integers(2, 30)))
+        u /= np.linalg.norm(u, axis=1, keepdims=True)
+        A, n = u @ u.T + 1e-10 * np.eye(len(u)), len(u)
+        lower, upper = max(0.0, 1.0 / n - epsilon), min(1.0, 1.0 / n + epsilon)
+        p = least_on_simplex(A, np.zeros(n), np.full(n, 1.0 / n), lower, upper)
+        assert p.sum() == pytest.approx(1.0, abs=1e-13)
+        assert p.min() >= lower - 1e-13
+        assert p.max() <= upper + 1e-13
+        slope, best, left = A @ p, np.full(n, lower), 1.0 - n * lower
+        for k in np.argsort(slope):
+            best[k] += min(upper - lower, left)
+            left -= best[k] - lower
+        assert slope @ (p - best) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_the_point_it_starts_from_changes_nothing() -> None:
