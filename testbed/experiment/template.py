@@ -36,7 +36,7 @@ beta = {beta:<28}# rbcs-f: every device takes part in at least this share of the
 V = 2.0                            # rbcs-f: weight of time against fairness, 1/s
 
 [aggregation]
-rule = "fedavg"                    # or q-fedavg, aaggff-s, aaggff-d, corefed
+rule = "fedavg"                    # q-fedavg, term, aaggff-d, ...: docs/aggregation.md
 
 [round]
 deadline_s = 60.0                  # an update that comes later is dropped

@@ -329,7 +329,7 @@ def test_every_property_of_a_rule_has_one_that_violates_it() -> None:
     assert {row[1] for row in BROKEN_RULES} | others == set(RULE_PROPERTIES)
 
 
-K_CUBED = ("aaggff-s",)
+K_CUBED = ("aaggff-s", "fedmgda+")
 """Rules for few devices: K^3 steps for K updates."""
 
 
