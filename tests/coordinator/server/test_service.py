@@ -220,6 +220,33 @@ async def test_a_stopped_coordinator_resumes_at_the_open_round(tmp_path: Path) -
         assert any(e.kind == "resumed" for _, e in reader.events())
 
 
+async def test_a_resumed_coordinator_continues_with_the_moments_of_the_server_step(
+    tmp_path: Path,
+) -> None:
+    """All devices are in every round, so models depend neither on times nor on the selector."""
+    config = make_config(
+        rounds=5,
+        selection=SelectionConfig(per_round=3, beta=0.3),
+        aggregation=AggregationConfig(server="adam", pseudo_gradient="fednova"),
+    )
+    async with lab(tmp_path / "whole") as whole:
+        assert await whole.run(config) == "done"
+    async with lab(tmp_path / "parts") as parts:
+        store = parts.open_store()
+        first = parts.coordinator(config, store)
+        parts.on_progress = lambda p: first.stop() if p.round.round == 2 else None
+        assert await first.run() == "stopped"
+        store.close()
+        parts.on_progress = lambda p: None
+        assert await parts.run(config) == "done"
+    models = []
+    for place in (whole, parts):
+        with place.reader() as reader:
+            models.append([row.model_sha256 for row in reader.rounds()])
+    assert models[0] == models[1]
+    assert len(set(models[0])) == 5
+
+
 async def test_nothing_is_left_in_the_broker(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         await place.run(make_config(rounds=2))

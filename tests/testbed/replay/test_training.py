@@ -28,6 +28,7 @@ MIXED = [
     {"profile": "raspberry-pi-zero-2w", "count": 3},
 ]
 CODED = {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}
+FREE = {"round": {"mode": "async", "buffer": 2, "max_staleness": 20}}
 HURRY_S = 0.035
 """A deadline that the slower devices miss."""
 QUERIES = {"selection": {"policy": "power-of-choice", "variant": "pow-d", "per_round": 3}}
@@ -125,7 +126,7 @@ def test_the_store_has_the_weight_of_each_update(tmp_path: Path, fleet: dict[str
         (LINEAR, {"selection": {"policy": "oort", "per_round": 3}, "model": {"name": "mlp"}}),
         (PROFILES, {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}),
         (MIXED, CODED | {"round": {"late": "merge", "deadline_s": HURRY_S}}),
-        (MIXED, CODED | {"round": {"mode": "async", "buffer": 2, "max_staleness": 20}}),
+        (MIXED, CODED | FREE),
         (PROFILES, QUERIES),
         (LINEAR, QUERIES | {"round": {"late": "merge", "deadline_s": 1.5}}),
         (PROFILES, {"aggregation": {"rule": "aaggff-s", "cdf": "normal"}}),
@@ -133,10 +134,14 @@ def test_the_store_has_the_weight_of_each_update(tmp_path: Path, fleet: dict[str
         (LINEAR, {"aggregation": {"rule": "corefed", "weights": "n"}}),
         (LINEAR, {"aggregation": {"rule": "afl", "gamma": 0.01}}),
         (LINEAR, {"aggregation": {"rule": "fedmgda+", "epsilon": 0.2}}),
+        (PROFILES, {"aggregation": {"rule": "aaggff-d", "server": "adam"}}),
+        (MIXED, {"aggregation": {"pseudo_gradient": "fednova", "server": "yogi"}}),
+        (MIXED, FREE | {"aggregation": {"server": "momentum", "server_learning_rate": 0.1}}),
     ],
     ids=[
         *("linear", "q-fedavg", "oort", "codecs", "late", "async", "asks", "asks late"),
         *("aaggff-s", "aaggff-d", "corefed", "afl", "fedmgda+"),
+        *("adam", "fednova", "momentum async"),
     ],
 )
 def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(
