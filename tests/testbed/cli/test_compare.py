@@ -114,6 +114,22 @@ def test_the_example_of_a_literal_world_runs(
         assert arms[name]["differences"]["virtual_s"]["judgement"] == "better"
 
 
+@pytest.mark.full
+def test_the_example_of_equal_weights_runs(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With equal weights, plain FedAvg is as accurate over devices as two fair rules."""
+    arguments = ["--out", str(calls), "--seeds", "2", "--set", "rounds=40", "--json"]
+    path = str(GRIDS / "equal-weights.toml")
+    assert main(["compare", path, "--no-figures", *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    accuracy = {arm["name"]: arm["values"]["accuracy_mean"]["mean"] for arm in report["arms"]}
+    assert list(accuracy) == ["fedavg-n", "fedavg-equal", "aaggff-d", "corefed"]
+    assert accuracy["fedavg-n"] < accuracy["fedavg-equal"] - 0.1
+    for rule in ("aaggff-d", "corefed"):
+        assert accuracy[rule] == pytest.approx(accuracy["fedavg-equal"], abs=0.1)
+
+
 def test_every_example_has_its_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))
