@@ -115,9 +115,7 @@ def test_the_example_of_a_literal_world_runs(
 
 
 @pytest.mark.full
-def test_the_example_of_equal_weights_runs(
-    calls: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_of_equal_weights_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With equal weights, plain FedAvg is as accurate over devices as two fair rules."""
     arguments = ["--out", str(calls), "--seeds", "2", "--set", "rounds=40", "--json"]
     path = str(GRIDS / "equal-weights.toml")
