@@ -29,6 +29,8 @@ class RoundMerge:
         self._rebase: Callable[..., Vector] | None = None
         self._added: list[Exchange] = []
         """Exchanges of the updates, in the order of arrival."""
+        self._failure: Exception | None = None
+        """Error of an update that could not be added; `finish` raises it."""
         self._has_begun = anyio.Event()
         if accumulator is not None:
             self._has_begun.set()
@@ -85,12 +87,21 @@ class RoundMerge:
                 )
             )
 
-        await anyio.to_thread.run_sync(add)
+        try:
+            await anyio.to_thread.run_sync(add)
+        except Exception as exc:  # any error, also of a plug-in; here it would end the run abruptly
+            self._failure = self._failure or exc
         self._added.append(exchange)
 
     async def finish(self) -> Merge:
-        """Return the next model after the last accepted update, and note each one's weight."""
+        """Return the next model after the last accepted update, and note each one's weight.
+
+        Raises:
+            Exception: An update could not be added, or the aggregation failed.
+        """
         async with self.lock:
+            if self._failure is not None:
+                raise self._failure
             assert self._accumulator is not None, "only a merge that has begun can be finished"
             merge = await anyio.to_thread.run_sync(self._accumulator.finish)
         for exchange, weight in zip(self._added, weights_of(merge), strict=True):

@@ -1,16 +1,20 @@
 """A plug-in in a live run: it selects, and a fault of it stops the run, which can be resumed."""
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from examples.longest_waiting import LongestWaiting
-from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.aggregation import Updates
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.coordinator.algorithms.estimation import Measured, Prediction
 from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Candidates
-from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig
 from fairbed.wire.codec import encode
 from fairbed.wire.topics import Topics
 from tests.coordinator import rogue
@@ -93,6 +97,162 @@ async def test_a_state_that_no_checkpoint_holds_stops_the_run_with_its_name(tmp_
     assert line.startswith(
         f"selector {HERE}:WithoutState: to_state() must be plain numbers and lists"
     )
+
+
+class Part:
+    """A part of an aggregation that fails in round 3, unless `is_fixed`."""
+
+    is_fixed = False
+    needs_loss = needs_norms = needs_models = False
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def fails(self) -> bool:
+        """Count a round, and return whether the part fails in it."""
+        self.rounds += 1
+        return self.rounds == 3 and not Part.is_fixed
+
+    def to_state(self) -> dict[str, Any]:
+        return {"rounds": self.rounds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.rounds = state["rounds"]
+
+
+class NanWeights(Part):
+    def decide(self, updates: Updates) -> Floats:
+        return np.full(len(updates), np.nan if self.fails() else 0.5)
+
+
+class TooFewWeights(Part):
+    def decide(self, updates: Updates) -> Floats:
+        return np.full(len(updates) - self.fails(), 0.5)
+
+
+class NegativeWeights(Part):
+    def decide(self, updates: Updates) -> Floats:
+        return np.full(len(updates), -0.5 if self.fails() else 0.5)
+
+
+class FactorsThatRaise(Part):
+    """Fails when an update arrives, not when the round is merged."""
+
+    def factors(self, updates: Updates) -> tuple[Floats, Ints]:
+        if updates.round == 3 and not Part.is_fixed:
+            raise RuntimeError("out of\nluck")
+        return np.ones(len(updates)), np.zeros(len(updates), dtype=np.int64)
+
+    def decide(self, updates: Updates) -> Floats:
+        return np.full(len(updates), 1.0 / len(updates))
+
+
+class StateWithArray(Part):
+    def decide(self, updates: Updates) -> Floats:
+        self.fails()
+        return np.full(len(updates), 0.5)
+
+    def to_state(self) -> dict[str, Any]:
+        is_faulty = self.rounds == 3 and not Part.is_fixed
+        return {"rounds": self.rounds, "last": np.ones(2) if is_faulty else None}
+
+
+class ShortChange(Part):
+    def combine(self, updates: Updates, a: Floats) -> Floats:
+        assert updates.changes is not None
+        return updates.changes[0][: -1 if self.fails() else None]
+
+
+class InfiniteStep(Part):
+    def step(self, params: Vector, d: Floats) -> Floats:
+        return params + (np.inf if self.fails() else 1.0) * d
+
+
+class NoPrediction(Part):
+    def predict(self, context: Floats) -> Any:
+        ones = np.ones(len(context))
+        return None if self.fails() else Prediction(ones, ones, ones)
+
+    def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
+        pass
+
+
+RULE, GRADIENT, STEP, ESTIMATOR = "rule", "pseudo_gradient", "server", "estimator"
+FAULTS = [
+    (RULE, NanWeights, "weight rule {}: decide() of round 3 must return finite numbers, got nan"),
+    (
+        RULE,
+        TooFewWeights,
+        "weight rule {}: decide() of round 3 must return numbers of shape",
+    ),
+    (
+        RULE,
+        NegativeWeights,
+        "weight rule {}: decide() of round 3 must return numbers >= 0, got",
+    ),
+    (
+        RULE,
+        FactorsThatRaise,
+        "weight rule {}: factors() of round 3 must not raise, got ",
+    ),
+    (RULE, StateWithArray, "weight rule {}: to_state() must be plain numbers and lists"),
+    (
+        GRADIENT,
+        ShortChange,
+        "pseudo-gradient {}: combine() of round 3 must return numbers",
+    ),
+    (STEP, InfiniteStep, "server step {}: step() must return finite numbers, got "),
+    (ESTIMATOR, NoPrediction, "estimator {}: predict() must return a Prediction, got NoneType"),
+]
+
+
+@pytest.mark.parametrize(("key", "part", "why"), FAULTS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+async def test_a_faulty_part_stops_the_run_which_stands_at_its_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, part: type[Part], why: str
+) -> None:
+    monkeypatch.setattr(Part, "is_fixed", False)
+    name = f"{HERE}:{part.__name__}"
+    selection, aggregation = SelectionConfig(policy="uniform", per_round=2), AggregationConfig()
+    if key == ESTIMATOR:
+        selection = replace(selection, estimator=name)
+    else:
+        aggregation = replace(aggregation, **{key: name})
+    config = make_config(rounds=4, selection=selection, aggregation=aggregation, round=PATIENT)
+    async with lab(tmp_path) as place:
+        with pytest.raises(PluginError) as caught:
+            await place.run(config)
+        assert str(caught.value).startswith(why.format(name))
+        assert "\n" not in str(caught.value)
+        with place.reader() as reader:
+            assert [row.status for row in reader.rounds()] == ["done", "done"]
+            stands_at = reader.rounds()[-1].model_sha256
+        monkeypatch.setattr(Part, "is_fixed", True)
+        store = place.open_store()
+        try:
+            assert await place.coordinator(config, store, attempt=1).run() == "done"
+        finally:
+            store.close()
+    with place.reader() as reader:
+        rounds = reader.rounds()
+    assert [row.round for row in rounds] == [1, 2, 3, 4]
+    assert rounds[1].model_sha256 == stands_at
+
+
+class NoWeight(Part):
+    def decide(self, updates: Updates) -> Floats:
+        return np.zeros(len(updates))
+
+
+async def test_weights_that_are_all_0_leave_the_model(tmp_path: Path) -> None:
+    aggregation = AggregationConfig(rule=f"{HERE}:NoWeight", server="momentum")
+    selection = SelectionConfig(policy="uniform", per_round=2)
+    async with lab(tmp_path) as place:
+        config = make_config(rounds=2, selection=selection, aggregation=aggregation, round=PATIENT)
+        assert await place.run(config) == "done"
+    with place.reader() as reader:
+        assert len({row.model_sha256 for row in reader.rounds()}) == 1
+        assert [row.status for row in reader.rounds()] == ["done", "done"]
 
 
 async def test_the_audit_of_a_live_run_is_stored(tmp_path: Path) -> None:

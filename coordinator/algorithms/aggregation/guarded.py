@@ -118,11 +118,15 @@ class GuardedRule(_Guarded):
         Raises:
             PluginError: Always.
         """
-        if cause is not None or "nan" in what:
-            unset = [
-                why for need, why in NEEDS.items() if getattr(self.plugin, need, True) is False
-            ]
-            what += f" ({', '.join(unset)})" if unset else ""
+        needs = [need for need in NEEDS if getattr(self.plugin, need, True) is False]
+        if isinstance(cause, TypeError | AttributeError):  # of None
+            needs = [need for need in needs if need == "needs_models"]
+        elif cause is None and "nan" in what:
+            needs = [need for need in needs if need != "needs_models"]
+        else:
+            needs = []
+        if needs:
+            what += f" ({', '.join(NEEDS[need] for need in needs)})"
         super().fail(where, what, cause)
 
 
