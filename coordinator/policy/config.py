@@ -552,7 +552,8 @@ def merge_problem(
             'aggregation.defence must not be "k-loss" where late updates are merged: their losses '
             "are of other model versions; choose k-norm or multi-krum"
         )
-    if not round_.merges_late_updates or aggregation.rule in RULES_FOR_LATE_UPDATES:
+    may_merge = aggregation.rule in RULES_FOR_LATE_UPDATES or aggregation.rule not in RULES
+    if not round_.merges_late_updates or may_merge:  # a plug-in is checked when it is loaded
         return ""
     setting = f'mode = "{round_.mode}"' if round_.is_buffered else f'late = "{round_.late}"'
     return (

@@ -343,8 +343,7 @@ def make_decisions(config: CoordinatorConfig) -> Decisions:
     """Return the decisions of a configuration, with empty state.
 
     Raises:
-        PluginError: Its selector is a plug-in that cannot be loaded, or that does not fit
-            asynchronous rounds.
+        PluginError: A plug-in cannot be loaded, or does not fit late updates.
     """
     selector = make_selector(config.selection)
     if config.round.is_buffered and isinstance(selector, TwoStepSelector):
@@ -353,9 +352,13 @@ def make_decisions(config: CoordinatorConfig) -> Decisions:
             '"async", got one that queries devices for them: losses cannot be queried while a '
             "round is open; remove round.mode"
         )
-    return Decisions(
-        config,
-        selector,
-        make_estimator(config.selection),
-        make_aggregator(config.aggregation, config.training, config.selection.per_round),
-    )
+    aggregator = make_aggregator(config.aggregation, config.training, config.selection.per_round)
+    rule = aggregator.rule
+    needs_one_version = rule.needs_loss or rule.needs_norms or rule.needs_models
+    if config.round.merges_late_updates and needs_one_version:
+        raise PluginError(
+            f"weight rule {config.aggregation.rule}: must need neither losses nor norms nor models "
+            "where late updates are merged, got one that does: theirs belong to other model "
+            'versions; use round.mode = "sync" and round.late = "drop"'
+        )
+    return Decisions(config, selector, make_estimator(config.selection), aggregator)

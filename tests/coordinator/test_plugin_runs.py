@@ -227,6 +227,7 @@ async def test_a_faulty_part_stops_the_run_which_stands_at_its_last_round(
         with place.reader() as reader:
             assert [row.status for row in reader.rounds()] == ["done", "done"]
             stands_at = reader.rounds()[-1].model_sha256
+            assert stands_at
         monkeypatch.setattr(Part, "is_fixed", True)
         store = place.open_store()
         try:
@@ -251,7 +252,8 @@ async def test_weights_that_are_all_0_leave_the_model(tmp_path: Path) -> None:
         config = make_config(rounds=2, selection=selection, aggregation=aggregation, round=PATIENT)
         assert await place.run(config) == "done"
     with place.reader() as reader:
-        assert len({row.model_sha256 for row in reader.rounds()}) == 1
+        first, second = (row.model_sha256 for row in reader.rounds())
+        assert first == second != ""
         assert [row.status for row in reader.rounds()] == ["done", "done"]
 
 
