@@ -18,6 +18,7 @@ from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
+    Attackers,
     Bytes,
     DefenceSummary,
     DeviceSummary,
@@ -35,6 +36,7 @@ from fairbed.coordinator.report.summary_schema import (
 )
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store.reader import (
+    LIVE,
     ExperimentExcerpt,
     RunReader,
     SelectionCounts,
@@ -88,8 +90,13 @@ COLUMNS = (
 )
 
 
-def summarise_run(reader: RunReader) -> RunSummary:
-    """Return the summary of a run, live or finished, from one snapshot of the store."""
+def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
+    """Return the summary of a run, live or finished, from one snapshot of the store.
+
+    Args:
+        reader: Reads the run.
+        reveals: Report malicious devices although the run is live.
+    """
     with reader.snapshot():
         info = reader.run()
         rounds = reader.rounds()
@@ -98,6 +105,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         counts = {count.device: count for count in reader.selection_counts()}
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
+        malicious = reader.malicious() if reveals or info.status not in LIVE else {}
         device_metrics = {row.device: row for row in reader.device_metrics()}
         fleet_stats = reader.fleet_stats()
         last = rounds[-1].round if rounds else 0
@@ -129,6 +137,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
                 loss=metric.loss if metric else None,
                 weight_ratio=weight_ratios.get(device.name),
                 left_out=left_out[device.name],
+                malicious=malicious.get(device.name),
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
@@ -160,6 +169,9 @@ def summarise_run(reader: RunReader) -> RunSummary:
         audits=audits,
         weights=_weights(exchanges, weight_ratios),
         defence=_defence(exchanges, left_out),
+        attackers=_attackers(malicious, counts, exchanges, list(device_metrics.values()))
+        if malicious
+        else None,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=_fairness(reader, counts, queues, max([1, *(row.selected for row in rounds)]))
         if fleet_stats is None
@@ -344,6 +356,40 @@ def _defence(table: _Table, left_out: Mapping[str, int]) -> DefenceSummary:
         left_out=sum(left_out.values()),
         shortened=int(((scale > 0.0) & (scale < 1.0)).sum()),
         most_left_out=min(left_out, key=lambda name: (-left_out[name], name), default=None),
+    )
+
+
+def _attackers(
+    malicious: Mapping[str, str],
+    counts: Mapping[str, SelectionCounts],
+    table: _Table,
+    metrics: Sequence[DeviceMetricRow],
+) -> Attackers:
+    """Return the malicious devices, by name and kind, and the metrics of the others."""
+    benign = [row for row in metrics if row.device not in malicious and row.n > 0]
+    n = np.array([row.n for row in benign], dtype=np.int64)
+    accuracy = np.array([row.accuracy for row in benign], dtype=np.float64)
+    losses = np.array([_or_infinite(row.loss) for row in benign], dtype=np.float64)
+    found = summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n) if benign else None
+    is_theirs = np.isin(table.device.astype(str), list(malicious))
+    weight, merged_in = table.numbers["weight_share"], table.numbers["aggregated_round"]
+    is_merged = np.isfinite(weight)
+    merges = len(np.unique(merged_in[is_merged]))
+    selected = {name: count.selected for name, count in counts.items()}
+    theirs = sum(selected.get(name, 0) for name in malicious)
+    return Attackers(
+        kinds=dict(Counter(malicious.values())),
+        accuracy_mean=found.accuracy_mean if found else None,
+        accuracy_worst10=found.accuracy_worst10 if found else None,
+        accuracy_variance=found.accuracy_variance if found else None,
+        accuracy_std=found.accuracy_variance**0.5 if found else None,
+        loss_mean=_finite(found.loss_mean) if found else None,
+        loss_std=_finite(found.loss_std) if found else None,
+        device_share=len(malicious) / len(counts) if counts else 0.0,
+        selection_share=theirs / total if (total := sum(selected.values())) else None,
+        weight_share=float(weight[is_theirs & is_merged].sum()) / merges if merges else None,
+        left_out=int((is_theirs & (table.numbers["defence_scale"] == 0.0)).sum()),
+        aggregated=int((is_theirs & is_merged).sum()),
     )
 
 

@@ -127,6 +127,35 @@ class DefenceSummary(Struct, frozen=True, kw_only=True):
     """The device with the most updates left out, by count, then by name."""
 
 
+class Attackers(Struct, frozen=True, kw_only=True):
+    """Malicious devices, by the ground truth of the testbed, and the benign devices without them.
+
+    Accuracies and losses are those of the latest evaluation, over benign devices; null if there is
+    no benign device with held-out examples.
+    """
+
+    kinds: dict[str, int]
+    """Number of malicious devices by kind."""
+    accuracy_mean: float | None
+    accuracy_worst10: float | None
+    """Unweighted mean of the max(1, int(0.1 n)) lowest."""
+    accuracy_variance: float | None
+    """Population variance; likewise `accuracy_std`."""
+    accuracy_std: float | None
+    loss_mean: float | None
+    loss_std: float | None
+    device_share: float
+    """Malicious devices / devices: their share if they had no advantage."""
+    selection_share: float | None
+    """Selections of malicious devices / selections."""
+    weight_share: float | None
+    """Sum of the weights of their updates, mean over merges; the sum of all weights is 1."""
+    left_out: int
+    """Their updates that the defence left out."""
+    aggregated: int
+    """Their updates that were aggregated, with those that the defence left out."""
+
+
 class MergeWeights(Struct, frozen=True, kw_only=True):
     """Weights of the updates against their shares of the examples, n_k / sum n."""
 
@@ -200,6 +229,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """Sum of its weights in merges, relative to the sum of its shares of the examples there."""
     left_out: int
     """Its updates that the defence left out."""
+    malicious: str | None
+    """Kind of its malicious behaviour; null while the run is live unless it is revealed."""
 
 
 class LossQuerySummary(Struct, frozen=True, kw_only=True):
@@ -263,6 +294,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Exchanges of uniformly drawn devices."""
     weights: MergeWeights
     defence: DefenceSummary
+    attackers: Attackers | None
+    """Null without malicious devices, and while the run is live unless they are revealed."""
     bytes: Bytes
     fairness: Fairness
     round_s: RoundTimes

@@ -85,6 +85,7 @@ def _facts(s: RunSummary) -> list[str]:
         ),
         *_weights(s),
         *_defence(s),
+        *_attackers(s),
         *_queries(s),
         (
             "traffic",
@@ -219,6 +220,26 @@ def _defence(s: RunSummary) -> list[tuple[str, str]]:
     return [("defence", "; ".join(texts))] if texts else []
 
 
+def _attackers(s: RunSummary) -> list[tuple[str, str]]:
+    """Return a line about the malicious devices and one about the benign ones, if it is known."""
+    a = s.attackers
+    if a is None:
+        return []
+    kinds = " and ".join(f"{count} {kind}" for kind, count in sorted(a.kinds.items()))
+    defence = (
+        f"; {a.left_out} of their {a.aggregated} updates left out" if s.defence.left_out else ""
+    )
+    text = (
+        f"{kinds}: {percent(a.device_share)} of the devices, {percent(a.selection_share)} of the "
+        f"selections, {percent(a.weight_share)} of the weight{defence}"
+    )
+    benign = (
+        f"mean {ratio(a.accuracy_mean)}, worst 10 % {ratio(a.accuracy_worst10)}, standard "
+        f"deviation {ratio(a.accuracy_std)}; loss {ratio(a.loss_mean)} ± {ratio(a.loss_std)}"
+    )
+    return [("malicious", text), ("benign", f"accuracy: {benign}")]
+
+
 def _queries(s: RunSummary) -> list[tuple[str, str]]:
     """Return a line about loss queries and a line about audits, for each that took place."""
     q = s.loss_queries
@@ -252,10 +273,12 @@ def _named(codecs: dict[str, int]) -> str:
 
 
 def _fleet(summary: RunSummary) -> list[str]:
-    rows = [[heading for heading, _ in _HEADINGS]]
-    rows += [_cells(device) for device in summary.fleet[:MAX_DEVICES]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-    lines = [_line(row, widths) for row in rows]
+    listed = summary.fleet[:MAX_DEVICES]
+    columns = _HEADINGS if summary.attackers is None else (*_HEADINGS, ("malicious", "<"))
+    rows = [[heading for heading, _ in columns]]
+    rows += [[*_cells(device), device.malicious or ""][: len(columns)] for device in listed]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    lines = [_line(row, widths, columns) for row in rows]
     if summary.devices > MAX_DEVICES:
         lines.append(f"and {summary.devices - MAX_DEVICES} more devices")
     return lines
@@ -275,9 +298,9 @@ def _cells(device: DeviceSummary) -> list[str]:
     ]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], columns: Sequence[tuple[str, str]]) -> str:
     parts = [
         f"{cell:{align}{width}}"
-        for cell, width, (_, align) in zip(cells, widths, _HEADINGS, strict=True)
+        for cell, width, (_, align) in zip(cells, widths, columns, strict=True)
     ]
     return "  ".join(parts).rstrip()

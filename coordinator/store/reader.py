@@ -270,6 +270,11 @@ class RunReader:
         """Return all devices that ever joined, in row order."""
         return self._select(DeviceRow, 'ORDER BY "row"')
 
+    def malicious(self) -> dict[str, str]:
+        """Return the kind of malicious behaviour of each malicious device, by name."""
+        found = self.columns(TruthRow, ("name", "malicious"), "WHERE malicious IS NOT NULL")
+        return dict(found)
+
     def truths(self) -> list[TruthRow]:
         """Return the configuration of each device by the testbed, sorted by name."""
         return self._select(TruthRow, "ORDER BY name")

@@ -39,10 +39,15 @@ from fairbed.wire.messages import OperatorCommand
 
 
 class ViewReader:
-    """Keeps a view up to date; used by one thread at a time, never by the thread of the screen."""
+    """Keeps a view up to date; used by one thread at a time, never by the thread of the screen.
 
-    def __init__(self, reader: RunReader) -> None:
-        self.reader = reader
+    Args:
+        reader: Reads the run.
+        reveals: Show malicious devices although the run is live.
+    """
+
+    def __init__(self, reader: RunReader, *, reveals: bool = False) -> None:
+        self.reader, self._reveals = reader, reveals
         self._seen: tuple[int, bool] | None = None
 
     def refresh(self, view: RunView) -> RunView | None:
@@ -82,6 +87,7 @@ class ViewReader:
                 ),
                 devices=reader.devices() if may_have_joined else (),
                 truths=reader.truths() if may_have_joined else (),
+                malicious=reader.malicious() if self._reveals or info.status not in LIVE else {},
                 rounds=rounds,
                 exchanges=reader.exchanges(max(cursor.round, newest - ROUNDS_KEPT)),
                 measured=reader.latest_exchanges() if cursor.round == 0 else (),
@@ -141,7 +147,12 @@ class ControlRoom(App[ExitChoice]):
     ]
 
     def __init__(
-        self, reader: RunReader, *, send_command: SendCommand | None = None, owns_run: bool = False
+        self,
+        reader: RunReader,
+        *,
+        send_command: SendCommand | None = None,
+        owns_run: bool = False,
+        reveals: bool = False,
     ) -> None:
         """Prepare the application.
 
@@ -149,9 +160,10 @@ class ControlRoom(App[ExitChoice]):
             reader: Reader of the run; the caller closes it.
             send_command: Delivers a command to the coordinator; None for a run without a process.
             owns_run: The coordinator runs in the process of this terminal.
+            reveals: Show malicious devices although the run is live.
         """
         super().__init__()
-        self._view_reader = ViewReader(reader)
+        self._view_reader = ViewReader(reader, reveals=reveals)
         self._send_command = send_command
         self._owns_run = owns_run
         self._is_reading = False

@@ -62,6 +62,8 @@ class DeviceView:
     cpu_ratio: float | None = None
     rss_bytes: int | None = None
     temperature_celsius: float | None = None
+    malicious: str | None = None
+    """Kind of its malicious behaviour, if that may be shown."""
 
     @property
     def rate(self) -> float | None:
@@ -148,6 +150,8 @@ class ViewUpdate:
     devices: Sequence[DeviceRow] = ()
     """All devices; empty if no device can have joined."""
     truths: Sequence[TruthRow] = ()
+    malicious: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of malicious behaviour by device, if they may be shown."""
     rounds: Sequence[RoundRow] = ()
     exchanges: Sequence[ExchangeRow] = ()
     """Exchanges of `rounds`, and closed exchanges of the open round."""
@@ -193,6 +197,11 @@ class RunView:
     """Run clock at the dispatch of the open round; None between rounds."""
     open_spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     """Phases of each device in the open round, from telemetry."""
+
+    @property
+    def reveals(self) -> bool:
+        """Whether a device is shown as malicious."""
+        return any(device.malicious for device in self.devices)
 
     @property
     def beta(self) -> float | None:
@@ -310,6 +319,8 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
     for row in update.devices:
         devices.setdefault(row.name, DeviceView(row.name))
         change(row.name, profile=profile_of(row, truths.get(row.name)), n_k=row.n_k)
+    for name, kind in update.malicious.items():
+        change(name, malicious=kind)
     for x in (*update.measured, *update.exchanges):
         if x.tau_s is not None:
             change(x.device, tau_s=x.tau_s)

@@ -146,6 +146,12 @@ def make_parser() -> argparse.ArgumentParser:
         else:
             sub.add_argument("run", nargs="?", default="latest", help=f"{which} (the default)")
         sub.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+        if name in ("watch", "show"):
+            sub.add_argument(
+                "--reveal",
+                action="store_true",
+                help="show malicious devices while the run is live, not only after it",
+            )
         if name == "show":
             sub.add_argument("--json", action="store_true", help="one JSON object on stdout")
             sub.add_argument(

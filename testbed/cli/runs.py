@@ -118,7 +118,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.estimators:
         return _estimators(folder, as_json=options.json)
     with RunReader(folder) as reader:
-        summary = summarise_run(reader)
+        summary = summarise_run(reader, reveals=options.reveal)
     print(msgspec.json.encode(summary).decode() if options.json else summary_table(summary))
     return DONE
 

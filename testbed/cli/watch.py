@@ -87,7 +87,8 @@ def main(options: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("watch: needs a terminal, got none; use fairbed show without a terminal")
     try:
-        _watch(resolve_run(options.runs, options.run), owns_run=False)
+        folder = resolve_run(options.runs, options.run)
+        _watch(folder, owns_run=False, reveals=options.reveal)
     except RunNotFoundError as exc:
         raise UsageError(str(exc)) from exc
     except StoreError as exc:
@@ -134,12 +135,13 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
     return False
 
 
-def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
+def _watch(folder: Path, *, owns_run: bool, reveals: bool = False) -> ExitChoice | None:
     with RunReader(folder) as reader:
         endpoint = read_endpoint(folder) if reader.run().is_alive else None
         send = None if endpoint is None else partial(send_command, endpoint)
         with low_priority():
-            return _show(ControlRoom(reader, send_command=send, owns_run=owns_run))
+            room = ControlRoom(reader, send_command=send, owns_run=owns_run, reveals=reveals)
+            return _show(room)
 
 
 def _show(room: ControlRoom) -> ExitChoice | None:

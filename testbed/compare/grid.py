@@ -24,6 +24,8 @@ from fairbed.testbed.compare.measures import (
     METRICS,
     SCORES,
     TOTAL_TIME,
+    UNDER_ATTACK,
+    UNDER_ATTACK_IF_TRAINED,
     UPDATES,
 )
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
@@ -249,6 +251,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     baseline = _known("baseline", config.baseline or names[0], names)
     _known("target.of", config.target.of or baseline, names)
     trains = all(config.fleet == "run" or arm.experiment.trains_in_replay for arm in arms)
+    has_attack = any(g.malicious is not None for arm in arms for g in arm.experiment.fleet)
     return Grid(
         name=name,
         fleet=config.fleet,
@@ -258,7 +261,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         primary=_metric(
             "primary",
             config.primary or (FINAL_ACCURACY if trains else TOTAL_TIME),
-            _metrics(config, trains=trains),
+            _metrics(config, trains=trains, has_attack=has_attack),
         ),
         budget_metric=_metric(
             "budget_metric",
@@ -269,10 +272,11 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     )
 
 
-def _metrics(config: GridConfig, *, trains: bool) -> list[str]:
+def _metrics(config: GridConfig, *, trains: bool, has_attack: bool) -> list[str]:
     """Return the keys of the metrics that a grid measures."""
     unknown = {
-        *(() if trains else SCORES),
+        *(() if trains else (*SCORES, *UNDER_ATTACK_IF_TRAINED)),
+        *(() if has_attack else UNDER_ATTACK),
         *(() if config.fleet == "run" else (MACHINE_TIME,)),
     }
     targets = config.target.keys if trains else ()

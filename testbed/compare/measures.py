@@ -77,7 +77,7 @@ def virtual_queues_of(
     return virtual_queues(counted, first, beta)
 
 
-Group: TypeAlias = Literal["time", "exchange", "selection", "prediction", "accuracy"]
+Group: TypeAlias = Literal["time", "exchange", "selection", "prediction", "accuracy", "attack"]
 
 MAX_POINTS = 1_000
 """Maximum number of rounds in the curves of a run; longer runs have every k-th round."""
@@ -116,6 +116,12 @@ METRICS = (
     Metric("accuracy_mean", "accuracy", "final accuracy", "acc", "", "more", 3),
     Metric("accuracy_worst10", "accuracy", "worst 10 %", "worst", "", "more", 3),
     Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4),
+    Metric("benign_accuracy_mean", "attack", "benign accuracy", "benign", "", "more", 3),
+    Metric("benign_accuracy_worst10", "attack", "benign worst 10 %", "b worst", "", "more", 3),
+    Metric("benign_accuracy_variance", "attack", "benign variance", "b var", "", "less", 4),
+    Metric("benign_loss_mean", "attack", "benign loss", "b loss", "nats", "less", 3),
+    Metric("malicious_selections", "attack", "malicious selections", "mal sel", "", "less", 3),
+    Metric("malicious_weight", "attack", "malicious weight", "mal w", "", "less", 3),
 )
 """Metrics of every run; those of a target or a budget are added when these are known."""
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
@@ -123,6 +129,11 @@ SCORES = tuple(metric.key for metric in METRICS if metric.group == "accuracy")
 """Metrics of each evaluation: columns of its row in the store."""
 UPDATES = "updates"
 """Updates aggregated so far: progress without training."""
+
+UNDER_ATTACK = tuple(metric.key for metric in METRICS if metric.group == "attack")
+"""Metrics of runs with malicious devices."""
+UNDER_ATTACK_IF_TRAINED = tuple(key for key in UNDER_ATTACK if key != "malicious_selections")
+"""Those that need training."""
 
 
 class RunCurves(Struct, frozen=True, kw_only=True):
@@ -169,6 +180,7 @@ def measure(folder: Path) -> RunMeasures:
         rounds, counts = reader.rounds(), reader.selection_counts()
         evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
+    attackers = summary.attackers
     values = {
         "virtual_s": summary.virtual_s,
         "round_median_s": summary.round_s.median,
@@ -186,6 +198,12 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_mean": summary.accuracy.mean,
         "accuracy_worst10": summary.accuracy.worst10,
         "accuracy_variance": summary.accuracy.variance,
+        "benign_accuracy_mean": attackers.accuracy_mean if attackers else None,
+        "benign_accuracy_worst10": attackers.accuracy_worst10 if attackers else None,
+        "benign_accuracy_variance": attackers.accuracy_variance if attackers else None,
+        "benign_loss_mean": attackers.loss_mean if attackers else None,
+        "malicious_selections": attackers.selection_share if attackers else None,
+        "malicious_weight": attackers.weight_share if attackers else None,
     }
     curves = _curves(rounds, device_s, queues, evaluations)
     return RunMeasures(values=values, curves=curves)

@@ -20,7 +20,15 @@ from fairbed.testbed.compare.comparison import (
     MetricSummary,
 )
 
-HEADLINES = (FRONT_TIME, "device_s", FRONT_RATE, "mape", "accuracy_mean", "accuracy_worst10")
+HEADLINES = (
+    FRONT_TIME,
+    "device_s",
+    FRONT_RATE,
+    "mape",
+    "accuracy_mean",
+    "accuracy_worst10",
+    "benign_accuracy_mean",
+)
 """Metrics with their own table with intervals, besides the primary one and times to a target."""
 GAP = 3
 """Characters between two columns in a terminal."""

@@ -214,4 +214,5 @@ def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[t
         ),
         ("queue Z", ratio(device.queue, 2)),
         ("accuracy", f"{ratio(device.accuracy)}, loss {ratio(device.loss)}"),
+        *([("malicious", device.malicious)] if device.malicious else []),
     ]

@@ -103,6 +103,18 @@ COLUMNS: tuple[FleetColumn, ...] = (
 )
 
 
+MALICIOUS = FleetColumn(
+    "malicious",
+    "malicious",
+    1,
+    9,
+    lambda d: d.malicious or "",
+    "left",
+    lambda _device, _beta: "bad",
+)
+"""Shown beside `COLUMNS` if a device is known to be malicious."""
+
+
 def widths_of(
     columns: Sequence[FleetColumn], devices: Sequence[DeviceView]
 ) -> dict[FleetColumn, int]:
@@ -148,6 +160,8 @@ class FleetTable(DataTable[str]):
         super().__init__(id=id, cursor_type="row", zebra_stripes=True)
         self._view = RunView()
         self._beta: float | None = None
+        self._reveals = False
+        """A device is known to be malicious."""
         self._shown: dict[FleetColumn, int] = {}
         """Columns shown and their widths; empty before the lines are built."""
         self._drawn: list[DeviceView] = []
@@ -216,7 +230,8 @@ class FleetTable(DataTable[str]):
 
     def _update(self, devices: Sequence[DeviceView]) -> bool:
         """Draw the devices that changed; return False if the lines must be rebuilt."""
-        if not self._shown or self._beta != self._view.beta:
+        is_same = self._beta == self._view.beta and self._reveals == self._view.reveals
+        if not self._shown or not is_same:
             return False
         for row, device in enumerate(devices):
             if device is self._drawn[row] or device == self._drawn[row]:
@@ -233,7 +248,8 @@ class FleetTable(DataTable[str]):
 
     def _rebuild(self, devices: Sequence[DeviceView]) -> None:
         """Choose the columns that fit, and build all lines."""
-        widths = widths_of(COLUMNS, devices)
+        self._reveals = self._view.reveals
+        widths = widths_of((*COLUMNS, MALICIOUS) if self._reveals else COLUMNS, devices)
         available = self.scrollable_content_region.width
         self._shown = {column: widths[column] for column in fitting(widths, available)}
         self._beta = self._view.beta

@@ -325,3 +325,74 @@ def test_the_table_of_corefed_has_the_utilities(summary: RunSummary) -> None:
     unknown = structs.replace(summary.utility, average=None, product=None, least=None)
     invalid = structs.replace(corefed, utility=unknown)
     assert "\nutility    3 - loss: unknown: a loss is 3 or more\n" in summary_table(invalid)
+
+
+TWO = {1: "nan", 4: "model-replacement"}
+
+
+def test_malicious_devices_are_reported_after_the_run(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "r", malicious=TWO)
+    run.play(12)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        live, revealed = summarise_run(reader), summarise_run(reader, reveals=True)
+        exchanges, counts = reader.exchanges(), reader.selection_counts()
+        metrics = reader.device_metrics()
+    assert live.status == "running"
+    assert live.attackers is None
+    assert {device.malicious for device in live.fleet} == {None}
+    assert "malicious" not in summary_table(live)
+    run.finish()
+    with RunReader(run.folder) as reader:
+        summary = summarise_run(reader)
+    a = summary.attackers
+    assert a is not None
+    assert a == revealed.attackers
+    names = {run.names[row] for row in TWO}
+    assert a.kinds == {"nan": 1, "model-replacement": 1}
+    benign = [row for row in metrics if row.device not in names]
+    accuracies = np.array([round(row.accuracy * row.n) / row.n for row in benign])
+    losses = np.array([row.loss for row in benign], dtype=np.float64)
+    assert len(benign) == 10
+    assert a.accuracy_mean == pytest.approx(accuracies.mean())
+    assert a.accuracy_worst10 == pytest.approx(accuracies.min())
+    assert a.accuracy_variance == pytest.approx(accuracies.var())
+    assert a.accuracy_std == pytest.approx(accuracies.std())
+    assert (a.loss_mean, a.loss_std) == pytest.approx((losses.mean(), losses.std()))
+    assert a.device_share == 2 / 12
+    selected = {count.device: count.selected for count in counts}
+    assert a.selection_share == pytest.approx(
+        sum(selected[name] for name in names) / sum(selected.values())
+    )
+    weights: dict[int, float] = {}
+    merged = [x for x in exchanges if x.weight_share is not None]
+    for x in merged:
+        assert x.aggregated_round is not None
+        assert x.weight_share is not None
+        share = x.weight_share if x.device in names else 0.0
+        weights[x.aggregated_round] = weights.get(x.aggregated_round, 0.0) + share
+    assert a.weight_share == pytest.approx(mean(weights.values()))
+    assert 0.0 < mean(weights.values()) < 1.0
+    assert a.aggregated == sum(x.device in names for x in merged)
+    assert a.left_out == sum(x.device in names and x.defence_scale == 0.0 for x in merged)
+    assert {d.name: d.malicious for d in summary.fleet if d.malicious} == {
+        run.names[row]: kind for row, kind in TWO.items()
+    }
+    lines = summary_table(summary).splitlines()
+    (line,) = [line for line in lines if line.startswith("malicious  ")]
+    assert line.startswith("malicious  1 model-replacement and 1 nan: 16.7 % of the devices, ")
+    (line,) = [line for line in lines if line.startswith("benign     accuracy: mean ")]
+    assert f"mean {accuracies.mean():.3f}" in line
+    assert sum(line.endswith("  nan") for line in lines) == 1
+    assert sum(line.endswith("  model-replacement") for line in lines) == 1
+
+
+def test_a_fleet_without_benign_devices_has_no_benign_metrics(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "r", malicious=dict.fromkeys(range(12), "free-rider"))
+    run.play(3)
+    with RunReader(run.finish()) as reader:
+        a = summarise_run(reader).attackers
+    assert a is not None
+    assert (a.device_share, a.selection_share) == (1.0, 1.0)
+    assert a.weight_share == pytest.approx(1.0)
+    assert (a.accuracy_mean, a.accuracy_worst10, a.loss_mean) == (None, None, None)

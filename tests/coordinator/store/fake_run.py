@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,8 @@ class FakeRun:
     rounds: int = 30
     seed: int = 7
     dilation: float = 1.0
+    malicious: Mapping[int, str] = field(default_factory=dict)
+    """Kinds of malicious devices, by row."""
     round: int = 0
     now_s: float = 0.0
     names: list[str] = field(init=False)
@@ -116,7 +119,7 @@ class FakeRun:
                     down_bps=down_bps,
                     up_bps=up_bps,
                     delay_s=0.01,
-                    malicious=None,
+                    malicious=self.malicious.get(row),
                     details="{}",
                 )
             )

@@ -393,3 +393,19 @@ async def test_a_thousand_devices_can_be_watched(tmp_path: Path) -> None:
             await app.refresh_view()
         assert await shows(app, pilot, "3/30")
     large.store.close()
+
+
+async def test_a_revealed_device_has_a_column_and_a_fact(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "live-run", malicious={0: "free-rider"})
+    run.play(3)
+    run.store.flush()
+    try:
+        async with room(run.folder) as (app, pilot):
+            assert "malicious" not in await settled(app, pilot)
+        async with room(run.folder, reveals=True) as (app, pilot):
+            assert await shows(app, pilot, "malicious", "free-rider")
+            await pilot.press("enter")
+            assert await opens(app, pilot, DeviceDetail)
+            assert await shows(app, pilot, "malicious", "free-rider")
+    finally:
+        run.store.close()

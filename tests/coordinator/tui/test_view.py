@@ -260,3 +260,24 @@ def test_a_device_is_aggregated_less_often_than_selected(run: FakeRun, feed: Vie
 def test_stragglers_are_true_when_any_count_is_above_zero() -> None:
     assert not Stragglers()
     assert Stragglers(cancelled=1)
+
+
+def test_malicious_devices_are_shown_after_the_run_or_on_request(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", malicious={3: "lying-loss"})
+    run.play(2)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        feed, revealing = ViewReader(reader), ViewReader(reader, reveals=True)
+        view, revealed = feed.refresh(RunView()), revealing.refresh(RunView())
+        assert view is not None
+        assert revealed is not None
+        assert not view.reveals
+        shown = {device.name: device.malicious for device in revealed.devices if device.malicious}
+        assert shown == {run.names[3]: "lying-loss"}
+        run.finish()
+        over = feed.refresh(view)
+    assert over is not None
+    assert over.reveals
+    assert [device.malicious for device in over.devices] == [
+        device.malicious for device in revealed.devices
+    ]
