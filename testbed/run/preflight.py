@@ -31,14 +31,8 @@ from fairbed.testbed.emulation.capacity import (
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import PlannedDevice
 
-_DRAWS = "draws devices in proportion to their examples n_k"
-USE_OF_EXAMPLES = {
-    "oort": "explores devices in proportion to their examples n_k and multiplies their losses by "
-    "n_k",
-    "power-of-choice": _DRAWS,
-    "weighted": _DRAWS,
-}
-"""How the policies that prefer devices with many examples do so."""
+DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
+"""Policies that draw devices, or candidates, in proportion to n_k."""
 
 
 def not_emulated(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
@@ -99,14 +93,14 @@ def infeasible_rate(experiment: Experiment) -> str | None:
 
 
 def counted_twice(experiment: Experiment) -> str | None:
-    """Return why examples count twice, in the selection and in the weights; else None."""
+    """Return why a device's examples count twice, in the draws and in the weights; else None."""
     selection, weights = experiment.selection, experiment.aggregation.weighting
-    use = USE_OF_EXAMPLES.get(selection.policy)
-    if use is None or selection.weights is not None or weights != "n":
+    draws_by_examples = selection.policy in DRAW_BY_EXAMPLES and selection.weights is None
+    if not draws_by_examples or weights != "n":
         return None
     return (
-        f"selection.policy {selection.policy!r} {use}, and aggregation.weights "
-        '"n" multiplies by n_k again, so that examples count twice; '
+        f"selection.policy {selection.policy!r} draws devices in proportion to their examples "
+        'n_k, and aggregation.weights "n" multiplies by n_k again, so that examples count twice; '
         'set aggregation.weights = "equal", or selection.policy = "uniform"'
     )
 

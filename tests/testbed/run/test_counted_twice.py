@@ -40,10 +40,6 @@ def test_the_warning_names_the_remedies() -> None:
     assert warning(selection={"policy": "weighted"}) == LINE
     assert warning(selection={"policy": "weighted"}, aggregation={"weights": "equal"}) is None
     assert warning(selection={"policy": "uniform"}) is None
-    assert warning(selection={"policy": "oort"}) == LINE.replace("weighted", "oort").replace(
-        "draws devices in proportion to their examples n_k",
-        "explores devices in proportion to their examples n_k and multiplies their losses by n_k",
-    )
 
 
 @pytest.mark.parametrize(
@@ -56,9 +52,7 @@ def test_the_warning_names_the_remedies() -> None:
         ({"policy": "weighted"}, {"rule": "corefed"}, False),
         ({"policy": "weighted"}, {"rule": "corefed", "weights": "n"}, True),
         ({"policy": "weighted"}, {"rule": "aaggff-d"}, False),
-        ({"policy": "oort"}, {}, True),
-        ({"policy": "oort"}, {"weights": "equal"}, False),
-        ({"policy": "rbcs-f"}, {}, False),
+        ({"policy": "oort"}, {}, False),
     ],
 )
 def test_warns_only_if_both_count_examples(

@@ -46,8 +46,6 @@ def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -
     summary = json.loads(out)
     assert (summary["status"], summary["rounds_completed"]) == ("done", 6)
     assert set(summary["selected"]) == {"pi-1", "pi-2", "pi-3"}
-    assert len(summary["provenance"]["data_sha256"]) == 64
-    assert {"python", "numpy", "onnxruntime"} < set(summary["provenance"]["packages"])
     assert len([line for line in err.splitlines() if line.startswith("round ")]) == 6
     assert_gone(family)
     left = {path.name for path in run.folder.iterdir()}
