@@ -12,6 +12,7 @@ looks stable: `largest_blocked_m` finds up to which M a model is blocked.
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
@@ -22,6 +23,21 @@ EPSILON = 1e-5
 
 ROUNDING = 1e-12
 """Relative tolerance of a comparison with W / W_S, for rounding."""
+
+NEWTON_PARAMETERS = 1_500
+"""Most parameters for Newton's method, which solves a system of that size per step."""
+
+NEWTON_STEPS = 60
+"""Most steps: each step divides the loss of a separated example by about e."""
+
+NEWTON_TOLERANCE = 1e-10
+"""The last step gains at most about this share of the loss."""
+
+RIDGES = (1e-10, 1e-7, 1e-4)
+"""Added to the diagonal of the Hessian, relative to its mean."""
+
+SHORTEST_STEP = 1e-8
+"""A line search that needs a shorter step ends the method."""
 
 BISECTIONS = 60
 """Halvings of an interval of M: far below any relevant digit."""
@@ -45,7 +61,9 @@ class Coalition:
     is_blocking: bool
 
 
-def strongest_coalition(u: Floats, others: Floats, w: Floats | None = None) -> Coalition:
+def strongest_coalition(
+    u: Floats, others: Floats, w: Floats | None = None, *, is_proper: bool = False
+) -> Coalition:
     """Return the coalition with the largest margin over all alternatives: the core margin.
 
         rho_i = u_i(theta') / u_i(theta), descending;   margin = max_s rho_(s) W_s / W
@@ -56,6 +74,7 @@ def strongest_coalition(u: Floats, others: Floats, w: Floats | None = None) -> C
         u: Utilities of the model, shape (n,), positive.
         others: Utilities of the alternatives, shape (A, n); may be negative.
         w: Weights of the devices, shape (n,), positive; None is 1 each.
+        is_proper: Leave out the coalition of all devices; n is at least 2.
 
     Raises:
         ValueError: A utility of the model is not positive, or there is no alternative.
@@ -67,6 +86,8 @@ def strongest_coalition(u: Floats, others: Floats, w: Floats | None = None) -> C
     if len(others) == 0:
         raise ValueError("core: at least one alternative model is needed, got none")
     rho, order, share = _ranked(u, others, w)
+    if is_proper:
+        rho, share = rho[:, :-1], share[:, :-1]
     margins = rho * share
     alternative, last = (int(at) for at in np.unravel_index(margins.argmax(), margins.shape))
     blocks = _blocks(rho, share)
@@ -210,48 +231,111 @@ class SoftmaxFit:
         return self.gradient_norm * radius
 
 
-def fit_softmax(
-    x: Floats, y: Ints, weights: Floats, classes: int, start: Floats, iterations: int = 2_000
-) -> SoftmaxFit:
-    """Minimise the weighted loss of a softmax regression without penalty, by L-BFGS.
+def fit_softmax(x: Floats, y: Ints, weights: Floats, start: Floats) -> SoftmaxFit:
+    """Minimise the weighted loss of a softmax regression without penalty.
 
         f(theta) = sum_j c_j (log sum_y exp z_{j,y} - z_{j,y_j}),   z_j = W x_j + b
 
     With c_j = w_i / (n_i u_i(theta)) of device i of example j, the minimum gives the largest
     sum_i w_i u_i(theta') / u_i(theta) over all models: the certificate of `gain`.
 
+    Newton's method for up to `NEWTON_PARAMETERS`: examples that a model separates have an infimum
+    at infinity, which L-BFGS approaches too slowly. L-BFGS for more.
+
     Args:
         x: Examples, shape (J, features).
         y: Classes, shape (J,).
         weights: c_j, shape (J,), positive.
-        classes: Number of classes; one without examples is allowed.
-        start: Where to start, shape (classes, features + 1).
-        iterations: Most iterations; separable examples have no minimum, only an infimum.
+        start: Where to start, shape (classes, features + 1); a class may have no example.
 
     Source:
         Ray Chaudhury et al., NeurIPS 2022, Theorem 2 (arXiv:2211.02091).
     """
-    inputs = np.column_stack([x, np.ones(len(x))])
-    at = np.arange(len(y))
+    problem = _WeightedLoss(np.column_stack([x, np.ones(len(x))]), y, weights, len(start))
+    theta = start.ravel().astype(np.float64)
+    if theta.size <= NEWTON_PARAMETERS:
+        theta = _newton(problem, theta)
+    else:
+        found = minimize(
+            problem.value,
+            theta,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 2_000, "maxfun": 4_000, "ftol": 0.0, "gtol": 1e-10},
+        )
+        theta = found.x
+    return SoftmaxFit(theta.reshape(start.shape), float(np.linalg.norm(problem.value(theta)[1])))
 
-    def loss(flat: Floats) -> tuple[float, Floats]:
-        z = inputs @ flat.reshape(classes, -1).T
-        norm = logsumexp(z, axis=1)
-        value = float(weights @ (norm - z[at, y]))
-        p = np.exp(z - norm[:, np.newaxis])
-        p[at, y] -= 1.0
-        gradient: Floats = ((weights[:, np.newaxis] * p).T @ inputs).ravel()
+
+class _WeightedLoss:
+    """f of `fit_softmax` with its derivatives; parameters are flat, shape (classes * inputs,)."""
+
+    def __init__(self, inputs: Floats, y: Ints, weights: Floats, classes: int) -> None:
+        self._inputs, self._y, self._weights, self._classes = inputs, y, weights, classes
+        self._at = np.arange(len(y))
+
+    def _log_p(self, theta: Floats) -> Floats:
+        z = self._inputs @ theta.reshape(self._classes, -1).T
+        found: Floats = z - logsumexp(z, axis=1, keepdims=True)
+        return found
+
+    def value(self, theta: Floats) -> tuple[float, Floats]:
+        """Return f and its gradient."""
+        log_p = self._log_p(theta)
+        value = -float(self._weights @ log_p[self._at, self._y])
+        error = np.exp(log_p)
+        error[self._at, self._y] -= 1.0
+        gradient: Floats = ((self._weights[:, np.newaxis] * error).T @ self._inputs).ravel()
         return value, gradient
 
-    found = minimize(
-        loss,
-        start.ravel(),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 0.0, "gtol": 1e-10},
-    )
-    theta: Floats = found.x.reshape(classes, -1)
-    return SoftmaxFit(theta, float(np.linalg.norm(loss(found.x)[1])))
+    def hessian(self, theta: Floats) -> Floats:
+        """Return the second derivatives: blocks sum_j c_j p_a (1[a = b] - p_b) x_j x_j^T."""
+        p, (k, d) = np.exp(self._log_p(theta)), (self._classes, self._inputs.shape[1])
+        found: Floats = np.empty((k, d, k, d))
+        for a in range(k):
+            for b in range(a, k):
+                curvature = self._weights * p[:, a] * (float(a == b) - p[:, b])
+                block = (self._inputs * curvature[:, np.newaxis]).T @ self._inputs
+                found[a, :, b, :], found[b, :, a, :] = block, block.T
+        return found.reshape(k * d, k * d)
+
+
+def _newton(problem: _WeightedLoss, theta: Floats) -> Floats:
+    """Return the minimum by damped Newton steps.
+
+    The Hessian of a softmax is singular, as a constant added to all classes changes nothing, and
+    vanishes where examples are separated: a multiple of the identity is added, the smallest of
+    `RIDGES` with which it can be factored.
+    """
+    value, gradient = problem.value(theta)
+    for _ in range(NEWTON_STEPS):
+        step = _newton_step(problem.hessian(theta), gradient)
+        if step is None:
+            break
+        decrement = -float(gradient @ step)
+        if not decrement > NEWTON_TOLERANCE * value:
+            return theta + step
+        length = 1.0
+        while problem.value(theta + length * step)[0] > value - 1e-4 * length * decrement:
+            length /= 2.0
+            if length < SHORTEST_STEP:
+                return theta
+        theta = theta + length * step
+        value, gradient = problem.value(theta)
+    return theta
+
+
+def _newton_step(hessian: Floats, gradient: Floats) -> Floats | None:
+    """Return the step to the minimum of the quadratic model; None for a singular Hessian."""
+    mean = np.trace(hessian) / len(gradient)
+    for ridge in RIDGES:
+        damped = hessian + ridge * mean * np.eye(len(gradient))
+        try:
+            step: Floats = -cho_solve(cho_factor(damped), gradient)
+        except LinAlgError:
+            continue
+        return step if np.isfinite(step).all() else None
+    return None
 
 
 def _check_positive(u: Floats) -> None:

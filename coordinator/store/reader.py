@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec import DecodeError, Struct, toml
 
+from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.store.connection import (
     CONFIG,
     DATABASE,
@@ -26,8 +27,10 @@ from fairbed.coordinator.store.connection import (
     translated,
 )
 from fairbed.coordinator.store.errors import StoreError
+from fairbed.coordinator.store.model_files import load_model
 from fairbed.coordinator.store.schema import check_format, table_of
 from fairbed.coordinator.store.tables import (
+    CheckpointRow,
     CommandRow,
     ConditionRow,
     DeviceMetricRow,
@@ -350,6 +353,16 @@ class RunReader:
         if round_id is None:
             round_id = self._number("SELECT max(round) FROM device_metric")
         return self._select(DeviceMetricRow, "WHERE round = ? ORDER BY device", (round_id,))
+
+    def final_model(self) -> tuple[int, Vector] | None:
+        """Return the newest stored model, shape (n_values,), and its round; None without one.
+
+        Raises:
+            StoreError: The file is missing or damaged.
+        """
+        newest = "ORDER BY round DESC LIMIT 1"
+        rows = self.columns(CheckpointRow, ("round", "model_file", "model_sha256"), newest)
+        return (rows[0][0], load_model(self.folder, *rows[0][1:])) if rows else None
 
     def events(self, since_id: int = 0, limit: int = 500) -> list[tuple[int, EventRow]]:
         """Return the newest `limit` events after `since_id` with their ids, oldest first."""

@@ -34,6 +34,7 @@ _MODULES = {
     "run": "run",
     "replay": "replay",
     "compare": "compare",
+    "core": "core",
     "coordinator": "run",
     "watch": "watch",
     "show": "runs",

@@ -115,6 +115,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="devices trained in parallel (default: one per core)",
     )
 
+    _core(command("core", "test whether groups of devices would gain by leaving finished runs"))
+
     _compare(command("compare", "run a grid of experiments: table, figures, LaTeX"))
 
     coordinator = command("coordinator", "run a coordinator; devices join by themselves")
@@ -313,6 +315,63 @@ def _record(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path(), help="folder (default: this one)")
     parser.add_argument("--force", action="store_true", help="replace a profile of this name")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _core(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        nargs="+",
+        metavar="RUN",
+        help="run id, its first characters, a folder, or latest; several of the same data, "
+        "partition and model are alternatives to each other",
+    )
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    parser.add_argument(
+        "--M",
+        type=float,
+        help="utilities are M - loss, nats (default: aggregation.M of the runs)",
+    )
+    parser.add_argument(
+        "--weights",
+        default="equal",
+        metavar="W",
+        help="equal, n (training examples), or NAME=W,... (others 1); default equal",
+    )
+    parser.add_argument(
+        "--split",
+        choices=("train", "test"),
+        default="train",
+        help="examples on which losses are measured (default train)",
+    )
+    parser.add_argument(
+        "--coalitions",
+        metavar="KINDS",
+        help="models to train: all, local, pairs, leave-one-out, random:N, with commas, or none "
+        "(default: all for up to 6 devices, else local,leave-one-out)",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        metavar="N",
+        help="passes of a coalition over its examples (default: those of a device in the run)",
+    )
+    parser.add_argument(
+        "--radius",
+        type=float,
+        metavar="R",
+        help="distance of parameters for the local guarantee of Theorem 3 (default: 1 %% of the "
+        "model's norm; for a convex model none)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of random coalitions and mini-batches (default 0)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="models trained in parallel (default: one per core)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

@@ -324,6 +324,11 @@ class Experiment(Section, frozen=True, kw_only=True):
         return sum(group.count for group in self.fleet)
 
     @property
+    def shards(self) -> int:
+        """Number of shards: one per device of the fleet, or enough for the first round."""
+        return self.devices or max(self.round.min_devices, self.selection.per_round)
+
+    @property
     def trains_in_replay(self) -> bool:
         """Whether a replay trains models, or studies selection alone."""
         if self.replay.training is not None:

@@ -375,13 +375,10 @@ def _load(
     experiment = plan.experiment
     seed = experiment.seed_for("data")
     dataset = load(experiment.data, seed, os.environ)
-    devices = experiment.devices or max(
-        experiment.round.min_devices, experiment.selection.per_round
-    )
     data = FleetData(
         dataset,
         experiment.data,
-        devices=devices,
+        devices=experiment.shards,
         seed=seed,
         names=names,
         assignments=StoredShards.read(plan.folder) if not names else None,

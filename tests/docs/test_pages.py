@@ -19,6 +19,7 @@ PAGES = (
     "links",
     "long-runs",
     "many-runs",
+    "core-stability",
 )
 
 

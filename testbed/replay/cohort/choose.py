@@ -6,10 +6,9 @@ import importlib.util
 from fairbed.coordinator.task.catalogue import make_module
 from fairbed.coordinator.task.recipes import FLAT_MODELS
 from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
-from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import Trainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
-from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.cohort.shards import DividedData, Shards
 from fairbed.testbed.run.evaluation import check_fit
 from fairbed.wire.artifact import Artifact, TaskSpec
 
@@ -18,7 +17,7 @@ CUDA_DRIVER = "libcuda.so.1"
 
 
 def make_trainer(
-    artifact: Artifact, data: FleetData, engine: CohortEngine = "auto", threads: int = 1
+    artifact: Artifact, data: DividedData, engine: CohortEngine = "auto", threads: int = 1
 ) -> Trainer:
     """Return a trainer of cohorts for a model on the data of a fleet.
 

@@ -1,13 +1,13 @@
 """Training examples by device, read from the one copy in the data set."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
-from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.wire.shard import make_shard
 
 PIXEL_MAX = np.float32(255.0)
@@ -39,6 +39,20 @@ class Examples:
         return x, np.take(self.y, rows)
 
 
+class DividedData(Protocol):
+    """A data set and the training examples of each device, such as `FleetData`."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """All examples."""
+        ...
+
+    @property
+    def train_rows(self) -> tuple[Ints, ...]:
+        """Rows of the data set that each device trains on."""
+        ...
+
+
 class Shards(Examples):
     """The training data of a fleet.
 
@@ -47,7 +61,7 @@ class Shards(Examples):
         x_shape: Shape of one example, as the model takes it.
     """
 
-    def __init__(self, data: FleetData, x_shape: tuple[int, ...]) -> None:
+    def __init__(self, data: DividedData, x_shape: tuple[int, ...]) -> None:
         dataset = data.dataset
         super().__init__(dataset.x.reshape(dataset.n, -1), dataset.y, data.train_rows)
         self._data = data

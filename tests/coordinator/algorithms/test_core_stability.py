@@ -212,15 +212,15 @@ def test_the_certificate_is_1_where_corefed_stops_and_above_elsewhere() -> None:
 
     def certificate(theta: Floats) -> float:
         u = M - _softmax_losses(theta, x, y, device, 4)
-        fit = fit_softmax(x, y, (1.0 / (u * n_k))[device], 3, theta)
+        fit = fit_softmax(x, y, (1.0 / (u * n_k))[device], theta)
         assert fit.gap(10.0) < 1e-4
         return gain(u, M - _softmax_losses(fit.theta, x, y, device, 4))
 
-    mean = fit_softmax(x, y, (1.0 / n_k)[device], 3, np.zeros((3, 4))).theta
+    mean = fit_softmax(x, y, (1.0 / n_k)[device], np.zeros((3, 4))).theta
     theta = mean.copy()
     for _ in range(200):  # fixed point: minimise the sum of losses with CoreFed's weights
         a = corefed_weights(_softmax_losses(theta, x, y, device, 4), M)
-        theta = fit_softmax(x, y, (a / n_k)[device], 3, theta).theta
+        theta = fit_softmax(x, y, (a / n_k)[device], theta).theta
     assert certificate(theta) == pytest.approx(1.0, abs=1e-6)
     assert certificate(mean) > 1.0 + 1e-4
 
@@ -228,6 +228,28 @@ def test_the_certificate_is_1_where_corefed_stops_and_above_elsewhere() -> None:
 def test_a_class_without_examples_and_separable_examples_are_fitted() -> None:
     x = np.array([[-2.0], [-1.0], [1.0], [2.0]])
     y = np.array([0, 0, 2, 2])
-    fit = fit_softmax(x, y, np.full(4, 0.25), 3, np.zeros((3, 2)))
+    fit = fit_softmax(x, y, np.full(4, 0.25), np.zeros((3, 2)))
     assert np.isfinite(fit.theta).all()
     assert _softmax_losses(fit.theta, x, y, np.zeros(4, np.int64), 1)[0] < 1e-4
+
+
+def test_newton_and_l_bfgs_find_the_same_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, _ = _softmax_game(2)
+    weights, start = np.full(len(y), 1.0 / len(y)), np.zeros((3, 4))
+    newton = fit_softmax(x, y, weights, start)
+    monkeypatch.setattr("fairbed.coordinator.algorithms.core_stability.NEWTON_PARAMETERS", 0)
+    other = fit_softmax(x, y, weights, start)
+    everyone = np.zeros(len(y), np.int64)
+    values = [_softmax_losses(fit.theta, x, y, everyone, 1)[0] for fit in (newton, other)]
+    assert values[0] == pytest.approx(values[1], abs=1e-9)
+    assert newton.gradient_norm < 1e-8
+    assert newton.gap(10.0) == pytest.approx(10.0 * newton.gradient_norm)
+
+
+def test_a_smaller_coalition_is_found_beside_that_of_all() -> None:
+    u, others = np.ones(3), np.array([[1.2, 1.2, 1.2], [1.7, 1.4, 0.1]])
+    assert strongest_coalition(u, others).members.tolist() == [0, 1, 2]
+    smaller = strongest_coalition(u, others, is_proper=True)
+    assert (smaller.members.tolist(), smaller.alternative) == ([0, 1], 1)
+    assert smaller.margin == pytest.approx(2.8 / 3.0)
+    assert not smaller.is_blocking

@@ -1,0 +1,1 @@
+"""Core stability of finished runs."""
