@@ -70,7 +70,8 @@ class Guard:
         try:
             msgspec.msgpack.encode(state)
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            self.fail("to_state()", f"must be plain numbers and lists, got: {exc}", exc)
+            got = f"got: {exc}; float(x) and x.tolist() make them plain"
+            self.fail("to_state()", f"must be plain numbers and lists, {got}", exc)
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -16,6 +16,8 @@ PAGES = (
     "own-device",
     "own-model",
     "own-selector",
+    "own-aggregator",
+    "own-estimator",
     "links",
     "long-runs",
     "many-runs",

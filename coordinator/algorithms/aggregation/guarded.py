@@ -21,11 +21,11 @@ LARGEST_EXPONENT = 1 << 40
 """Bound of binary exponents: far beyond those of float64, and their differences are int64."""
 
 NEEDS = {
-    "needs_loss": "needs_loss is False, so losses are NaN",
-    "needs_norms": "needs_norms is False, so squared_norms are NaN",
-    "needs_models": "needs_models is False, so changes is None",
+    "needs_loss": ("got nan", "needs_loss is False, so losses are NaN"),
+    "needs_norms": ("got nan", "needs_norms is False, so squared_norms are NaN"),
+    "needs_models": ("'NoneType'", "needs_models is False, so changes is None"),
 }
-"""Attributes of a weight rule, and what follows if one is False."""
+"""Attributes of a weight rule; a word of the fault if one is False by mistake, and the reason."""
 
 
 class _Guarded(Guard):
@@ -109,7 +109,8 @@ class GuardedRule(_Guarded):
             PluginError: The result is not K finite numbers, all at least 0.
         """
         where = f"decide(){_in_round(updates)}"
-        returned = self.call(where, lambda: self.plugin.decide(_read_only(updates)))
+        given = updates if self.needs_models else replace(updates, changes=None)
+        returned = self.call(where, lambda: self.plugin.decide(_read_only(given)))
         return self._column(where, returned, updates)
 
     def fail(self, where: str, what: str, cause: Exception | None = None) -> NoReturn:
@@ -118,16 +119,12 @@ class GuardedRule(_Guarded):
         Raises:
             PluginError: Always.
         """
-        needs = [need for need in NEEDS if getattr(self.plugin, need, True) is False]
-        if isinstance(cause, TypeError | AttributeError):  # of None
-            needs = [need for need in needs if need == "needs_models"]
-        elif cause is None and "nan" in what:
-            needs = [need for need in needs if need != "needs_models"]
-        else:
-            needs = []
-        if needs:
-            what += f" ({', '.join(NEEDS[need] for need in needs)})"
-        super().fail(where, what, cause)
+        reasons = [
+            reason
+            for need, (word, reason) in NEEDS.items()
+            if word in what and getattr(self.plugin, need, True) is False
+        ]
+        super().fail(where, what + (f" ({'; '.join(reasons)})" if reasons else ""), cause)
 
 
 class GuardedSeparableRule(GuardedRule):
