@@ -129,6 +129,24 @@ def test_the_example_of_fair_rules_runs(calls: Path, capsys: pytest.CaptureFixtu
     assert set(weights.values()) == {"equal"}
 
 
+@pytest.mark.full
+def test_the_example_of_malicious_devices_runs(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each defence keeps the accuracy of benign devices that a model replacement destroys."""
+    arguments = ["--out", str(calls), "--set", "rounds=12", "--no-figures", "--json"]
+    assert main(["compare", str(GRIDS / "robust.toml"), *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    arms = {arm["name"]: arm["values"] for arm in report["arms"]}
+    assert (report["primary"], len(arms)) == ("benign_accuracy_mean", 48)
+    defended = ("clip", "k-norm", "multi-krum", "median", "trimmed-mean")
+    attacked = {arm: arms[f"{arm},kind=model-replacement"] for arm in ("none", *defended)}
+    accuracy = {arm: values["benign_accuracy_mean"]["mean"] for arm, values in attacked.items()}
+    assert all(accuracy[arm] > accuracy["none"] + 0.3 for arm in defended)
+    assert attacked["multi-krum"]["malicious_weight"]["mean"] == 0.0
+    assert attacked["none"]["malicious_selections"]["mean"] == 0.2
+
+
 def test_every_example_has_its_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))
