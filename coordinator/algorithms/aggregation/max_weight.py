@@ -28,15 +28,17 @@ def capped(p: Floats, cap: float) -> Floats:
         return np.full(len(p), 1.0 / len(p))
     is_at_cap = np.zeros(len(p), dtype=np.bool_)
     capped_p: Floats = p.copy()
-    while True:
+    while not is_at_cap.all():
         below = ~is_at_cap
         left, mass = 1.0 - cap * np.count_nonzero(is_at_cap), total_of(p[below])
-        capped_p[below] = p[below] * (left / mass) if mass > 0.0 else left / np.count_nonzero(below)
+        share = p[below] / mass if mass > 0.0 else 1.0 / np.count_nonzero(below)
+        capped_p[below] = share * left
         over = below & (capped_p > cap)
         if not over.any():
-            return capped_p
+            break
         is_at_cap |= over
         capped_p[over] = cap
+    return capped_p
 
 
 class MaxWeight:

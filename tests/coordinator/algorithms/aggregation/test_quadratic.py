@@ -1,12 +1,18 @@
 """Minimum of a quadratic form on the simplex, compared with enumeration of all supports."""
 
-from collections.abc import Callable, Mapping
 from itertools import chain, combinations
 
 import numpy as np
 import pytest
-from scipy.optimize import LinearConstraint, minimize
 
+from experiments.quadratic_solvers import (
+    EPSILONS,
+    FAMILIES,
+    Form,
+    common_descents,
+    ours,
+    slsqp,
+)
 from fairbed.coordinator.algorithms.aggregation.quadratic import least_on_simplex
 from fairbed.coordinator.algorithms.arrays import Floats
 
@@ -37,25 +43,8 @@ def by_enumeration(A: Floats, c: Floats) -> Floats:
 
 
 def by_slsqp(A: Floats, c: Floats, lower: float = 0.0, upper: float = 1.0) -> Floats:
-    """Return the minimiser that SLSQP finds from equal weights."""
-    K = len(c)
-
-    def of(p: Floats) -> float:
-        return value(A, c, p)
-
-    def slope(p: Floats) -> Floats:
-        return np.asarray(A @ p - c, dtype=np.float64)
-
-    found = minimize(
-        of,
-        np.full(K, 1.0 / K),
-        jac=slope,
-        bounds=[(lower, upper)] * K,
-        constraints=LinearConstraint(np.ones((1, K)), 1.0, 1.0),
-        method="SLSQP",
-        options={"ftol": 1e-16, "maxiter": 1000},
-    )
-    return np.asarray(found.x, dtype=np.float64)
+    """Return the minimiser that SLSQP finds."""
+    return slsqp(Form(A, c, lower, upper))
 
 
 def nearest(A: Floats, c: Floats) -> Floats:
@@ -110,37 +99,13 @@ def test_sixty_weights_meet_the_conditions_of_a_least_value(ridge: float) -> Non
     assert 0 < (p > 0.0).sum() < 60
 
 
-DEGENERATE: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
-    "independent": lambda rng, n: rng.normal(size=(n, 60)),
-    "pairs of equal vectors": lambda rng, n: np.repeat(rng.normal(size=(-(-n // 2), 60)), 2, 0)[:n],
-    "pairs of opposite vectors": lambda rng, n: np.concatenate([v := rng.normal(size=(n, 60)), -v]),
-    "nearly equal": lambda rng, n: rng.normal(size=60) + 1e-6 * rng.normal(size=(n, 60)),
-    "equal": lambda rng, n: np.repeat(rng.normal(size=(1, 60)), n, 0),
-    "more than dimensions": lambda rng, n: rng.normal(size=(n, 3)),
-}
-
-
-@pytest.mark.parametrize("kind", DEGENERATE)
-@pytest.mark.parametrize("epsilon", [1e-8, 1e-3, 0.1, 1.0])
-def test_in_a_box_no_feasible_point_has_a_lower_first_order_value(
-    kind: str, epsilon: float
-) -> None:
-    """For a convex form, slope.(p - q) over all feasible q bounds the distance to the minimum."""
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        u = DEGENERATE[kind](rng, int(rng.integers(2, 30)))
-        u /= np.linalg.norm(u, axis=1, keepdims=True)
-        A, n = u @ u.T + 1e-10 * np.eye(len(u)), len(u)
-        lower, upper = max(0.0, 1.0 / n - epsilon), min(1.0, 1.0 / n + epsilon)
-        p = least_on_simplex(A, np.zeros(n), np.full(n, 1.0 / n), lower, upper)
-        assert p.sum() == pytest.approx(1.0, abs=1e-13)
-        assert p.min() >= lower - 1e-13
-        assert p.max() <= upper + 1e-13
-        slope, best, left = A @ p, np.full(n, lower), 1.0 - n * lower
-        for k in np.argsort(slope):
-            best[k] += min(upper - lower, left)
-            left -= best[k] - lower
-        assert slope @ (p - best) == pytest.approx(0.0, abs=1e-12)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dependent_updates_in_a_box_have_no_gap(family: str) -> None:
+    """The gap, slope.(p - q) for the best feasible q, bounds the distance to the minimum."""
+    for form_ in common_descents(family, 2 * len(EPSILONS)):
+        p = ours(form_)
+        assert form_.gap(p) < 1e-12
+        assert form_.violation(p) < 1e-13
 
 
 def test_the_point_it_starts_from_changes_nothing() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.aggregation.afl import nearest_on_simplex
@@ -262,6 +262,8 @@ def test_capped_weights(p: list[float], cap: float, expected: list[float]) -> No
     raw=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8).filter(lambda raw: sum(raw) > 1e-3),
     cap=st.floats(0.05, 1.0),
 )
+@example(raw=[0.0, 1.0, 2e-311], cap=0.5)
+@example(raw=[1.0] * 7, cap=1.0 / 7 + 1e-17)
 def test_capped_weights_have_sum_1_and_keep_their_order(raw: list[float], cap: float) -> None:
     p = np.array(raw) / sum(raw)
     q = capped(p, cap)
