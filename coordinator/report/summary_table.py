@@ -128,7 +128,7 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         f"by examples: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
     )
     pairs = [("spread", text)]
-    if s.rule == "corefed":
+    if s.rule in ("corefed", "propfair"):
         known = f"mean {ratio(u.average)}, product {_product(u.product)}, least {ratio(u.least)}"
         text = known if u.least is not None else f"unknown: a loss is {u.M:g} or more"
         pairs.append(("utility", f"{u.M:g} - loss: {text}"))

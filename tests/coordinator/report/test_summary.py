@@ -318,12 +318,13 @@ def test_what_an_evaluation_could_not_measure_is_one_line_each(tmp_path: Path) -
     assert "note       1 of 12 devices have no held-out" in summary_table(summary)
 
 
-def test_the_table_of_corefed_has_the_utilities(summary: RunSummary) -> None:
+@pytest.mark.parametrize("rule", ["corefed", "propfair"])
+def test_the_table_of_a_rule_with_utilities_has_them(summary: RunSummary, rule: str) -> None:
     assert "utility" not in summary_table(summary)
-    corefed = structs.replace(summary, rule="corefed")
-    assert "\nutility    3 - loss: mean " in summary_table(corefed)
+    with_m = structs.replace(summary, rule=rule)
+    assert "\nutility    3 - loss: mean " in summary_table(with_m)
     unknown = structs.replace(summary.utility, average=None, product=None, least=None)
-    invalid = structs.replace(corefed, utility=unknown)
+    invalid = structs.replace(with_m, utility=unknown)
     assert "\nutility    3 - loss: unknown: a loss is 3 or more\n" in summary_table(invalid)
 
 

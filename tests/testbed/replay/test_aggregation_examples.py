@@ -1,4 +1,4 @@
-"""The examples of FedNova, FedAdam and FedProx, replayed and with real agents."""
+"""The examples of weight rules, FedNova, FedAdam and FedProx, replayed and with real agents."""
 
 from pathlib import Path
 
@@ -6,8 +6,13 @@ import msgspec
 import pytest
 
 from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
+from fairbed.coordinator.algorithms.aggregation.afl import Afl
+from fairbed.coordinator.algorithms.aggregation.fedmgda import FedMgda
+from fairbed.coordinator.algorithms.aggregation.max_weight import MaxWeight
+from fairbed.coordinator.algorithms.aggregation.propfair import PropFair
 from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import FedNova
 from fairbed.coordinator.algorithms.aggregation.server_step import FedOpt
+from fairbed.coordinator.algorithms.aggregation.term import Term
 from fairbed.coordinator.policy.config import RoundConfig
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.store import RunReader
@@ -17,6 +22,10 @@ from tests.coordinator.lab import lab
 from tests.testbed.replay.fleets import EXAMPLES
 
 OFF = {
+    "afl": "aggregation.gamma=0",
+    "term": "aggregation.tilt=0",
+    "propfair": "aggregation.rule=fedavg",
+    "fedmgda": "aggregation.epsilon=0",
     "fednova": "aggregation.pseudo_gradient=average",
     "fedadam": "aggregation.server=yogi",
     "fedprox": "training.proximal=0",
@@ -59,6 +68,11 @@ async def test_a_live_run_merges_every_round(name: str, tmp_path: Path) -> None:
 def test_the_examples_name_what_their_comments_say() -> None:
     experiments = {name: load_experiment(EXAMPLES / f"{name}.toml") for name in OFF}
     parts = {name: make_decisions(of.coordinator()).aggregator for name, of in experiments.items()}
+    assert isinstance(parts["afl"].rule, MaxWeight)
+    assert isinstance(parts["afl"].rule.rule, Afl)
+    assert isinstance(parts["term"].rule, Term)
+    assert isinstance(parts["propfair"].rule, PropFair)
+    assert isinstance(parts["fedmgda"].rule, FedMgda)
     assert isinstance(parts["fednova"].pseudo_gradient, FedNova)
     assert isinstance(parts["fedadam"].rule, AAggFF)
     assert isinstance(parts["fedadam"].server, FedOpt)
