@@ -1,4 +1,7 @@
-"""Model files of a run: one flat float32 vector each, written completely or not at all."""
+"""Model files of a run, and states too large for the database: written completely or not at all.
+
+A model file has one flat float32 vector.
+"""
 
 import hashlib
 import os
@@ -64,8 +67,49 @@ def load_model(folder: Path, file: str, sha256: str) -> Vector:
     return vector
 
 
+def state_file_of(round_id: int) -> str:
+    """Return the file of the state after a round, relative to the run folder."""
+    return f"{FOLDER}/round-{round_id:05d}.state"
+
+
+def save_state(folder: Path, round_id: int, state: bytes) -> str:
+    """Write a state durably and return its sha256; a crash leaves a whole file or no file.
+
+    Raises:
+        StoreError: The disk could not store it.
+    """
+    path = folder / state_file_of(round_id)
+    partial = path.with_suffix(".partial-state")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        partial.write_bytes(state)
+        _sync(partial)
+        partial.replace(path)
+        _sync(path.parent)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise StoreError(f"{path}: the state must fit on the disk, got {exc}; free space") from exc
+    return hashlib.sha256(state).hexdigest()
+
+
+def load_state(folder: Path, round_id: int, sha256: str) -> bytes:
+    """Return the bytes of a state file.
+
+    Raises:
+        StoreError: The file is missing, truncated, or not the state that was saved.
+    """
+    path = folder / state_file_of(round_id)
+    try:
+        state = path.read_bytes()
+    except OSError as exc:
+        raise StoreError(f"{path}: must be a readable state file, got {exc!r}") from exc
+    if (found := hashlib.sha256(state).hexdigest()) != sha256:
+        raise StoreError(f"{path}: sha256 must be {sha256[:12]}, got {found[:12]}")
+    return state
+
+
 def remove_models(folder: Path, keep: set[str]) -> None:
-    """Delete all model files except `keep` (paths relative to the run folder)."""
+    """Delete all model and state files except `keep` (paths relative to the run folder)."""
     for path in (folder / FOLDER).glob("round-*"):
         if f"{FOLDER}/{path.name}" not in keep:
             path.unlink(missing_ok=True)

@@ -26,7 +26,15 @@ from fairbed.coordinator.store.connection import (
     translated,
 )
 from fairbed.coordinator.store.errors import StoreError
-from fairbed.coordinator.store.model_files import file_of, load_model, remove_models, save_model
+from fairbed.coordinator.store.model_files import (
+    file_of,
+    load_model,
+    load_state,
+    remove_models,
+    save_model,
+    save_state,
+    state_file_of,
+)
 from fairbed.coordinator.store.schema import (
     PER_ROUND,
     RECORDS,
@@ -52,6 +60,8 @@ KEEP_LAST = 3
 """Newest models kept: one to resume from, and two in case its file is damaged."""
 KEEP_EVERY = 10
 """Rounds between models that are never deleted."""
+MAX_STATE_BYTES = 1_000_000
+"""Larger states are files: SQLite takes three times as long for them, and at most 10^9 bytes."""
 CLOSE_ROUND_TIMEOUT_S = 60.0
 """Longest wait for the closing transaction; a healthy disk takes milliseconds."""
 CLOSE_TIMEOUT_S = 15.0
@@ -132,7 +142,7 @@ class Checkpoint:
 
 
 def verified_checkpoint(folder: Path, connection: sqlite3.Connection) -> Checkpoint | None:
-    """Return the newest checkpoint whose model file is intact; None if there are no checkpoints.
+    """Return the newest checkpoint whose files are intact; None if there are no checkpoints.
 
     Raises:
         StoreError: There are checkpoints, but no intact one.
@@ -143,10 +153,13 @@ def verified_checkpoint(folder: Path, connection: sqlite3.Connection) -> Checkpo
         row = table.decode(values)
         try:
             model = load_model(folder, row.model_file, row.model_sha256)
+            state = row.state
+            if row.state_sha256:
+                state = load_state(folder, row.round, row.state_sha256)
         except StoreError as exc:
             problem = problem or exc
         else:
-            return Checkpoint(row.round, row.state, model)
+            return Checkpoint(row.round, state, model)
     if problem:
         raise problem
     return None
@@ -326,9 +339,13 @@ class Store:
             StoreError: The disk failed or took longer than a minute.
         """
         sha256 = save_model(self.folder, round_row.round, model)
+        is_large = len(checkpoint_state) > MAX_STATE_BYTES
         checkpoint = CheckpointRow(
             round=round_row.round,
-            state=checkpoint_state,
+            state=b"" if is_large else checkpoint_state,
+            state_sha256=(
+                save_state(self.folder, round_row.round, checkpoint_state) if is_large else ""
+            ),
             model_file=file_of(round_row.round),
             model_sha256=sha256,
             at_s=round_row.closed_at_s,
@@ -352,8 +369,9 @@ class Store:
                     "DELETE FROM checkpoint WHERE round <= ? AND round % ?", (oldest, KEEP_EVERY)
                 )
             connection.execute("PRAGMA synchronous = NORMAL")
-            kept = connection.execute("SELECT model_file FROM checkpoint")
-            return {file for (file,) in kept}
+            kept = connection.execute("SELECT round, model_file FROM checkpoint").fetchall()
+            newest = {state_file_of(round_id) for round_id, _ in kept if round_id > oldest}
+            return newest | {file for _, file in kept}
 
         keep = self._writer.run(commit, CLOSE_ROUND_TIMEOUT_S)
         remove_models(self.folder, keep)

@@ -559,7 +559,9 @@ class CheckpointRow:
     round: int
     """Round, counted from 1."""
     state: bytes
-    """msgpack of selector, estimator, aggregator and registry state."""
+    """msgpack of selector, estimator, aggregator and registry state; empty if it is in a file."""
+    state_sha256: str
+    """Hash of a state above 1 MB, which is in a file beside the model, `.state`; else empty."""
     model_file: str
     """Relative to the run folder, `.safetensors`."""
     model_sha256: str

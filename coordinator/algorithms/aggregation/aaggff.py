@@ -277,7 +277,7 @@ class AAggFFD:
         lipschitz = 2.0 + min(self._per_round, K) / K
         scores = -math.sqrt(math.log(K) / (self._t + 1)) / lipschitz * self._G
         p = np.exp(scores - scores.max())
-        self.p = p / total_of(p)
+        self.p = p / p.sum()  # in the order of rows; an exact sum of a million takes 30 ms
         return g
 
     def grow(self, clients: int) -> None:

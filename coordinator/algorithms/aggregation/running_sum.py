@@ -90,9 +90,15 @@ def weighted_sum(weights: Floats, x: Sequence[Vector]) -> Floats:
         x: K >= 1 finite vectors, each of shape (size,).
     """
     total = np.zeros(x[0].shape)
+    terms = [(a, model) for a, model in zip(weights.tolist(), x, strict=True) if a]
+    space = np.empty(min(BLOCK, total.size))
     for part in blocks(total.size):
-        for k in np.flatnonzero(weights).tolist():
-            add_scaled(total[part], weights[k], x[k][part])
+        here = total[part]
+        term = space[: here.size]
+        for a, model in terms:
+            term[:] = model[part]
+            term *= a
+            here += term
     return total
 
 

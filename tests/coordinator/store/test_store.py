@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.store import RunInUseError, RunReader, Store, StoreError, StoreVersionError
+from fairbed.coordinator.store import store as store_module
 from fairbed.coordinator.store import writer as writer_module
 from fairbed.coordinator.store.tables import ConditionRow, EventRow, TelemetryRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run, make_store
@@ -174,6 +175,34 @@ def test_the_last_models_and_every_tenth_are_kept(folder: Path) -> None:
     fake_run(folder, rounds=24)
     kept = sorted(int(path.stem.split("-")[1]) for path in folder.glob("models/*"))
     assert kept == [10, 20, 22, 23, 24]
+
+
+def test_a_large_state_is_a_file_beside_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_STATE_BYTES", 4)
+    fake_run(folder, rounds=12)
+    states = sorted(path.name for path in folder.glob("models/*.state"))
+    assert states == ["round-00010.state", "round-00011.state", "round-00012.state"]
+    (folder / "models/round-00011.safetensors").unlink()
+    newest = folder / "models/round-00012.state"
+    assert newest.read_bytes() == b"after 12"
+    newest.write_bytes(b"after 13")
+    store = Store.reopen(folder)
+    checkpoint = store.last_checkpoint()
+    store.close()
+    assert checkpoint is not None
+    assert (checkpoint.round, checkpoint.state) == (10, b"after 10")
+
+
+def test_a_run_without_an_intact_state_names_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_STATE_BYTES", 4)
+    fake_run(folder, rounds=1)
+    (folder / "models/round-00001.state").unlink()
+    with pytest.raises(StoreError, match=r"round-00001.state: must be a readable state file"):
+        Store.reopen(folder)
 
 
 CRASHING_COORDINATOR = """
