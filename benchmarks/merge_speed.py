@@ -13,24 +13,30 @@ default). The merges:
   checks at their arrival are timed separately.
 - aaggff-d, adam: the same, with the server step.
 
-Then one round of the weights alone: AAggFF-D with a million clients, of which a thousand report,
+Then what a checkpoint stores on disk: the model, and the moments of adam. Last, one round of the
+weights alone: AAggFF-D with a million clients, of which a thousand report,
 and AAggFF-S with 50 silos, after rounds that have made the weights unequal.
 """
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from experiments.processes import fresh_processes
 from fairbed.coordinator.algorithms.aggregation.base import Report, Updates
+from fairbed.coordinator.algorithms.aggregation.server_step import FedOpt
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator, make_rule
+from fairbed.coordinator.store.model_files import save_model, save_state
 
 REPORTING = 1_000
 """Clients of AAggFF-D that report in a round."""
@@ -54,6 +60,12 @@ class Speeds:
     """aaggff-d: the end of the round."""
     stored_adam_s: float
     """The same with `server = "adam"`."""
+    model_file_s: float
+    """Elapsed time of storing the model after a round, on disk."""
+    moments_bytes: int
+    """The state of adam."""
+    moments_file_s: float
+    """Elapsed time of storing it, on disk."""
     clients: int
     aaggff_d_s: float
     """Weights of AAggFF-D, one round."""
@@ -105,6 +117,12 @@ def main(arguments: list[str]) -> int:
         (f"weights of aaggff-s, {speeds.silos} silos", speeds.aaggff_s_s),
     ):
         print(f"{name:<46}{spent * 1e3:>8.1f} ms")
+    moments = f"moments of adam, {speeds.moments_bytes / 1e6:.0f} MB"
+    for name, spent in (
+        ("model on disk, elapsed", speeds.model_file_s),
+        (f"{moments}, on disk, elapsed", speeds.moments_file_s),
+    ):
+        print(f"{name:<46}{spent * 1e3:>8.0f} ms")
     return 0
 
 
@@ -144,6 +162,7 @@ def measure(devices: int, values: int, clients: int, silos: int, repeats: int) -
         arrival_s=medians["arrival"],
         stored_s=medians["stored"],
         stored_adam_s=medians["adam"],
+        **_stored(sent, repeats),
         clients=clients,
         aaggff_d_s=weights_s("aaggff-d", clients, min(REPORTING, clients)),
         silos=silos,
@@ -170,6 +189,25 @@ def weights_s(rule: str, clients: int, reporting: int) -> float:
         )
         times.append(_spent_s(lambda updates=updates: weights.decide(updates)))  # type: ignore[misc]
     return statistics.median(times[ROUNDS:])
+
+
+def _stored(sent: Vector, repeats: int) -> dict[str, Any]:
+    """Return size and elapsed times of a checkpoint, by their names in `Speeds`."""
+    step, times = FedOpt("adam", 0.01), list[tuple[float, float]]()
+    step.step(sent, sent.astype(np.float64))
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        for _ in range(repeats):
+            began = time.perf_counter()
+            save_model(Path(name), 1, sent)
+            between = time.perf_counter()
+            state = msgspec.msgpack.encode(step.to_state())
+            save_state(Path(name), 1, state)
+            times.append((between - began, time.perf_counter() - between))
+    return {
+        "model_file_s": statistics.median(model_s for model_s, _ in times),
+        "moments_bytes": len(state),
+        "moments_file_s": statistics.median(moments_s for _, moments_s in times),
+    }
 
 
 def _merge_s(

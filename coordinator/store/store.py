@@ -61,7 +61,7 @@ KEEP_LAST = 3
 KEEP_EVERY = 10
 """Rounds between models that are never deleted."""
 MAX_STATE_BYTES = 1_000_000
-"""Larger states are files: SQLite takes three times as long for them, and at most 10^9 bytes."""
+"""Larger states are files: SQLite takes longer for them, and at most 10^9 bytes."""
 CLOSE_ROUND_TIMEOUT_S = 60.0
 """Longest wait for the closing transaction; a healthy disk takes milliseconds."""
 CLOSE_TIMEOUT_S = 15.0
