@@ -10,7 +10,13 @@ from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import FedNova, effective_steps
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.policy.config import AggregationConfig, TrainingConfig
+from fairbed.coordinator.policy.config import (
+    RULES,
+    RULES_WITH_OWN_STEP,
+    AggregationConfig,
+    TrainingConfig,
+    step_problem,
+)
 from fairbed.coordinator.policy.factories import make_aggregator
 from tests.coordinator.algorithms.aggregation.rounds import Reports, merged, reports, vector
 from tests.coordinator.algorithms.aggregation.test_every_aggregator import reordered
@@ -66,7 +72,7 @@ def test_plain_steps_are_counted_exactly() -> None:
     assert effective_steps(tau, 0.0, 0.0).tolist() == tau.tolist()
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "aaggff-s", "aaggff-d"])
+@pytest.mark.parametrize("rule", sorted({*RULES} - {*RULES_WITH_OWN_STEP}))
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @given(given_=client_models(), tau=st.integers(1, 1000))
 def test_equal_steps_are_fedavg(rule: str, momentum: float, given_: Reports, tau: int) -> None:
@@ -129,3 +135,15 @@ def test_the_steps_are_those_of_the_configuration() -> None:
         after = merged(make_aggregator(config, training), vector(0), 1, given_).vector
         directions: Floats = np.array([0.2, 0.6]) / tau
         assert after[0] == pytest.approx(-np.mean(tau) * directions.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_fits_the_rules_whose_weights_sum_to_1(rule: str) -> None:
+    """The others set the length of the step by their weights."""
+    config = AggregationConfig(rule=rule, pseudo_gradient="fednova")
+    problem = step_problem(config, TrainingConfig())
+    given_ = reports([[1, 2], [3, 0], [0, 1]], losses=[0.5, 1.0, 2.0], n_k=[1, 2, 6])
+    average = make_aggregator(AggregationConfig(rule=rule))
+    total = merged(average, vector(0.5, 0), 2, given_).weights.sum()
+    assert bool(problem) == (rule in RULES_WITH_OWN_STEP)
+    assert problem or total == pytest.approx(1.0)

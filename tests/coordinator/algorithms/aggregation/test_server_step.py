@@ -13,7 +13,7 @@ from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.server_step import LARGEST, FedOpt, Optimiser, Plain
-from fairbed.coordinator.policy.config import AggregationConfig
+from fairbed.coordinator.policy.config import RULES, AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator, make_server_step
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from tests.coordinator.algorithms.aggregation.rounds import merged, reports, vector
@@ -77,7 +77,7 @@ def test_aaggff_with_fedadam_is_two_keys() -> None:
     assert moments(rule.server)["v"] == pytest.approx([1.459341e-5], abs=1e-10)
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"])
+@pytest.mark.parametrize("rule", RULES)
 @every_kind
 def test_steps_by_the_weights_of_any_rule(rule: str, kind: Optimiser) -> None:
     config = AggregationConfig(rule=rule, server=kind)
