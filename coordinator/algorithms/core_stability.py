@@ -36,8 +36,8 @@ NEWTON_TOLERANCE = 1e-10
 RIDGES = (1e-10, 1e-7, 1e-4)
 """Added to the diagonal of the Hessian, relative to its mean."""
 
-SHORTEST_STEP = 1e-8
-"""A line search that needs a shorter step ends the method."""
+STEP_LENGTHS = tuple(0.5**k for k in range(27))
+"""Tried in this order; if none lowers the loss, the method ends."""
 
 BISECTIONS = 60
 """Halvings of an interval of M: far below any relevant digit."""
@@ -231,7 +231,7 @@ class SoftmaxFit:
         return self.gradient_norm * radius
 
 
-def fit_softmax(x: Floats, y: Ints, weights: Floats, start: Floats) -> SoftmaxFit:
+def fit_softmax(x: Floats, y: Ints, weights: Floats, classes: int) -> SoftmaxFit:
     """Minimise the weighted loss of a softmax regression without penalty.
 
         f(theta) = sum_j c_j (log sum_y exp z_{j,y} - z_{j,y_j}),   z_j = W x_j + b
@@ -240,19 +240,21 @@ def fit_softmax(x: Floats, y: Ints, weights: Floats, start: Floats) -> SoftmaxFi
     sum_i w_i u_i(theta') / u_i(theta) over all models: the certificate of `gain`.
 
     Newton's method for up to `NEWTON_PARAMETERS`: examples that a model separates have an infimum
-    at infinity, which L-BFGS approaches too slowly. L-BFGS for more.
+    at infinity, which L-BFGS approaches too slowly. L-BFGS for more. Both start at 0, where no
+    example is separated.
 
     Args:
         x: Examples, shape (J, features).
         y: Classes, shape (J,).
         weights: c_j, shape (J,), positive.
-        start: Where to start, shape (classes, features + 1); a class may have no example.
+        classes: Number of classes; one without examples is allowed.
 
     Source:
         Ray Chaudhury et al., NeurIPS 2022, Theorem 2 (arXiv:2211.02091).
     """
-    problem = _WeightedLoss(np.column_stack([x, np.ones(len(x))]), y, weights, len(start))
-    theta = start.ravel().astype(np.float64)
+    inputs = np.column_stack([x, np.ones(len(x))])
+    problem = _WeightedLoss(inputs, y, weights, classes)
+    theta: Floats = np.zeros(classes * inputs.shape[1])
     if theta.size <= NEWTON_PARAMETERS:
         theta = _newton(problem, theta)
     else:
@@ -264,7 +266,8 @@ def fit_softmax(x: Floats, y: Ints, weights: Floats, start: Floats) -> SoftmaxFi
             options={"maxiter": 2_000, "maxfun": 4_000, "ftol": 0.0, "gtol": 1e-10},
         )
         theta = found.x
-    return SoftmaxFit(theta.reshape(start.shape), float(np.linalg.norm(problem.value(theta)[1])))
+    gradient_norm = float(np.linalg.norm(problem.value(theta)[1]))
+    return SoftmaxFit(theta.reshape(classes, -1), gradient_norm)
 
 
 class _WeightedLoss:
@@ -301,41 +304,40 @@ class _WeightedLoss:
 
 
 def _newton(problem: _WeightedLoss, theta: Floats) -> Floats:
-    """Return the minimum by damped Newton steps.
+    """Return the minimum by damped Newton steps."""
+    value, gradient = problem.value(theta)
+    for _ in range(NEWTON_STEPS):
+        step = _newton_step(problem.hessian(theta), gradient)
+        decrement = -float(gradient @ step)
+        lower = (
+            length
+            for length in STEP_LENGTHS
+            if problem.value(theta + length * step)[0] <= value - 1e-4 * length * decrement
+        )
+        length = next(lower, 0.0)
+        theta = theta + length * step
+        if length == 0.0 or decrement <= NEWTON_TOLERANCE * value:
+            break
+        value, gradient = problem.value(theta)
+    return theta
+
+
+def _newton_step(hessian: Floats, gradient: Floats) -> Floats:
+    """Return the step to the minimum of the quadratic model; 0 if the Hessian is 0.
 
     The Hessian of a softmax is singular, as a constant added to all classes changes nothing, and
     vanishes where examples are separated: a multiple of the identity is added, the smallest of
     `RIDGES` with which it can be factored.
     """
-    value, gradient = problem.value(theta)
-    for _ in range(NEWTON_STEPS):
-        step = _newton_step(problem.hessian(theta), gradient)
-        if step is None:
-            break
-        decrement = -float(gradient @ step)
-        if not decrement > NEWTON_TOLERANCE * value:
-            return theta + step
-        length = 1.0
-        while problem.value(theta + length * step)[0] > value - 1e-4 * length * decrement:
-            length /= 2.0
-            if length < SHORTEST_STEP:
-                return theta
-        theta = theta + length * step
-        value, gradient = problem.value(theta)
-    return theta
-
-
-def _newton_step(hessian: Floats, gradient: Floats) -> Floats | None:
-    """Return the step to the minimum of the quadratic model; None for a singular Hessian."""
     mean = np.trace(hessian) / len(gradient)
     for ridge in RIDGES:
-        damped = hessian + ridge * mean * np.eye(len(gradient))
         try:
-            step: Floats = -cho_solve(cho_factor(damped), gradient)
+            factor = cho_factor(hessian + ridge * mean * np.eye(len(gradient)))
         except LinAlgError:
             continue
-        return step if np.isfinite(step).all() else None
-    return None
+        step: Floats = -cho_solve(factor, gradient)
+        return step
+    return np.zeros_like(gradient)
 
 
 def _check_positive(u: Floats) -> None:

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from fairbed.coordinator.policy.config import PositiveFloat, Section
 from fairbed.testbed.compare.measures import (
+    FAIRNESS,
     FINAL_ACCURACY,
     MACHINE_TIME,
     METRICS,
@@ -275,7 +276,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
 def _metrics(config: GridConfig, *, trains: bool, has_attack: bool) -> list[str]:
     """Return the keys of the metrics that a grid measures."""
     unknown = {
-        *(() if trains else (*SCORES, *UNDER_ATTACK_IF_TRAINED)),
+        *(() if trains else (*SCORES, *FAIRNESS, *UNDER_ATTACK_IF_TRAINED)),
         *(() if has_attack else UNDER_ATTACK),
         *(() if config.fleet == "run" else (MACHINE_TIME,)),
     }

@@ -77,7 +77,9 @@ def virtual_queues_of(
     return virtual_queues(counted, first, beta)
 
 
-Group: TypeAlias = Literal["time", "exchange", "selection", "prediction", "accuracy", "attack"]
+Group: TypeAlias = Literal[
+    "time", "exchange", "selection", "prediction", "accuracy", "fairness", "attack"
+]
 
 MAX_POINTS = 1_000
 """Maximum number of rounds in the curves of a run; longer runs have every k-th round."""
@@ -116,6 +118,10 @@ METRICS = (
     Metric("accuracy_mean", "accuracy", "final accuracy", "acc", "", "more", 3),
     Metric("accuracy_worst10", "accuracy", "worst 10 %", "worst", "", "more", 3),
     Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4),
+    Metric("accuracy_pooled", "fairness", "accuracy by examples", "acc by n", "", "more", 3),
+    Metric("accuracy_gini", "fairness", "Gini of accuracy", "Gini", "", "less", 4),
+    Metric("accuracy_gap", "fairness", "accuracy parity gap", "gap", "", "less", 3),
+    Metric("utility_log_product", "fairness", "log U(Multi)", "log U", "", "more", 3),
     Metric("benign_accuracy_mean", "attack", "benign accuracy", "benign", "", "more", 3),
     Metric("benign_accuracy_worst10", "attack", "benign worst 10 %", "b worst", "", "more", 3),
     Metric("benign_accuracy_variance", "attack", "benign variance", "b var", "", "less", 4),
@@ -127,6 +133,8 @@ METRICS = (
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
 SCORES = tuple(metric.key for metric in METRICS if metric.group == "accuracy")
 """Metrics of each evaluation: columns of its row in the store."""
+FAIRNESS = tuple(metric.key for metric in METRICS if metric.group == "fairness")
+"""Metrics of the last evaluation; utilities compare only under the same `aggregation.M`."""
 UPDATES = "updates"
 """Updates aggregated so far: progress without training."""
 
@@ -198,6 +206,10 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_mean": summary.accuracy.mean,
         "accuracy_worst10": summary.accuracy.worst10,
         "accuracy_variance": summary.accuracy.variance,
+        "accuracy_pooled": summary.accuracy.pooled,
+        "accuracy_gini": summary.accuracy.gini,
+        "accuracy_gap": summary.accuracy.gap,
+        "utility_log_product": summary.utility.log_product,
         "benign_accuracy_mean": attackers.accuracy_mean if attackers else None,
         "benign_accuracy_worst10": attackers.accuracy_worst10 if attackers else None,
         "benign_accuracy_variance": attackers.accuracy_variance if attackers else None,

@@ -434,7 +434,7 @@ def _certifier(
         weight, bias = (views[t.name] for t in game.artifact.spec.layout.tensors)
         theta = np.column_stack([weight, bias]).astype(np.float64)
         with ThreadpoolController().limit(limits=1, user_api="blas"):  # other programs run, too
-            fit = fit_softmax(inputs, y, (w / (u * sizes))[device], theta)
+            fit = fit_softmax(inputs, y, (w / (u * sizes))[device], game.dataset.classes)
         radius = GAP_RADIUS * float(np.linalg.norm(fit.theta - theta))
         return Certificate(
             factor=max(1.0, gain(u, M - losses(fit.theta), w)),

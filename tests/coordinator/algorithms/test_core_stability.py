@@ -86,7 +86,9 @@ def test_worked_examples() -> None:
     assert found.is_blocking
     assert found.margin == pytest.approx(1.0)
     assert found.members.tolist() == [0, 1]
-    assert not is_blocked(np.ones(3), np.array([[1.5, 1.5, 0.5]])), "nobody gains strictly more"
+    found = strongest_coalition(np.ones(3), np.array([[1.5, 1.5, 0.5], [1.6, 1.5, 0.5]]))
+    assert (found.alternative, found.is_blocking) == (1, True), "of equal margins the one that does"
+    assert not is_blocked(np.ones(3), np.array([[1.5, 1.5, 0.5]])), "none gains strictly more"
     assert not is_blocked(np.ones(2), np.array([[1.9, 0.9]])), "sum 2.8 > 2 without a block"
     assert gain(np.ones(2), np.array([1.9, 0.9])) == pytest.approx(1.4)
 
@@ -212,15 +214,15 @@ def test_the_certificate_is_1_where_corefed_stops_and_above_elsewhere() -> None:
 
     def certificate(theta: Floats) -> float:
         u = M - _softmax_losses(theta, x, y, device, 4)
-        fit = fit_softmax(x, y, (1.0 / (u * n_k))[device], theta)
+        fit = fit_softmax(x, y, (1.0 / (u * n_k))[device], 3)
         assert fit.gap(10.0) < 1e-4
         return gain(u, M - _softmax_losses(fit.theta, x, y, device, 4))
 
-    mean = fit_softmax(x, y, (1.0 / n_k)[device], np.zeros((3, 4))).theta
+    mean = fit_softmax(x, y, (1.0 / n_k)[device], 3).theta
     theta = mean.copy()
     for _ in range(200):  # fixed point: minimise the sum of losses with CoreFed's weights
         a = corefed_weights(_softmax_losses(theta, x, y, device, 4), M)
-        theta = fit_softmax(x, y, (a / n_k)[device], theta).theta
+        theta = fit_softmax(x, y, (a / n_k)[device], 3).theta
     assert certificate(theta) == pytest.approx(1.0, abs=1e-6)
     assert certificate(mean) > 1.0 + 1e-4
 
@@ -228,17 +230,17 @@ def test_the_certificate_is_1_where_corefed_stops_and_above_elsewhere() -> None:
 def test_a_class_without_examples_and_separable_examples_are_fitted() -> None:
     x = np.array([[-2.0], [-1.0], [1.0], [2.0]])
     y = np.array([0, 0, 2, 2])
-    fit = fit_softmax(x, y, np.full(4, 0.25), np.zeros((3, 2)))
+    fit = fit_softmax(x, y, np.full(4, 0.25), 3)
     assert np.isfinite(fit.theta).all()
     assert _softmax_losses(fit.theta, x, y, np.zeros(4, np.int64), 1)[0] < 1e-4
 
 
 def test_newton_and_l_bfgs_find_the_same_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, _ = _softmax_game(2)
-    weights, start = np.full(len(y), 1.0 / len(y)), np.zeros((3, 4))
-    newton = fit_softmax(x, y, weights, start)
+    weights = np.full(len(y), 1.0 / len(y))
+    newton = fit_softmax(x, y, weights, 3)
     monkeypatch.setattr("fairbed.coordinator.algorithms.core_stability.NEWTON_PARAMETERS", 0)
-    other = fit_softmax(x, y, weights, start)
+    other = fit_softmax(x, y, weights, 3)
     everyone = np.zeros(len(y), np.int64)
     values = [_softmax_losses(fit.theta, x, y, everyone, 1)[0] for fit in (newton, other)]
     assert values[0] == pytest.approx(values[1], abs=1e-9)
@@ -253,3 +255,17 @@ def test_a_smaller_coalition_is_found_beside_that_of_all() -> None:
     assert (smaller.members.tolist(), smaller.alternative) == ([0, 1], 1)
     assert smaller.margin == pytest.approx(2.8 / 3.0)
     assert not smaller.is_blocking
+
+
+def test_newton_ends_where_it_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Hessian cannot be factored, its steps are used up, or no length lowers the loss."""
+    x, y, _ = _softmax_game(2)
+    assert not fit_softmax(x, y, np.full(len(y), 5e-324), 3).theta.any()
+    module = "fairbed.coordinator.algorithms.core_stability"
+    weights = np.full(len(y), 1.0 / len(y))
+    best = fit_softmax(x, y, weights, 3).gradient_norm
+    monkeypatch.setattr(f"{module}.NEWTON_STEPS", 2)
+    early = fit_softmax(x, y, weights, 3)
+    assert early.gradient_norm > 100.0 * best, "it says how far it is from the minimum"
+    monkeypatch.setattr(f"{module}.STEP_LENGTHS", ())
+    assert not fit_softmax(x, y, weights, 3).theta.any()
