@@ -1,8 +1,8 @@
 """Coalitions of devices, and the models that they would train without the others.
 
 A coalition trains one model by SGD on the pooled examples of its members, from the initial model
-of the run and with its hyperparameters. That is at least what its members reach by federated
-learning among themselves.
+of the run and with its hyperparameters. This stands for any training among its members: other
+models of the same coalition may be better for them.
 """
 
 import math

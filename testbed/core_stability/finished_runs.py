@@ -36,6 +36,8 @@ class FinishedRun:
     """Number of the shard of each device."""
     n_k: Mapping[str, int]
     """Training examples that each device had; devices that never joined are missing."""
+    malicious: Mapping[str, str]
+    """Kind of the malicious behaviour of devices that had one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def read_finished(folder: Path) -> FinishedRun:
                 f"{folder}: the run must have trained a model, got none; replay it with training: "
                 "remove replay.examples and --no-training, and give [data]"
             )
-        is_replay = info.row.clock == "virtual"
+        is_replay, malicious = info.row.clock == "virtual", reader.malicious()
     shards = (
         {device.name: device.row for device in devices} if is_replay else StoredShards.read(folder)
     )
@@ -100,6 +102,7 @@ def read_finished(folder: Path) -> FinishedRun:
         vector=found[1],
         shards=shards,
         n_k={device.name: device.n_k for device in devices},
+        malicious=malicious,
     )
 
 

@@ -217,6 +217,12 @@ def core_report(
         ExperimentError: The engine of the experiment cannot train it.
     """
     game, rows, notes = _split(game, options.split)
+    notes += [
+        f"malicious in {run.name}: {named(sorted(run.malicious), game.names)}; utilities and "
+        "models of coalitions are those of their true examples"
+        for run in runs
+        if run.malicious
+    ]
     w, n = _weights(options.weights, game), len(game.names)
     rng = np.random.default_rng([options.seed, 0])
     kinds = options.coalitions or default_kinds(n)

@@ -326,6 +326,17 @@ def test_a_run_that_cannot_be_judged_is_refused(
         game_of([read_finished(tmp_path / "run")])
 
 
+def test_malicious_devices_are_named(core: Core, runs: Path) -> None:
+    shutil.copytree(runs / "fedavg", runs / "attacked")
+    change(runs / "attacked", "UPDATE truth SET malicious = 'label-poisoning' WHERE name = 'pi-4'")
+    notes = core("attacked", "fedavg", "--coalitions", "none", "--M", "5")["notes"]
+    assert (
+        "malicious in attacked: pi-4; utilities and models of coalitions are those of their true "
+        "examples"
+    ) in notes
+    shutil.rmtree(runs / "attacked")
+
+
 def judged(game: Game, runs: Path, **options: Any) -> str:
     run = read_finished(runs / "fedavg")
     asked = CoreOptions(M=5.0, coalitions=("none",), **options)
