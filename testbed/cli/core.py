@@ -11,7 +11,7 @@ from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
 from fairbed.coordinator.task.errors import TaskError, UnknownTask
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.testbed.cli import DONE, count_option
-from fairbed.testbed.core_stability.finished_runs import game_of, read_finished
+from fairbed.testbed.core_stability.finished_runs import game_of, read_all
 from fairbed.testbed.core_stability.report import CoreOptions, core_report, core_table
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
@@ -28,11 +28,7 @@ def main(options: argparse.Namespace) -> int:
     """Print the core stability of finished runs; return the exit code."""
     settings = _options(options)
     try:
-        folders = [resolve_run(options.runs, reference) for reference in options.run]
-        for folder in folders:
-            if folders.count(folder) > 1:
-                raise UsageError(f"{folder}: must be given once, got it twice; leave one out")
-        runs = [read_finished(folder) for folder in folders]
+        runs = read_all([resolve_run(options.runs, reference) for reference in options.run])
         report = core_report(runs, game_of(runs), settings, _announce, _Progress())
     except (DatasetError, ExperimentError, RunNotFoundError, UnknownTask) as exc:
         raise UsageError(str(exc)) from exc

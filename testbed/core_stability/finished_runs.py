@@ -26,7 +26,7 @@ class FinishedRun:
 
     folder: Path
     name: str
-    """Name of its folder."""
+    """End of its path, long enough that the names of the runs differ."""
     experiment: Experiment
     round: int
     """Last round."""
@@ -56,8 +56,31 @@ class Game:
     """The experiment of the first run: hyperparameters of local training, and seeds."""
 
 
-def read_finished(folder: Path) -> FinishedRun:
+def read_all(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Return finished runs; see `read_finished`.
+
+    Raises:
+        UsageError: A run is given twice.
+    """
+    paths = [folder.resolve() for folder in folders]
+    for path, folder in zip(paths, folders, strict=True):
+        if paths.count(path) > 1:
+            raise UsageError(f"{folder}: must be given once, got it twice; leave one out")
+    length = 1
+    while len({path.parts[-length:] for path in paths}) < len(paths):
+        length += 1
+    return [
+        read_finished(folder, "/".join(path.parts[-length:]))
+        for path, folder in zip(paths, folders, strict=True)
+    ]
+
+
+def read_finished(folder: Path, name: str | None = None) -> FinishedRun:
     """Return a finished run and its final model.
+
+    Args:
+        folder: Folder of the run.
+        name: How it is called; None is the name of the folder.
 
     Raises:
         UsageError: The run is not finished, trained no model, or has devices with private data.
@@ -96,7 +119,7 @@ def read_finished(folder: Path) -> FinishedRun:
         )
     return FinishedRun(
         folder=folder,
-        name=folder.resolve().name,
+        name=name or folder.resolve().name,
         experiment=load_experiment(folder / CONFIG),
         round=found[0],
         vector=found[1],

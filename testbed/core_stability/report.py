@@ -56,6 +56,9 @@ LARGE_M = 10.0
 MAX_LISTED = 20
 """Most devices in the table."""
 
+MORE_TRAINING = "which more training may end"
+"""What helps a model that is not Pareto-optimal."""
+
 MAX_LOG10 = 300.0
 """Products above 10^300 are shown by their exponent."""
 
@@ -690,12 +693,10 @@ def _verdict_text(v: RunVerdict, names: Sequence[str]) -> str:
     c = v.certificate
     if v.smaller is not None and v.smaller.is_blocking:
         devices = v.smaller.devices
-        return f"blocked by {len(devices)} of {len(names)} devices: {named(devices, names)}"
+        text = f"blocked by {len(devices)} of {len(names)} devices: {named(devices, names)}"
+        return f"{text}. Nor is it Pareto-optimal, {MORE_TRAINING}" if v.is_dominated else text
     if v.is_dominated:
-        return (
-            "not Pareto-optimal, so all devices together block it; no smaller coalition does. More "
-            "training may end that"
-        )
+        return f"blocked only by all devices together: it is not Pareto-optimal, {MORE_TRAINING}"
     if c is not None and c.factor + c.gap <= 1.0 + IN_CORE:
         return f"in the core up to a factor of {c.factor + c.gap:.6f}, by the certificate"
     if v.strongest is None:

@@ -15,7 +15,7 @@ import pytest
 from fairbed.coordinator.algorithms.core_stability import strongest_coalition
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.core_stability.coalitions import GameModels, coalitions_of, named
-from fairbed.testbed.core_stability.finished_runs import Game, game_of, read_finished
+from fairbed.testbed.core_stability.finished_runs import Game, game_of, read_all, read_finished
 from fairbed.testbed.core_stability.report import CoreOptions, core_report, core_table
 from fairbed.testbed.errors import UsageError
 from fairbed.wire.tensors import vector_to_bytes
@@ -324,6 +324,15 @@ def test_a_run_that_cannot_be_judged_is_refused(
     change(tmp_path / "run", statement)
     with pytest.raises(UsageError, match=problem):
         game_of([read_finished(tmp_path / "run")])
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(runs: Path, tmp_path: Path) -> None:
+    for arm, run in (("a", "fedavg"), ("b", "corefed")):
+        shutil.copytree(runs / run, tmp_path / arm / "0")
+    found = read_all([tmp_path / "a" / "0", tmp_path / "b" / "0"])
+    assert [run.name for run in found] == ["a/0", "b/0"]
+    with pytest.raises(UsageError, match="must be given once, got it twice"):
+        read_all([tmp_path / "a" / "0", tmp_path / "a" / ".." / "a" / "0"])
 
 
 def test_malicious_devices_are_named(core: Core, runs: Path) -> None:
