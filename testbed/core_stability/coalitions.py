@@ -8,7 +8,7 @@ models of the same coalition may be better for them.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeAlias
 
@@ -152,6 +152,19 @@ class Alternatives:
     """Examples of all mini-batches."""
     train_s: float
     """Time of this machine."""
+    fedavg: int | None
+    """Row of the model of FedAvg; None without one."""
+
+    def finite(self) -> "Alternatives":
+        """Return the models whose losses are finite on every device."""
+        kept = np.flatnonzero(np.isfinite(self.losses).all(axis=1)).tolist()
+        return replace(
+            self,
+            titles=tuple(self.titles[at] for at in kept),
+            members=tuple(self.members[at] for at in kept),
+            losses=self.losses[kept],
+            fedavg=kept.index(self.fedavg) if self.fedavg in kept else None,
+        )
 
 
 def run_epochs(experiment: Experiment) -> int:
@@ -242,6 +255,7 @@ class GameModels:
             epochs=epochs,
             example_passes=passes,
             train_s=time.perf_counter() - started,
+            fedavg=len(titles) - 1 if fedavg else None,
         )
 
     def _named(self, members: Members) -> str:

@@ -154,8 +154,8 @@ class CoreReport(Struct, frozen=True, kw_only=True):
     """Where M comes from."""
     smallest_valid_M: float
     """Above every loss of every run; utilities of alternatives may be negative."""
-    smallest_valid_M_tested: float | None
-    """Above every loss of every tested model, as the paper defines M; null if one diverged."""
+    smallest_valid_M_tested: float
+    """Above every loss of every tested model, as the paper defines M."""
     split: str
     """Examples on which utilities are measured: train or test."""
     examples: dict[str, int]
@@ -176,7 +176,7 @@ class CoreReport(Struct, frozen=True, kw_only=True):
     """Largest utility of each device under any tested model."""
     fedavg: dict[str, float] | None
     """Utilities under FedAvg of all devices, trained here; null if a run is one, or none was
-    trained."""
+    trained, or it diverged."""
     runs: list[RunVerdict]
     notes: list[str]
 
@@ -241,6 +241,7 @@ def core_report(
         if coalitions:
             announce(_cost(models, game, coalitions, epochs, kinds))
         trained = models.train(epochs, options.seed, fedavg=fedavg, progress=progress)
+        trained, diverged = trained.finite(), len(trained.titles) - len(trained.finite().titles)
         tested = _Tested(
             titles=tuple(f"run {run.name}" for run in runs) + trained.titles,
             losses=np.vstack([losses, trained.losses]),
@@ -254,8 +255,8 @@ def core_report(
         ]
     finally:
         models.close()
-    known = tested.losses[np.isfinite(tested.losses).all(axis=1)]
-    all_finite = len(known) == len(tested.losses)
+    if diverged:
+        notes.append(f"{diverged} trained models diverged and are left out")
     best = M - tested.losses.min(axis=0)
     notes += _notes(losses, tested, trained, M, w)
     if not coalitions and not any(v.rule == "fedavg" for v in verdicts):
@@ -264,7 +265,7 @@ def core_report(
         M=M,
         M_from=M_from,
         smallest_valid_M=smallest_valid_m(losses),
-        smallest_valid_M_tested=smallest_valid_m(tested.losses) if all_finite else None,
+        smallest_valid_M_tested=smallest_valid_m(tested.losses),
         split=options.split,
         examples=dict(zip(game.names, map(len, rows), strict=True)),
         weights=_by_name(game.names, w),
@@ -275,7 +276,9 @@ def core_report(
         train_s=trained.train_s,
         seed=options.seed,
         best=_by_name(game.names, best),
-        fedavg=_by_name(game.names, M - trained.losses[-1]) if fedavg else None,
+        fedavg=None
+        if trained.fedavg is None
+        else _by_name(game.names, M - trained.losses[trained.fedavg]),
         runs=verdicts,
         notes=notes,
     )
@@ -549,14 +552,11 @@ def _notes(
 ) -> list[str]:
     """Return what limits the verdicts, one line each."""
     notes = []
-    diverged = int((~np.isfinite(trained.losses)).any(axis=1).sum())
-    if diverged:
-        notes.append(f"{diverged} trained models diverged and block nothing")
     smallest, first = smallest_valid_m(runs_losses), len(runs_losses)
     limits = [  # of the models of single devices, which are unfair to all others
         largest_blocked_m(trained.losses[at], tested.without(first + at).losses, w) or 0.0
         for at, members in enumerate(trained.members)
-        if len(members) == 1 and np.isfinite(trained.losses[at]).all()
+        if len(members) == 1
     ]
     if limits and max(limits) < M:
         notes.append(

@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -380,6 +381,22 @@ def test_a_model_that_diverged_and_one_of_another_size_are_refused(
     with pytest.raises(UsageError, match="needs at least 2 devices, got 1"):
         game_of([replace(run, shards={"pi-1": 0}, n_k={})])
     assert len(vector_to_bytes(vector)) == 4 * vector.size
+
+
+def test_trained_models_that_diverge_are_left_out(runs: Path) -> None:
+    game, _ = read(runs, "corefed")
+    steep = msgspec.structs.replace(game.experiment.training, learning_rate=1e15, weight_decay=1e3)
+    experiment = msgspec.structs.replace(game.experiment, training=steep)
+    run = read_finished(runs / "corefed")
+    asked = CoreOptions(coalitions=("local",), epochs=6)
+    steep_game = replace(game, experiment=experiment)
+    with np.errstate(all="ignore"):
+        report = core_report([run], steep_game, asked, lambda _: None, lambda *_: None)
+    assert "5 trained models diverged and are left out" in report.notes
+    assert report.models == 1, "FedAvg keeps its model in a round in which all devices fail"
+    assert report.fedavg is not None
+    assert max(report.fedavg.values()) < 0.0
+    assert "FedAvg here" in core_table(report)
 
 
 def test_kinds_of_coalitions() -> None:
