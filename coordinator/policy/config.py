@@ -284,6 +284,14 @@ KEYS_OF_METHODS: Mapping[str, str] = {
     "fedyogi": 'server = "yogi"',
     "fedopt": 'server = "adam", "adagrad", "yogi" or "momentum"',
     "fedprox": "proximal = 0.01 in [training]",
+    "clip": 'defence = "clip"',
+    "k-norm": 'defence = "k-norm"',
+    "k-loss": 'defence = "k-loss"',
+    "krum": 'defence = "krum"',
+    "multi-krum": 'defence = "multi-krum"',
+    "median": 'pseudo_gradient = "median"',
+    "trimmed-mean": 'pseudo_gradient = "trimmed-mean"',
+    "geometric-median": 'pseudo_gradient = "geometric-median"',
 }
 """Methods that are no rule of weights, and the keys that choose them beside any rule."""
 
@@ -297,8 +305,8 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     rule: Annotated[str, Meta(examples=list(RULES))] = "fedavg"
     """Rule that decides the weights of the updates of a round."""
     defence: Defence = "none"
-    """Filter that leaves out or shortens updates before they are weighted; the robust means are
-    pseudo-gradients."""
+    """Filter that leaves out or shortens updates before they are weighted; the robust means (median,
+    trimmed-mean, geometric-median) are values of pseudo_gradient."""
     malicious_share: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.2
     """k-norm, k-loss, krum, multi-krum, trimmed-mean: share of the updates of a round that is
     expected to be malicious; f is the share times the number of updates, rounded down."""
