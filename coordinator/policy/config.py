@@ -305,8 +305,8 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     rule: Annotated[str, Meta(examples=list(RULES))] = "fedavg"
     """Rule that decides the weights of the updates of a round."""
     defence: Defence = "none"
-    """Filter that leaves out or shortens updates before they are weighted; the robust means (median,
-    trimmed-mean, geometric-median) are values of pseudo_gradient."""
+    """Filter that leaves out or shortens updates before they are weighted; the robust means
+    (median, trimmed-mean, geometric-median) are values of pseudo_gradient."""
     malicious_share: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.2
     """k-norm, k-loss, krum, multi-krum, trimmed-mean: share of the updates of a round that is
     expected to be malicious; f is the share times the number of updates, rounded down."""
