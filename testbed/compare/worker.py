@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
+from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
@@ -38,6 +39,7 @@ CELL_ERRORS = (
     EngineError,
     ExperimentError,
     OSError,
+    PluginError,
     ProfileError,
     StoreError,
     TaskError,

@@ -322,6 +322,18 @@ def test_late_devices_and_candidates_are_at_work_too() -> None:
     assert decisions(**POW_D).config.max_computing == 4
 
 
+@pytest.mark.parametrize("late", [{"mode": "async"}, {"late": "merge"}])
+def test_a_rule_that_needs_losses_is_refused_where_late_updates_are_merged(
+    late: dict[str, Any],
+) -> None:
+    aggregation = AggregationConfig(rule="examples.term:Term")
+    config = msgspec.structs.replace(decisions().config, aggregation=aggregation)
+    assert make_decisions(config).aggregator.needs_loss
+    config = msgspec.structs.replace(config, round=RoundConfig(**late))
+    with pytest.raises(PluginError, match=r"^weight rule .*: must need neither losses nor"):
+        make_decisions(config)
+
+
 def test_a_two_step_selector_is_refused_in_asynchronous_rounds() -> None:
     config = msgspec.structs.replace(decisions(**POW_D).config, round=RoundConfig(mode="async"))
     with pytest.raises(PluginError, match="must select without losses"):

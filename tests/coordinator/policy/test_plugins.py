@@ -2,17 +2,34 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from examples.term import Term
+from fairbed.coordinator.algorithms.aggregation.contract import trial_updates
 from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector
-from fairbed.coordinator.policy.config import SelectionConfig
-from fairbed.coordinator.policy.factories import make_selector
-from fairbed.coordinator.policy.plugins import SELECTOR
+from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig, TrainingConfig
+from fairbed.coordinator.policy.factories import (
+    make_estimator,
+    make_pseudo_gradient,
+    make_rule,
+    make_selector,
+    make_server_step,
+)
+from fairbed.coordinator.policy.plugins import (
+    ESTIMATOR,
+    PSEUDO_GRADIENT,
+    RULE,
+    SELECTOR,
+    SERVER_STEP,
+    Kind,
+)
 
 EXAMPLE = "examples.longest_waiting:LongestWaiting"
 
@@ -128,3 +145,31 @@ def test_the_order_of_imports_does_not_matter(module: str) -> None:
         [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=60.0
     )
     assert done.returncode == 0, done.stderr
+
+
+PLUGGED: dict[Kind, Callable[[str], object]] = {
+    ESTIMATOR: lambda name: make_estimator(SelectionConfig(estimator=name)),
+    RULE: lambda name: make_rule(AggregationConfig(rule=name), 2),
+    PSEUDO_GRADIENT: lambda name: make_pseudo_gradient(
+        AggregationConfig(pseudo_gradient=name), TrainingConfig()
+    ),
+    SERVER_STEP: lambda name: make_server_step(AggregationConfig(server=name)),
+}
+
+
+@pytest.mark.parametrize("kind", PLUGGED, ids=lambda kind: kind.noun)
+def test_every_kind_of_part_can_be_a_plug_in(kind: Kind) -> None:
+    with pytest.raises(PluginError, match=rf"^{kind.noun} json:JSONDecoder: must have "):
+        PLUGGED[kind]("json:JSONDecoder")
+    kind.check_name("json:JSONDecoder", {"strict": True})
+    kind.check_name(kind.built_in[0], {})
+    with pytest.raises(ValueError, match=rf"^{kind.options}: only a plug-in has options, got some"):
+        kind.check_name(kind.built_in[0], {"strict": True})
+    with pytest.raises(ValueError, match=rf"^{kind.key}: must be one of '{kind.built_in[0]}'"):
+        kind.check_name("nowhere", {})
+
+
+def test_term_has_the_weights_of_the_specification() -> None:
+    updates = trial_updates(0, k=3, losses=np.array([1.0, 2.0, 3.0]), shares=np.array([5.0, 3, 2]))
+    expected = [0.179000, 0.291944, 0.529056]
+    np.testing.assert_allclose(Term(1.0).decide(updates), expected, atol=1e-6)

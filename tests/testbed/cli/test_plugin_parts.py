@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples.term import Term
-from fairbed.coordinator.algorithms.aggregation.contract import trial_updates
 from fairbed.coordinator.algorithms.aggregation.weighting import Weights
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
@@ -329,9 +327,3 @@ def test_a_replay_with_term_as_a_plug_in_has_the_models_of_the_built_in_rule(
     plugged = ("aggregation.rule=examples.term:Term", "aggregation.weights=n")
     assert replay(experiment, tmp_path / "plugged", *plugged) == 0
     assert model(tmp_path / "ours") == model(tmp_path / "plugged")
-
-
-def test_term_has_the_weights_of_the_specification() -> None:
-    updates = trial_updates(0, k=3, losses=np.array([1.0, 2.0, 3.0]), shares=np.array([5.0, 3, 2]))
-    expected = [0.179000, 0.291944, 0.529056]
-    np.testing.assert_allclose(Term(1.0).decide(updates), expected, atol=1e-6)

@@ -35,6 +35,12 @@ def test_a_cell_is_replayed_once(folder: Path) -> None:
     assert first.measured.curves.rounds == (1, 2, 3)
 
 
+def test_a_plug_in_that_cannot_be_loaded_fails_its_cell_with_its_own_line(folder: Path) -> None:
+    experiment = load_experiment(PAPER, ["selection.estimator=json:JSONDecoder"])
+    outcome = run_job(CellJob(run_id="cell", folder=str(folder), experiment=experiment))
+    assert outcome.problem.startswith("estimator json:JSONDecoder: must have predict(), observe()")
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage" * 500])
 def test_a_run_that_died_at_its_start_is_started_again(folder: Path, content: bytes) -> None:
     folder.mkdir(parents=True)

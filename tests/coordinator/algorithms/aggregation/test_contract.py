@@ -122,6 +122,14 @@ class ByBatch(Separable):
         return (c / c.max() if len(c) < 3 else c), zeros
 
 
+class DoubleAlone(Separable):
+    """Its factor is twice as large for an update that arrives alone."""
+
+    def factors(self, updates: Updates) -> tuple[Floats, Ints]:
+        c, zeros = super().factors(updates)
+        return (2.0 * c if len(c) == 1 else c), zeros
+
+
 class WritesRows(Honest):
     def decide(self, updates: Updates) -> Floats:
         updates.losses[:] = 1.0
@@ -154,6 +162,7 @@ BROKEN_RULES: list[tuple[Callable[[], Honest], str, str]] = [
         "the order of arrival must change no bit, got",
     ),
     (OwnDice, "faulty updates are left out", "faulty updates must be left out, got"),
+    (DoubleAlone, "factors do not depend on other updates", "must not depend on the other updates"),
     (ByBatch, "factors do not depend on other updates", "that does not depend on the other"),
 ]
 
@@ -247,6 +256,15 @@ class WritesParameters(Step):
         return params
 
 
+class WritesBehindTheView(Step):
+    def step(self, params: Any, d: Floats) -> Any:
+        moved = super().step(params, d)
+        while params.base is not None:
+            params = params.base
+        params[:] = 0.0
+        return moved
+
+
 class Decays(Step):
     def step(self, params: Any, d: Floats) -> Any:
         return super().step(params, d) * 0.5
@@ -266,6 +284,7 @@ class Diverges(Step):
             "after load_state() the model must",
         ),
         (WritesParameters, "the updates are not changed", "step() must not raise, got ValueError"),
+        (WritesBehindTheView, "the updates are not changed", "but the model that was sent changed"),
         (Diverges, "scale", "step() must return finite numbers, got nan at 0"),
         (Diverges, "a pseudo-gradient of 0", "step() must return finite numbers, got nan at 0"),
     ],

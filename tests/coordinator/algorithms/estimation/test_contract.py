@@ -156,6 +156,7 @@ def test_a_slow_estimator_violates_the_last_property() -> None:
     "make",
     [
         Last,
+        lambda: GuardedEstimator("x", Last()),
         *(lambda name=name: make_estimator(SelectionConfig(estimator=name)) for name in ESTIMATORS),
     ],
 )
