@@ -359,9 +359,9 @@ LOSSES: Mapping[str, Callable[[int], Floats]] = {
     "all 1e6": lambda k: np.full(k, 1e6),
     "one 0": lambda k: np.minimum(np.arange(float(k)), 1.0),
     "one 1e6": lambda k: np.where(np.arange(k) == 0, 1e6, 0.1),
-    "1e-300 to 1e6": lambda k: np.geomspace(1e-300, 1e6, k),
+    "1e-300 to 1e300": lambda k: np.geomspace(1e-300, 1e300, k),
 }
-"""Unusual losses of K devices."""
+"""Unusual losses of K devices: a loss is a claim, and any finite number is possible."""
 
 
 def _unusual(make: Callable[[], WeightRule], clock: Clock) -> str:

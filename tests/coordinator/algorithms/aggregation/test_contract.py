@@ -114,6 +114,13 @@ class Overflows(Honest):
             return np.asarray(c / c.sum())
 
 
+class Squares(Honest):
+    def decide(self, updates: Updates) -> Floats:
+        with np.errstate(over="ignore", invalid="ignore"):
+            c = updates.losses**2 + 1.0
+            return np.asarray(c / c.sum())
+
+
 class ByBatch(Separable):
     """Its factors are normalised, except in large rounds."""
 
@@ -155,6 +162,7 @@ BROKEN_RULES: list[tuple[Callable[[], Honest], str, str]] = [
     (Compares, "one update alone", "decide() of round 1 must not raise, got ZeroDivisionError"),
     (FixedFleet, "the fleet may grow", "must not raise, got IndexError"),
     (Overflows, "unusual losses", "with losses all 1e6: decide() of round 1 must return finite"),
+    (Squares, "unusual losses", "with losses 1e-300 to 1e300: decide() of round 1 must return"),
     (Unnormalised, "a common factor of shares has no effect", "all shares times 1e-06 must give"),
     (
         OwnDice,
