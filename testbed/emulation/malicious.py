@@ -60,6 +60,8 @@ class Attack(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`lying-context` claims this many times its free cores and link rates."""
     claims_cold: bool = False
     """`lying-context` claims that session and data were never in memory."""
+    honest_exchanges: int = 0
+    """Exchanges in which `lying-context` trains before it begins to lie."""
 
     @property
     def poisons_labels(self) -> bool:
@@ -94,6 +96,8 @@ class MaliciousDevice:
         self.attack = attack
         self._first: Vector | None = None
         """The first update of `replayed-update`, shape (n_params,)."""
+        self._exchanges = 0
+        """Exchanges in which the device has trained."""
 
     def update(self, sent: Vector, trained: Vector, n_params: int, seed: int) -> Vector:
         """Return the model that the device sends, shape (n_values,).
@@ -113,6 +117,7 @@ class MaliciousDevice:
             seed: Seed of the device's training in this round.
         """
         kind = self.attack.kind
+        self._exchanges += 1
         if kind == "free-rider":
             return sent
         if kind == "nan":
@@ -150,18 +155,25 @@ class MaliciousDevice:
                 )
             case EvaluateReply() if self.attack.kind == "lying-loss":
                 return structs.replace(message, loss=self.loss(message.loss))
-            case Offer() if self.attack.kind == "lying-context":
+            case Offer() if self._lies_about_context:
                 return structs.replace(
                     message,
                     was_cold=message.was_cold or self.attack.claims_cold,
                     downlink_bps=self._times_speed(message.downlink_bps),
                 )
-            case EvaluateReply() if self.attack.claims_cold:
-                return structs.replace(message, was_cold=True)
-            case Context() if self.attack.kind == "lying-context":
+            case EvaluateReply() if self._lies_about_context:
+                return structs.replace(
+                    message, was_cold=message.was_cold or self.attack.claims_cold
+                )
+            case Context() if self._lies_about_context:
                 return self._claimed(message)
             case _:
                 return message
+
+    @property
+    def _lies_about_context(self) -> bool:
+        is_liar = self.attack.kind == "lying-context"
+        return is_liar and self._exchanges >= self.attack.honest_exchanges
 
     def _claimed(self, context: Context) -> Context:
         free_cores = self._times_speed(context.free_cores)

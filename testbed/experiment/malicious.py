@@ -30,13 +30,14 @@ NAMES_IN_SOURCE: dict[str, AttackKind] = {
 }
 """The attacks by their names in the paper of Ditto."""
 
-ONLY_FOR = {
-    "scale": "model-replacement",
-    "loss": "lying-loss",
-    "speed": "lying-context",
-    "claims_cold": "lying-context",
+ONLY_FOR: dict[str, tuple[AttackKind, float | None]] = {
+    "scale": ("model-replacement", None),
+    "loss": ("lying-loss", None),
+    "speed": ("lying-context", None),
+    "claims_cold": ("lying-context", False),
+    "honest_exchanges": ("lying-context", 0),
 }
-"""The kind that each option belongs to."""
+"""The kind that each option belongs to, and its value if it is not given."""
 
 ROUNDING = 1e-9
 """Keeps 0.3 x 10 devices at 3: the product in floating point may be just below."""
@@ -67,6 +68,8 @@ class MaliciousConfig(Section, frozen=True, kw_only=True):
     with `claims_cold`, 10 without."""
     claims_cold: bool = False
     """lying-context: report a cold start in every exchange."""
+    honest_exchanges: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """lying-context: exchanges in which a device trains and is honest before its first lie."""
 
     def __post_init__(self) -> None:
         given = [key for key in ("share", "count") if getattr(self, key) is not None]
@@ -76,8 +79,8 @@ class MaliciousConfig(Section, frozen=True, kw_only=True):
                 "malicious must have one of share, count and names, got "
                 f"{' and '.join(given) or 'none'}; give one, such as share = 0.2"
             )
-        for key, kind in ONLY_FOR.items():
-            if getattr(self, key) not in (None, False) and self.attack_kind != kind:
+        for key, (kind, default) in ONLY_FOR.items():
+            if getattr(self, key) != default and self.attack_kind != kind:
                 raise ValueError(
                     f'malicious.{key} must be given with kind = "{kind}" only, got kind '
                     f'"{self.kind}"; remove {key}'
@@ -101,6 +104,7 @@ class MaliciousConfig(Section, frozen=True, kw_only=True):
             loss=1e6 if self.loss is None else self.loss,
             speed=speed,
             claims_cold=self.claims_cold,
+            honest_exchanges=self.honest_exchanges,
         )
 
     def size(self, devices: int) -> int:

@@ -180,6 +180,7 @@ class ReplayEngine:
             flight.give_up(OVER)
         over, own = flight.over, flight.dispatched
         self._train_and_merge(over)
+        self._claims.on_over(over)
         flight.notify_world()
         choice = current.selections.build()
         self.decisions.learn(choice, _observations(over, current.id))
@@ -211,6 +212,7 @@ class ReplayEngine:
             "is_selected": last.is_selected.tobytes(),
             "has_trained": last.has_trained.tobytes(),
             "in_flight": self._in_flight.to_state(),
+            "claims": self._claims.to_state(),
         }
 
     def load_state(self, round_id: int, vector: Vector, state: dict[str, Any]) -> None:
@@ -228,6 +230,7 @@ class ReplayEngine:
         last = LastRound(_bools(state["is_selected"]), _bools(state["has_trained"]))
         self.at = Position(round_id, state["now"], last)
         self._in_flight.load_state(state["in_flight"], self.at.now)
+        self._claims.load_state(state["claims"])
 
     def _observe(self, current: ReplayContext) -> FleetSnapshot:
         """Return the fleet at this instant; devices in flight are not available."""

@@ -147,6 +147,23 @@ def test_the_example_of_malicious_devices_runs(
     assert attacked["none"]["malicious_selections"]["mean"] == 0.2
 
 
+@pytest.mark.full
+def test_the_example_of_lying_contexts_runs(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A false context gains selections where ridge predicts the times, and none otherwise."""
+    arguments = ["--out", str(calls), "--seeds", "2", "--no-figures", "--json"]
+    assert main(["compare", str(GRIDS / "lying-contexts.toml"), *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    share = {arm["name"]: arm["values"]["malicious_selections"]["mean"] for arm in report["arms"]}
+    assert share["rbcs-f-ridge,speed=10.0"] > 2.0 * share["rbcs-f-ridge,speed=1.0"]
+    assert share["rbcs-f-ridge-later"] > 2.0 * share["rbcs-f-ridge,speed=1.0"]
+    for arm in ("fedcs-phases", "rbcs-f-phases", "oort"):
+        honest = share[f"{arm},speed=1.0"]
+        assert share[f"{arm},speed=10.0"] == pytest.approx(honest, abs=0.005)
+        assert share[f"{arm}-later"] == pytest.approx(honest, abs=0.04)
+
+
 def test_every_example_has_its_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))

@@ -170,6 +170,19 @@ def test_a_device_can_claim_that_it_is_always_cold() -> None:
     assert changed(REPLY, lie) == {"was_cold": True}
 
 
+def test_a_device_can_be_honest_in_its_first_exchanges() -> None:
+    lie = Attack(kind="lying-context", speed=10.0, claims_cold=True, honest_exchanges=2)
+    device = MaliciousDevice(lie)
+    for trained in (0, 1):
+        assert device.message(context()) == context(), trained
+        assert device.message(REPLY) == REPLY
+        assert (device.update(SENT, SENT + 1, N, trained) == SENT + 1).all()
+    assert device.message(context()) == MaliciousDevice(
+        structs.replace(lie, honest_exchanges=0)
+    ).message(context())
+    assert device.message(context()) != context()
+
+
 @pytest.mark.parametrize("name", FROM_DEVICE)
 def test_every_lie_is_a_valid_message(name: str) -> None:
     for kind in KINDS:

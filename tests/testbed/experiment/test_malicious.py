@@ -109,6 +109,12 @@ def test_model_replacement_multiplies_by_the_updates_of_a_version() -> None:
             {"kind": "A1", "share": 0.2, "scale": 3.0},
             'malicious.scale must be given with kind = "model-replacement" only, got kind "A1"',
         ),
+        (
+            {"kind": "nan", "share": 0.2, "honest_exchanges": 3},
+            'malicious.honest_exchanges must be given with kind = "lying-context" only, got kind '
+            '"nan"',
+        ),
+        ({"kind": "A1", "share": 0.2, "loss": 0.0}, "malicious.loss must be given with kind"),
         ({"kind": "lying-loss", "count": 1, "loss": -1.0}, "fleet[0].malicious.loss: "),
         ({"kind": "lying-context", "count": 1, "speed": 0.0}, "fleet[0].malicious.speed: "),
         (

@@ -82,6 +82,21 @@ def test_a_false_context_changes_what_is_known_and_not_what_happens(
     assert {honest.was_cold for honest, _ in pairs} == {True, False}
 
 
+def test_a_device_that_is_honest_at_first_lies_after_its_exchanges(tmp_path: Path) -> None:
+    lie = {"kind": "lying-context", "names": ["linear-1-3"], "speed": 4.0, "honest_exchanges": 2}
+    always = {"selection": {"policy": "uniform", "per_round": 8}, "rounds": 4}
+    replay_experiment(an_experiment(LINEAR, **always), tmp_path / "a", "a", ignore)
+    replay_experiment(
+        an_experiment(LINEAR | {"malicious": lie}, **always), tmp_path / "b", "b", ignore
+    )
+    with RunReader(tmp_path / "a") as a, RunReader(tmp_path / "b") as b:
+        pairs = list(zip(a.exchanges(), b.exchanges(), strict=True))
+    for honest, found in pairs:
+        assert honest.mu_cores is not None
+        lies = found.device == "linear-1-3" and found.round > 2
+        assert found.mu_cores == pytest.approx((4.0 if lies else 1.0) * honest.mu_cores)
+
+
 def test_fedcs_believes_a_device_that_claims_to_be_fast(tmp_path: Path) -> None:
     slow = {"profile": "raspberry-pi-zero-2w", "name": "zero", "count": 2}
     fast = {"profile": "raspberry-pi-4b", "name": "pi", "count": 6}
@@ -101,8 +116,12 @@ def test_fedcs_believes_a_device_that_claims_to_be_fast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "malicious",
-    [{"kind": "replayed-update", "count": 3}, {"kind": "A2", "count": 3}],
-    ids=["replayed", "random"],
+    [
+        {"kind": "replayed-update", "count": 3},
+        {"kind": "A2", "count": 3},
+        LIE | {"honest_exchanges": 3},
+    ],
+    ids=["replayed", "random", "context"],
 )
 def test_a_resumed_replay_has_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, malicious: dict[str, object]
