@@ -342,7 +342,7 @@ async def test_the_application_may_close_while_it_reads(
         rooms.append(app)
         run.play(1)
         run.store.flush()
-        with anyio.fail_after(10.0):
+        with anyio.fail_after(60.0):
             while not is_reading.is_set():
                 await pilot.pause(0.02)
     assert not app.screen_stack

@@ -1,5 +1,6 @@
 """`fairbed new`: the files that it writes work as they are, and replace none."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from fairbed.testbed.experiment.scaffold import (
 from tests.testbed.cli.test_mistakes import error_of
 
 ROOT = Path(__file__).parents[3]
+NUMBERS = itertools.count()
 
 every_kind = pytest.mark.parametrize("kind", SCAFFOLD_KINDS)
 
 
 def written(kind: ScaffoldKind, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Write a plug-in, and make its folder the working directory; return its name."""
-    name = f"scaffold_of_{kind}"
+    name = f"scaffold_{next(NUMBERS)}_of_{kind}"  # a process imports a module of a name once
     assert main(["new", kind, name, str(folder)]) == 0
     assert sorted(path.name for path in folder.iterdir()) == [
         f"{name}.py",
