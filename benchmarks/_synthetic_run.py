@@ -304,6 +304,7 @@ class SyntheticRun:
             "download_s": phase_s["downloading"],
             "load_s": phase_s["loading"],
             "train_s": phase_s["training"],
+            "personal_s": 0.0,
             "encode_s": phase_s["encoding"],
             "upload_s": phase_s["uploading"],
             "tau_hat_s": exchange.tau_s,

@@ -26,6 +26,7 @@ from fairbed.device_agent.joining import Joining, Preparation
 from fairbed.device_agent.link_probe import LinkProber
 from fairbed.device_agent.memory import installed_version
 from fairbed.device_agent.name_conflict import SIGHTINGS, NameConflict
+from fairbed.device_agent.personal import PersonalStore
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import Event, IllegalEvent, Phase, step
@@ -71,8 +72,8 @@ TransportFactory: TypeAlias = Callable[[Will], Transport]
 
 DISTRIBUTION = "fairbed"
 
-SKILLS = ("loss",)
-"""Requests served beside `Train`."""
+SKILLS = ("loss", "personal")
+"""Requests served beside the training of a global model."""
 
 
 def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
@@ -211,7 +212,13 @@ class Agent:
         self._link = LinkEstimate()
         self._pulls = Pulls(self._publisher, self._topics, clock, self._link)
         cache = BlobCache(config.cache_path, config.cache_bytes)
-        self._worker = TrainingThread(self._host, cache, self._open_engine, config.engine_threads)
+        self._worker = TrainingThread(
+            self._host,
+            cache,
+            PersonalStore(config.state_path),
+            self._open_engine,
+            config.engine_threads,
+        )
         context = RoundContext(
             name=self._name,
             clock=clock,

@@ -19,6 +19,7 @@ _KEYS = {
     "data": "data",
     "tenant": "tenant",
     "cache": "cache_folder",
+    "state": "state_folder",
     "available_hours": "available_hours",
     "only_charging": "only_charging",
     "once": "once",
@@ -90,6 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with these keys")
     parser.add_argument("--tenant", help="which coordinator to serve (default: main)")
     parser.add_argument("--cache", metavar="DIR", help="where tasks and shards are kept")
+    parser.add_argument("--state", metavar="DIR", help="where the personal model is kept")
     parser.add_argument(
         "--available-hours",
         metavar="HH:MM-HH:MM",

@@ -52,6 +52,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """An `.npz` file with arrays x and y; None requests a shard from the coordinator."""
     cache_folder: str | None = None
     """Folder for tasks and shards; None is the platform's cache folder."""
+    state_folder: str | None = None
+    """Folder for the personal model, which must outlast a restart; None is the platform's folder
+    for state."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 4 * 1024**3
     """Size limit of the cache; the least recently used file is removed first."""
     telemetry_s: PositiveSeconds = 1.0
@@ -87,6 +90,13 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return default_cache_folder() / self.tenant / self.name
 
     @property
+    def state_path(self) -> Path:
+        """Folder of the state, which may not exist yet."""
+        if self.state_folder is not None:
+            return Path(self.state_folder).expanduser()
+        return default_state_folder() / self.tenant / self.name
+
+    @property
     def data_path(self) -> Path | None:
         """File of the device's own data, or None."""
         return None if self.data is None else Path(self.data).expanduser()
@@ -100,6 +110,17 @@ def default_cache_folder() -> Path:
         base = Path.home() / "Library" / "Caches"
     else:
         base = Path.home() / ".cache"
+    return base / "fairbed" / "agent"
+
+
+def default_state_folder() -> Path:
+    """Return the platform's folder for state."""
+    if "XDG_STATE_HOME" in os.environ:
+        base = Path(os.environ["XDG_STATE_HOME"])
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path.home() / ".local" / "state"
     return base / "fairbed" / "agent"
 
 

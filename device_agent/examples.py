@@ -95,6 +95,10 @@ class ExampleSource(Protocol):
         """Read x, shape (n, *x_shape), and y, shape (n,); blocks on the disk."""
         ...
 
+    def held_out(self) -> tuple[Examples, NDArray[np.int64]] | None:
+        """Read examples that must not be trained on; None if there are none."""
+        ...
+
 
 class CachedShard:
     """A shard from the coordinator, kept in the cache."""
@@ -110,19 +114,34 @@ class CachedShard:
             NotPrepared: The file is missing or corrupt.
             DecodeError: The file is not a shard.
         """
+        blob = self._read()
+        meter.read(len(blob))
+        return decode_shard(blob).arrays()
+
+    def held_out(self) -> tuple[Examples, NDArray[np.int64]] | None:
+        """Read the held-out examples of the shard, if it has some.
+
+        Raises:
+            NotPrepared: The file is missing or corrupt.
+            DecodeError: The file is not a shard.
+        """
+        held_out = decode_shard(self._read()).held_out
+        return None if held_out is None else held_out.arrays()
+
+    def _read(self) -> bytes:
         blob = self._cache.get(self._manifest)
         if blob is None:
             raise NotPrepared(
                 "data: the shard is missing or corrupt on disk; the device downloads it again"
             )
-        meter.read(len(blob))
-        return decode_shard(blob).arrays()
+        return blob
 
 
 class OwnData:
     """An `.npz` file with arrays `x` and `y` that never leaves the device.
 
-    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels.
+    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels. Arrays
+    `x_test` and `y_test` are held-out examples, which score a personal model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,8 +153,19 @@ class OwnData:
         Raises:
             DataError: It cannot be read, or its arrays break a rule.
         """
-        x, y = self._read()
+        x, y = self._read("x", "y")
         meter.read(self.path.stat().st_size)
+        return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
+
+    def held_out(self) -> tuple[Examples, NDArray[np.int64]] | None:
+        """Read the held-out examples; None if the file has none.
+
+        Raises:
+            DataError: The file cannot be read, or its arrays break a rule.
+        """
+        if not self._has("x_test"):
+            return None
+        x, y = self._read("x_test", "y_test")
         return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
 
     def count(self) -> int:
@@ -144,22 +174,29 @@ class OwnData:
         Raises:
             DataError: It cannot be read, or its arrays break a rule.
         """
-        x, y = self._read()
+        x, y = self._read("x", "y")
         _checked_x(self.path, x, len(y))
         return len(_checked_y(self.path, y))
 
-    def _read(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    def _has(self, name: str) -> bool:
+        try:
+            with np.load(_zipped(self.path), allow_pickle=False) as arrays:
+                return name in arrays.files
+        except _UNREADABLE:
+            return False
+
+    def _read(self, x_name: str, y_name: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
         if self.path.suffix != ".npz":
             raise DataError(f"{self.path}: must be an .npz file with arrays x and y")
         try:
             with np.load(_zipped(self.path), allow_pickle=False) as arrays:
-                missing = {"x", "y"} - set(arrays.files)
+                missing = {x_name, y_name} - set(arrays.files)
                 if missing:
                     raise DataError(
-                        f"{self.path}: must hold arrays x and y, got "
+                        f"{self.path}: must hold arrays {x_name} and {y_name}, got "
                         f"{', '.join(sorted(arrays.files)) or 'none'}"
                     )
-                x, y = arrays["x"], arrays["y"]
+                x, y = arrays[x_name], arrays[y_name]
         except _UNREADABLE as exc:
             reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
             raise DataError(
@@ -167,7 +204,8 @@ class OwnData:
             ) from exc
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
             raise DataError(
-                f"{self.path}: x must be (n, ...) and y (n,) with n >= 1, got {x.shape}, {y.shape}"
+                f"{self.path}: {x_name} must be (n, ...) and {y_name} (n,) with n >= 1, "
+                f"got {x.shape}, {y.shape}"
             )
         return x, y
 

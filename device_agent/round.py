@@ -25,6 +25,7 @@ from fairbed.device_agent.transfers import Pulls, Push
 from fairbed.device_agent.worker import (
     EvaluationJob,
     EvaluationResult,
+    PersonalResult,
     Stopwatch,
     TrainedUpdate,
     TrainingJob,
@@ -38,6 +39,7 @@ from fairbed.wire.messages import (
     Grant,
     Manifest,
     Offer,
+    PersonalScore,
     Phases,
     Train,
     UploadAck,
@@ -226,6 +228,8 @@ class DeviceRound:
         update = await self._train_and_offer()
         async with anyio.create_task_group() as group:
             group.start_soon(self._hash, update)
+            if self.train.personal is not None and self.train.personal.score:
+                group.start_soon(self._score_personal)
             grant = await self._wait_for_grant()
             if grant is not None:
                 await self._upload(update, grant)
@@ -302,6 +306,24 @@ class DeviceRound:
     async def _hash(self, update: memoryview) -> None:
         self._sha256 = await anyio.to_thread.run_sync(lambda: hashlib.sha256(update).digest())
         self._send_done_if_ready()
+
+    async def _score_personal(self) -> None:
+        """Send the score of the personal model, while the update is uploaded."""
+        context, train = self._context, self.train
+        try:
+            scored = await context.worker.score(self.deadline.is_over)
+        except RoundFailed as exc:
+            _log.warning("%s round %d: no personal score: %s", context.name, train.round, exc)
+            scored = PersonalResult(n=0, correct=0, loss=0.0)
+        context.publisher.publish(
+            PersonalScore(
+                round=train.round,
+                attempt=train.attempt,
+                n=scored.n,
+                correct=scored.correct,
+                loss=scored.loss,
+            )
+        )
 
     async def _wait_for_grant(self) -> Grant | None:
         """Wait for the grant; this time does not count for the deadline.

@@ -22,11 +22,12 @@ from fairbed.device_agent.engines.onnx import OnnxEngine, release_memory, self_c
 from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
 from fairbed.device_agent.examples import BlobCache, ExampleSource
 from fairbed.device_agent.host import Clock, Host, Meter, Section
+from fairbed.device_agent.personal import PersonalModel, PersonalStore
 from fairbed.device_agent.state.lifecycle import Event
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
 from fairbed.wire.errors import DecodeError, EncodeError
-from fairbed.wire.messages import EvaluateRequest, Manifest, Train
+from fairbed.wire.messages import EvaluateRequest, Manifest, Personal, Train
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import Download
 
@@ -77,6 +78,17 @@ class TrainedUpdate:
     train_cpu_s: float
     loss_before: float | None
     loss_train: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalResult:
+    """The personal model on held-out examples."""
+
+    n: int
+    """Number of examples; 0 if the device has none."""
+    correct: int
+    loss: float
+    """Mean loss, nats per example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +182,16 @@ class TrainingThread:
     """The training thread of one device, its session and data."""
 
     def __init__(
-        self, host: Host, cache: BlobCache, open_engine: OpenEngine = OnnxEngine, threads: int = 1
+        self,
+        host: Host,
+        cache: BlobCache,
+        personal: PersonalStore,
+        open_engine: OpenEngine = OnnxEngine,
+        threads: int = 1,
     ) -> None:
         self._host = host
         self._cache = cache
+        self._personal = personal
         self._open_engine = open_engine
         self._threads = threads
         self._limiter = anyio.CapacityLimiter(1)
@@ -181,6 +199,8 @@ class TrainingThread:
         self._loaded: _LoadedTask | None = None
         self._coder = Coder()
         self._evaluated: _EvaluatedModel | None = None
+        self._unscored: PersonalModel | None = None
+        """The personal model of the last round, until it is scored."""
 
     @property
     def is_prepared(self) -> bool:
@@ -241,6 +261,16 @@ class TrainingThread:
         """
         return await self._in_thread(lambda: self._with_round_errors(lambda: self._run_round(job)))
 
+    async def score(self, should_stop: Callable[[], bool]) -> PersonalResult:
+        """Evaluate the personal model of the last round on the held-out examples.
+
+        Raises:
+            RoundFailed: The model cannot be evaluated; the message names the reason.
+        """
+        return await self._in_thread(
+            lambda: self._with_round_errors(lambda: self._score(should_stop))
+        )
+
     async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
         """Verify, decode, load and evaluate; the laps are on `job.watch`.
 
@@ -269,7 +299,7 @@ class TrainingThread:
         release_memory()
 
     def _drop(self) -> None:
-        self._loaded = self._evaluated = None
+        self._loaded = self._evaluated = self._unscored = None
         release_memory()
 
     def _with_round_errors(self, work: Callable[[], R]) -> R:
@@ -334,6 +364,10 @@ class TrainingThread:
         watch.lap("train")
         self._host.sensors.clock_ratio()  # records the clock while the processor is still busy
 
+        if train.personal is not None:
+            self._train_personal(task, loaded, train, train.personal, vector, job.should_stop)
+        watch.lap("personal")
+
         with self._section("encode", job.should_stop):
             behaviour, n_params = self._host.behaviour, layout.n_params
             sent = behaviour.update(vector, result.vector, n_params, train.seed)
@@ -347,6 +381,66 @@ class TrainingThread:
             loss_before=_not_negative(loss_before),
             loss_train=_not_negative(result.loss_train),
         )
+
+    def _train_personal(
+        self,
+        task: _PreparedTask,
+        loaded: _LoadedTask,
+        train: Train,
+        personal: Personal,
+        w_t: NDArray[np.float32],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Train the personal model v_k from its last value, and save it.
+
+        A repeated round does not train it again: model and mini-batches are the same. If it
+        diverges or cannot be saved, the global training goes on.
+        """
+        task_sha256 = task.manifest.sha256
+        assert task_sha256 is not None, "a task has a hash"
+        with self._section("train", should_stop) as meter:
+            old = self._personal.load(task_sha256, personal.run, len(w_t))
+            if old is None:
+                _log.info("personal model: begins at the global model of round %d", train.round)
+            else:
+                meter.read(old.vector.nbytes)
+                if old.round == train.round:
+                    self._unscored = old if personal.score else None
+                    return
+            start = w_t if old is None else old.vector
+            try:
+                trained = trainer.train(
+                    loaded.engine,
+                    start,
+                    loaded.x,
+                    loaded.y,
+                    personal.hyperparameters,
+                    train.seed,
+                    meter,
+                    should_stop,
+                    w_t,
+                ).vector
+            except TrainingDiverged as exc:
+                _log.warning("personal model: kept as it was: %s", exc)
+                trained = start
+        if should_stop():
+            raise _RoundStopped
+        model = PersonalModel(task_sha256, personal.run, train.round, trained)
+        self._personal.save(model)
+        self._unscored = model if personal.score else None
+
+    def _score(self, should_stop: Callable[[], bool]) -> PersonalResult:
+        model, self._unscored = self._unscored, None
+        task, loaded = self._task, self._loaded
+        if task is None or loaded is None or model is None:
+            raise RoundFailed("personal model: no longer in memory")
+        held_out = task.examples.held_out()
+        if held_out is None:
+            return PersonalResult(n=0, correct=0, loss=0.0)
+        x, y = held_out
+        with self._section("evaluate", should_stop) as meter:
+            loss, accuracy = trainer.evaluate(loaded.engine, model.vector, x, y, meter)
+        return PersonalResult(n=len(y), correct=round(accuracy * len(y)), loss=max(0.0, loss))
 
     def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
         task, request, watch = self._task, job.request, job.watch

@@ -106,6 +106,17 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """Stop after this many mini-batches; None means all epochs."""
 
 
+class Personal(Message, frozen=True, kw_only=True, tag="personal"):
+    """Training of a personal model v_k beside the global one; v_k never leaves the device."""
+
+    run: Text
+    """Run of v_k; the device begins a new v_k at the global model in another run or task."""
+    hyperparameters: Hyperparameters
+    """`proximal` is lambda; its anchor is the global model that was sent."""
+    score: bool = False
+    """Evaluate v_k on the held-out examples of the device, and send a `PersonalScore`."""
+
+
 class Packed(Message, frozen=True, kw_only=True, tag="packed"):
     """A smaller blob that decodes to exactly the announced model (`wire.codecs`)."""
 
@@ -245,7 +256,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
     """Codecs beside float32 (`wire.codecs.CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """Requests served beside `Train`: `loss`; unknown names are ignored."""
+    """Requests served beside the training of a global model: `loss`, `personal`; unknown names are
+    ignored."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
@@ -288,11 +300,11 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     """Causes of processor throttling, one word each; None where they cannot be read."""
 
 
-DEVICE_PHASES = ("download", "decode", "load", "evaluate", "train", "encode")
+DEVICE_PHASES = ("download", "decode", "load", "evaluate", "train", "personal", "encode")
 """The phases that a device measures, in the order of an exchange. Each is the field `PHASE_s` of
 `Phases`, of a row of the store and of a replayed exchange, and a lap of the device's stopwatch."""
 
-COMPUTE_PHASES = ("decode", "evaluate", "train", "encode")
+COMPUTE_PHASES = ("decode", "evaluate", "train", "personal", "encode")
 """Those in which the processor works on the round; loading depends on the cold start."""
 
 
@@ -314,6 +326,9 @@ class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     encode_s: Seconds
     decode_s: Seconds = 0.0
     """From the verified blob to the model vector, between `download_s` and `load_s`."""
+    personal_s: Seconds = 0.0
+    """Training and saving of the personal model, between `train_s` and `encode_s`; about 0 unless
+    `Train.personal`."""
 
 
 class SteadyTransfer(Message, frozen=True, kw_only=True, tag="steady-transfer"):
@@ -366,6 +381,27 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     round: RoundId
     phase: Text
     reason: Text
+
+
+class PersonalScore(Message, frozen=True, kw_only=True, tag="personal-score"):
+    """Evaluation of the personal model of a round, computed after the `Offer`.
+
+    No phase of an exchange includes it.
+    """
+
+    round: RoundId
+    attempt: Count = 0
+    """Attempt of the `Train`."""
+    n: Count
+    """Held-out examples of the device; 0 if it has none, or could not evaluate."""
+    correct: Count = 0
+    loss: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Mean over the examples, in nats."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.correct > self.n:
+            raise ValueError(f"correct must be at most n, got {self.correct} of {self.n}")
 
 
 class ChunkRequest(Message, frozen=True, kw_only=True, tag="chunk-request"):
@@ -422,6 +458,8 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """Keep session and data in memory even after a missed round."""
     coding: Coding = Coding()
     """Encoding of model and update; by default float32."""
+    personal: Personal | None = None
+    """Also train a personal model; sent only to devices that name the skill `personal`."""
 
 
 class Grant(Message, frozen=True, kw_only=True, tag="grant"):
@@ -509,6 +547,7 @@ FromDevice: TypeAlias = (
     | Context
     | Offer
     | UploadDone
+    | PersonalScore
     | Failed
     | ChunkRequest
     | LinkProbe

@@ -12,8 +12,8 @@ from fairbed.wire.errors import DecodeError
 from fairbed.wire.tensors import Shape
 
 
-class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Training examples of one device."""
+class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Training examples of one device, and held-out ones if it evaluates a personal model."""
 
     n: Annotated[int, Meta(ge=1, le=1 << 31)]
     """Number of examples."""
@@ -25,6 +25,8 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """n examples, little-endian, C order."""
     y: bytes
     """n labels, little-endian int64, none negative."""
+    held_out: "Shard | None" = None
+    """Examples that the device must not train on."""
 
     def arrays(self) -> tuple[NDArray[np.float32] | NDArray[np.int64], NDArray[np.int64]]:
         """Return x, shape (n, *x_shape), and y, shape (n,), ready for the engine.

@@ -221,6 +221,14 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
+        if self.registry.personalises and not device.can_personalise:
+            self._event_log.event(
+                "skill",
+                "its agent cannot train a personal model, so it trains the global one alone; "
+                "update its agent",
+                level="warning",
+                device=device.name,
+            )
         missing = missing_codecs(self._exchange, capabilities)
         if missing:
             self._event_log.event(

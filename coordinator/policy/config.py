@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
@@ -81,6 +82,56 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
             clip_norm=self.clip_norm,
             max_steps=self.max_steps,
         )
+
+
+class PersonalisationConfig(Section, frozen=True, kw_only=True):
+    """`[personalisation]`: a personal model v_k of each device, trained beside the global one.
+
+    v_k minimises F_k(v_k) + lambda / 2 |v_k - w|^2, where w is the global model, and never leaves
+    its device (Li et al., ICML 2021, arXiv:2012.04221).
+    """
+
+    method: Literal["none", "ditto", "local-only"] = "none"
+    """ditto: pulled towards the global model by `lambda`; local-only: ditto with lambda 0, which
+    trains on the device's examples alone."""
+    lambda_: Annotated[float, Meta(ge=0.0, le=1e6)] = msgspec.field(default=1.0, name="lambda")
+    """Weight of the distance to the global model (ditto): 0 is a local model, a large one the
+    global model. Learning rate times lambda must be at most 0.5."""
+    epochs: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    """Passes over the examples for the personal model; not set: `training.epochs`, on the same
+    mini-batches."""
+    max_steps: PositiveInt | None = None
+    """Stop after this many mini-batches; not set: `training.max_steps`."""
+
+    @property
+    def is_on(self) -> bool:
+        """Devices train a personal model."""
+        return self.method != "none"
+
+    def hyperparameters(self, training: TrainingConfig, round_id: int) -> Hyperparameters:
+        """Return the hyperparameters of the personal model in a round, counted from 1."""
+        h = training.hyperparameters(round_id)
+        return msgspec.structs.replace(
+            h,
+            proximal=self.lambda_ if self.method == "ditto" else 0.0,
+            epochs=self.epochs or h.epochs,
+            max_steps=self.max_steps or h.max_steps,
+        )
+
+    def problem(self, training: TrainingConfig) -> str:
+        """Return why the personal model cannot be trained; empty if it can."""
+        step = training.learning_rate * self.lambda_
+        if self.method == "ditto" and step > MAX_PULL:
+            return (
+                f"personalisation.lambda times training.learning_rate must be at most {MAX_PULL}, "
+                f"got {self.lambda_:g} x {training.learning_rate:g} = {step:g}: the personal model "
+                "would oscillate; lower one of them"
+            )
+        return ""
+
+
+MAX_PULL = 0.5
+"""Largest product of learning rate and lambda; from 1 on, a step overshoots the global model."""
 
 
 Policy: TypeAlias = Literal[
@@ -608,6 +659,7 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     round: RoundConfig
     evaluation: EvaluationConfig
     exchange: ExchangeConfig = ExchangeConfig()
+    personalisation: PersonalisationConfig = PersonalisationConfig()
 
     @property
     def cohort_size(self) -> int:

@@ -12,7 +12,7 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
-from fairbed.wire.messages import Train
+from fairbed.wire.messages import Personal, Train
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Assignments:
         registry: The devices of the run.
         versions: The model that is trained.
         now: Monotonic clock, seconds.
+        run: Id of the run; devices keep their personal models by run.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Assignments:
         registry: Registry,
         versions: ModelVersions,
         now: Callable[[], float],
+        run: str,
     ) -> None:
         self._config = config
         self._decisions = decisions
         self._registry = registry
         self._versions = versions
         self._now = now
+        self._run = run
         self._open: dict[tuple[str, int], Assignment] = {}
         """Assignments of all open exchanges, by device and round."""
 
@@ -139,4 +142,16 @@ class Assignments:
             deadline_s=settings.late_limit_s or settings.deadline_s,
             keep_warm=settings.merges_late_updates and device.trained_last,
             coding=self._versions.coding(device),
+            personal=self._personal(table.id) if device.can_personalise else None,
+        )
+
+    def _personal(self, round_id: int) -> Personal | None:
+        """Return how the personal model of a device is trained in a round; None if it is not."""
+        config, settings = self._config, self._config.personalisation
+        if not settings.is_on:
+            return None
+        return Personal(
+            run=self._run,
+            hyperparameters=settings.hyperparameters(config.training, round_id),
+            score=config.evaluation.is_due(round_id, config.rounds),
         )

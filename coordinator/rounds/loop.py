@@ -44,6 +44,7 @@ from fairbed.coordinator.rounds.loop_lag import LagMeter
 from fairbed.coordinator.rounds.loss_query import LossQueries
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.rounds.model_versions import ModelVersions
+from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.rounds.update_store import UpdateStore
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState, upload_slots
 from fairbed.coordinator.state.round import Round
@@ -87,6 +88,7 @@ class RunServices:
     versions: ModelVersions
     assignments: Assignments
     loss_queries: LossQueries
+    personal_scores: PersonalScores
     executor: RoundExecutor
     event_log: EventLog
     loop_lag: LagMeter
@@ -194,6 +196,7 @@ class TrainingLoop:
         self._learn(closed)
         row = await self._record(closed, closed_at)
         metric = await self._evaluate(round_id)
+        await self._wait_for_personal_scores(closed)
         cohort = tuple(closed.table.exchanges)
         self._services.on_progress(RoundProgress(round=row, cohort=cohort, metric=metric))
 
@@ -269,6 +272,7 @@ class TrainingLoop:
             table.begin(opened.started)
         if trains or table.is_buffered:
             self._executor.dispatch(table, trains, self._versions.vector)
+            self._services.personal_scores.expect(trains)
         if table.is_buffered and self._last_closed is not None:
             opened.started = self._last_closed  # Devices work between asynchronous rounds, too.
         elif trains and not table.is_buffered:
@@ -295,6 +299,7 @@ class TrainingLoop:
             if trains:
                 self._event_log.event("replacement", " ".join(trains), round_id=table.id)
                 self._executor.dispatch(table, trains, self._versions.vector)
+                self._services.personal_scores.expect(trains)
 
         async with anyio.create_task_group() as group:
             dispatcher = AsyncDispatcher(
@@ -433,6 +438,15 @@ class TrainingLoop:
         if evaluator is None or not is_due:
             return None
         return await evaluate_fleet(evaluator, self._event_log, round_id, self._versions.vector)
+
+    async def _wait_for_personal_scores(self, closed: ClosedRound) -> None:
+        """Wait until the devices of this round have scored their personal models.
+
+        Asynchronous rounds do not wait, because their devices work on.
+        """
+        limits = self._config.round
+        if not limits.is_buffered:
+            await self._services.personal_scores.wait(closed.merged, limits.deadline_s)
 
     def _open_first(self, round_id: int) -> tuple[Round, RoundMerge]:
         """Open the table of the first round of this process."""

@@ -16,6 +16,7 @@ from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
+from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.codec import decode_command, decode_from_device
 from fairbed.wire.errors import DecodeError, Disconnected
@@ -29,6 +30,7 @@ from fairbed.wire.messages import (
     LinkProbe,
     Offer,
     OperatorCommand,
+    PersonalScore,
     Pong,
     Status,
     UploadDone,
@@ -50,6 +52,7 @@ class Routes:
     fleet: Fleet
     executor: RoundExecutor
     loss_queries: LossQueryExecutor
+    personal_scores: PersonalScores
     public: PublicBlobs
     private: PrivateBlobs
     on_command: Callable[[OperatorCommand], None]
@@ -65,6 +68,7 @@ class Router:
         self._fleet = routes.fleet
         self._executor = routes.executor
         self._loss_queries = routes.loss_queries
+        self._personal_scores = routes.personal_scores
         self._public = routes.public
         self._private = routes.private
         self._on_command = routes.on_command
@@ -135,6 +139,8 @@ class Router:
                 self._executor.on_done(device, message)
             case EvaluateReply():
                 self._loss_queries.on_reply(device, message)
+            case PersonalScore():
+                self._personal_scores.on_score(device, message)
             case Failed():
                 if not self._loss_queries.on_failed(device, message):
                     self._executor.on_failed(device, message)

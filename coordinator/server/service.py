@@ -27,6 +27,7 @@ from fairbed.coordinator.rounds.loop import RoundProgress, RunServices, Training
 from fairbed.coordinator.rounds.loop_lag import LagMeter
 from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 from fairbed.coordinator.rounds.model_versions import ModelVersions
+from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.server.lease import CoordinatorLease
 from fairbed.coordinator.server.operator_commands import OperatorCommands
 from fairbed.coordinator.server.router import Router, Routes
@@ -87,6 +88,7 @@ class _RunParts:
     registry: Registry
     executor: RoundExecutor
     query_executor: LossQueryExecutor
+    personal_scores: PersonalScores
     loop: TrainingLoop
     router: Router
 
@@ -164,7 +166,8 @@ class Coordinator:
     def _build(self, group: TaskGroup) -> _RunParts:
         """Build the parts of the run; nothing is sent yet."""
         log, side_traffic = self._event_log, SideTraffic()
-        registry, task = Registry(), encode_artifact(self._setup.artifact)
+        registry = Registry(personalises=self._config.personalisation.is_on)
+        task = encode_artifact(self._setup.artifact)
         task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))
         private = PrivateBlobs(self._transport, self._topics, side_traffic)
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
@@ -178,6 +181,7 @@ class Coordinator:
             fleet=fleet,
             executor=executor,
             loss_queries=query_executor,
+            personal_scores=services.personal_scores,
             public=self._public,
             private=private,
             on_command=commands.on_command,
@@ -188,6 +192,7 @@ class Coordinator:
             registry=registry,
             executor=executor,
             query_executor=query_executor,
+            personal_scores=services.personal_scores,
             loop=loop,
             router=Router(self._topics, routes, log, group),
         )
@@ -234,8 +239,11 @@ class Coordinator:
             fleet=fleet,
             agreement=agreement,
             versions=versions,
-            assignments=Assignments(config, decisions, registry, versions, log.now),
+            assignments=Assignments(
+                config, decisions, registry, versions, log.now, self._store.run_id
+            ),
             loss_queries=LossQueries(config, decisions, registry, versions, query_executor, log),
+            personal_scores=PersonalScores(log),
             executor=executor,
             event_log=log,
             loop_lag=self._loop_lag,
@@ -256,7 +264,7 @@ class Coordinator:
         return first_round
 
     def _start_tasks(self, group: TaskGroup, parts: _RunParts) -> None:
-        executors = parts.executor, parts.query_executor
+        executors = parts.executor, parts.query_executor, parts.personal_scores
         group.start_soon(self._receive, group, parts.router, name="coordinator.receive")
         group.start_soon(self._renew_status, name="coordinator.lease")
         group.start_soon(self._loop_lag.run, name="coordinator.loop_lag")
@@ -320,9 +328,11 @@ class Coordinator:
             await self._publish_on()
 
     async def _watch_presence(
-        self, executors: Sequence[RoundExecutor | LossQueryExecutor], registry: Registry
+        self,
+        executors: Sequence[RoundExecutor | LossQueryExecutor | PersonalScores],
+        registry: Registry,
     ) -> None:
-        """End the exchanges and loss queries of devices that are lost."""
+        """End the exchanges, loss queries and scores of devices that are lost."""
         while True:
             await anyio.sleep(PRESENCE_S)
             up_since = self._link_up_since

@@ -90,6 +90,11 @@ class Device:
         """The device supports loss queries."""
         return self.capabilities is not None and "loss" in self.capabilities.skills
 
+    @property
+    def can_personalise(self) -> bool:
+        """The device can train a personal model."""
+        return self.capabilities is not None and "personal" in self.capabilities.skills
+
     def is_present(self, now: float) -> bool:
         """Return whether the device is available or at work on an open exchange."""
         if self.busy_round is None or self.is_draining:
@@ -117,6 +122,8 @@ class Registry:
 
     needs_losses: bool = False
     """A device that cannot report a loss is not available: the selector needs it."""
+    personalises: bool = False
+    """Devices train personal models."""
     _devices: dict[str, Device] = field(default_factory=dict)
 
     def __len__(self) -> int:

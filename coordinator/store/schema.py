@@ -28,6 +28,7 @@ from fairbed.coordinator.store.tables import (
     FleetStatsRow,
     LossQueryRow,
     MetricRow,
+    PersonalScoreRow,
     Record,
     RoundRow,
     RunRow,
@@ -72,6 +73,7 @@ RECORDS: tuple[type[Record], ...] = (
     ExchangeRow,
     MetricRow,
     DeviceMetricRow,
+    PersonalScoreRow,
     TelemetryRow,
     ConditionRow,
     EventRow,
@@ -89,6 +91,7 @@ PER_ROUND: tuple[type[Record], ...] = (
     ExchangeRow,
     MetricRow,
     DeviceMetricRow,
+    PersonalScoreRow,
     CheckpointRow,
 )
 """Tables whose rows are void when their round never closed; events and commands are kept."""

@@ -341,6 +341,8 @@ class ExchangeRow:
     """Local training, at the device."""
     train_cpu_s: float | None
     """Processor time of the training thread during `train_s`."""
+    personal_s: float | None
+    """Training of the personal model, at the device."""
     encode_s: float | None
     """Encoding the update, at the device."""
     upload_s: float | None
@@ -475,6 +477,28 @@ class DeviceMetricRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PersonalScoreRow:
+    """The personal model of one device on its held-out data, as the device reports it.
+
+    A personal model changes only when its device trains, so its latest score is valid until then.
+    """
+
+    TABLE: ClassVar[str] = "personal_score"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "device")
+
+    round: int
+    """Round in which the device trained this model."""
+    device: str
+    """Name of the device."""
+    n: int
+    """Held-out examples of the device."""
+    accuracy: float
+    """Share of correct held-out examples."""
+    loss: float | None
+    """Mean over the examples, nats; None when the model has diverged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryRow:
     """One context as it arrived; retained for a limited time."""
 
@@ -582,6 +606,7 @@ Record: TypeAlias = (
     | ExchangeRow
     | MetricRow
     | DeviceMetricRow
+    | PersonalScoreRow
     | TelemetryRow
     | ConditionRow
     | EventRow

@@ -284,6 +284,7 @@ class AgentPool:
                 name=name,
                 tenant=self._tenant,
                 cache_folder=str(self.folder / "cache" / name),
+                state_folder=str(self.folder / "state" / name),
                 engine_threads=1 if device is None else device.engine_threads,
             ),
             device=device,

@@ -20,6 +20,7 @@ from fairbed.coordinator.policy.config import (
     ExchangeConfig,
     ModelConfig,
     NonNegativeFloat,
+    PersonalisationConfig,
     PositiveFloat,
     PositiveInt,
     Ratio,
@@ -247,6 +248,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     round: RoundConfig = RoundConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     exchange: ExchangeConfig = ExchangeConfig()
+    personalisation: PersonalisationConfig = PersonalisationConfig()
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
     emulation: EmulationConfig = EmulationConfig()
@@ -284,6 +286,8 @@ class Experiment(Section, frozen=True, kw_only=True):
             or step_problem(self.aggregation, self.training)
             or merge_problem(self.round, self.aggregation, self.selection)
         ):
+            raise ValueError(problem)
+        if problem := self.personalisation.problem(self.training):
             raise ValueError(problem)
         updates = self.round.buffer or self.selection.per_round
         if problem := defence_problem(self.aggregation, updates):
@@ -366,6 +370,7 @@ class Experiment(Section, frozen=True, kw_only=True):
             round=settings,
             evaluation=self.evaluation,
             exchange=self.exchange,
+            personalisation=self.personalisation,
         )
 
     def resolved_toml(self) -> str:

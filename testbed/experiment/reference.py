@@ -84,7 +84,10 @@ def schema_text() -> str:
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a struct or dataclass that has one, as one line."""
+    """Return the docstring of each field of a struct or dataclass that has one, as one line.
+
+    A field whose name is a word of Python ends in `_`, its key does not.
+    """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base is not cls and not base.__module__.startswith("fairbed."):
@@ -98,7 +101,7 @@ def meanings(cls: type) -> dict[str, str]:
                 and isinstance(text, ast.Expr)
                 and isinstance(text.value, ast.Constant)
             ):
-                found[field.target.id] = " ".join(str(text.value.value).split())
+                found[field.target.id.removesuffix("_")] = " ".join(str(text.value.value).split())
     return found
 
 

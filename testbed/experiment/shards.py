@@ -37,6 +37,7 @@ class FleetData:
         assignments: Mapping[str, int] | None = None,
         poisoned: Collection[int] = (),
         poison_seed: int = 0,
+        sends_held_out: bool = False,
     ) -> None:
         """Divide the data.
 
@@ -49,12 +50,15 @@ class FleetData:
             assignments: Result of `assignments()` before a restart of the same run.
             poisoned: Shards whose training labels are poisoned, not their held-out labels.
             poison_seed: Seed of the poisoned labels.
+            sends_held_out: Devices receive their held-out examples, too, to evaluate their personal
+                models.
 
         Raises:
             DatasetError: The data cannot be divided so, or the assignments do not fit.
         """
         self.dataset = dataset
         """All examples, with poisoned labels where a shard has them."""
+        self._sends_held_out = sends_held_out
         self._assigned = _merged(devices, names, assignments or {})
         self._lock = threading.Lock()
         partition = config.partition or (Iid() if dataset.device_ids is None else Natural())
@@ -82,12 +86,16 @@ class FleetData:
             self.dataset = replace(dataset, y=y)
 
     def shard(self, device: str) -> Shard | None:
-        """Return the training data of `device`; None if all shards are taken."""
+        """Return the examples of `device`; None if all shards are taken."""
         number = self._number(device)
         if number is None:
             return None
-        rows = self.train_rows[number]
-        return make_shard(self.dataset.x[rows], self.dataset.y[rows])
+        rows, held_out = self.train_rows[number], self.test_rows[number]
+        shard = make_shard(self.dataset.x[rows], self.dataset.y[rows])
+        if self._sends_held_out and len(held_out):
+            tests = make_shard(self.dataset.x[held_out], self.dataset.y[held_out])
+            shard = msgspec.structs.replace(shard, held_out=tests)
+        return shard
 
     def assignments(self) -> dict[str, int]:
         """Return the shard number of each device that has one, for a resumed run."""

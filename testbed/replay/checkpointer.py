@@ -22,7 +22,13 @@ from fairbed.coordinator.store.tables import (
     SelectionRow,
 )
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
-from fairbed.testbed.replay.engine.rows import exchange_rows, round_row, score_rows, selection_rows
+from fairbed.testbed.replay.engine.rows import (
+    exchange_rows,
+    personal_rows,
+    round_row,
+    score_rows,
+    selection_rows,
+)
 
 CHECKPOINT_S = 30.0
 """A replay that is killed loses at most this many seconds of work (design.md, section 3)."""
@@ -140,6 +146,8 @@ class Checkpointer:
         store, cohort, self._latest = self._store, self._engine.cohort, replayed
         for score in score_rows(replayed, 0.0 if cohort is None else cohort.evaluate_s):
             store.add(score)
+        if cohort is not None:
+            store.add_all(personal_rows(cohort.personal_scores, self._names))
         if self._lists_all:
             for fleet_row in fleet_rows(replayed.choice):
                 store.add(fleet_row)

@@ -27,9 +27,11 @@ from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evalua
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
+from fairbed.testbed.replay.cohort.devices import Unpaced
 from fairbed.testbed.replay.cohort.ordered import free_cores
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.engine.training import Learned, VersionBatch
+from fairbed.testbed.replay.engine.training import Learned, PersonalScoreOf, VersionBatch
+from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.wire.artifact import Artifact
@@ -161,21 +163,11 @@ class BatchLosses:
             x, y = self._shards.whole(device)
             picked = draw_examples(len(y), examples, seed)
             try:
-                loss, _ = evaluate(engine, vector, x[picked], y[picked], _Unpaced())
+                loss, _ = evaluate(engine, vector, x[picked], y[picked], Unpaced())
             except TrainingDiverged:
                 loss = np.inf
             losses.append(max(0.0, loss))
         return np.array(losses, dtype=np.float64)
-
-
-class _Unpaced:
-    """The meter of a device without pacing."""
-
-    def step(self, n_examples: int) -> None:
-        """Do nothing."""
-
-    def read(self, n_bytes: int) -> None:
-        """Do nothing."""
 
 
 class Learning:
@@ -191,6 +183,7 @@ class Learning:
         folder: Folder for the models of a round, if the rule needs all of them at once.
         batch_losses: Evaluates mini-batches for loss queries; None where there are none.
         attacks: Behaviour of each malicious device, by its row.
+        personal: Trains the personal models; None if there are none.
     """
 
     def __init__(
@@ -202,6 +195,7 @@ class Learning:
         folder: Path,
         batch_losses: BatchLosses | None = None,
         attacks: Mapping[int, Attack] | None = None,
+        personal: PersonalCohort | None = None,
     ) -> None:
         self._malicious = {row: MaliciousDevice(one) for row, one in (attacks or {}).items()}
         self._decisions = decisions
@@ -212,6 +206,9 @@ class Learning:
         self._vector = self._codings.version(vector, None, decisions.encoding_stream(0))
         self._folder = folder
         self._batch_losses = batch_losses
+        self._personal = personal
+        self.personal_scores: list[PersonalScoreOf] = []
+        """Scores of the personal models that the last call of `train` trained."""
         self._before: dict[int, Vector] = {}
         """Earlier model versions that devices in flight still train, by number."""
         self.evaluate_s = 0.0
@@ -241,6 +238,7 @@ class Learning:
         Returns:
             The reports of each batch.
         """
+        self.personal_scores = []
         if not batches:
             self._before = self._kept(needed)
             return []
@@ -258,6 +256,8 @@ class Learning:
             learned.append(Learned.nothing(len(batch.rows)))
             for places in self._train(batch, base, accumulator, rebase, learned[-1]):
                 added.append((learned[-1], places))
+            if self._personal is not None:
+                self._train_personal(self._personal, batch, base, learned[-1].has_diverged)
         self._before, self.merge_problem = self._kept(needed), ""
         if any(places.size for _, places in added):
             if version in needed:
@@ -295,7 +295,7 @@ class Learning:
         hyperparameters = self._config.training.hyperparameters(batch.round)
         for results in self._trainer.train(base, jobs, hyperparameters):
             at, has_failed = results.at, results.has_failed
-            learned.has_failed[at] = has_failed
+            learned.has_diverged[at] = learned.has_failed[at] = has_failed
             trained = self._reported(batch.rows[at], results.loss_train)
             learned.losses[at] = trained if before is None else before[at]
             is_merged = batch.is_merged[at] & ~has_failed
@@ -362,6 +362,22 @@ class Learning:
                     is_accepted[at] = False
         return is_accepted
 
+    def _train_personal(
+        self, personal: PersonalCohort, batch: VersionBatch, w_t: Vector, has_diverged: Bools
+    ) -> None:
+        """Train the personal models of a batch; a device whose update diverged has stopped."""
+        config = self._config
+        rows = batch.rows[~has_diverged]
+        seeds = self._decisions.training_seeds(batch.round, rows)
+        jobs = [CohortJob(*pair) for pair in zip(rows.tolist(), seeds.tolist(), strict=True)]
+        personal.train(
+            w_t, jobs, config.personalisation.hyperparameters(config.training, batch.round)
+        )
+        if config.evaluation.is_due(batch.round, config.rounds):
+            for row, score in zip(rows.tolist(), personal.scores(rows.tolist()), strict=True):
+                if score is not None:
+                    self.personal_scores.append(PersonalScoreOf(batch.round, row, score))
+
     def _kept(self, needed: Collection[int]) -> dict[int, Vector]:
         """Return the earlier model versions that are still needed."""
         return {old: vector for old, vector in self._before.items() if old in needed}
@@ -418,7 +434,13 @@ class Learning:
         """Return the state for a checkpoint, without the current model."""
         before = [[version, vector.tobytes()] for version, vector in self._before.items()]
         malicious = [[row, device.to_state()] for row, device in self._malicious.items()]
-        return {"owed": self._codings.to_state(), "before": before, "malicious": malicious}
+        personal = None if self._personal is None else self._personal.models.to_state()
+        return {
+            "owed": self._codings.to_state(),
+            "before": before,
+            "malicious": malicious,
+            "personal": personal,
+        }
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
         """Restore the model, shape (n_values,), and the state of a checkpoint."""
@@ -426,6 +448,8 @@ class Learning:
         self._codings.load_state(state["owed"])
         for row, saved in state["malicious"]:
             self._malicious[row].load_state(saved)
+        if self._personal is not None:
+            self._personal.models.load_state(state["personal"])
         self._before = {
             version: np.frombuffer(vector, dtype=np.float32).copy()
             for version, vector in state["before"]
@@ -464,6 +488,15 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     evaluator = FleetEvaluator(data, artifact, threads=threads)
     vector = initial_vector(artifact.spec, experiment.seed_for("init"))
     batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
+    is_personal = experiment.personalisation.is_on
+    personal = PersonalCohort(trainer, artifact, data) if is_personal else None
     return Learning(
-        setup.decisions, trainer, evaluator, vector, folder, batches, attacks=setup.attacks
+        setup.decisions,
+        trainer,
+        evaluator,
+        vector,
+        folder,
+        batches,
+        attacks=setup.attacks,
+        personal=personal,
     )

@@ -365,7 +365,8 @@ def _clean_up(folder: Path, is_new: bool, end: str) -> None:
     if is_new and not (folder / DATABASE).exists():
         clear(folder)
     elif end == "done":
-        shutil.rmtree(folder / "cache", ignore_errors=True)
+        for name in ("cache", "state"):  # of the emulated devices
+            shutil.rmtree(folder / name, ignore_errors=True)
         (folder / ENDPOINT_FILE).unlink(missing_ok=True)
 
 
@@ -384,6 +385,7 @@ def _load(
         assignments=StoredShards.read(plan.folder) if not names else None,
         poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),
+        sends_held_out=experiment.personalisation.is_on,
     )
     return data, load_task(experiment.model.name, dataset.x_shape, dataset.classes)
 

@@ -140,6 +140,7 @@ class Lab:
             broker_url="mqtt://memory",
             name=name,
             cache_folder=str(self.folder / name),
+            state_folder=str(self.folder / f"{name}-state"),
             data=None if data is None else str(data),
             timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )

@@ -57,6 +57,7 @@ class AgentSetup:
             name=NAME,
             data=None if self.data is None else str(self.data),
             cache_folder=str(self.folder / "cache"),
+            state_folder=str(self.folder / "state"),
             telemetry_s=0.05,
             once=self.once,
             timeouts=self.timeouts,

@@ -7,7 +7,7 @@ requests for private chunks, reception of uploads. All other steps are calls of 
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import numpy as np
@@ -30,6 +30,7 @@ from fairbed.wire.messages import (
     Manifest,
     Message,
     Offer,
+    Personal,
     Train,
     UploadAck,
     UploadDone,
@@ -159,6 +160,7 @@ class FakeCoordinator:
         deadline_s: float = 60.0,
         epochs: int = 1,
         keep_warm: bool = False,
+        personal: Personal | None = None,
     ) -> Train:
         """Publish a model and send a `Train`."""
         data = bytes(vector_to_bytes(vector))
@@ -173,6 +175,7 @@ class FakeCoordinator:
             needs_loss=needs_loss,
             deadline_s=deadline_s,
             keep_warm=keep_warm,
+            personal=personal,
         )
         await self.send(train)
         return train
@@ -198,7 +201,7 @@ class FakeCoordinator:
         return vector_from_bytes(bytes(receiver.data), offer.manifest.size_bytes // 4)
 
     async def run_round(
-        self, round_id: int, vector: NDArray[np.float32], **options: bool
+        self, round_id: int, vector: NDArray[np.float32], **options: Any
     ) -> tuple[Offer, NDArray[np.float32]]:
         """Run one round; return the offer and the update."""
         await self.request_training(round_id, vector, **options)

@@ -26,6 +26,8 @@ from fairbed.wire.messages import (
     Offer,
     OperatorCommand,
     Packed,
+    Personal,
+    PersonalScore,
     Phases,
     Ping,
     Pong,
@@ -100,6 +102,15 @@ DECODED = Phases(
     train_cpu_s=1.25,
     encode_s=0.125,
     decode_s=0.0625,
+)
+PERSONAL = Phases(
+    download_s=0.75,
+    load_s=0.0,
+    evaluate_s=0.0,
+    train_s=1.5,
+    train_cpu_s=1.25,
+    encode_s=0.125,
+    personal_s=1.75,
 )
 PLAIN_SGD = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1)
 FULL_SGD = Hyperparameters(
@@ -182,6 +193,9 @@ MESSAGES: Mapping[str, AnyMessage] = {
         was_cold=False,
         pulled=UPDATE_ID,
     ),
+    "offer-personal": Offer(
+        round=3, manifest=UPDATE, phases=PERSONAL, n_k=600, steps=30, was_cold=False
+    ),
     "offer-had-model": Offer(
         round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False, had_model=True
     ),
@@ -219,6 +233,8 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST),
     "upload-done-resent": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, resent_chunks=2),
+    "personal-score": PersonalScore(round=3, n=60, correct=45, loss=0.75),
+    "personal-score-none": PersonalScore(round=3, attempt=1, n=0),
     "failed": Failed(round=3, phase="train", reason="loss became NaN after 12 mini-batches"),
     "chunk-request": ChunkRequest(id=DIGEST[:16], chunks=[0, 3, 4_194_304]),
     "link-probe": LinkProbe(seq=5),
@@ -278,6 +294,30 @@ MESSAGES: Mapping[str, AnyMessage] = {
         needs_loss=False,
         deadline_s=60.0,
         coding=Coding(up="int8"),
+    ),
+    "train-personal": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=PLAIN_SGD,
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
+        personal=Personal(
+            run="digits-12-a1b2",
+            hyperparameters=Hyperparameters(
+                epochs=1, batch_size=20, learning_rate=0.25, proximal=1.0
+            ),
+            score=True,
+        ),
+    ),
+    "train-personal-unscored": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=PLAIN_SGD,
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
+        personal=Personal(run="digits-12-a1b2", hyperparameters=PLAIN_SGD),
     ),
     "grant": Grant(round=3, id=UPDATE_ID, window=4),
     "upload-ack": UploadAck(id=UPDATE_ID, received=b"\x0b"),

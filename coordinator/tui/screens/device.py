@@ -38,7 +38,7 @@ ABSENCES = {
 }
 """Reason why a device in this state is not selected."""
 
-SHORT = {"download": "down", "upload": "up", "evaluate": "eval"}
+SHORT = {"download": "down", "upload": "up", "evaluate": "eval", "personal": "own"}
 """Short headings of phases with wide names."""
 
 

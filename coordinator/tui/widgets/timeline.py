@@ -28,6 +28,7 @@ SHORT = {
     "download": "down",
     "decode": "dec",
     "evaluate": "eval",
+    "personal": "own",
     "encode": "enc",
     "queued": "wait",
     "upload": "up",
@@ -116,7 +117,8 @@ def timeline_lines(rounds: tuple[RoundView, ...], width: int, height: int) -> li
         + [x.spans[-1].end_s for r in shown for x in r.exchanges if x.spans]
     )
     name_width = width_of_names([x.device for r in shown for x in r.exchanges], width)
-    lines = [legend(width)]
+    phases = {span.phase for r in shown for x in r.exchanges for span in x.spans}
+    lines = [legend(width, is_personal="personal" in phases)]
     for round_ in shown:
         lines.append(title_line(round_))
         lines += [exchange_line(x, scale_s, name_width, width) for x in round_.exchanges]
@@ -124,12 +126,18 @@ def timeline_lines(rounds: tuple[RoundView, ...], width: int, height: int) -> li
 
 
 @lru_cache(maxsize=8)
-def legend(width: int) -> Line:
-    """Return the names of the phases beside their colours, shortened if they do not fit."""
+def legend(width: int, *, is_personal: bool = False) -> Line:
+    """Return the names of the phases beside their colours, shortened if they do not fit.
+
+    Args:
+        width: Columns.
+        is_personal: Some exchange trained a personal model; few runs have that phase.
+    """
     for names in ({}, SHORT):
         parts = tuple(
             part
             for phase in PHASES
+            if is_personal or phase != "personal"
             for part in (StyledText("■ ", phase), StyledText(f"{names.get(phase, phase)} ", "dim"))
         )
         if sum(len(part.text) for part in parts) <= width:

@@ -75,7 +75,7 @@ class DeviceTrainer:
             x, y = self._shards.whole(device)
             with self._engine() as engine:
                 try:
-                    return max(0.0, trainer.evaluate(engine, vector, x, y, _Unpaced())[0])
+                    return max(0.0, trainer.evaluate(engine, vector, x, y, Unpaced())[0])
                 except trainer.TrainingDiverged:
                     return np.inf
 
@@ -103,7 +103,7 @@ class DeviceTrainer:
                     y,
                     hyperparameters,
                     job.seed,
-                    _Unpaced(),
+                    Unpaced(),
                     lambda: False,
                     anchor,
                 )
@@ -135,7 +135,7 @@ def _single_result(
     )
 
 
-class _Unpaced:
+class Unpaced:
     """The meter of a device without pacing."""
 
     def step(self, n_examples: int) -> None:

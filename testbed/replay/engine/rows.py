@@ -16,6 +16,7 @@ from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
     DeviceRow,
     ExchangeRow,
+    PersonalScoreRow,
     Record,
     RoundRow,
     SelectionRow,
@@ -23,6 +24,7 @@ from fairbed.coordinator.store.tables import (
 )
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.replay.engine.engine import ReplayedRound, column, flags
+from fairbed.testbed.replay.engine.training import PersonalScoreOf
 from fairbed.testbed.replay.world.linear import LinearLaw
 from fairbed.testbed.replay.world.world import ReplayedExchange
 
@@ -128,6 +130,22 @@ def score_rows(replayed: ReplayedRound, evaluate_s: float) -> list[Record]:
     at_s = replayed.started_s + replayed.duration_s
     devices, metric = metric_rows(replayed.choice.round, replayed.scores, at_s, evaluate_s)
     return [*devices, *([] if metric is None else [metric])]
+
+
+def personal_rows(
+    scores: Sequence[PersonalScoreOf], names: Sequence[str]
+) -> list[PersonalScoreRow]:
+    """Return the scores of personal models."""
+    return [
+        PersonalScoreRow(
+            round=one.round,
+            device=names[one.row],
+            n=one.score.n,
+            accuracy=one.score.correct / one.score.n,
+            loss=one.score.loss_sum / one.score.n,
+        )
+        for one in scores
+    ]
 
 
 def exchange_rows(

@@ -19,7 +19,9 @@ class Learned:
     """Mean training loss, nats: of the model that was sent if the aggregation rule needs it, else
     of the last epoch; NaN where no loss is reported."""
     has_failed: Bools
-    """Training diverged, so that there is no update."""
+    """There is no update: training diverged, or the codec refused the update."""
+    has_diverged: Bools
+    """Training diverged."""
     rejections: list[str]
     """Why the coordinator rejects an update that arrived; empty where it does not."""
     weights: list[MergeWeight | None]
@@ -28,7 +30,8 @@ class Learned:
     @classmethod
     def nothing(cls, k: int) -> "Learned":
         """Return the reports of `k` devices that did not train."""
-        return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_), [""] * k, [None] * k)
+        no, other = np.zeros(k, dtype=np.bool_), np.zeros(k, dtype=np.bool_)
+        return cls(np.full(k, np.nan), no, other, [""] * k, [None] * k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,17 @@ class VersionBatch:
     """The update of the device enters the next model."""
 
 
+@dataclass(frozen=True, slots=True)
+class PersonalScoreOf:
+    """The personal model of one device on its held-out data."""
+
+    round: int
+    """Round of the dispatch in which it was trained."""
+    row: int
+    """Row of the device."""
+    score: Score
+
+
 class Cohort(Protocol):
     """Trains the selected devices; a replay without one has times only."""
 
@@ -54,6 +68,8 @@ class Cohort(Protocol):
     """Duration of the last evaluation, seconds of this machine."""
     merge_problem: str
     """Why the last merged round was too small for a defence; empty if it was not."""
+    personal_scores: list[PersonalScoreOf]
+    """Scores of the personal models that the last call of `train` trained."""
 
     def train(
         self, round_id: int, version: int, batches: Sequence[VersionBatch], needed: Collection[int]

@@ -242,6 +242,7 @@ class PhaseModel:
             load_s=np.where(request.is_cold, base_s[1], 0.0),
             evaluate_s=base_s[2],
             train_s=base_s[3],
+            personal_s=self.work.personal_s[rows] / speed * request.noise_factors[3],
             encode_s=encode_s * request.noise_factors[ENCODING],
             upload_s=delay_s[GRANT] + up_s + delay_s[UPDATE],
             is_upload_seen=True,
@@ -288,6 +289,7 @@ class PhaseModel:
             is_cold=bool(request.is_cold[at]),
             evaluate_work_s=float(work.evaluate_s[row]),
             train_work_s=float(work.train_s[row]),
+            personal_work_s=float(work.personal_s[row]),
             decode_work_s=work.decode_s if is_unpacked else 0.0,
             encode_work_s=work.encode_s,
         )
@@ -311,6 +313,7 @@ class _PhaseIntegrator:
     is_cold: bool
     evaluate_work_s: float
     train_work_s: float
+    personal_work_s: float
     decode_work_s: float
     encode_work_s: float
 
@@ -318,11 +321,12 @@ class _PhaseIntegrator:
         """Return the duration of each phase, with an upload that is granted at once."""
         requested = self._message(self.now, TRAIN)
         pulled = requested if self.has_model else self._pulled(requested)
-        decoded = self._coded(pulled, self.decode_work_s * self.noise_factors[DECODING])
+        decoded = self._optional(pulled, self.decode_work_s * self.noise_factors[DECODING])
         loaded = self._loaded(decoded) if self.is_cold else decoded
         evaluated = self.processor.work(loaded, self.evaluate_work_s * self.noise_factors[2])
         trained = self.processor.work(evaluated, self.train_work_s * self.noise_factors[3])
-        encoded = self._coded(trained, self.encode_work_s * self.noise_factors[ENCODING])
+        personal = self._optional(trained, self.personal_work_s * self.noise_factors[3])
+        encoded = self._optional(personal, self.encode_work_s * self.noise_factors[ENCODING])
         offered = self._message(encoded, OFFER)
         if offered == np.inf:
             return dict.fromkeys(PHASES, 0.0) | {"signal_s": np.inf, "upload_s": np.inf}
@@ -333,7 +337,8 @@ class _PhaseIntegrator:
             "load_s": loaded - decoded,
             "evaluate_s": evaluated - loaded,
             "train_s": trained - evaluated,
-            "encode_s": encoded - trained,
+            "personal_s": personal - trained,
+            "encode_s": encoded - personal,
             "upload_s": self.upload_s(offered - self.now),
         }
 
@@ -359,8 +364,8 @@ class _PhaseIntegrator:
         read = start + self.read_s * self.noise_factors[1]
         return self.processor.work(read, self.load_work_s * self.noise_factors[1])
 
-    def _coded(self, start: float, work_s: float) -> float:
-        """Return when decoding or encoding is done; `start` if there is no work."""
+    def _optional(self, start: float, work_s: float) -> float:
+        """Return when work is done that few exchanges have; `start` if there is none."""
         return self.processor.work(start, work_s) if work_s > 0.0 else start
 
     def _message(self, sent: float, message: int) -> float:

@@ -74,7 +74,13 @@ class ProfileWorld:
         self._seed, self._noise = seed, noise
         self._phases = PhaseModel(means, varying, sizes, work, GIVE_UP_RATIO * deadline_s)
         no_training_s = np.zeros(len(means))
-        query = replace(work, train_s=no_training_s, evaluate_s=work.query_s, encode_s=0.0)
+        query = replace(
+            work,
+            train_s=no_training_s,
+            personal_s=no_training_s,
+            evaluate_s=work.query_s,
+            encode_s=0.0,
+        )
         self._query_phases = PhaseModel(means, varying, sizes, query, GIVE_UP_RATIO * limit_s)
         self._conditions = FleetConditions(means, varying)
         self._draining = Draining(means, varying, GIVE_UP_RATIO * deadline_s)
@@ -310,6 +316,7 @@ class ProfileWorld:
             is_packed = self._sizes.is_packed(self._held_version, self._version) & ~self._has_model
             decode_s, encode_s = self._phases.coding_s(speed, is_packed)
             expected_s += decode_s + encode_s
+        expected_s += self._work.personal_s / speed
         return expected_s
 
     def _speed_and_phases(self, now: float) -> tuple[Floats, Floats]:

@@ -13,6 +13,7 @@ from fairbed.device_agent.trainer import EVALUATION_BATCH
 from fairbed.testbed.emulation.work import TaskCosts, passes_s
 from fairbed.testbed.host.calibration import ANY_DEVICE
 from fairbed.wire.codecs import packed_bytes
+from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout
 
 
@@ -80,6 +81,8 @@ class Work:
     steps: Ints
     """Mini-batches of a round."""
     train_s: Floats
+    personal_s: Floats
+    """0 if devices train no personal model."""
     evaluate_s: Floats
     """0 if the aggregation rule needs no loss."""
     load_s: Floats
@@ -112,10 +115,9 @@ class Work:
             needs_loss: Whether the aggregation rule needs the loss of the model that is sent.
             sample: Examples that a loss query evaluates before a selection; None for no query.
         """
-        training, n = config.training, len(examples)
-        steps: Ints = training.epochs * -(-examples // training.batch_size)
-        if training.max_steps is not None:
-            steps = np.minimum(steps, training.max_steps)
+        training, personal, n = config.training, config.personalisation, len(examples)
+        steps = _steps(training.hyperparameters(1), examples)
+        personal_steps = _steps(personal.hyperparameters(training, 1), examples)
         evaluate_s = _forward_pass_s(costs, examples)
         queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
         return cls(
@@ -123,12 +125,21 @@ class Work:
             shard_bytes=shard_bytes,
             steps=steps,
             train_s=passes_s(costs.train, examples, steps, training.batch_size),
+            personal_s=passes_s(costs.train, examples, personal_steps, training.batch_size)
+            if personal.is_on
+            else np.zeros(n),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
             query_s=np.zeros(n) if sample is None else _forward_pass_s(costs, queried),
             decode_s=costs.decode_s,
             encode_s=costs.encode_s,
         )
+
+
+def _steps(h: Hyperparameters, examples: Ints) -> Ints:
+    """Return the mini-batches of local training, shape (N,)."""
+    steps: Ints = h.epochs * -(-examples // h.batch_size)
+    return steps if h.max_steps is None else np.minimum(steps, h.max_steps)
 
 
 def _forward_pass_s(costs: TaskCosts, examples: Ints) -> Floats:

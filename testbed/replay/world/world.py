@@ -100,6 +100,7 @@ class Exchanges:
     load_s: Floats
     evaluate_s: Floats
     train_s: Floats
+    personal_s: Floats
     encode_s: Floats
     upload_s: Floats
     """Duration for an update that is granted as soon as it is offered."""
@@ -150,6 +151,7 @@ class ReplayedExchange:
     load_s: float
     evaluate_s: float
     train_s: float
+    personal_s: float
     encode_s: float
     upload_s: float
     """Duration from the grant on; before the grant, that of an update granted at once."""
@@ -190,7 +192,7 @@ class ReplayedExchange:
     @property
     def computed_s(self) -> float:
         """From the dispatch until the processor is idle again."""
-        return self.loaded_s + self.evaluate_s + self.train_s + self.encode_s
+        return self.loaded_s + self.evaluate_s + self.train_s + self.personal_s + self.encode_s
 
     @property
     def queued_s(self) -> float:

@@ -212,6 +212,7 @@ class FakeRun:
             evaluate_s=0.0,
             train_s=None if is_late else train_s,
             train_cpu_s=None if is_late else train_s * speed,
+            personal_s=None if is_late else 0.0,
             encode_s=None if is_late else encode_s,
             upload_s=None if is_late else upload_s,
             decode_s=None if is_late else 0.0,

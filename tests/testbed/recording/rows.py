@@ -85,6 +85,7 @@ class World:
             evaluate_s=0.0,
             train_s=train_s,
             train_cpu_s=train_s,
+            personal_s=0.0,
             encode_s=0.0,
             upload_s=upload_s,
             decode_s=0.0,

@@ -68,6 +68,7 @@ def planned(
         load_s=zero_s,
         evaluate_s=zero_s,
         train_s=np.array(ready_s, dtype=np.float64),
+        personal_s=zero_s,
         encode_s=zero_s,
         upload_s=np.array(upload_s, dtype=np.float64),
         is_upload_seen=True,

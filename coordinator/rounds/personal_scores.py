@@ -1,0 +1,72 @@
+"""Scores of personal models, which devices report while or after their update is uploaded.
+
+The coordinator waits for them after a round, beside its own evaluation: no measured time includes
+them. A personal model changes only when its device trains, so each score is valid until then.
+"""
+
+from collections.abc import Collection, Mapping
+
+import anyio
+
+from fairbed.coordinator.store.event_log import EventLog
+from fairbed.coordinator.store.tables import PersonalScoreRow
+from fairbed.wire.messages import PersonalScore, Train
+
+
+class PersonalScores:
+    """Records the score of each personal model that a `Train` requests.
+
+    Args:
+        event_log: Receives the rows.
+    """
+
+    def __init__(self, event_log: EventLog) -> None:
+        self._event_log = event_log
+        self._expected: dict[str, tuple[int, int]] = {}
+        """Round and attempt of the newest score that each device has not sent."""
+        self._changed = anyio.Event()
+
+    def expect(self, trains: Mapping[str, Train]) -> None:
+        """Note which devices are requested to score their personal model."""
+        for device, train in trains.items():
+            if train.personal is not None and train.personal.score:
+                self._expected[device] = train.round, train.attempt
+
+    def on_score(self, device: str, score: PersonalScore) -> None:
+        """Record a score; one that was not requested, and a duplicate, change nothing."""
+        if self._expected.get(device) != (score.round, score.attempt):
+            return
+        if score.n:
+            self._event_log.add(
+                PersonalScoreRow(
+                    round=score.round,
+                    device=device,
+                    n=score.n,
+                    accuracy=score.correct / score.n,
+                    loss=score.loss,
+                )
+            )
+        self._end(device)
+
+    async def wait(self, devices: Collection[str], limit_s: float) -> None:
+        """Wait for the scores of devices, at most `limit_s`; missing ones are one event."""
+        waiting = self._expected.keys() & devices
+        with anyio.move_on_after(limit_s):
+            while waiting := waiting & self._expected.keys():
+                await self._changed.wait()
+        if waiting:
+            text = f"no personal score of {' '.join(sorted(waiting))} within {limit_s:g} s"
+            self._event_log.event("not evaluated", text, level="warning")
+
+    def open_devices(self) -> list[str]:
+        """Return the devices whose score is expected."""
+        return list(self._expected)
+
+    def mark_lost(self, device: str, reason: str) -> None:
+        """Expect no score of a device that has been gone for too long."""
+        self._end(device)
+
+    def _end(self, device: str) -> None:
+        self._expected.pop(device, None)
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,140 @@
+"""Personal models of a replay (Ditto): trained beside the cohort, kept by row, scored on the shard.
+
+Every device does what `device_agent.worker` does: v_k begins at the global model of its first
+round, and takes the mini-batches of the global section.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.coordinator.ports import Score
+from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.trainer import TrainingDiverged, evaluate
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
+from fairbed.testbed.replay.cohort.devices import Unpaced
+from fairbed.wire.artifact import Artifact
+from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.shard import make_shard
+from fairbed.wire.tensors import BYTES_PER_VALUE
+
+BLOCK_BYTES = 1 << 24
+"""Memory is taken in blocks of about this size, so that it grows with the devices that trained."""
+STARTS_BYTES = 1 << 26
+"""Limit of the copies of models that one call of the trainer begins at."""
+
+
+class PersonalModels:
+    """The personal model of each device that has one, float32.
+
+    Args:
+        n_values: Values of a model.
+    """
+
+    def __init__(self, n_values: int) -> None:
+        self._n_values = n_values
+        self._per_block = max(1, BLOCK_BYTES // (BYTES_PER_VALUE * n_values))
+        self._blocks: list[Vector] = []
+        self._place_of: dict[int, int] = {}
+        """Place of each row, counted over all blocks."""
+
+    def __len__(self) -> int:
+        """Return the number of devices with a personal model."""
+        return len(self._place_of)
+
+    def __getitem__(self, row: int) -> Vector:
+        """Return the model of a device, shape (n_values,), as a view."""
+        block, place = divmod(self._place_of[row], self._per_block)
+        model: Vector = self._blocks[block][place]
+        return model
+
+    def starts(self, rows: Sequence[int], w_t: Vector) -> Vector:
+        """Return a copy of the model of each device, shape (K, n_values); w_t where it has none."""
+        starts = np.repeat(w_t[np.newaxis], len(rows), axis=0)
+        for at, row in enumerate(rows):
+            if row in self._place_of:
+                starts[at] = self[row]
+        return starts
+
+    def keep(self, row: int, model: Vector) -> None:
+        """Keep a copy of the model of a device, shape (n_values,)."""
+        if row not in self._place_of:
+            self._add(row)
+        self[row][:] = model
+
+    def _add(self, row: int) -> None:
+        self._place_of[row] = len(self._place_of)
+        if len(self._place_of) > len(self._blocks) * self._per_block:
+            self._blocks.append(np.zeros((self._per_block, self._n_values), dtype=np.float32))
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the models, without a copy of them, for the checkpoint."""
+        return {"rows": list(self._place_of), "blocks": [block.data for block in self._blocks]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        shape = self._per_block, self._n_values
+        self._blocks = [
+            np.frombuffer(block, dtype=np.float32).reshape(shape).copy()
+            for block in state["blocks"]
+        ]
+        self._place_of = {row: place for place, row in enumerate(state["rows"])}
+
+
+class PersonalCohort:
+    """Trains and scores personal models.
+
+    Args:
+        trainer: The trainer of the cohort.
+        artifact: The task.
+        data: The held-out examples; shard n belongs to row n.
+    """
+
+    def __init__(self, trainer: Trainer, artifact: Artifact, data: FleetData) -> None:
+        self._trainer, self._artifact, self._data = trainer, artifact, data
+        self.models = PersonalModels(artifact.spec.layout.n_values)
+        self._engine: Engine | None = None
+        """Opened by the first score."""
+
+    def train(
+        self, w_t: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+    ) -> None:
+        """Train the personal models of a cohort; one that diverges is kept as it was.
+
+        Args:
+            w_t: The global model that was sent, shape (n_values,).
+            jobs: Training of each device.
+            hyperparameters: `proximal` is lambda.
+        """
+        size = max(1, STARTS_BYTES // w_t.nbytes)
+        for begin in range(0, len(jobs), size):
+            part = jobs[begin : begin + size]
+            starts = self.models.starts([job.device for job in part], w_t)
+            for result in self._trainer.train(w_t, part, hyperparameters, starts):
+                for at, trained, problem in zip(
+                    result.at.tolist(), result.vectors, result.problems, strict=True
+                ):
+                    self.models.keep(part[at].device, starts[at] if problem else trained)
+
+    def scores(self, rows: Sequence[int]) -> list[Score | None]:
+        """Return the score of each personal model on the device's held-out examples.
+
+        None for a device without such examples, or whose loss is not finite.
+        """
+        return [self._score(row, self._data.test_rows[row]) for row in rows]
+
+    def _score(self, row: int, held_out: Ints) -> Score | None:
+        if not len(held_out):
+            return None
+        engine = self._engine = self._engine or OnnxEngine(self._artifact)
+        dataset = self._data.dataset
+        x, y = make_shard(dataset.x[held_out], dataset.y[held_out]).arrays()
+        try:
+            loss, accuracy = evaluate(engine, self.models[row], x, y, Unpaced())
+        except TrainingDiverged:
+            return None
+        return Score(len(y), round(accuracy * len(y)), max(0.0, loss) * len(y))
