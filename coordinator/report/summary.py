@@ -9,6 +9,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.fairness import (
+    FairnessSummary,
     jain,
     rate_slack,
     summarise,
@@ -28,6 +29,7 @@ from fairbed.coordinator.report.summary_schema import (
     Loss,
     LossQuerySummary,
     MergeWeights,
+    PersonalSummary,
     ProfileSummary,
     Queues,
     RoundTimes,
@@ -50,6 +52,7 @@ from fairbed.coordinator.store.tables import (
     FleetStatsRow,
     LossQueryRow,
     MetricRow,
+    PersonalScoreRow,
     RoundRow,
     TruthRow,
 )
@@ -75,6 +78,7 @@ COLUMNS = (
     "tau_hat_s",
     "train_s",
     "steps",
+    "personal_s",
     "encode_s",
     "decode_s",
     "coordinator_decode_s",
@@ -107,6 +111,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         metrics = reader.metrics(since=_last_metric(reader) - 1)
         malicious = reader.malicious() if reveals or info.status not in LIVE else {}
         device_metrics = {row.device: row for row in reader.device_metrics()}
+        personal = {row.device: row for row in reader.personal_scores()}
         fleet_stats = reader.fleet_stats()
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
@@ -137,6 +142,9 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
                 loss=metric.loss if metric else None,
                 weight_ratio=weight_ratios.get(device.name),
                 left_out=left_out[device.name],
+                personal_accuracy=personal[device.name].accuracy
+                if device.name in personal
+                else None,
                 malicious=malicious.get(device.name),
             )
         )
@@ -172,6 +180,11 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         attackers=_attackers(malicious, counts, exchanges, list(device_metrics.values()))
         if malicious
         else None,
+        personal=_personal(
+            [row for row in personal.values() if row.device not in malicious],
+            device_metrics,
+            exchanges,
+        ),
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=_fairness(reader, counts, queues, max([1, *(row.selected for row in rounds)]))
         if fleet_stats is None
@@ -359,6 +372,40 @@ def _defence(table: _Table, left_out: Mapping[str, int]) -> DefenceSummary:
     )
 
 
+def _personal(
+    scores: Sequence[PersonalScoreRow], metrics: Mapping[str, DeviceMetricRow], table: _Table
+) -> PersonalSummary | None:
+    """Return the quality of the personal models beside that of the global one."""
+    if not scores:
+        return None
+    own = _summary_of(scores)
+    pairs = [(row, metrics[row.device]) for row in scores if row.device in metrics]
+    shared = _summary_of([metric for _, metric in pairs]) if pairs else None
+    return PersonalSummary(
+        devices=len(scores),
+        accuracy_mean=own.accuracy_mean,
+        accuracy_worst10=own.accuracy_worst10,
+        accuracy_best10=own.accuracy_best10,
+        accuracy_variance=own.accuracy_variance,
+        accuracy_std=own.accuracy_variance**0.5,
+        accuracy_pooled=own.accuracy_pooled,
+        loss_mean=_finite(own.loss_mean),
+        global_mean=shared.accuracy_mean if shared else None,
+        global_worst10=shared.accuracy_worst10 if shared else None,
+        global_variance=shared.accuracy_variance if shared else None,
+        better=sum(row.accuracy > metric.accuracy for row, metric in pairs),
+        train_s_median=_median(table.numbers["personal_s"][table.valid]),
+    )
+
+
+def _summary_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> FairnessSummary:
+    """Return the metrics over devices, at least one."""
+    n = np.array([row.n for row in rows], dtype=np.int64)
+    accuracy = np.array([row.accuracy for row in rows], dtype=np.float64)
+    losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
+    return summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n)
+
+
 def _attackers(
     malicious: Mapping[str, str],
     counts: Mapping[str, SelectionCounts],
@@ -367,10 +414,7 @@ def _attackers(
 ) -> Attackers:
     """Return the malicious devices, by name and kind, and the metrics of the others."""
     benign = [row for row in metrics if row.device not in malicious and row.n > 0]
-    n = np.array([row.n for row in benign], dtype=np.int64)
-    accuracy = np.array([row.accuracy for row in benign], dtype=np.float64)
-    losses = np.array([_or_infinite(row.loss) for row in benign], dtype=np.float64)
-    found = summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n) if benign else None
+    found = _summary_of(benign) if benign else None
     is_theirs = np.isin(table.device.astype(str), list(malicious))
     weight, merged_in = table.numbers["weight_share"], table.numbers["aggregated_round"]
     is_merged = np.isfinite(weight)

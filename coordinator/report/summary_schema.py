@@ -156,6 +156,34 @@ class Attackers(Struct, frozen=True, kw_only=True):
     """Their updates that were aggregated, with those that the defence left out."""
 
 
+class PersonalSummary(Struct, frozen=True, kw_only=True):
+    """Personal models on held-out data: the latest score of each device that has one.
+
+    Without malicious devices, where they are known. Keys that begin with `global_` are about the
+    global model in the latest evaluation, on the same devices.
+    """
+
+    devices: int
+    accuracy_mean: float
+    """Unweighted over devices."""
+    accuracy_worst10: float
+    """Unweighted mean of the max(1, int(0.1 n)) lowest."""
+    accuracy_best10: float
+    accuracy_variance: float
+    """Population variance; likewise `accuracy_std`."""
+    accuracy_std: float
+    accuracy_pooled: float
+    """Correct / examples of all devices."""
+    loss_mean: float | None
+    global_mean: float | None
+    global_worst10: float | None
+    global_variance: float | None
+    better: int
+    """Devices whose personal model is more accurate than the global one."""
+    train_s_median: float | None
+    """Training of the personal model in valid exchanges that are done."""
+
+
 class MergeWeights(Struct, frozen=True, kw_only=True):
     """Weights of the updates against their shares of the examples, n_k / sum n."""
 
@@ -229,6 +257,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """Sum of its weights in merges, relative to the sum of its shares of the examples there."""
     left_out: int
     """Its updates that the defence left out."""
+    personal_accuracy: float | None
+    """Accuracy of its personal model."""
     malicious: str | None
     """Kind of its malicious behaviour; null while the run is live unless it is revealed."""
 
@@ -296,6 +326,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     defence: DefenceSummary
     attackers: Attackers | None
     """Null without malicious devices, and while the run is live unless they are revealed."""
+    personal: PersonalSummary | None
+    """Null without a score of a personal model."""
     bytes: Bytes
     fairness: Fairness
     round_s: RoundTimes

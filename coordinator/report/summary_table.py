@@ -63,6 +63,7 @@ def _facts(s: RunSummary) -> list[str]:
             f"loss {ratio(s.loss.mean)} ± {ratio(s.loss.std)}",
         ),
         *_spread(s),
+        *_personal(s),
         *[("note", note) for note in s.evaluation_notes],
         (
             "exchanges",
@@ -218,6 +219,21 @@ def _defence(s: RunSummary) -> list[tuple[str, str]]:
     if d.shortened:
         texts.append(f"{d.shortened} of {aggregated} updates shortened")
     return [("defence", "; ".join(texts))] if texts else []
+
+
+def _personal(s: RunSummary) -> list[tuple[str, str]]:
+    """Return a line about the personal models, if there are any."""
+    p = s.personal
+    if p is None:
+        return []
+    there = "" if p.devices == s.devices else f" on these {p.devices} of {s.devices} devices"
+    shared = f"; the global model{there}: mean {ratio(p.global_mean)}, worst 10 %"
+    text = (
+        f"mean {ratio(p.accuracy_mean)}, worst 10 % {ratio(p.accuracy_worst10)}, standard "
+        f"deviation {ratio(p.accuracy_std)}{shared} {ratio(p.global_worst10)}; better on "
+        f"{p.better} devices"
+    )
+    return [("personal", text)]
 
 
 def _attackers(s: RunSummary) -> list[tuple[str, str]]:

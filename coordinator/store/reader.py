@@ -41,6 +41,7 @@ from fairbed.coordinator.store.tables import (
     FleetStatsRow,
     LossQueryRow,
     MetricRow,
+    PersonalScoreRow,
     Record,
     RoundRow,
     RunRow,
@@ -363,6 +364,12 @@ class RunReader:
         newest = "ORDER BY round DESC LIMIT 1"
         rows = self.columns(CheckpointRow, ("round", "model_file", "model_sha256"), newest)
         return (rows[0][0], load_model(self.folder, *rows[0][1:])) if rows else None
+
+    def personal_scores(self, since: int = 0) -> list[PersonalScoreRow]:
+        """Return the latest score of each personal model that was trained after round `since`."""
+        latest = "SELECT device, max(round) FROM personal_score WHERE round > ? GROUP BY device"
+        tail = f"WHERE (device, round) IN ({latest}) ORDER BY device"
+        return self._select(PersonalScoreRow, tail, (since,))
 
     def events(self, since_id: int = 0, limit: int = 500) -> list[tuple[int, EventRow]]:
         """Return the newest `limit` events after `since_id` with their ids, oldest first."""

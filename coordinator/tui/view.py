@@ -15,6 +15,7 @@ from fairbed.coordinator.store.tables import (
     EventRow,
     ExchangeRow,
     MetricRow,
+    PersonalScoreRow,
     RoundRow,
     SelectionRow,
     TelemetryRow,
@@ -57,6 +58,8 @@ class DeviceView:
     queue: float | None = None
     loss: float | None = None
     accuracy: float | None = None
+    personal_accuracy: float | None = None
+    """Accuracy of its personal model; None if it has none."""
     last_context_s: float | None = None
     """Run clock at its last context."""
     cpu_ratio: float | None = None
@@ -165,6 +168,8 @@ class ViewUpdate:
     metrics: Sequence[MetricRow] = ()
     device_metrics: Sequence[DeviceMetricRow] = ()
     """Metrics of the newest evaluation."""
+    personal_scores: Sequence[PersonalScoreRow] = ()
+    """Latest new score of each personal model."""
     events: Sequence[tuple[int, EventRow]] = ()
     telemetry: Sequence[TelemetryRow] = ()
     """Latest row of each device with new telemetry."""
@@ -336,6 +341,8 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
         change(chosen.device, tau_hat_s=known_prediction(chosen.tau_hat_s), queue=chosen.queue)
     for metric in update.device_metrics:
         change(metric.device, loss=metric.loss, accuracy=metric.accuracy)
+    for score in update.personal_scores:
+        change(score.device, personal_accuracy=score.accuracy)
     for context in update.telemetry:
         change(
             context.device,

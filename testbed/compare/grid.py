@@ -23,6 +23,7 @@ from fairbed.testbed.compare.measures import (
     FINAL_ACCURACY,
     MACHINE_TIME,
     METRICS,
+    PERSONAL,
     SCORES,
     TOTAL_TIME,
     UNDER_ATTACK,
@@ -252,6 +253,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     baseline = _known("baseline", config.baseline or names[0], names)
     _known("target.of", config.target.of or baseline, names)
     trains = all(config.fleet == "run" or arm.experiment.trains_in_replay for arm in arms)
+    has_personal = any(arm.experiment.personalisation.is_on for arm in arms)
     has_attack = any(g.malicious is not None for arm in arms for g in arm.experiment.fleet)
     return Grid(
         name=name,
@@ -262,7 +264,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         primary=_metric(
             "primary",
             config.primary or (FINAL_ACCURACY if trains else TOTAL_TIME),
-            _metrics(config, trains=trains, has_attack=has_attack),
+            _metrics(config, trains=trains, has_attack=has_attack, has_personal=has_personal),
         ),
         budget_metric=_metric(
             "budget_metric",
@@ -273,11 +275,14 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     )
 
 
-def _metrics(config: GridConfig, *, trains: bool, has_attack: bool) -> list[str]:
+def _metrics(
+    config: GridConfig, *, trains: bool, has_attack: bool, has_personal: bool
+) -> list[str]:
     """Return the keys of the metrics that a grid measures."""
     unknown = {
         *(() if trains else (*SCORES, *FAIRNESS, *UNDER_ATTACK_IF_TRAINED)),
         *(() if has_attack else UNDER_ATTACK),
+        *(() if trains and has_personal else PERSONAL),
         *(() if config.fleet == "run" else (MACHINE_TIME,)),
     }
     targets = config.target.keys if trains else ()

@@ -78,7 +78,7 @@ def virtual_queues_of(
 
 
 Group: TypeAlias = Literal[
-    "time", "exchange", "selection", "prediction", "accuracy", "fairness", "attack"
+    "time", "exchange", "selection", "prediction", "accuracy", "fairness", "personal", "attack"
 ]
 
 MAX_POINTS = 1_000
@@ -122,6 +122,11 @@ METRICS = (
     Metric("accuracy_gini", "fairness", "Gini of accuracy", "Gini", "", "less", 4),
     Metric("accuracy_gap", "fairness", "accuracy parity gap", "gap", "", "less", 3),
     Metric("utility_log_product", "fairness", "log U(Multi)", "log U", "", "more", 3),
+    Metric("personal_accuracy_mean", "personal", "personal accuracy", "personal", "", "more", 3),
+    Metric(
+        "personal_accuracy_worst10", "personal", "personal worst 10 %", "p worst", "", "more", 3
+    ),
+    Metric("personal_accuracy_variance", "personal", "personal variance", "p var", "", "less", 4),
     Metric("benign_accuracy_mean", "attack", "benign accuracy", "benign", "", "more", 3),
     Metric("benign_accuracy_worst10", "attack", "benign worst 10 %", "b worst", "", "more", 3),
     Metric("benign_accuracy_variance", "attack", "benign variance", "b var", "", "less", 4),
@@ -138,6 +143,8 @@ FAIRNESS = tuple(metric.key for metric in METRICS if metric.group == "fairness")
 UPDATES = "updates"
 """Updates aggregated so far: progress without training."""
 
+PERSONAL = tuple(metric.key for metric in METRICS if metric.group == "personal")
+"""Metrics of runs whose devices train personal models."""
 UNDER_ATTACK = tuple(metric.key for metric in METRICS if metric.group == "attack")
 """Metrics of runs with malicious devices."""
 UNDER_ATTACK_IF_TRAINED = tuple(key for key in UNDER_ATTACK if key != "malicious_selections")
@@ -188,7 +195,7 @@ def measure(folder: Path) -> RunMeasures:
         rounds, counts = reader.rounds(), reader.selection_counts()
         evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
-    attackers = summary.attackers
+    attackers, personal = summary.attackers, summary.personal
     values = {
         "virtual_s": summary.virtual_s,
         "round_median_s": summary.round_s.median,
@@ -210,6 +217,9 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_gini": summary.accuracy.gini,
         "accuracy_gap": summary.accuracy.gap,
         "utility_log_product": summary.utility.log_product,
+        "personal_accuracy_mean": personal.accuracy_mean if personal else None,
+        "personal_accuracy_worst10": personal.accuracy_worst10 if personal else None,
+        "personal_accuracy_variance": personal.accuracy_variance if personal else None,
         "benign_accuracy_mean": attackers.accuracy_mean if attackers else None,
         "benign_accuracy_worst10": attackers.accuracy_worst10 if attackers else None,
         "benign_accuracy_variance": attackers.accuracy_variance if attackers else None,

@@ -27,6 +27,7 @@ HEADLINES = (
     "mape",
     "accuracy_mean",
     "accuracy_worst10",
+    "personal_accuracy_mean",
     "benign_accuracy_mean",
 )
 """Metrics with their own table with intervals, besides the primary one and times to a target."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import anyio
 import numpy as np
 from anyio.abc import TaskGroup
+from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import (
@@ -56,6 +57,8 @@ class Shards:
     width: int = 60
     """Features of an example."""
     given: list[str] = field(default_factory=list)
+    held_out: int = 0
+    """Held-out examples of a device."""
 
     def shard(self, device: str) -> Shard | None:
         if device not in self.given:
@@ -63,8 +66,12 @@ class Shards:
                 return None
             self.given.append(device)
         rng = np.random.default_rng(self.given.index(device))
-        x = rng.standard_normal((EXAMPLES, self.width)).astype(np.float32)
-        return make_shard(x, np.argmax(x[:, :10], axis=1))
+        x = rng.standard_normal((EXAMPLES + self.held_out, self.width)).astype(np.float32)
+        y = np.argmax(x[:, :10], axis=1)
+        shard = make_shard(x[:EXAMPLES], y[:EXAMPLES])
+        if not self.held_out:
+            return shard
+        return structs.replace(shard, held_out=make_shard(x[EXAMPLES:], y[EXAMPLES:]))
 
 
 class NormEvaluator:

@@ -184,6 +184,12 @@ def state_text(device: DeviceView, elapsed_s: float) -> str:
     return f"{device.state}: {meaning}; last context {age} ago"
 
 
+def _personal(device: DeviceView) -> str:
+    """Return the accuracy of the personal model, if there is one."""
+    found = device.personal_accuracy
+    return "" if found is None else f", personal model {ratio(found)}"
+
+
 def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[tuple[str, str]]:
     """Return labels and values of a device at a time of the run clock."""
     try:
@@ -213,6 +219,9 @@ def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[t
             f"{device.selected} of {device.rounds} rounds, {device.aggregated} aggregated",
         ),
         ("queue Z", ratio(device.queue, 2)),
-        ("accuracy", f"{ratio(device.accuracy)}, loss {ratio(device.loss)}"),
+        (
+            "accuracy",
+            f"{ratio(device.accuracy)}, loss {ratio(device.loss)}{_personal(device)}",
+        ),
         *([("malicious", device.malicious)] if device.malicious else []),
     ]

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.tables import DeviceMetricRow, ExchangeRow
+from fairbed.coordinator.store.tables import DeviceMetricRow, ExchangeRow, PersonalScoreRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 
 CONTRACT = {
@@ -397,3 +397,37 @@ def test_a_fleet_without_benign_devices_has_no_benign_metrics(tmp_path: Path) ->
     assert (a.device_share, a.selection_share) == (1.0, 1.0)
     assert a.weight_share == pytest.approx(1.0)
     assert (a.accuracy_mean, a.accuracy_worst10, a.loss_mean) == (None, None, None)
+
+
+def test_personal_models_are_summarised_by_their_latest_scores(tmp_path: Path) -> None:
+    def score(round_id: int, device: str, accuracy: float) -> PersonalScoreRow:
+        return PersonalScoreRow(round=round_id, device=device, n=20, accuracy=accuracy, loss=0.5)
+
+    run = FakeRun(tmp_path / "r", rounds=3)
+    run.play(3)
+    run.store.flush()
+    with RunReader(tmp_path / "r") as reader:
+        names = [device.name for device in reader.devices()][:3]
+    run.store.add_all([score(1, names[0], 0.1), score(3, names[0], 0.9)])
+    run.store.add_all([score(2, names[1], 0.5), score(2, names[2], 0.4)])
+    run.finish()
+    with RunReader(tmp_path / "r") as reader:
+        summary = summarise_run(reader)
+        metrics = {row.device: round(40 * row.accuracy) / 40 for row in reader.device_metrics()}
+    p = summary.personal
+    assert p is not None
+    assert (p.devices, p.accuracy_worst10) == (3, 0.4)
+    assert p.accuracy_mean == pytest.approx(0.6)
+    assert p.accuracy_variance == pytest.approx((0.3**2 + 0.1**2 + 0.2**2) / 3)
+    assert p.global_mean == pytest.approx(sum(metrics[name] for name in names) / 3)
+    latest = dict(zip(names, (0.9, 0.5, 0.4), strict=True))
+    assert p.better == sum(latest[name] > metrics[name] for name in names)
+    own = {device.name: device.personal_accuracy for device in summary.fleet}
+    assert own == dict.fromkeys(own) | latest
+    assert "\npersonal   mean 0.600, worst 10 % 0.400" in summary_table(summary)
+    assert "the global model on these 3 of 12 devices: mean" in summary_table(summary)
+
+
+def test_a_run_without_personal_models_has_none(summary: RunSummary) -> None:
+    assert summary.personal is None
+    assert "personal" not in summary_table(summary)

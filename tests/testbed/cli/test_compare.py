@@ -164,6 +164,22 @@ def test_the_example_of_lying_contexts_runs(
         assert share[f"{arm}-later"] == pytest.approx(honest, abs=0.04)
 
 
+@pytest.mark.full
+def test_the_example_of_personal_models_runs(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ditto is better than local training and than the global model, which all arms share."""
+    arguments = ["--out", str(calls), "--seeds", "3", "--no-figures", "--json"]
+    assert main(["compare", str(GRIDS / "ditto.toml"), *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    arms = {arm["name"]: arm["values"] for arm in report["arms"]}
+    own = {name: values["personal_accuracy_mean"]["mean"] for name, values in arms.items()}
+    assert report["primary"] == "personal_accuracy_mean"
+    assert len({values["accuracy_mean"]["mean"] for values in arms.values()}) == 1
+    assert own["ditto,lambda=1.0"] > own["local-only"] + 0.03
+    assert own["ditto,lambda=0.01"] == pytest.approx(own["local-only"], abs=0.02)
+
+
 def test_every_example_has_its_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))

@@ -1,0 +1,186 @@
+"""Personal models in a replay: those of the devices, resumed with the same bits, within memory."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.policy.config import (
+    EvaluationConfig,
+    ExchangeConfig,
+    PersonalisationConfig,
+    TrainingConfig,
+)
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import PersonalScoreRow
+from fairbed.device_agent import trainer
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.learning import Learning
+from fairbed.testbed.replay.personal import BLOCK_BYTES, PersonalModels
+from fairbed.testbed.replay.run import replay_experiment
+from fairbed.wire.shard import make_shard
+from tests.testbed.replay.cohort.fleets import RECIPES, Meter, distance, fleet_data, shipped
+from tests.testbed.replay.fleets import EXAMPLES
+from tests.testbed.replay.test_learning import ALL_DEVICES, N, a_learning, an_experiment, train
+from tests.testbed.replay.test_resume import cut_off_at
+
+RECIPE = RECIPES["softmax-60-10"]
+DATA = fleet_data(RECIPE)
+TRAINING = TrainingConfig(learning_rate=0.05, momentum=0.5)
+DITTO = PersonalisationConfig(method="ditto", lambda_=0.7)
+EXAMPLE = EXAMPLES / "ditto.toml"
+
+
+def personal(folder: Path, settings: PersonalisationConfig = DITTO, **sections: object) -> Learning:
+    experiment = an_experiment(personalisation=settings, training=TRAINING, **sections)
+    return a_learning(folder, experiment, DATA)
+
+
+def models_of(learning: Learning) -> list[Vector]:
+    assert learning._personal is not None
+    return [learning._personal.models[row].copy() for row in range(N)]
+
+
+def on_the_device(
+    learning: Learning, row: int, start: Vector, w_t: Vector, round_id: int
+) -> Vector:
+    """Return the personal model of a device after a round, by the devices' own code."""
+    artifact = shipped(RECIPE)
+    x, y = Shards(DATA, artifact.spec.x_shape).whole(row)
+    seed = learning._decisions.training_seed(round_id, row)
+    h = DITTO.hyperparameters(TRAINING, round_id)
+    assert h.proximal == 0.7
+    return trainer.train(
+        OnnxEngine(artifact), start, x, y, h, seed, Meter(), lambda: False, w_t
+    ).vector
+
+
+def test_personal_models_and_their_scores_are_those_of_the_devices(tmp_path: Path) -> None:
+    learning = personal(tmp_path)
+    expected = [learning.vector.copy()] * N
+    for round_id in (1, 2, 3):
+        w_t = learning.vector.copy()
+        train(learning, DATA, ALL_DEVICES, ALL_DEVICES[:3], round_id)
+        expected = [on_the_device(learning, k, expected[k], w_t, round_id) for k in range(N)]
+        for mine, truth in zip(models_of(learning), expected, strict=True):
+            assert distance(mine, truth, w_t) < 1e-5
+    engine, dataset = OnnxEngine(shipped(RECIPE)), DATA.dataset
+    tested = [k for k in range(N) if len(DATA.test_rows[k])]
+    assert [(one.round, one.row) for one in learning.personal_scores] == [(3, k) for k in tested]
+    for one in learning.personal_scores:
+        rows = DATA.test_rows[one.row]
+        x, y = make_shard(dataset.x[rows], dataset.y[rows]).arrays()
+        loss, accuracy = trainer.evaluate(engine, expected[one.row], x, y, Meter())
+        assert (one.score.n, one.score.correct) == (len(rows), round(accuracy * len(rows)))
+        assert one.score.loss_sum / one.score.n == pytest.approx(loss, rel=1e-4)
+
+
+def test_the_global_model_does_not_depend_on_personal_models(tmp_path: Path) -> None:
+    mine, plain = personal(tmp_path), personal(tmp_path, PersonalisationConfig())
+    for round_id in (1, 2):
+        for learning in (mine, plain):
+            train(learning, DATA, ALL_DEVICES, ALL_DEVICES, round_id)
+    assert mine.vector.tobytes() == plain.vector.tobytes()
+    assert plain.personal_scores == []
+
+
+def test_local_only_does_not_depend_on_the_global_model(tmp_path: Path) -> None:
+    settings = PersonalisationConfig(method="local-only", lambda_=5.0)
+    models = []
+    for merged in (ALL_DEVICES, ALL_DEVICES[:1]):
+        learning = personal(tmp_path, settings)
+        for round_id in (1, 2, 3):
+            train(learning, DATA, ALL_DEVICES, merged, round_id)
+        models.append([model.tobytes() for model in models_of(learning)])
+    assert models[0] == models[1]
+
+
+def test_a_device_that_was_not_selected_keeps_its_model(tmp_path: Path) -> None:
+    learning = personal(tmp_path, evaluation=EvaluationConfig(every=2))
+    train(learning, DATA, ALL_DEVICES, ALL_DEVICES, 1)
+    assert learning.personal_scores == [], "no evaluation is due"
+    before = models_of(learning)
+    train(learning, DATA, ALL_DEVICES[2:4], ALL_DEVICES[2:4], 2)
+    is_same = [a.tobytes() == b.tobytes() for a, b in zip(before, models_of(learning), strict=True)]
+    assert is_same == [k not in (2, 3) for k in range(N)]
+    assert {one.row for one in learning.personal_scores} <= {2, 3}
+
+
+def test_a_state_has_the_bits_of_every_model(tmp_path: Path) -> None:
+    learning = personal(tmp_path, exchange=ExchangeConfig(up="top-k"))
+    train(learning, DATA, ALL_DEVICES[:5], ALL_DEVICES, 1)
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(learning.to_state()))
+    again = personal(tmp_path, exchange=ExchangeConfig(up="top-k"))
+    again.load_state(learning.vector.copy(), state)
+    for one in (learning, again):
+        train(one, DATA, ALL_DEVICES, ALL_DEVICES, 2)
+    for a, b in zip(models_of(learning), models_of(again), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_a_resumed_replay_has_the_scores_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    of = load_experiment(EXAMPLE, ["rounds=8"])
+    replay_experiment(of, tmp_path / "whole", "run", lambda replayed: None)
+    for at in (2, 5):
+        cut_off_at(at, of, tmp_path / "parts")
+    replay_experiment(of, tmp_path / "parts", "run", lambda replayed: None)
+    rows = []
+    for name in ("whole", "parts"):
+        with RunReader(tmp_path / name) as reader:
+            rows.append(reader.columns(PersonalScoreRow, ("round", "device", "accuracy", "loss")))
+            summary = summarise_run(reader)
+            exchanges = reader.exchanges()
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 8 * 4
+    assert summary.personal is not None
+    assert summary.personal.devices == len({device for _, device, *_ in rows[0]})
+    for x in exchanges:
+        assert x.personal_s is not None
+        assert x.train_s is not None
+        assert x.personal_s == pytest.approx(x.train_s), "the same steps"
+        phases = x.download_s, x.load_s, x.train_s, x.personal_s, x.encode_s, x.upload_s, x.signal_s
+        assert x.tau_s == pytest.approx(sum(value or 0.0 for value in phases))
+
+
+def test_memory_grows_with_the_devices_that_trained() -> None:
+    models = PersonalModels(1_000)
+    per_block = BLOCK_BYTES // 4_000
+    for row in range(0, 2 * (per_block + 1), 2):
+        models.keep(row, np.full(1_000, row, dtype=np.float32))
+    assert len(models) == per_block + 1
+    state = models.to_state()
+    assert sum(block.nbytes for block in state["blocks"]) <= 2 * BLOCK_BYTES
+    assert models[2 * per_block][0] == 2 * per_block
+    w_t = np.full(1_000, -1.0, dtype=np.float32)
+    assert models.starts([0, 1, 2], w_t)[:, 0].tolist() == [0.0, -1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["personalisation.lambda=-1"], "personalisation.lambda"),
+        (
+            ["personalisation.lambda=11"],
+            "personalisation.lambda times training.learning_rate must be at most 0.5, got 11 x "
+            "0.05 = 0.55: the personal model would oscillate; lower one of them",
+        ),
+        (["personalisation.lambda=1e9"], "personalisation.lambda"),
+        (['personalisation.method="dito"'], "personalisation.method"),
+        (["personalisation.lamda=1"], "lambda"),
+    ],
+)
+def test_a_bad_setting_is_one_line(settings: list[str], line: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(EXAMPLE, settings)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_lambda_without_ditto_is_not_limited() -> None:
+    settings = ["personalisation.lambda=11", 'personalisation.method="local-only"']
+    assert isinstance(load_experiment(EXAMPLE, settings), Experiment)
