@@ -56,6 +56,7 @@ def train(
     meter: Meter,
     should_stop: Callable[[], bool],
     anchor: NDArray[np.float32] | None = None,
+    adjust: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
 ) -> TrainResult:
     """Train by mini-batch SGD, starting from the global model or, for Ditto, from a personal one.
 
@@ -77,6 +78,8 @@ def train(
         meter: Counts every mini-batch.
         should_stop: Called before every mini-batch; True ends the training.
         anchor: The global model w_t, shape (n_values,); not set: it is `vector`.
+        adjust: Called with the model, shape (n_values,), and each gradient, shape (n_params,),
+            which it may change.
 
     Raises:
         ValueError: There are no examples, or a label is not one of the classes.
@@ -102,10 +105,12 @@ def train(
         steps += 1
         if not np.isfinite(loss):
             raise divergence_error("the loss", loss, steps)
+        meter.step(len(batch))
+        if adjust is not None:
+            adjust(work, gradient)
         descent.step(gradient)
         loss_sum += loss * len(batch)
         seen += len(batch)
-        meter.step(len(batch))
     if not np.isfinite(work).all():
         raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps)
     return TrainResult(vector=work, steps=steps, loss_train=loss_sum / seen if seen else None)

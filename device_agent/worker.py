@@ -7,7 +7,7 @@ measures a real cold start. A `Stopwatch` measures the phases as consecutive lap
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fairbed.device_agent import trainer
 from fairbed.device_agent.coding import Coder
+from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Engine, EngineError, Examples
 from fairbed.device_agent.engines.onnx import OnnxEngine, release_memory, self_check, trim_heap
 from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
@@ -166,16 +167,16 @@ class _StoppableMeter:
     """Passes units of work to the host; raises `_RoundStopped` after the round was stopped."""
 
     def __init__(self, meter: Meter, should_stop: Callable[[], bool]) -> None:
-        self._meter = meter
+        self.inner = meter
         self._should_stop = should_stop
 
     def step(self, n_examples: int) -> None:
-        self._meter.step(n_examples)
+        self.inner.step(n_examples)
         if self._should_stop():
             raise _RoundStopped
 
     def read(self, n_bytes: int) -> None:
-        self._meter.read(n_bytes)
+        self.inner.read(n_bytes)
 
 
 class TrainingThread:
@@ -407,19 +408,21 @@ class TrainingThread:
                 if old.round == train.round:
                     self._unscored = old if personal.score else None
                     return
-            start = w_t if old is None else old.vector
+        start = w_t if old is None else old.vector
+        with self._taking_turns(should_stop) as (meter, validating):
             try:
-                trained = trainer.train(
+                trained = train_personal(
                     loaded.engine,
                     start,
+                    w_t,
                     loaded.x,
                     loaded.y,
-                    personal.hyperparameters,
+                    personal,
                     train.seed,
                     meter,
+                    validating,
                     should_stop,
-                    w_t,
-                ).vector
+                )
             except TrainingDiverged as exc:
                 _log.warning("personal model: kept as it was: %s", exc)
                 trained = start
@@ -498,6 +501,32 @@ class TrainingThread:
     def _section(self, name: Section, should_stop: Callable[[], bool]) -> Iterator[Meter]:
         with self._host.pace.section(name) as meter:
             yield _StoppableMeter(meter, should_stop)
+
+    @contextmanager
+    def _taking_turns(
+        self, should_stop: Callable[[], bool]
+    ) -> Iterator[tuple[Meter, Callable[[], AbstractContextManager[Meter]]]]:
+        """Enter a section of training, which is left for each validation and entered again.
+
+        Yields:
+            The meter of training, and what enters a validation.
+        """
+        with ExitStack() as section:
+            meter = _StoppableMeter(
+                section.enter_context(self._host.pace.section("train")), should_stop
+            )
+
+            def enter(name: Section) -> None:
+                section.close()
+                meter.inner = section.enter_context(self._host.pace.section(name))
+
+            @contextmanager
+            def validating() -> Iterator[Meter]:
+                enter("evaluate")
+                yield meter
+                enter("train")
+
+            yield meter, validating
 
     def _load(self, task: _PreparedTask, meter: Meter) -> _LoadedTask:
         if self._loaded is None:

@@ -106,6 +106,12 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """Stop after this many mini-batches; None means all epochs."""
 
 
+Lambda: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
+"""Weight of the distance between a personal and the global model (Ditto)."""
+
+LambdaChoice: TypeAlias = Literal["fixed", "local", "dynamic"]
+
+
 class Personal(Message, frozen=True, kw_only=True, tag="personal"):
     """Training of a personal model v_k beside the global one; v_k never leaves the device."""
 
@@ -113,6 +119,10 @@ class Personal(Message, frozen=True, kw_only=True, tag="personal"):
     """Run of v_k; the device begins a new v_k at the global model in another run or task."""
     hyperparameters: Hyperparameters
     """`proximal` is lambda; its anchor is the global model that was sent."""
+    choice: LambdaChoice = "fixed"
+    """Where lambda comes from (`device_agent.ditto`)."""
+    candidates: Annotated[tuple[Lambda, ...], Meta(max_length=16)] = ()
+    """Values of lambda to choose from; a device with too few examples takes `proximal`."""
     score: bool = False
     """Evaluate v_k on the held-out examples of the device, and send a `PersonalScore`."""
 

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import Hyperparameters, Lambda, LambdaChoice, Personal
 
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
@@ -94,9 +94,20 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
     method: Literal["none", "ditto", "local-only"] = "none"
     """ditto: pulled towards the global model by `lambda`; local-only: ditto with lambda 0, which
     trains on the device's examples alone."""
-    lambda_: Annotated[float, Meta(ge=0.0, le=1e6)] = msgspec.field(default=1.0, name="lambda")
+    lambda_: Lambda = msgspec.field(default=1.0, name="lambda")
     """Weight of the distance to the global model (ditto): 0 is a local model, a large one the
     global model. Learning rate times lambda must be at most 0.5."""
+    lambda_choice: LambdaChoice = "fixed"
+    """fixed: `lambda`; local: each device tries `lambda_candidates` in each round and keeps the
+    model of least loss on a tenth of its examples, which the section leaves out; dynamic: likewise
+    in each step. A device with at most 30 examples takes `lambda`."""
+    lambda_candidates: Annotated[tuple[Lambda, ...], Meta(min_length=1, max_length=16)] = (
+        0.1,
+        1.0,
+        2.0,
+    )
+    """Values to choose from; the source takes 0.05, 0.1 and 0.2, and a `lambda` of 0.1, under
+    strong attacks."""
     epochs: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     """Passes over the examples for the personal model; not set: `training.epochs`, on the same
     mini-batches."""
@@ -118,13 +129,38 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
             max_steps=self.max_steps or h.max_steps,
         )
 
+    def request(
+        self, training: TrainingConfig, run: str, round_id: int, *, score: bool
+    ) -> Personal:
+        """Return how a device trains its personal model in a round, counted from 1."""
+        h = self.hyperparameters(training, round_id)
+        if self.choice == "fixed":
+            return Personal(run=run, hyperparameters=h, score=score)
+        return Personal(
+            run=run,
+            hyperparameters=h,
+            choice=self.choice,
+            candidates=self.lambda_candidates,
+            score=score,
+        )
+
+    @property
+    def choice(self) -> LambdaChoice:
+        """Where lambda comes from."""
+        return self.lambda_choice if self.method == "ditto" else "fixed"
+
     def problem(self, training: TrainingConfig) -> str:
         """Return why the personal model cannot be trained; empty if it can."""
-        step = training.learning_rate * self.lambda_
-        if self.method == "ditto" and step > MAX_PULL:
+        if self.method != "ditto":
+            return ""
+        key, pull = "lambda", self.lambda_
+        if self.choice != "fixed" and max(self.lambda_candidates) > pull:
+            key, pull = "lambda_candidates", max(self.lambda_candidates)
+        step = training.learning_rate * pull
+        if step > MAX_PULL:
             return (
-                f"personalisation.lambda times training.learning_rate must be at most {MAX_PULL}, "
-                f"got {self.lambda_:g} x {training.learning_rate:g} = {step:g}: the personal model "
+                f"personalisation.{key} times training.learning_rate must be at most {MAX_PULL}, "
+                f"got {pull:g} x {training.learning_rate:g} = {step:g}: the personal model "
                 "would oscillate; lower one of them"
             )
         return ""

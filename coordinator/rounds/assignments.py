@@ -150,8 +150,5 @@ class Assignments:
         config, settings = self._config, self._config.personalisation
         if not settings.is_on:
             return None
-        return Personal(
-            run=self._run,
-            hyperparameters=settings.hyperparameters(config.training, round_id),
-            score=config.evaluation.is_due(round_id, config.rounds),
-        )
+        is_scored = config.evaluation.is_due(round_id, config.rounds)
+        return settings.request(config.training, self._run, round_id, score=is_scored)

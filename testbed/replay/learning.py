@@ -370,10 +370,11 @@ class Learning:
         rows = batch.rows[~has_diverged]
         seeds = self._decisions.training_seeds(batch.round, rows)
         jobs = [CohortJob(*pair) for pair in zip(rows.tolist(), seeds.tolist(), strict=True)]
-        personal.train(
-            w_t, jobs, config.personalisation.hyperparameters(config.training, batch.round)
-        )
-        if config.evaluation.is_due(batch.round, config.rounds):
+        is_scored = config.evaluation.is_due(batch.round, config.rounds)
+        settings = config.personalisation
+        request = settings.request(config.training, "replay", batch.round, score=is_scored)
+        personal.train(w_t, jobs, request)
+        if is_scored:
             for row, score in zip(rows.tolist(), personal.scores(rows.tolist()), strict=True):
                 if score is not None:
                     self.personal_scores.append(PersonalScoreOf(batch.round, row, score))

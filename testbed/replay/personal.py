@@ -5,20 +5,23 @@ round, and takes the mini-batches of the global section.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.ports import Score
+from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.trainer import TrainingDiverged, evaluate
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
 from fairbed.testbed.replay.cohort.devices import Unpaced
+from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import Artifact
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import Personal
 from fairbed.wire.shard import make_shard
 from fairbed.wire.tensors import BYTES_PER_VALUE
 
@@ -88,28 +91,34 @@ class PersonalModels:
 class PersonalCohort:
     """Trains and scores personal models.
 
+    A fixed lambda takes the trainer of the cohort. Devices that choose lambda run their own code
+    one after another: a comparison of losses that are nearly equal has the bits of the device.
+
     Args:
         trainer: The trainer of the cohort.
         artifact: The task.
-        data: The held-out examples; shard n belongs to row n.
+        data: The training and held-out examples; shard n belongs to row n.
     """
 
     def __init__(self, trainer: Trainer, artifact: Artifact, data: FleetData) -> None:
         self._trainer, self._artifact, self._data = trainer, artifact, data
+        self._shards = Shards(data, artifact.spec.x_shape)
         self.models = PersonalModels(artifact.spec.layout.n_values)
-        self._engine: Engine | None = None
-        """Opened by the first score."""
+        self._opened: Engine | None = None
 
-    def train(
-        self, w_t: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
-    ) -> None:
+    def train(self, w_t: Vector, jobs: Sequence[CohortJob], personal: Personal) -> None:
         """Train the personal models of a cohort; one that diverges is kept as it was.
 
         Args:
             w_t: The global model that was sent, shape (n_values,).
             jobs: Training of each device.
-            hyperparameters: `proximal` is lambda.
+            personal: Hyperparameters, and where lambda comes from.
         """
+        if personal.choice != "fixed":
+            for job in jobs:
+                self._train_one(w_t, job, personal)
+            return
+        hyperparameters = personal.hyperparameters
         size = max(1, STARTS_BYTES // w_t.nbytes)
         for begin in range(0, len(jobs), size):
             part = jobs[begin : begin + size]
@@ -119,6 +128,31 @@ class PersonalCohort:
                     result.at.tolist(), result.vectors, result.problems, strict=True
                 ):
                     self.models.keep(part[at].device, starts[at] if problem else trained)
+
+    def _train_one(self, w_t: Vector, job: CohortJob, personal: Personal) -> None:
+        """Train the personal model of a device as the device does."""
+        start = self.models.starts([job.device], w_t)[0]
+        x, y = self._shards.whole(job.device)
+        try:
+            trained = train_personal(
+                self._engine(),
+                start,
+                w_t,
+                x,
+                y,
+                personal,
+                job.seed,
+                Unpaced(),
+                lambda: nullcontext(Unpaced()),
+                lambda: False,
+            )
+        except TrainingDiverged:
+            trained = start
+        self.models.keep(job.device, trained)
+
+    def _engine(self) -> Engine:
+        self._opened = self._opened or OnnxEngine(self._artifact)
+        return self._opened
 
     def scores(self, rows: Sequence[int]) -> list[Score | None]:
         """Return the score of each personal model on the device's held-out examples.
@@ -130,11 +164,10 @@ class PersonalCohort:
     def _score(self, row: int, held_out: Ints) -> Score | None:
         if not len(held_out):
             return None
-        engine = self._engine = self._engine or OnnxEngine(self._artifact)
         dataset = self._data.dataset
         x, y = make_shard(dataset.x[held_out], dataset.y[held_out]).arrays()
         try:
-            loss, accuracy = evaluate(engine, self.models[row], x, y, Unpaced())
+            loss, accuracy = evaluate(self._engine(), self.models[row], x, y, Unpaced())
         except TrainingDiverged:
             return None
         return Score(len(y), round(accuracy * len(y)), max(0.0, loss) * len(y))

@@ -3,6 +3,9 @@
 import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,9 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from fairbed.device_agent import trainer
+from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Examples
+from fairbed.device_agent.host import Section
 from fairbed.device_agent.personal import FILE, PersonalModel, PersonalStore
-from fairbed.wire.messages import Hyperparameters, Offer, Personal, PersonalScore
+from fairbed.wire.messages import Hyperparameters, LambdaChoice, Offer, Personal, PersonalScore
 from fairbed.wire.shard import encode_shard
 from tests.device_agent.conftest import AgentSetup
 from tests.device_agent.coordinator import FakeCoordinator
@@ -145,6 +150,19 @@ def test_a_full_disk_keeps_the_old_file_and_the_new_model_in_memory(
     assert found.round == 4
 
 
+class RecordedPace:
+    """Records the section and the size of each unit of work."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Section, int]] = []
+
+    @contextmanager
+    def section(self, name: Section) -> Iterator[Meter]:
+        meter = Meter()
+        meter.step = lambda n_examples: self.work.append((name, n_examples))  # type: ignore[method-assign]
+        yield meter
+
+
 # --- the rounds ----------------------------------------------------------------------------------
 
 agent_test = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
@@ -174,6 +192,36 @@ class TestRounds:
             assert kept(setup).vector.tobytes() == trained(first, w(2), 2).tobytes()
         global_model = Personal(run="", hyperparameters=GLOBAL)
         assert update.tobytes() == trained(w(1), w(1), 1, global_model).tobytes()
+
+    @pytest.mark.parametrize(("choice", "validations"), [("local", 3), ("dynamic", 12)])
+    async def test_chooses_lambda_and_counts_validations_apart(
+        self, setup: AgentSetup, choice: LambdaChoice, validations: int
+    ) -> None:
+        pace = RecordedPace()
+        setup.host = replace(setup.host, pace=pace)
+        personal = msgspec.structs.replace(DITTO, choice=choice, candidates=(0.1, 1.0, 2.0))
+        async with setup.running() as (_, coordinator):
+            await coordinator.join(TASK, SHARD)
+            pace.work.clear()
+            await a_round(coordinator, 1, msgspec.structs.replace(personal, score=False))
+        engine, (x, y) = SoftmaxEngine(softmax_artifact().spec), TRAINING.arrays()
+        expected = train_personal(
+            engine,
+            w(1),
+            w(1),
+            x,
+            y,
+            personal,
+            1,
+            Meter(),
+            lambda: nullcontext(Meter()),
+            lambda: False,
+        )
+        assert kept(setup).vector.tobytes() == expected.tobytes()
+        train_s = [n for name, n in pace.work if name == "train"]
+        assert [n for name, n in pace.work if name == "evaluate"] == validations * [4]
+        sections = 3 if choice == "local" else 1
+        assert train_s == 4 * [10] + sections * [10, 10, 10, 6]
 
     async def test_it_is_never_sent(self, setup: AgentSetup) -> None:
         async with setup.running() as (_, coordinator):

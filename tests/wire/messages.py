@@ -310,6 +310,20 @@ MESSAGES: Mapping[str, AnyMessage] = {
             score=True,
         ),
     ),
+    "train-personal-choice": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=PLAIN_SGD,
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
+        personal=Personal(
+            run="digits-12-a1b2",
+            hyperparameters=PLAIN_SGD,
+            choice="dynamic",
+            candidates=(0.1, 1.0, 2.0),
+        ),
+    ),
     "train-personal-unscored": Train(
         round=3,
         model=MODEL,

@@ -9,6 +9,7 @@ from fairbed.coordinator.algorithms.selection.base import Sample
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.state.exchange import upload_slots
+from fairbed.device_agent.ditto import validation_size
 from fairbed.device_agent.trainer import EVALUATION_BATCH
 from fairbed.testbed.emulation.work import TaskCosts, passes_s
 from fairbed.testbed.host.calibration import ANY_DEVICE
@@ -115,9 +116,8 @@ class Work:
             needs_loss: Whether the aggregation rule needs the loss of the model that is sent.
             sample: Examples that a loss query evaluates before a selection; None for no query.
         """
-        training, personal, n = config.training, config.personalisation, len(examples)
+        training, n = config.training, len(examples)
         steps = _steps(training.hyperparameters(1), examples)
-        personal_steps = _steps(personal.hyperparameters(training, 1), examples)
         evaluate_s = _forward_pass_s(costs, examples)
         queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
         return cls(
@@ -125,9 +125,7 @@ class Work:
             shard_bytes=shard_bytes,
             steps=steps,
             train_s=passes_s(costs.train, examples, steps, training.batch_size),
-            personal_s=passes_s(costs.train, examples, personal_steps, training.batch_size)
-            if personal.is_on
-            else np.zeros(n),
+            personal_s=_personal_s(config, costs, examples),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
             query_s=np.zeros(n) if sample is None else _forward_pass_s(costs, queried),
@@ -140,6 +138,24 @@ def _steps(h: Hyperparameters, examples: Ints) -> Ints:
     """Return the mini-batches of local training, shape (N,)."""
     steps: Ints = h.epochs * -(-examples // h.batch_size)
     return steps if h.max_steps is None else np.minimum(steps, h.max_steps)
+
+
+def _personal_s(config: CoordinatorConfig, costs: TaskCosts, examples: Ints) -> Floats:
+    """Return the cost of training the personal model (`device_agent.ditto`), shape (N,)."""
+    settings, training = config.personalisation, config.training
+    if not settings.is_on:
+        return np.zeros(len(examples))
+    h, candidates = settings.hyperparameters(training, 1), len(settings.lambda_candidates)
+    is_fixed = settings.choice == "fixed"
+    drawn = np.zeros_like(examples) if is_fixed else validation_size(examples)
+    left = examples - drawn
+    steps = _steps(h, left)
+    section_s = passes_s(costs.train, left, steps, h.batch_size)
+    if is_fixed:
+        return section_s
+    sections, validations = (candidates, 1) if settings.choice == "local" else (1, steps)
+    validation_s = candidates * validations * _forward_pass_s(costs, drawn)
+    return np.where(drawn > 0, sections, 1) * section_s + validation_s
 
 
 def _forward_pass_s(costs: TaskCosts, examples: Ints) -> Floats:

@@ -1,5 +1,6 @@
 """Personal models in a replay: those of the devices, resumed with the same bits, within memory."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -17,12 +18,16 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import PersonalScoreRow
 from fairbed.device_agent import trainer
+from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.learning import Learning
 from fairbed.testbed.replay.personal import BLOCK_BYTES, PersonalModels
 from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.world.work import Work
+from fairbed.wire.messages import LambdaChoice
 from fairbed.wire.shard import make_shard
 from tests.testbed.replay.cohort.fleets import RECIPES, Meter, distance, fleet_data, shipped
 from tests.testbed.replay.fleets import EXAMPLES
@@ -78,6 +83,57 @@ def test_personal_models_and_their_scores_are_those_of_the_devices(tmp_path: Pat
         loss, accuracy = trainer.evaluate(engine, expected[one.row], x, y, Meter())
         assert (one.score.n, one.score.correct) == (len(rows), round(accuracy * len(rows)))
         assert one.score.loss_sum / one.score.n == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("choice", ["local", "dynamic"])
+def test_devices_that_choose_lambda_have_the_bits_of_the_device(
+    choice: LambdaChoice, tmp_path: Path
+) -> None:
+    settings = PersonalisationConfig(method="ditto", lambda_choice=choice)
+    learning, engine = personal(tmp_path, settings), OnnxEngine(shipped(RECIPE))
+    shards = Shards(DATA, shipped(RECIPE).spec.x_shape)
+    expected = [learning.vector.copy()] * N
+    for round_id in (1, 2, 3):
+        w_t = learning.vector.copy()
+        train(learning, DATA, ALL_DEVICES, ALL_DEVICES[:3], round_id)
+        request = settings.request(TRAINING, "run", round_id, score=False)
+        assert (request.choice, request.candidates) == (choice, (0.1, 1.0, 2.0))
+        for k in range(N):
+            x, y = shards.whole(k)
+            expected[k] = train_personal(
+                engine,
+                expected[k],
+                w_t,
+                x,
+                y,
+                request,
+                learning._decisions.training_seed(round_id, k),
+                Meter(),
+                lambda: nullcontext(Meter()),
+                lambda: False,
+            )
+    for mine, truth in zip(models_of(learning), expected, strict=True):
+        assert mine.tobytes() == truth.tobytes()
+
+
+@pytest.mark.parametrize("choice", ["fixed", "local", "dynamic"])
+def test_the_work_of_a_personal_model_counts_sections_and_validations(choice: LambdaChoice) -> None:
+    costs = TaskCosts(step_s=1.0, example_s=0.1, evaluation_step_s=0.01, evaluation_example_s=0.001)
+    settings = PersonalisationConfig(method="ditto", lambda_choice=choice)
+    training = TrainingConfig(epochs=2, batch_size=10, learning_rate=0.05)
+    config = an_experiment(personalisation=settings, training=training).coordinator()
+    n = np.array([30, 45])
+    work = Work.of(config, costs, n, n, needs_loss=False)
+    fixed = 6 * 1.0 + 60 * 0.1
+    assert work.train_s == pytest.approx([fixed, 10 * 1.0 + 90 * 0.1])
+    # 45 examples: 5 validate, and 40 train in 8 steps.
+    section, validations = 8 * 1.0 + 80 * 0.1, 3 * (0.01 + 5 * 0.001)
+    chosen = {
+        "fixed": 10 * 1.0 + 90 * 0.1,
+        "local": 3 * section + validations,
+        "dynamic": section + 8 * validations,
+    }
+    assert work.personal_s == pytest.approx([fixed, chosen[choice]])
 
 
 def test_the_global_model_does_not_depend_on_personal_models(tmp_path: Path) -> None:
@@ -170,6 +226,15 @@ def test_memory_grows_with_the_devices_that_trained() -> None:
             "0.05 = 0.55: the personal model would oscillate; lower one of them",
         ),
         (["personalisation.lambda=1e9"], "personalisation.lambda"),
+        (["personalisation.lambda=nan"], "personalisation.lambda"),
+        (['personalisation.lambda_choice="best"'], "personalisation.lambda_choice"),
+        (
+            ['personalisation.lambda_choice="local"', "personalisation.lambda_candidates=[1, 20]"],
+            "personalisation.lambda_candidates times training.learning_rate must be at most 0.5, "
+            "got 20 x 0.05 = 1: the personal model would oscillate; lower one of them",
+        ),
+        (["personalisation.lambda_candidates=[]"], "personalisation.lambda_candidates"),
+        (["personalisation.lambda_candidates=[0.1, -1]"], "personalisation.lambda_candidates"),
         (['personalisation.method="dito"'], "personalisation.method"),
         (["personalisation.lamda=1"], "lambda"),
     ],

@@ -1,0 +1,131 @@
+"""Training of a personal model v_k, with lambda fixed or chosen on the device (Ditto).
+
+    v <- v - eta (grad F_k(v) + lambda (v - w_t))
+
+    fixed     one lambda for all devices
+    local     each round, a section from v_k with each candidate; the model of least validation
+              loss is kept
+    dynamic   each step, a trial step with each candidate from the same gradient; the step of least
+              validation loss is taken
+
+Validation examples are a tenth of the device's own, drawn once; the section trains on the others.
+
+Source:
+    Li et al., ICML 2021, Algorithm 1 and the choice of lambda in its experiments
+    (arXiv:2012.04221); `dynamic` is in the authors' code alone.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from fairbed.device_agent import trainer
+from fairbed.device_agent.engines.base import Engine, Examples
+from fairbed.device_agent.host import Meter
+from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
+from fairbed.wire.messages import Personal
+
+LEAST_VALIDATION = 4
+"""A device with fewer validation examples takes the fixed lambda."""
+
+VALIDATION_SEED = 0
+"""The same examples in every round; the source takes the last tenth, which may be one class."""
+
+
+def validation_size(examples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the validation examples of devices that choose lambda, 0 where they are too few.
+
+    Args:
+        examples: n_k, shape (N,).
+    """
+    size = -(-examples // 10)
+    return np.where(size < LEAST_VALIDATION, 0, size)
+
+
+def train_personal(
+    engine: Engine,
+    start: NDArray[np.float32],
+    w_t: NDArray[np.float32],
+    x: Examples,
+    y: NDArray[np.int64],
+    personal: Personal,
+    seed: int,
+    meter: Meter,
+    validating: Callable[[], AbstractContextManager[Meter]],
+    should_stop: Callable[[], bool],
+) -> NDArray[np.float32]:
+    """Return the personal model after a round, shape (n_values,).
+
+    Args:
+        engine: Computes gradients and validation losses.
+        start: v_k before the round, shape (n_values,); not changed.
+        w_t: The global model that was sent, shape (n_values,); not changed.
+        x: Examples of the device, shape (n, *x_shape).
+        y: Labels, shape (n,).
+        personal: Hyperparameters, and where lambda comes from.
+        seed: Seed of the mini-batch orders (`wire.messages.Train`).
+        meter: Counts every mini-batch.
+        validating: Entered for each validation; its meter counts the evaluation steps.
+        should_stop: Called before every mini-batch; True ends the training.
+
+    Raises:
+        ValueError: There are no examples, or a label is not one of the classes.
+        TrainingDiverged: The loss or a parameter is not finite, with every candidate.
+    """
+    h, n = personal.hyperparameters, len(y)
+    size = 0 if personal.choice == "fixed" else int(validation_size(np.array(n)))
+    if not size or not personal.candidates:
+        return trainer.train(engine, start, x, y, h, seed, meter, should_stop, w_t).vector
+    drawn = draw_examples(n, size, VALIDATION_SEED)
+    is_left = np.ones(n, dtype=np.bool_)
+    is_left[drawn] = False
+    x_drawn, y_drawn, x, y = x[drawn], y[drawn], x[is_left], y[is_left]
+
+    def loss_of(vector: NDArray[np.float32]) -> float:
+        with validating() as evaluation:
+            try:
+                return trainer.evaluate(engine, vector, x_drawn, y_drawn, evaluation)[0]
+            except TrainingDiverged:
+                return np.inf
+
+    if personal.choice == "local":
+        best, least = None, np.inf
+        for candidate in personal.candidates:
+            with_it = replace(h, proximal=candidate)
+            try:
+                trained = trainer.train(
+                    engine, start, x, y, with_it, seed, meter, should_stop, w_t
+                ).vector
+            except TrainingDiverged:
+                continue
+            if (loss := loss_of(trained)) < least:
+                best, least = trained, loss
+        if best is None:
+            raise TrainingDiverged(NO_CANDIDATE)
+        return best
+
+    n_params, eta = engine.spec.layout.n_params, np.float32(h.learning_rate)
+
+    def pull(model: NDArray[np.float32], gradient: NDArray[np.float32]) -> None:
+        """Add the pull of the best candidate to the gradient."""
+        trial, best, least = model.copy(), None, np.inf
+        for candidate in personal.candidates:
+            pulled = gradient + np.float32(candidate) * (model[:n_params] - w_t[:n_params])
+            trial[:n_params] = model[:n_params] - eta * pulled
+            if (loss := loss_of(trial)) < least:
+                best, least = pulled, loss
+        if best is None:
+            raise TrainingDiverged(NO_CANDIDATE)
+        gradient[:] = best
+
+    alone = replace(h, proximal=0.0)
+    return trainer.train(engine, start, x, y, alone, seed, meter, should_stop, w_t, pull).vector
+
+
+NO_CANDIDATE = (
+    "training: the validation loss must be finite with one lambda at least, got none; "
+    "lower learning_rate or set clip_norm"
+)
