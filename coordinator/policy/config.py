@@ -633,6 +633,25 @@ def _gradient_problem(training: TrainingConfig) -> str:
     return ""
 
 
+def mini_batch_problem(aggregation: AggregationConfig, training: TrainingConfig, n_k: Ints) -> str:
+    """Return why updates are no gradients of F_k as the rule needs them; empty if they are.
+
+    Args:
+        aggregation: `[aggregation]`.
+        training: `[training]`.
+        n_k: Training examples of each device, shape (N,).
+    """
+    most, above = int(n_k.max(initial=0)), np.count_nonzero(n_k > training.batch_size)
+    if aggregation.rule != "q-fedsgd" or not above:
+        return ""
+    return (
+        f"training.batch_size must be at least the {most} examples of the largest device with "
+        f"aggregation.rule 'q-fedsgd', got {training.batch_size}: {above} of {len(n_k)} devices "
+        "send the gradient of a random mini-batch, which is longer on average, so that steps are "
+        "too short; raise it"
+    )
+
+
 def merge_problem(
     round_: RoundConfig, aggregation: AggregationConfig, selection: SelectionConfig
 ) -> str:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import anyio
 import anyio.to_thread
 import msgspec
+import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.algorithms.selection.rbcs_f import FREEZE_AFTER
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import SideTraffic
-from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.policy.config import CoordinatorConfig, mini_batch_problem
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import (
     Observations,
@@ -155,6 +156,8 @@ class TrainingLoop:
         """When the last round of this process ended; None before."""
         self._frozen: set[str] = set()
         """Devices whose virtual queue was frozen after the last round."""
+        self._mini_batched = 0
+        """Devices whose mini-batches were reported to be too small for the rule."""
         self._may_run = anyio.Event()
         self._may_run.set()
 
@@ -257,6 +260,7 @@ class TrainingLoop:
             table, count, losses=losses, has_reported=queries.has_reported
         )
         queries.dismiss(round_id, list(trains))
+        self._report_mini_batches(round_id, selection.n_k)
         opened = OpenRound(
             table=table, merge=merge, started=started, selections=SelectionBuilder(selection)
         )
@@ -346,8 +350,9 @@ class TrainingLoop:
         pulled = pulled_blobs(closed.assignments, table)
         if closed.merged:
             merge = await closed.merge.finish()
-            if merge.problem:
-                self._event_log.event("defence", merge.problem, level="warning", round_id=table.id)
+            for note in merge.notes:
+                text = note.about(self._registry.names())
+                self._event_log.event(note.kind, text, level="warning", round_id=table.id)
             await self._versions.publish(
                 merge.vector, self._decisions.encoding_stream(table.id), pulled
             )
@@ -465,6 +470,20 @@ class TrainingLoop:
             lambda: UpdateStore(self._event_log.store.folder, layout.n_values),
         )
         merge.begin(accumulator, model, layout.n_params, self._decisions.staleness_rule)
+
+    def _report_mini_batches(self, round_id: int, n_k: Ints) -> None:
+        """Write an event if more devices than before have too many examples for one mini-batch.
+
+        Args:
+            round_id: The round.
+            n_k: Training examples of each device, shape (N,).
+        """
+        training = self._config.training
+        problem = mini_batch_problem(self._config.aggregation, training, n_k)
+        above = int(np.count_nonzero(n_k > training.batch_size))
+        if problem and above > self._mini_batched:
+            self._event_log.event("mini-batch", problem, level="warning", round_id=round_id)
+            self._mini_batched = above
 
     def _report_frozen(self, round_id: int) -> None:
         """Write an event for each device whose virtual queue has been frozen in this round."""

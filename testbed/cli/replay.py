@@ -29,7 +29,6 @@ from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import setup_of
-from fairbed.testbed.run.preflight import settings_findings
 
 PROGRESS_INTERVAL_S = 0.5
 """Time between two progress lines."""
@@ -50,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
         setup = setup_of(experiment)
         if not is_new:
             check_resumable(folder, setup.experiment, is_named=named is not None, command="replay")
-        for finding in settings_findings(experiment, trains=experiment.trains_in_replay):
+        for finding in setup.findings():
             print(f"warning: {finding.text}", file=sys.stderr)
         progress = _ReplayProgress(experiment.rounds)
         started = time.perf_counter()

@@ -157,8 +157,8 @@ class Checkpointer:
         for row in replayed.reached_miss_limit.tolist():
             text = self._engine.decisions.miss_limit_text()
             store.add(self._warning(replayed, "misses", text, self._names[row]))
-        if cohort is not None and cohort.merge_problem:
-            store.add(self._warning(replayed, "defence", cohort.merge_problem))
+        for note in () if cohort is None else cohort.notes:
+            store.add(self._warning(replayed, note.kind, note.about(self._names)))
         if self._fleet_stats is not None:
             for record in self._fleet_stats.count(replayed, self._engine.decisions):
                 store.add(record)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Stack
+from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Note, Stack
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
 from fairbed.coordinator.policy.config import CoordinatorConfig, ExchangeConfig
@@ -213,8 +213,8 @@ class Learning:
         """Earlier model versions that devices in flight still train, by number."""
         self.evaluate_s = 0.0
         """Duration of the last evaluation, seconds of this machine."""
-        self.merge_problem = ""
-        """Why the last merged round was too small for a defence; empty if it was not."""
+        self.notes: tuple[Note, ...] = ()
+        """What the merge of the last round states."""
 
     @property
     def vector(self) -> Vector:
@@ -238,7 +238,7 @@ class Learning:
         Returns:
             The reports of each batch.
         """
-        self.personal_scores = []
+        self.personal_scores, self.notes = [], ()
         if not batches:
             self._before = self._kept(needed)
             return []
@@ -258,13 +258,13 @@ class Learning:
                 added.append((learned[-1], places))
             if self._personal is not None:
                 self._train_personal(self._personal, batch, base, learned[-1].has_diverged)
-        self._before, self.merge_problem = self._kept(needed), ""
+        self._before = self._kept(needed)
         if any(places.size for _, places in added):
             if version in needed:
                 self._before[version] = self._vector
             rng = self._decisions.encoding_stream(round_id)
             merge = accumulator.finish()
-            self.merge_problem = merge.problem
+            self.notes = merge.notes
             weights = iter(weights_of(merge))
             for one, places in added:
                 for at in places.tolist():

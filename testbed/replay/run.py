@@ -17,7 +17,6 @@ from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, MAX_LISTED, Checkp
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.learning import make_learning
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
-from fairbed.testbed.run.preflight import settings_findings
 
 
 def replay_experiment(
@@ -88,7 +87,7 @@ def replay_setup(
             store.add(row)
             store.wait_for_disk()
         if engine.at.round == 0:
-            for finding in settings_findings(experiment, trains=experiment.trains_in_replay):
+            for finding in setup.findings():
                 store.add(_warning(finding.kind, finding.text))
         for replayed in engine.replay(experiment.rounds):
             checkpointer.write(replayed)

@@ -1,7 +1,7 @@
 """Sets up a replay: the world of an experiment, its decisions and the records of its devices."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -31,6 +31,7 @@ from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import World
+from fairbed.testbed.run.preflight import PreflightFinding, settings_findings
 from fairbed.wire.codecs import CODECS
 from fairbed.wire.messages import Capabilities
 
@@ -61,6 +62,12 @@ class ReplaySetup:
     """Of a vector fleet, the records of the device of a row; None for other fleets."""
     attacks: Mapping[int, Attack] = field(default_factory=dict)
     """Behaviour of each malicious device, by its row."""
+
+    def findings(self) -> Iterator[PreflightFinding]:
+        """Yield the warnings about settings before the first round."""
+        data, trains = self.data, self.experiment.trains_in_replay
+        n_k = None if data is None else np.array([len(rows) for rows in data.train_rows])
+        return settings_findings(self.experiment, trains=trains, n_k=n_k)
 
 
 @dataclass(frozen=True, slots=True)

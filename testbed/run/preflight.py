@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.algorithms.selection.feasibility import first_infeasible_k, highest_rate
-from fairbed.coordinator.policy.config import RoundConfig
+from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
 from fairbed.profiles import Link
@@ -194,17 +195,25 @@ class PreflightFinding:
     level: Level = "info"
 
 
-def settings_findings(experiment: Experiment, *, trains: bool) -> Iterator[PreflightFinding]:
+def settings_findings(
+    experiment: Experiment, *, trains: bool, n_k: Ints | None = None
+) -> Iterator[PreflightFinding]:
     """Yield the warnings about settings: infeasible rate, twofold weights, no benign device.
 
     Args:
         experiment: The experiment.
         trains: Whether models are trained and merged; a replay can do without.
+        n_k: Training examples of each device, shape (N,); None if devices are still to report
+            them: then the coordinator compares them with the mini-batch.
     """
     if (problem := infeasible_rate(experiment)) is not None:
         yield PreflightFinding("infeasible", problem, "warning")
     if trains and (problem := counted_twice(experiment)) is not None:
         yield PreflightFinding("counted-twice", problem, "warning")
+    if trains and n_k is not None:
+        problem = mini_batch_problem(experiment.aggregation, experiment.training, n_k)
+        if problem:
+            yield PreflightFinding("mini-batch", problem, "warning")
     if (problem := no_benign_device(experiment)) is not None:
         yield PreflightFinding("all-malicious", problem, "warning")
 

@@ -19,6 +19,7 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     LinearPseudoGradient,
     Merge,
     Models,
+    Note,
     PseudoGradient,
     Report,
     SeparableRule,
@@ -26,6 +27,7 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     Stack,
     Updates,
     WeightRule,
+    notes_of,
 )
 from fairbed.coordinator.algorithms.aggregation.guard import usable
 from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average
@@ -260,6 +262,7 @@ class RunningMerge:
         mantissas, exponents = self._rule_factors(updates)
         c = np.ldexp(mantissas, exponents - self._unit)
         total_c = total_of(c * self._gradient.factors(updates))
+        notes = notes_of(self._parts.rule, updates)
         # After the factors, which may depend on the state that it changes:
         a = self._parts.rule.decide(updates)
         self._arrivals.observe(updates)
@@ -268,7 +271,7 @@ class RunningMerge:
             total_b = total_of(self._gradient.coefficients(updates, a))
             params = self._next_params(total_c, total_b)
             vector = np.concatenate([params, self._buffers.divided_by(total_of(c))])
-        return _merge(vector, is_usable, order, a, updates.n_k, np.ones(len(updates)))
+        return _merge(vector, is_usable, order, a, updates.n_k, np.ones(len(updates)), notes)
 
     def _next_params(self, total_c: float, total_b: float) -> Vector:
         """Return the next parameters, shape (n_params,).
@@ -329,18 +332,19 @@ class StoredMerge:
         updates, order, is_usable = self._arrivals.all()
         if updates is None:
             return _unchanged(begun, is_usable)
-        stored, all_n_k, problem = self._models.all(), updates.n_k, ""
+        stored, all_n_k, notes = self._models.all(), updates.n_k, list[Note]()
         models = [stored[at] for at in order.tolist()]
         updates = replace(updates, changes=Changes(begun.sent, models, begun.n_params))
         scale, kept = np.ones(len(updates)), np.arange(len(updates))
         for part in (parts.defence, parts.pseudo_gradient):
-            if isinstance(part, Guarantee):
-                problem = problem or part.problem(len(updates))
+            if isinstance(part, Guarantee) and (problem := part.problem(len(updates))):
+                notes.append(Note("defence", problem))
         if parts.defence is not None:
             treatment = parts.defence.treat(updates)
             kept = np.flatnonzero(treatment.is_kept)
             scale = np.where(treatment.is_kept, treatment.scale, 0.0)
             updates = updates.treated(kept, scale[kept])
+        notes += notes_of(parts.rule, updates)
         a = parts.rule.decide(updates)
         self._arrivals.observe(updates)
         vector = begun.sent.copy()
@@ -348,7 +352,7 @@ class StoredMerge:
             vector = self._moved(updates, a, [models[k] for k in kept.tolist()], scale[kept])
         weights = np.zeros(len(scale))
         weights[kept] = a
-        return _merge(vector, is_usable, order, weights, all_n_k, scale, problem)
+        return _merge(vector, is_usable, order, weights, all_n_k, scale, notes)
 
     def _moved(
         self, updates: Updates, a: Floats, models: Sequence[Vector], scale: Floats
@@ -398,10 +402,10 @@ def _merge(
     a: Floats,
     n_k: Ints,
     scale: Floats,
-    problem: str = "",
+    notes: Sequence[Note],
 ) -> Merge:
     """Return a merge whose columns are in the order of arrival, from columns by row."""
     k, places = len(is_usable), np.flatnonzero(is_usable)[order]
-    merge = Merge(vector, np.zeros(k), np.zeros(k, dtype=np.int64), np.ones(k), problem)
+    merge = Merge(vector, np.zeros(k), np.zeros(k, dtype=np.int64), np.ones(k), tuple(notes))
     merge.weights[places], merge.n_k[places], merge.scale[places] = a, n_k, scale
     return merge

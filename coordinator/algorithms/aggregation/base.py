@@ -313,6 +313,43 @@ class ServerStep(Stateful, Protocol):
         ...
 
 
+MAX_NAMED = 3
+"""Most devices that a note names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A fact about a merged round that its event log states as a warning."""
+
+    kind: str
+    """Kind of the event."""
+    text: str
+    rows: tuple[int, ...] = ()
+    """Rows of the devices that it concerns; none if it concerns the round."""
+
+    def about(self, names: Sequence[str]) -> str:
+        """Return the text and the names of its devices; `names` has that of each row."""
+        if not self.rows:
+            return self.text
+        named = ", ".join(names[row] for row in self.rows[:MAX_NAMED])
+        more = len(self.rows) - MAX_NAMED
+        return f"{self.text} ({named}{f' and {more} more' if more > 0 else ''})"
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A rule that may have something to state about a round."""
+
+    def notes(self, updates: Updates) -> list[Note]:
+        """Return the notes on a round, usually none; the state does not change."""
+        ...
+
+
+def notes_of(rule: WeightRule, updates: Updates) -> list[Note]:
+    """Return what a rule states about a round; nothing if it cannot."""
+    return rule.notes(updates) if isinstance(rule, Noting) else []
+
+
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Result of merging one round."""
@@ -325,8 +362,8 @@ class Merge:
     """Training examples of each report, shape (K,); 0 for one that was not usable."""
     scale: Floats
     """Factor of the filter on each change, shape (K,): 0 if it was left out, 1 without a filter."""
-    problem: str = ""
-    """Why the round was too small for the guarantee of a defence; empty if it was not."""
+    notes: tuple[Note, ...] = ()
+    """What the event log of the round states: a defence without its guarantee, large losses."""
 
     @property
     def shares(self) -> Floats:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Stateless, Updates
+from fairbed.coordinator.algorithms.aggregation.base import Note, Stateless, Updates
+from fairbed.coordinator.algorithms.aggregation.guard import losses_beyond
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
@@ -89,3 +90,7 @@ class CoreFed(Stateless):
     def decide(self, updates: Updates) -> Floats:
         """Return a_k, shape (K,)."""
         return corefed_weights(updates.losses, self._M, updates.shares, normalise=self._normalise)
+
+    def notes(self, updates: Updates) -> list[Note]:
+        """Return a note if losses are above 0.95 M."""
+        return losses_beyond("corefed", self._M, LEAST_UTILITY * self._M, updates)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Stack
+from fairbed.coordinator.algorithms.aggregation.base import Note, Stack, Updates
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Vector
 
@@ -47,3 +47,25 @@ def normalised(weights: Floats) -> Floats:
             "check the example counts"
         )
     return p
+
+
+def losses_beyond(rule: str, M: float, gap: float, updates: Updates) -> list[Note]:
+    """Return a note if losses are above M - `gap`, where they cease to count by their size.
+
+    Args:
+        rule: Name of the rule.
+        M: Upper bound of the losses, nats.
+        gap: Lower bound of M - F, nats.
+        updates: The round.
+    """
+    is_beyond = updates.losses > M - gap
+    if not is_beyond.any():
+        return []
+    beyond = np.flatnonzero(is_beyond)
+    rows = beyond[np.argsort(-updates.losses[beyond], kind="stable")]
+    text = (
+        f"{rule}: losses must be at most {M - gap:.4g} with aggregation.M = {M:g}, got "
+        f"{len(rows)} of {len(updates)} above it, up to {updates.losses.max():.4g}; they count "
+        "alike: repeat the run with a larger M"
+    )
+    return [Note("losses", text, tuple(updates.rows[rows].tolist()))]

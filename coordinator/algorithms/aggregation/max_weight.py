@@ -4,7 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Updates, WeightRule
+from fairbed.coordinator.algorithms.aggregation.base import (
+    Note,
+    Updates,
+    WeightRule,
+    notes_of,
+)
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Floats
 
@@ -62,6 +67,10 @@ class MaxWeight:
         a = self.rule.decide(updates)
         total = total_of(a)
         return capped(a / total, self._cap) * total if total > 0.0 else a
+
+    def notes(self, updates: Updates) -> list[Note]:
+        """Return the notes of the rule."""
+        return notes_of(self.rule, updates)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state of the rule."""

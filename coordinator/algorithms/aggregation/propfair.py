@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.aggregation.base import Stateless, Updates
-from fairbed.coordinator.algorithms.aggregation.guard import normalised
+from fairbed.coordinator.algorithms.aggregation.base import Note, Stateless, Updates
+from fairbed.coordinator.algorithms.aggregation.guard import losses_beyond, normalised
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 LEAST_GAP = 0.2
@@ -49,3 +49,7 @@ class PropFair(Stateless):
     def decide(self, updates: Updates) -> Floats:
         """Return a_k, shape (K,)."""
         return normalised(self.factors(updates)[0])
+
+    def notes(self, updates: Updates) -> list[Note]:
+        """Return a note if losses are above M - 0.2."""
+        return losses_beyond("propfair", self._M, LEAST_GAP, updates)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fairbed.coordinator.algorithms.aggregation.base import Note
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.state.exchange import MergeWeight
@@ -66,8 +67,8 @@ class Cohort(Protocol):
 
     evaluate_s: float
     """Duration of the last evaluation, seconds of this machine."""
-    merge_problem: str
-    """Why the last merged round was too small for a defence; empty if it was not."""
+    notes: tuple[Note, ...]
+    """What the merge of the last round states."""
     personal_scores: list[PersonalScoreOf]
     """Scores of the personal models that the last call of `train` trained."""
 

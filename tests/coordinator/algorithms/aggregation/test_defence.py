@@ -205,7 +205,9 @@ def test_the_rule_weights_those_that_a_filter_leaves() -> None:
 def test_a_round_that_is_too_small_is_reported() -> None:
     rule = make_aggregator(AggregationConfig(defence="krum", malicious_share=0.4))
     merge = merged(rule, vector(0, 0), 2, reports(U[:3].tolist()))
-    assert merge.problem.startswith("krum needs at least 2 f + 3 updates per round, got 3 with f")
+    (note,) = merge.notes
+    assert note.kind == "defence"
+    assert note.text.startswith("krum needs at least 2 f + 3 updates per round, got 3 with f")
     config = AggregationConfig(pseudo_gradient="trimmed-mean", malicious_share=0.5)
     assert defence_problem(config, 4).startswith("trimmed-mean needs at least 2 f + 1 updates")
     assert defence_problem(config, 5) == ""

@@ -164,6 +164,23 @@ def test_propfair_refuses_an_m_that_all_losses_exceed(M: float) -> None:
         PropFair(M)
 
 
+@pytest.mark.parametrize(("rule", "limit"), [("propfair", "4.8"), ("corefed", "4.75")])
+@pytest.mark.parametrize("max_weight", [None, 0.5])
+def test_losses_that_count_alike_are_noted_largest_first(
+    rule: str, limit: str, max_weight: float | None
+) -> None:
+    losses = [9.0, 4.7, 4.9, 6.0, 7.0]
+    round_ = reports(np.eye(5).tolist(), losses=losses, rows=[8, 3, 1, 5, 2])
+    made = aggregator(rule, M=5.0, max_weight=max_weight)
+    (note,) = merged(made, vector(*range(5)), 5, round_).notes
+    assert (note.kind, note.rows) == ("losses", (8, 2, 5, 1))
+    assert note.about([f"pi-{row}" for row in range(9)]) == (
+        f"{rule}: losses must be at most {limit} with aggregation.M = 5, got 4 of 5 above it, up "
+        "to 9; they count alike: repeat the run with a larger M (pi-8, pi-2, pi-5 and 1 more)"
+    )
+    assert merged(aggregator(rule, M=10.0), vector(*range(5)), 5, round_).notes == ()
+
+
 # FedMGDA+
 
 RAW = [[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [-1.0, 1.0, 0.0]]
