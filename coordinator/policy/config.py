@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
+from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.wire.messages import Hyperparameters, Lambda, LambdaChoice, Personal
 
@@ -524,9 +525,6 @@ class RoundConfig(Section, frozen=True, kw_only=True):
         return (1 + self.max_staleness) * self.deadline_s if self.late == "merge" else None
 
 
-MAX_SILOS = 200
-"""Largest fleet for aaggff-s, and largest round for fedmgda+: they need K^3 steps per round."""
-
 WEIGHTS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "aaggff-s": ("equal",),
     "aaggff-d": ("equal", "n_over_pi"),
@@ -561,9 +559,9 @@ def rule_problem(
             f"aggregation.M must be above {LEAST_GAP} with rule 'propfair', got {aggregation.M:g}; "
             "take one above every loss"
         )
-    if rule == "fedmgda+" and per_round > MAX_SILOS:
+    if rule == "fedmgda+" and per_round > MOST_WEIGHTS:
         return (
-            f"selection.per_round must be at most {MAX_SILOS} with aggregation.rule 'fedmgda+', "
+            f"selection.per_round must be at most {MOST_WEIGHTS} with aggregation.rule 'fedmgda+', "
             f"got {per_round}: a round needs K^3 steps; lower it"
         )
     cap = aggregation.max_weight
@@ -577,9 +575,9 @@ def rule_problem(
             f"aggregation.max_weight must be at least 1 / selection.per_round = "
             f"{1.0 / per_round:.3g}, got {cap:g}; raise it, or remove it"
         )
-    if rule == "aaggff-s" and devices > MAX_SILOS:
+    if rule == "aaggff-s" and devices > MOST_WEIGHTS:
         return (
-            f"aggregation.rule must not be 'aaggff-s' with more than {MAX_SILOS} devices, got "
+            f"aggregation.rule must not be 'aaggff-s' with more than {MOST_WEIGHTS} devices, got "
             f"{devices}; use aaggff-d"
         )
     if rule == "aaggff-d" and aggregation.impute == "mean" and selection.per_round == 1:

@@ -11,7 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
-from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Models
+from fairbed.coordinator.algorithms.aggregation.base import (
+    Accumulator,
+    Models,
+    WeightRule,
+    max_devices_of,
+    max_updates_of,
+)
 from fairbed.coordinator.algorithms.aggregation.staleness import StalenessRule
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.algorithms.estimation.base import (
@@ -289,7 +295,11 @@ class Decisions:
         """Return the empty accumulator of a round that trains `vector`, shape (n_values,).
 
         `models` opens storage for all models of a round, for a rule that cannot stream.
+
+        Raises:
+            FleetSizeError: More devices have joined than the rule is made for.
         """
+        check_size(self.config, self.aggregator.rule, self._registered)
         learning_rate = self.config.training.learning_rate_at(round_id)
         return self.aggregator.begin(
             vector, n_params, learning_rate, models, self._registered, round_id
@@ -339,11 +349,36 @@ class Decisions:
         return np.random.default_rng(np.random.SeedSequence([seed, round_id, purpose, *suffix]))
 
 
-def make_decisions(config: CoordinatorConfig) -> Decisions:
-    """Return the decisions of a configuration, with empty state.
+class FleetSizeError(ValueError):
+    """The fleet, or a round, is larger than the weight rule is made for."""
+
+
+def check_size(config: CoordinatorConfig, rule: WeightRule, devices: int) -> None:
+    """Check that a weight rule is made for a fleet of `devices`, and for its rounds.
+
+    Raises:
+        FleetSizeError: It declares fewer devices, or fewer updates per round.
+    """
+    name, updates = config.aggregation.rule, config.updates_per_version
+    most, most_updates = max_devices_of(rule), max_updates_of(rule)
+    if most is not None and devices > most:
+        raise FleetSizeError(
+            f"aggregation.rule must not be {name!r} with more than {most} devices, got {devices}; "
+            "use another rule, or fewer devices"
+        )
+    if most_updates is not None and updates > most_updates:
+        raise FleetSizeError(
+            f"aggregation.rule must not be {name!r} with more than {most_updates} updates per "
+            f"round, got {updates}; use another rule, or lower selection.per_round"
+        )
+
+
+def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
+    """Return the decisions of a configuration, with empty state, for a fleet of `devices` or more.
 
     Raises:
         PluginError: A plug-in cannot be loaded, or does not fit late updates.
+        FleetSizeError: The weight rule is made for fewer devices or smaller rounds.
     """
     selector = make_selector(config.selection)
     if config.round.is_buffered and isinstance(selector, TwoStepSelector):
@@ -354,6 +389,7 @@ def make_decisions(config: CoordinatorConfig) -> Decisions:
         )
     aggregator = make_aggregator(config.aggregation, config.training, config.selection.per_round)
     rule = aggregator.rule
+    check_size(config, rule, devices)
     needs_one_version = rule.needs_loss or rule.needs_norms or rule.needs_models
     if config.round.merges_late_updates and needs_one_version:
         raise PluginError(

@@ -253,12 +253,12 @@ class TrainingLoop:
         """Begin the round and select its cohort; return the `Train` message of each device."""
         table, merge = self._next or self._open_first(round_id)
         started = self._event_log.now()
-        self._begin_merge(round_id, merge)
         count = self._config.cohort_size - table.open_count if table.is_buffered else None
         queries = self._services.loss_queries
         trains, selection = self._services.assignments.select(
             table, count, losses=losses, has_reported=queries.has_reported
         )
+        self._begin_merge(round_id, merge)  # After the selection, which counts the devices.
         queries.dismiss(round_id, list(trains))
         self._report_mini_batches(round_id, selection.n_k)
         opened = OpenRound(

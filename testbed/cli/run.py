@@ -20,7 +20,7 @@ import msgspec
 
 from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Selector
-from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError, RoundProgress
@@ -67,6 +67,7 @@ RUN_ERRORS = (
     BrokerError,
     EngineError,
     FleetMissingError,
+    FleetSizeError,
     NothingAggregatedError,
     OSError,
     PluginError,
@@ -150,10 +151,11 @@ def selector_of(experiment: Experiment) -> Selector:
     """Return the selector of an experiment.
 
     Raises:
-        UsageError: The policy is a plug-in that cannot be loaded, or does not support such rounds.
+        UsageError: A plug-in cannot be loaded or does not support such rounds, or the weight rule
+            is made for fewer devices.
     """
     try:
-        return make_decisions(experiment.coordinator()).selector
+        return make_decisions(experiment.coordinator(), experiment.devices).selector
     except (PluginError, ValueError) as exc:
         raise UsageError(str(exc)) from exc
 

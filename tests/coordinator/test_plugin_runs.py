@@ -1,7 +1,7 @@
 """A plug-in in a live run: it selects, and a fault of it stops the run, which can be resumed."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import numpy as np
@@ -15,6 +15,7 @@ from fairbed.coordinator.algorithms.estimation import Measured, Prediction
 from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Candidates
 from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig
+from fairbed.coordinator.policy.decisions import FleetSizeError
 from fairbed.wire.codec import encode
 from fairbed.wire.topics import Topics
 from tests.coordinator import rogue
@@ -255,6 +256,45 @@ async def test_weights_that_are_all_0_leave_the_model(tmp_path: Path) -> None:
         first, second = (row.model_sha256 for row in reader.rounds())
         assert first == second != ""
         assert [row.status for row in reader.rounds()] == ["done", "done"]
+
+
+class CountsDevices(Part):
+    """Counts the devices that a rule is told of in each round."""
+
+    max_devices = 10
+    seen: ClassVar[list[int]] = []
+
+    def decide(self, updates: Updates) -> Floats:
+        CountsDevices.seen.append(updates.registered)
+        return np.full(len(updates), 0.5)
+
+
+async def test_a_rule_knows_the_whole_fleet_from_the_first_round_on(tmp_path: Path) -> None:
+    """So it does in the first round after a restart."""
+    CountsDevices.seen.clear()
+    selection = SelectionConfig(policy="weighted", weights=[1.0, 1.0, 0.0, 0.0], per_round=2)
+    aggregation = AggregationConfig(rule=f"{HERE}:CountsDevices")
+    config = make_config(devices=4, selection=selection, aggregation=aggregation)
+    async with lab(tmp_path, agents=4) as place:
+        assert await place.run(replace(config, rounds=1)) == "done"
+        store = place.open_store()
+        try:
+            again = place.coordinator(replace(config, rounds=3), store, attempt=1)
+            assert await again.run() == "done"
+        finally:
+            store.close()
+    assert CountsDevices.seen == [4, 4, 4]
+
+
+async def test_more_devices_than_a_rule_is_made_for_end_the_run(tmp_path: Path) -> None:
+    aggregation = AggregationConfig(rule=f"{HERE}:CountsDevices")
+    async with lab(tmp_path, agents=11) as place:
+        with pytest.raises(FleetSizeError) as caught:
+            await place.run(make_config(devices=11, aggregation=aggregation))
+    assert str(caught.value) == (
+        f"aggregation.rule must not be '{HERE}:CountsDevices' with more than 10 devices, got 11; "
+        "use another rule, or fewer devices"
+    )
 
 
 async def test_the_audit_of_a_live_run_is_stored(tmp_path: Path) -> None:

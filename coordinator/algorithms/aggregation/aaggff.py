@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Updates
-from fairbed.coordinator.algorithms.aggregation.quadratic import least_on_simplex
+from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS, least_on_simplex
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.aggregation.weighting import (
     Participation,
@@ -337,6 +337,7 @@ class AAggFF:
                 `Participation.relative_rates`, for a selector that does not draw uniformly.
         """
         self._is_silo, self._cdf = kind == "s", cdf
+        self.max_devices = MOST_WEIGHTS if kind == "s" else None
         self._per_round, self._beta_cap, self._impute = per_round, beta_cap, impute
         self._participation = Participation() if weights == "n_over_pi" and kind == "d" else None
         self._rule: AAggFFS | AAggFFD | None = None

@@ -221,6 +221,25 @@ class WeightRule(Stateful, Protocol):
         ...
 
 
+LEAST_LIMIT = 10
+"""Smallest limit that a rule may declare: the contract tests rounds of up to 9 devices."""
+
+
+def max_devices_of(rule: WeightRule) -> int | None:
+    """Return the largest fleet that a rule is made for, its `max_devices`; None: any.
+
+    The attribute is optional, and so is `max_updates`.
+    """
+    limit: int | None = getattr(rule, "max_devices", None)
+    return limit
+
+
+def max_updates_of(rule: WeightRule) -> int | None:
+    """Return the largest round that a rule is made for, its `max_updates`; None: any."""
+    limit: int | None = getattr(rule, "max_updates", None)
+    return limit
+
+
 @runtime_checkable
 class SeparableRule(WeightRule, Protocol):
     """A rule whose a_k are in proportion to factors that each depend on one update only.

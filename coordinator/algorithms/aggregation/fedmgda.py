@@ -3,7 +3,7 @@
 import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Stateless, Updates
-from fairbed.coordinator.algorithms.aggregation.quadratic import least_on_simplex
+from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS, least_on_simplex
 from fairbed.coordinator.algorithms.arrays import Floats
 
 SMALLEST_NORM = 1e-12
@@ -52,6 +52,7 @@ class FedMgda(Stateless):
 
     needs_models = True
     needs_loss = needs_norms = False
+    max_updates = MOST_WEIGHTS
 
     def __init__(self, epsilon: float) -> None:
         """Set the largest difference of a weight from 1/n."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.algorithms.aggregation.base import Updates
+from fairbed.coordinator.algorithms.aggregation.base import LEAST_LIMIT, Updates
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.coordinator.algorithms.plugin import Guard, described
 
@@ -98,9 +98,17 @@ class GuardedRule(_Guarded):
             value = getattr(rule, need, None)
             if not isinstance(value, bool):
                 self.fail(need, f"must be True or False, got {value!r}")
+        self.max_devices = self._limit("max_devices")
+        self.max_updates = self._limit("max_updates")
         self.needs_loss: bool = self.plugin.needs_loss
         self.needs_norms: bool = self.plugin.needs_norms
         self.needs_models: bool = self.plugin.needs_models
+
+    def _limit(self, name: str) -> int | None:
+        limit: object = getattr(self.plugin, name, None)
+        if limit is not None and not (type(limit) is int and limit >= LEAST_LIMIT):
+            self.fail(name, f"must be an integer >= {LEAST_LIMIT} or None, got {limit!r}")
+        return limit
 
     def decide(self, updates: Updates) -> Floats:
         """Return a_k, shape (K,); all 0 leaves the model unchanged.

@@ -8,6 +8,8 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     Note,
     Updates,
     WeightRule,
+    max_devices_of,
+    max_updates_of,
     notes_of,
 )
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
@@ -61,6 +63,7 @@ class MaxWeight:
         self.rule, self._cap = rule, cap
         self.needs_loss, self.needs_norms = rule.needs_loss, rule.needs_norms
         self.needs_models = rule.needs_models
+        self.max_devices, self.max_updates = max_devices_of(rule), max_updates_of(rule)
 
     def decide(self, updates: Updates) -> Floats:
         """Return a_k, shape (K,)."""

@@ -8,6 +8,9 @@ import numpy as np
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
 
+MOST_WEIGHTS = 200
+"""Most weights of a rule that solves a quadratic form in each round: it takes K^3 steps."""
+
 SLACK = 1e-12
 """A multiplier above minus this counts as 0, relative to the gradient."""
 

@@ -72,6 +72,10 @@ class NeedsLoss(Rule):
     needs_loss = True
 
 
+class OfTwelve(Rule):
+    max_devices = max_updates = 12
+
+
 class Gradient(Part):
     def combine(self, updates, a):
         d = sum(a_k * D_k for a_k, D_k in zip(a, updates.changes))
@@ -217,6 +221,55 @@ def test_a_part_that_cannot_be_used_is_refused_before_the_run(
     assert main([command, str(experiment), "--out", str(out), "--set", setting]) == 2
     assert why in error_of(capsys)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["replay", "run"])
+@pytest.mark.parametrize(
+    ("settings_", "why"),
+    [
+        (
+            ("aggregation.rule=parts_of_test:OfTwelve", "fleet.0.count=13"),
+            "aggregation.rule must not be 'parts_of_test:OfTwelve' with more than 12 devices, got "
+            "13; use another rule, or fewer devices",
+        ),
+        (
+            (
+                "aggregation.rule=parts_of_test:OfTwelve",
+                "aggregation.max_weight=0.5",
+                *("round.mode=async", "round.buffer=4", "fleet.0.count=13"),
+            ),
+            "must not be 'parts_of_test:OfTwelve' with more than 12 devices, got 13",
+        ),
+        (
+            ("aggregation.rule=aaggff-s", "fleet.0.count=201"),
+            "aggregation.rule must not be 'aaggff-s' with more than 200 devices, got 201",
+        ),
+    ],
+    ids=["devices", "capped", "aaggff-s"],
+)
+def test_a_fleet_that_is_too_large_for_the_rule_is_refused_before_the_run(
+    experiment: Path,
+    tmp_path: Path,
+    settings_: tuple[str, ...],
+    why: str,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [word for setting in settings_ for word in ("--set", setting)]
+    assert main([command, str(experiment), "--out", str(tmp_path / "out"), *words]) == 2
+    assert why in error_of(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rule_is_timed_with_the_largest_round_that_it_declares(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mended").touch()
+    for name, most in (("aaggff-s", 200), ("fedmgda+", 200), ("parts_of_test:OfTwelve", 12)):
+        assert main(["doctor", "--aggregator", name]) == 0
+        assert f"s for a round of {most} updates, the most that it declares" in (
+            capsys.readouterr().out
+        )
 
 
 @pytest.mark.parametrize("late", ["round.mode=async", "round.late=merge"])

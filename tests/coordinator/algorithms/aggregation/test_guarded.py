@@ -188,6 +188,19 @@ def test_factors_that_give_another_model_are_refused(
     )
 
 
+@pytest.mark.parametrize("name", ["max_devices", "max_updates"])
+@pytest.mark.parametrize("limit", [9, 12.0, True, "many"])
+def test_a_limit_is_an_integer_from_10_or_none(name: str, limit: object) -> None:
+    fake = Fake(decide=lambda updates: np.ones(K))
+    for allowed in (None, 10):
+        setattr(fake, name, allowed)
+        assert getattr(guarded_rule("my.mod:Part", fake), name) == allowed
+    setattr(fake, name, limit)
+    assert fault(lambda: guarded_rule("my.mod:Part", fake)) == (
+        f"weight rule my.mod:Part: {name} must be an integer >= 10 or None, got {limit!r}"
+    )
+
+
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_needs_must_be_declared(value: object) -> None:
     part = Fake(decide=zeros)
