@@ -1,4 +1,4 @@
-"""Speed of the merge beside a plain copy of the same models, and of the weights of AAggFF.
+"""Speed of the merge beside a plain copy of the same models, and of the weights of AAggFF and AFL.
 
     fairbed bench merge-speed [--devices 100] [--values 10000000] [--clients 1000000] [--silos 50]
         [--json]
@@ -14,7 +14,7 @@ default). The merges:
 - aaggff-d, adam: the same, with the server step.
 
 Then what a checkpoint stores on disk: the model, and the moments of adam. Last, one round of the
-weights alone: AAggFF-D with a million clients, of which a thousand report,
+weights alone: AAggFF-D and AFL with a million clients, of which a thousand report,
 and AAggFF-S with 50 silos, after rounds that have made the weights unequal.
 """
 
@@ -39,7 +39,10 @@ from fairbed.coordinator.policy.factories import make_aggregator, make_rule
 from fairbed.coordinator.store.model_files import save_model, save_state
 
 REPORTING = 1_000
-"""Clients of AAggFF-D that report in a round."""
+"""Clients of AAggFF-D and AFL that report in a round."""
+GAMMA = 1e-9
+"""Step size of AFL: a report moves a weight by about 1e-6, so that a million weights stay above 0
+and each pass of the projection takes all of them."""
 ROUNDS = 5
 """Rounds of the weights that are timed, after as many that are not."""
 
@@ -69,6 +72,8 @@ class Speeds:
     clients: int
     aaggff_d_s: float
     """Weights of AAggFF-D, one round."""
+    afl_s: float
+    """Weights of AFL, one round."""
     silos: int
     aaggff_s_s: float
     """Weights of AAggFF-S, one round."""
@@ -114,6 +119,7 @@ def main(arguments: list[str]) -> int:
         print(f"{name:<40}{spent:>10.2f} s{copied / spent:>13.2f}")
     for name, spent in (
         (f"weights of aaggff-d, {speeds.clients:,} clients", speeds.aaggff_d_s),
+        (f"weights of afl, {speeds.clients:,} clients", speeds.afl_s),
         (f"weights of aaggff-s, {speeds.silos} silos", speeds.aaggff_s_s),
     ):
         print(f"{name:<46}{spent * 1e3:>8.1f} ms")
@@ -165,6 +171,7 @@ def measure(devices: int, values: int, clients: int, silos: int, repeats: int) -
         **_stored(sent, repeats),
         clients=clients,
         aaggff_d_s=weights_s("aaggff-d", clients, min(REPORTING, clients)),
+        afl_s=weights_s("afl", clients, min(REPORTING, clients)),
         silos=silos,
         aaggff_s_s=weights_s("aaggff-s", silos, silos),
     )
@@ -173,7 +180,7 @@ def measure(devices: int, values: int, clients: int, silos: int, repeats: int) -
 def weights_s(rule: str, clients: int, reporting: int) -> float:
     """Return the median processor time of the weights of a round."""
     rng = np.random.default_rng(1)
-    weights = make_rule(AggregationConfig(rule=rule), reporting)
+    weights = make_rule(AggregationConfig(rule=rule, gamma=GAMMA), reporting)
     times = []
     for _ in range(2 * ROUNDS):
         ones = np.ones(reporting)

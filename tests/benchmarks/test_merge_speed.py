@@ -17,12 +17,15 @@ def test_a_small_benchmark_prints_every_time(capsys: pytest.CaptureFixture[str])
     assert all(speed >= 0.0 for speed in speeds.values())
     assert speeds["moments_bytes"] == pytest.approx(2 * 4 * 20_000, rel=0.01)
     assert merge_speed.main([*sizes, "--repeats", "1"]) == 0
-    assert "aaggff-d, sum of stored models" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "aaggff-d, sum of stored models" in printed
+    assert "weights of afl, 2,000 clients" in printed
 
 
-def test_the_weights_of_aaggff_d_are_linear_in_the_clients() -> None:
+@pytest.mark.parametrize("rule", ["aaggff-d", "afl"])
+def test_the_weights_are_linear_in_the_clients(rule: str) -> None:
     few, many = (
-        min(merge_speed.weights_s("aaggff-d", clients, 1_000) for _ in range(3))
+        min(merge_speed.weights_s(rule, clients, 1_000) for _ in range(3))
         for clients in (FEW, MANY)
     )
     assert many / few < MARGIN * MANY / FEW

@@ -272,7 +272,7 @@ class CountsDevices(Part):
 async def test_a_rule_knows_the_whole_fleet_from_the_first_round_on(tmp_path: Path) -> None:
     """So it does in the first round after a restart."""
     CountsDevices.seen.clear()
-    selection = SelectionConfig(policy="weighted", weights=[1.0, 1.0, 0.0, 0.0], per_round=2)
+    selection = SelectionConfig(policy="weighted", weights=(1.0, 1.0, 0.0, 0.0), per_round=2)
     aggregation = AggregationConfig(rule=f"{HERE}:CountsDevices")
     config = make_config(devices=4, selection=selection, aggregation=aggregation)
     async with lab(tmp_path, agents=4) as place:
