@@ -2,7 +2,7 @@
 
 The file outlasts restarts and power loss: it is written under another name, flushed to the disk and
 renamed, and begins with the sha256 of the rest. A device keeps one personal model, of one task and
-one run; it begins again at the global model in another one, and after a loss.
+one run; it begins again in another one, and after a loss.
 
 Source: Li et al., ICML 2021, Algorithm 1 (arXiv:2012.04221).
 """
@@ -75,9 +75,7 @@ class PersonalStore:
         if model is None:
             return None
         if (model.task, model.run) != (task, run) or len(model.vector) != n_values:
-            _log.info(
-                "personal model: belongs to run %s; this run begins at the global model", model.run
-            )
+            _log.info("personal model: belongs to run %s; this run begins a new one", model.run)
             return None
         return model
 
@@ -110,7 +108,7 @@ class PersonalStore:
             return None
         except OSError as exc:
             _log.warning(
-                "personal model: cannot be read: %s; it begins again at the global model",
+                "personal model: cannot be read: %s; it begins again",
                 exc.strerror or exc,
             )
             return None
@@ -123,7 +121,7 @@ class PersonalStore:
             header, values = unpack(_DECODER, rest[start:end], "personal model"), rest[end:]
             vector = vector_from_bytes(values, len(values) // BYTES_PER_VALUE)
         except DecodeError as exc:
-            _log.warning("%s; %s: it begins again at the global model", exc, self._path)
+            _log.warning("%s; %s: it begins again", exc, self._path)
             return None
         return PersonalModel(header.task, header.run, header.round, vector)
 

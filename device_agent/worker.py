@@ -26,7 +26,7 @@ from fairbed.device_agent.host import Clock, Host, Meter, Section
 from fairbed.device_agent.personal import PersonalModel, PersonalStore
 from fairbed.device_agent.state.lifecycle import Event
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
-from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
+from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.messages import EvaluateRequest, Manifest, Personal, Train
 from fairbed.wire.tensors import Layout, vector_from_bytes
@@ -401,14 +401,12 @@ class TrainingThread:
         assert task_sha256 is not None, "a task has a hash"
         with self._section("train", should_stop) as meter:
             old = self._personal.load(task_sha256, personal.run, len(w_t))
-            if old is None:
-                _log.info("personal model: begins at the global model of round %d", train.round)
-            else:
+            if old is not None:
                 meter.read(old.vector.nbytes)
                 if old.round == train.round:
                     self._unscored = old if personal.score else None
                     return
-        start = w_t if old is None else old.vector
+        start = self._first_personal(task, train, personal, w_t) if old is None else old.vector
         with self._taking_turns(should_stop) as (meter, validating):
             try:
                 trained = train_personal(
@@ -431,6 +429,16 @@ class TrainingThread:
         model = PersonalModel(task_sha256, personal.run, train.round, trained)
         self._personal.save(model)
         self._unscored = model if personal.score else None
+
+    def _first_personal(
+        self, task: _PreparedTask, train: Train, personal: Personal, w_t: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return the model at which a new personal model begins, shape (n_values,)."""
+        if personal.init_seed is None:
+            _log.info("personal model: begins at the global model of round %d", train.round)
+            return w_t
+        _log.info("personal model: begins at the model before round 1")
+        return initial_vector(task.spec, personal.init_seed)
 
     def _score(self, should_stop: Callable[[], bool]) -> PersonalResult:
         model, self._unscored = self._unscored, None

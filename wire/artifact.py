@@ -13,7 +13,9 @@ as one flat vector.
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.messages import MAX_TEXT
@@ -76,6 +78,23 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 _DECODER = msgspec.msgpack.Decoder(Artifact)
+
+
+def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:
+    """Return the model before round 1, shape (n_values,), which depends on the seed only.
+
+    Each tensor is initialised as its layout defines; weights and biases of the shipped models are
+    uniform in +-1/sqrt(fan_in), as in torch.
+    """
+    rng = np.random.Generator(np.random.PCG64(seed))
+    vector = np.zeros(spec.layout.n_values, np.float32)
+    for tensor in spec.layout.tensors:
+        part = vector[tensor.offset : tensor.offset + tensor.size]
+        if tensor.init == "ones":
+            part[:] = 1.0
+        elif tensor.init == "uniform":
+            part[:] = rng.uniform(-tensor.init_bound, tensor.init_bound, tensor.size)
+    return vector
 
 
 def encode_artifact(artifact: Artifact) -> bytes:

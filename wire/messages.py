@@ -116,7 +116,10 @@ class Personal(Message, frozen=True, kw_only=True, tag="personal"):
     """Training of a personal model v_k beside the global one; v_k never leaves the device."""
 
     run: Text
-    """Run of v_k; the device begins a new v_k at the global model in another run or task."""
+    """Run of v_k; the device begins a new v_k in another run or task."""
+    init_seed: Count | None = None
+    """A new v_k begins at the model before round 1 that has this seed (`artifact.initial_vector`);
+    None: at the global model that was sent."""
     hyperparameters: Hyperparameters
     """`proximal` is lambda; its anchor is the global model that was sent."""
     choice: LambdaChoice = "fixed"

@@ -131,17 +131,21 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
         )
 
     def request(
-        self, training: TrainingConfig, run: str, round_id: int, *, score: bool
+        self,
+        training: TrainingConfig,
+        round_id: int,
+        *,
+        run: str,
+        init_seed: int | None,
+        score: bool,
     ) -> Personal:
         """Return how a device trains its personal model in a round, counted from 1."""
-        h = self.hyperparameters(training, round_id)
-        if self.choice == "fixed":
-            return Personal(run=run, hyperparameters=h, score=score)
         return Personal(
             run=run,
-            hyperparameters=h,
+            init_seed=init_seed,
+            hyperparameters=self.hyperparameters(training, round_id),
             choice=self.choice,
-            candidates=self.lambda_candidates,
+            candidates=() if self.choice == "fixed" else self.lambda_candidates,
             score=score,
         )
 

@@ -10,7 +10,7 @@ from fairbed.coordinator.policy.selection import ReportedLosses, Selection
 from fairbed.coordinator.records.rows import KnownAtSelection, known_at_selection
 from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
-from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.state.registry import Device, Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.wire.messages import Personal, Train
 
@@ -142,13 +142,23 @@ class Assignments:
             deadline_s=settings.late_limit_s or settings.deadline_s,
             keep_warm=settings.merges_late_updates and device.trained_last,
             coding=self._versions.coding(device),
-            personal=self._personal(table.id) if device.can_personalise else None,
+            personal=self._personal(table.id, device) if device.can_personalise else None,
         )
 
-    def _personal(self, round_id: int) -> Personal | None:
-        """Return how the personal model of a device is trained in a round; None if it is not."""
+    def _personal(self, round_id: int, device: Device) -> Personal | None:
+        """Return how the personal model of a device is trained in a round; None if it is not.
+
+        It begins at the model before round 1. If the device loses it later, it begins at the
+        current one, unless no personal model may depend on the global one.
+        """
         config, settings = self._config, self._config.personalisation
         if not settings.is_on:
             return None
-        is_scored = config.evaluation.is_due(round_id, config.rounds)
-        return settings.request(config.training, self._run, round_id, score=is_scored)
+        is_new = device.aggregated_round is None or settings.method == "local-only"
+        return settings.request(
+            config.training,
+            round_id,
+            run=self._run,
+            init_seed=config.seed_init if is_new else None,
+            score=config.evaluation.is_due(round_id, config.rounds),
+        )

@@ -8,12 +8,9 @@ from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fairbed.coordinator.task.errors import UnknownTask
 from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
-from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
+from fairbed.wire.artifact import Artifact, decode_artifact
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,23 +90,6 @@ def make_module(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Modul
         return make_model(default_recipe(model, x_shape, classes))
     except ValueError as exc:
         raise UnknownTask(str(exc)) from exc
-
-
-def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:
-    """Return the model before round 1, shape (n_values,), which depends on the seed only.
-
-    Each tensor is initialised as its layout defines; weights and biases of the shipped models are
-    uniform in +-1/sqrt(fan_in), as in torch.
-    """
-    rng = np.random.Generator(np.random.PCG64(seed))
-    vector = np.zeros(spec.layout.n_values, np.float32)
-    for tensor in spec.layout.tensors:
-        part = vector[tensor.offset : tensor.offset + tensor.size]
-        if tensor.init == "ones":
-            part[:] = 1.0
-        elif tensor.init == "uniform":
-            part[:] = rng.uniform(-tensor.init_bound, tensor.init_bound, tensor.size)
-    return vector
 
 
 def _call_factory(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":

@@ -21,7 +21,7 @@ from experiments.rbcs_f_paper.settings import MODELS, Setting, Size
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.datasets.loading import load, subsample
@@ -33,7 +33,7 @@ from fairbed.testbed.replay.learning import Learning
 from fairbed.testbed.replay.setup import linear_fleet_of
 from fairbed.testbed.replay.world.linear import LinearWorld
 from fairbed.testbed.run.evaluation import FleetEvaluator
-from fairbed.wire.artifact import Artifact
+from fairbed.wire.artifact import Artifact, initial_vector
 
 CHECKPOINT_S = 10.0
 """Greatest loss of work when a run is killed, seconds."""

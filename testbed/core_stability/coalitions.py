@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
-from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.testbed.core_stability.finished_runs import Game
 from fairbed.testbed.errors import UsageError
@@ -24,6 +23,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.cohort.base import CohortJob
 from fairbed.testbed.replay.cohort.choose import make_trainer
+from fairbed.wire.artifact import initial_vector
 from fairbed.wire.shard import make_shard
 
 Members: TypeAlias = tuple[int, ...]

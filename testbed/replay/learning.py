@@ -19,7 +19,7 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, Score
 from fairbed.coordinator.rounds.merging import weights_of
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
@@ -34,7 +34,7 @@ from fairbed.testbed.replay.engine.training import Learned, PersonalScoreOf, Ver
 from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
 from fairbed.testbed.run.evaluation import FleetEvaluator
-from fairbed.wire.artifact import Artifact
+from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.codecs import encode_with_feedback, pack, unpack
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.tensors import Layout, vector_from_bytes, vector_to_bytes
@@ -372,7 +372,9 @@ class Learning:
         jobs = [CohortJob(*pair) for pair in zip(rows.tolist(), seeds.tolist(), strict=True)]
         is_scored = config.evaluation.is_due(batch.round, config.rounds)
         settings = config.personalisation
-        request = settings.request(config.training, "replay", batch.round, score=is_scored)
+        request = settings.request(
+            config.training, batch.round, run="replay", init_seed=config.seed_init, score=is_scored
+        )
         personal.train(w_t, jobs, request)
         if is_scored:
             for row, score in zip(rows.tolist(), personal.scores(rows.tolist()), strict=True):
@@ -490,7 +492,7 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     vector = initial_vector(artifact.spec, experiment.seed_for("init"))
     batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
     is_personal = experiment.personalisation.is_on
-    personal = PersonalCohort(trainer, artifact, data) if is_personal else None
+    personal = PersonalCohort(trainer, artifact, data, vector) if is_personal else None
     return Learning(
         setup.decisions,
         trainer,

@@ -1,7 +1,7 @@
 """Personal models of a replay (Ditto): trained beside the cohort, kept by row, scored on the shard.
 
-Every device does what `device_agent.worker` does: v_k begins at the global model of its first
-round, and takes the mini-batches of the global section.
+Every device does what `device_agent.worker` does: v_k begins at the model before round 1, and takes
+the mini-batches of the global section.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,6 @@ from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import Personal
 from fairbed.wire.shard import make_shard
-from fairbed.wire.tensors import BYTES_PER_VALUE
 
 BLOCK_BYTES = 1 << 24
 """Memory is taken in blocks of about this size, so that it grows with the devices that trained."""
@@ -32,15 +31,15 @@ STARTS_BYTES = 1 << 26
 
 
 class PersonalModels:
-    """The personal model of each device that has one, float32.
+    """The personal model of each device that has trained one, float32.
 
     Args:
-        n_values: Values of a model.
+        initial: The model at which each begins, shape (n_values,).
     """
 
-    def __init__(self, n_values: int) -> None:
-        self._n_values = n_values
-        self._per_block = max(1, BLOCK_BYTES // (BYTES_PER_VALUE * n_values))
+    def __init__(self, initial: Vector) -> None:
+        self._initial = initial
+        self._per_block = max(1, BLOCK_BYTES // initial.nbytes)
         self._blocks: list[Vector] = []
         self._place_of: dict[int, int] = {}
         """Place of each row, counted over all blocks."""
@@ -55,9 +54,9 @@ class PersonalModels:
         model: Vector = self._blocks[block][place]
         return model
 
-    def starts(self, rows: Sequence[int], w_t: Vector) -> Vector:
-        """Return a copy of the model of each device, shape (K, n_values); w_t where it has none."""
-        starts = np.repeat(w_t[np.newaxis], len(rows), axis=0)
+    def starts(self, rows: Sequence[int]) -> Vector:
+        """Return a copy of the model of each device, shape (K, n_values)."""
+        starts = np.repeat(self._initial[np.newaxis], len(rows), axis=0)
         for at, row in enumerate(rows):
             if row in self._place_of:
                 starts[at] = self[row]
@@ -72,7 +71,7 @@ class PersonalModels:
     def _add(self, row: int) -> None:
         self._place_of[row] = len(self._place_of)
         if len(self._place_of) > len(self._blocks) * self._per_block:
-            self._blocks.append(np.zeros((self._per_block, self._n_values), dtype=np.float32))
+            self._blocks.append(np.zeros((self._per_block, self._initial.size), dtype=np.float32))
 
     def to_state(self) -> dict[str, Any]:
         """Return the models, without a copy of them, for the checkpoint."""
@@ -80,7 +79,7 @@ class PersonalModels:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a state that `to_state` returned."""
-        shape = self._per_block, self._n_values
+        shape = self._per_block, self._initial.size
         self._blocks = [
             np.frombuffer(block, dtype=np.float32).reshape(shape).copy()
             for block in state["blocks"]
@@ -98,12 +97,15 @@ class PersonalCohort:
         trainer: The trainer of the cohort.
         artifact: The task.
         data: The training and held-out examples; shard n belongs to row n.
+        initial: The model before round 1, shape (n_values,).
     """
 
-    def __init__(self, trainer: Trainer, artifact: Artifact, data: FleetData) -> None:
+    def __init__(
+        self, trainer: Trainer, artifact: Artifact, data: FleetData, initial: Vector
+    ) -> None:
         self._trainer, self._artifact, self._data = trainer, artifact, data
         self._shards = Shards(data, artifact.spec.x_shape)
-        self.models = PersonalModels(artifact.spec.layout.n_values)
+        self.models = PersonalModels(initial)
         self._opened: Engine | None = None
 
     def train(self, w_t: Vector, jobs: Sequence[CohortJob], personal: Personal) -> None:
@@ -122,7 +124,7 @@ class PersonalCohort:
         size = max(1, STARTS_BYTES // w_t.nbytes)
         for begin in range(0, len(jobs), size):
             part = jobs[begin : begin + size]
-            starts = self.models.starts([job.device for job in part], w_t)
+            starts = self.models.starts([job.device for job in part])
             for result in self._trainer.train(w_t, part, hyperparameters, starts):
                 for at, trained, problem in zip(
                     result.at.tolist(), result.vectors, result.problems, strict=True
@@ -131,7 +133,7 @@ class PersonalCohort:
 
     def _train_one(self, w_t: Vector, job: CohortJob, personal: Personal) -> None:
         """Train the personal model of a device as the device does."""
-        start = self.models.starts([job.device], w_t)[0]
+        start = self.models.starts([job.device])[0]
         x, y = self._shards.whole(job.device)
         try:
             trained = train_personal(

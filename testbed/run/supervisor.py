@@ -22,7 +22,7 @@ from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
-from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.emulation.malicious import Attack
@@ -55,7 +55,7 @@ from fairbed.testbed.run_folder import (
     read_endpoint,
     write_endpoint,
 )
-from fairbed.wire.artifact import Artifact, encode_artifact
+from fairbed.wire.artifact import Artifact, encode_artifact, initial_vector
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will

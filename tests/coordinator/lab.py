@@ -26,13 +26,13 @@ from fairbed.coordinator.ports import HostServices, Score
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.store import NewRun, RunReader, Store
-from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig, Timeouts
 from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.sensors import real_host
-from fairbed.wire.artifact import Artifact
+from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.shard import Shard, make_shard
 from fairbed.wire.topics import Topics

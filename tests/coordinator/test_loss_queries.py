@@ -16,8 +16,8 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store.tables import LossQueryRow
-from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.wire.artifact import initial_vector
 from fairbed.wire.codec import decode_to_device, encode
 from fairbed.wire.messages import Cancel, CoordinatorStatus, EvaluateReply, EvaluateRequest, Hello
 from tests.coordinator import rogue

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.host import UnlimitedPace
 from fairbed.device_agent.trainer import evaluate, train
+from fairbed.wire.artifact import initial_vector
 from fairbed.wire.messages import Hyperparameters
 
 

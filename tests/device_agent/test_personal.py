@@ -18,6 +18,7 @@ from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.host import Section
 from fairbed.device_agent.personal import FILE, PersonalModel, PersonalStore
+from fairbed.wire.artifact import initial_vector
 from fairbed.wire.messages import Hyperparameters, LambdaChoice, Offer, Personal, PersonalScore
 from fairbed.wire.shard import encode_shard
 from tests.device_agent.conftest import AgentSetup
@@ -100,7 +101,7 @@ def test_a_model_of_another_run_or_task_is_not_used(
     store.save(a_model())
     assert store.load(task or TASK_SHA256, run, values) is None
     (line,) = caplog.messages
-    assert line == "personal model: belongs to run run-a; this run begins at the global model"
+    assert line == "personal model: belongs to run run-a; this run begins a new one"
 
 
 @pytest.mark.parametrize("at", [0, 40, 60, -1], ids=["checksum", "header", "run", "value"])
@@ -114,7 +115,7 @@ def test_a_corrupt_file_is_not_used(
     assert PersonalStore(tmp_path).load(TASK_SHA256, "run-a", N_VALUES) is None
     (line,) = caplog.messages
     assert line.startswith("personal model: its checksum must match")
-    assert line.endswith("it begins again at the global model")
+    assert line.endswith("it begins again")
 
 
 @pytest.mark.parametrize("size", [0, 10, 35, 100])
@@ -268,6 +269,17 @@ class TestRounds:
             await coordinator.join(TASK, SHARD)
             await a_round(coordinator, 2)
         assert kept(setup).vector.tobytes() == trained(trained(w(1), w(1), 1), w(2), 2).tobytes()
+
+    async def test_begins_at_the_model_before_round_1(self, setup: AgentSetup) -> None:
+        first = initial_vector(softmax_artifact().spec, 7)
+        personal = msgspec.structs.replace(DITTO, init_seed=7)
+        async with setup.running() as (_, coordinator):
+            await coordinator.join(TASK, SHARD)
+            await a_round(coordinator, 20, personal)
+            assert kept(setup).vector.tobytes() == trained(first, w(20), 20).tobytes()
+            before = kept(setup).vector
+            await a_round(coordinator, 21, personal)
+        assert kept(setup).vector.tobytes() == trained(before, w(21), 21).tobytes()
 
     async def test_begins_again_at_the_global_model_after_a_loss(
         self, setup: AgentSetup, caplog: pytest.LogCaptureFixture

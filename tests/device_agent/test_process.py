@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from fairbed import device_agent, wire
-from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.run.broker import Broker, start_broker
-from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.artifact import encode_artifact, initial_vector
 from fairbed.wire.codec import encode
 from fairbed.wire.messages import Goodbye, Hello, Status
 from fairbed.wire.shard import encode_shard, make_shard

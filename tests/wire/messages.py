@@ -319,6 +319,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
         deadline_s=60.0,
         personal=Personal(
             run="digits-12-a1b2",
+            init_seed=12,
             hyperparameters=PLAIN_SGD,
             choice="dynamic",
             candidates=(0.1, 1.0, 2.0),

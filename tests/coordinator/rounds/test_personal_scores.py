@@ -1,6 +1,7 @@
 """Runs with personal models: real agents train and score them, the store has the scores."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec import structs
@@ -114,6 +115,33 @@ async def test_a_restarted_agent_continues_with_its_personal_model(tmp_path: Pat
         of_pi_1 = [x for x in reader.exchanges() if x.device == "pi-1" and x.outcome == "done"]
     (row,) = [row for row in scores_of(place) if row.device == "pi-1"]
     assert row.round == max(x.round for x in of_pi_1)
+
+
+@pytest.mark.parametrize(
+    ("method", "later"),
+    [("ditto", "global model of round 3"), ("local-only", "model before round 1")],
+)
+async def test_a_lost_personal_model_begins_at_the_global_one_only_with_ditto(
+    method: Literal["ditto", "local-only"],
+    later: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    def lose(place: Lab, round_id: int) -> None:
+        if round_id == 2:
+            (place.folder / "pi-1-state" / FILE).unlink()
+
+    async with lab(tmp_path) as place:
+        prepared(place).on_progress = lambda p: lose(place, p.round.round)
+        config = ditto(personalisation=PersonalisationConfig(method=method))
+        assert await place.run(config) == "done"
+    begins = [line for line in caplog.messages if line.startswith("personal model: begins")]
+    assert begins == [
+        *["personal model: begins at the model before round 1"] * len(NAMES),
+        f"personal model: begins at the {later}",
+    ]
 
 
 def _raise(error: StoreError) -> None:

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from fairbed.coordinator.task.catalogue import build_task, initial_vector, load_task, read_shipped
+from fairbed.coordinator.task.catalogue import build_task, load_task, read_shipped
 from fairbed.coordinator.task.errors import UnknownTask
 from fairbed.coordinator.task.recipes import SHIPPED, Recipe
-from fairbed.wire.artifact import SelfCheck, TaskSpec, decode_artifact
+from fairbed.wire.artifact import SelfCheck, TaskSpec, decode_artifact, initial_vector
 from fairbed.wire.tensors import Layout, Tensor
 
 needs_torch = pytest.mark.skipif(

@@ -13,7 +13,6 @@ from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
-from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
@@ -21,6 +20,7 @@ from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.engine.rows import exchange_rows, round_row
 from fairbed.testbed.replay.learning import BatchLosses, Learning
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
+from fairbed.wire.artifact import initial_vector
 from fairbed.wire.tensors import vector_to_bytes
 from tests.coordinator import lab as live
 from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator

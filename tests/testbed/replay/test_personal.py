@@ -96,7 +96,7 @@ def test_devices_that_choose_lambda_have_the_bits_of_the_device(
     for round_id in (1, 2, 3):
         w_t = learning.vector.copy()
         train(learning, DATA, ALL_DEVICES, ALL_DEVICES[:3], round_id)
-        request = settings.request(TRAINING, "run", round_id, score=False)
+        request = settings.request(TRAINING, round_id, run="run", init_seed=None, score=False)
         assert (request.choice, request.candidates) == (choice, (0.1, 1.0, 2.0))
         for k in range(N):
             x, y = shards.whole(k)
@@ -156,6 +156,28 @@ def test_local_only_does_not_depend_on_the_global_model(tmp_path: Path) -> None:
     assert models[0] == models[1]
 
 
+def test_a_local_model_is_that_of_a_device_which_trains_alone(tmp_path: Path) -> None:
+    """The devices join late, when the global model has long left the one before round 1."""
+    settings, rate = PersonalisationConfig(method="local-only"), np.float32(0.05)
+    experiment = an_experiment(personalisation=settings)
+    learning, engine = a_learning(tmp_path, experiment, DATA), OnnxEngine(shipped(RECIPE))
+    first, h = learning.vector.copy(), experiment.training.hyperparameters(1)
+    rows = np.arange(3, N)
+    for round_id in (1, 2):
+        train(learning, DATA, np.arange(3), ALL_DEVICES, round_id)
+    assert distance(learning.vector, first, first * 0) > 0.1
+    for round_id in (3, 4):
+        train(learning, DATA, rows, ALL_DEVICES, round_id)
+    shards = Shards(DATA, shipped(RECIPE).spec.x_shape)
+    for row in rows.tolist():
+        v, (x, y) = first.copy(), shards.whole(row)
+        for round_id in (3, 4):
+            seed = learning._decisions.training_seed(round_id, row)
+            for _, batch in trainer.mini_batches(len(y), h, seed):
+                v -= rate * engine.gradient(v, x[batch], y[batch])[1]
+        assert distance(models_of(learning)[row], v, first) < 1e-5
+
+
 def test_a_device_that_was_not_selected_keeps_its_model(tmp_path: Path) -> None:
     learning = personal(tmp_path, evaluation=EvaluationConfig(every=2))
     train(learning, DATA, ALL_DEVICES, ALL_DEVICES, 1)
@@ -204,7 +226,7 @@ def test_a_resumed_replay_has_the_scores_of_an_uninterrupted_one(tmp_path: Path)
 
 
 def test_memory_grows_with_the_devices_that_trained() -> None:
-    models = PersonalModels(1_000)
+    models = PersonalModels(np.full(1_000, -1.0, dtype=np.float32))
     per_block = BLOCK_BYTES // 4_000
     for row in range(0, 2 * (per_block + 1), 2):
         models.keep(row, np.full(1_000, row, dtype=np.float32))
@@ -212,8 +234,7 @@ def test_memory_grows_with_the_devices_that_trained() -> None:
     state = models.to_state()
     assert sum(block.nbytes for block in state["blocks"]) <= 2 * BLOCK_BYTES
     assert models[2 * per_block][0] == 2 * per_block
-    w_t = np.full(1_000, -1.0, dtype=np.float32)
-    assert models.starts([0, 1, 2], w_t)[:, 0].tolist() == [0.0, -1.0, 2.0]
+    assert models.starts([0, 1, 2])[:, 0].tolist() == [0.0, -1.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.task.catalogue import initial_vector, read_shipped
+from fairbed.coordinator.task.catalogue import read_shipped
 from fairbed.coordinator.task.recipes import SHIPPED, Recipe
 from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.onnx import OnnxEngine
@@ -15,7 +15,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.wire.artifact import Artifact, decode_artifact
+from fairbed.wire.artifact import Artifact, decode_artifact, initial_vector
 from fairbed.wire.messages import Hyperparameters
 
 SIZES = (3, 26, 51, 26, 90, 40, 13)
