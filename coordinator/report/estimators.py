@@ -26,7 +26,9 @@ from fairbed.wire.messages import COMPUTE_PHASES
 _DEFAULT = SelectionConfig()
 
 
-def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[str, Errors]:
+def compare_estimators(
+    reader: RunReader, counted_after: float = 0.0, others: Mapping[str, Learner] | None = None
+) -> dict[str, Errors]:
     """Return the prequential errors of all estimators on the exchanges of a run, by name.
 
     `ridge` and `phases` have the settings of the run. All learn from the same exchanges: the valid
@@ -36,6 +38,10 @@ def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[st
     Args:
         reader: Reader of the run.
         counted_after: Only errors of later rounds count.
+        others: Further estimators with empty state, by name.
+
+    Raises:
+        PluginError: One of them is a plug-in and breaks the contract.
     """
     settings = reader.run().plan.selection
     rows = {device.name: device.row for device in reader.devices()}
@@ -47,7 +53,7 @@ def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[st
         {fleet.round: _all_devices(fleet) for fleet in reader.fleet_contexts()},
         reader.audits(),
     )
-    return prequential(_learners(settings), trials, alpha_of(settings))
+    return prequential({**_learners(settings), **(others or {})}, trials, alpha_of(settings))
 
 
 def alpha_of(settings: PlannedSelection) -> float:
@@ -187,11 +193,12 @@ def estimates_table(found: Mapping[str, Errors]) -> str:
 
 def _table(sample: str, found: Mapping[str, Errors]) -> str:
     columns = (sample, "count", "median", "mean", "p95", "bias", "within alpha", "by known")
-    lines = ["{:<20}{:>10}{:>9}{:>9}{:>9}{:>9}{:>14}   {}".format(*columns)]
+    width = max(20, *(len(name) + 2 for name in found))
+    lines = ["{:<{width}}{:>10}{:>9}{:>9}{:>9}{:>9}{:>14}   {}".format(*columns, width=width)]
     for name, e in found.items():
         numbers = percent(e.median_ape), percent(e.mape), percent(e.p95_ape)
         signed, inside = percent(e.bias, is_signed=True), percent(e.coverage)
         known = ", ".join(f"{n}+ {percent(ape)}" for n, ape in e.median_ape_from.items()) or MISSING
         cells = "".join(f"{number:>9}" for number in (*numbers, signed))
-        lines.append(f"{name:<20}{e.count:>10}{cells}{inside:>14}   {known}")
+        lines.append(f"{name:<{width}}{e.count:>10}{cells}{inside:>14}   {known}")
     return "\n".join(lines)

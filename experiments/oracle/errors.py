@@ -10,6 +10,7 @@ estimators that rely on the reports of devices.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,13 @@ import numpy as np
 from experiments.oracle.ground_truth import ground_truth_of
 from experiments.oracle.predictor import LEAST_BPS, RECENT_S, OraclePredictor, oracle_trials
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.algorithms.estimation.base import CONTEXT, DOWN, INVERSE_MU, Measured
+from fairbed.coordinator.algorithms.estimation.base import (
+    CONTEXT,
+    DOWN,
+    INVERSE_MU,
+    Learner,
+    Measured,
+)
 from fairbed.coordinator.algorithms.estimation.prequential import (
     Errors,
     EstimatorTrial,
@@ -152,21 +159,25 @@ KNOWN_THEN = "known then"
 """The same with rates as old as those that devices report; of replays only."""
 
 
-def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]:
+def errors_of_run(
+    folder: Path, counted_after: float = 0.0, others: Mapping[str, Learner] | None = None
+) -> dict[str, Errors]:
     """Return the prequential errors of all estimators, and of `known` if the truth is stored.
 
     Args:
         folder: Folder of the run.
         counted_after: Only the errors of later rounds are returned.
+        others: Further estimators with empty state, by name.
 
     Raises:
+        PluginError: One of `others` is a plug-in and breaks the contract.
         StoreError: The store cannot be read.
         BackendError: The costs of steps cannot be read.
         DatasetError: The data set of the run can no longer be loaded.
         ExperimentError: The run's experiment cannot be read.
     """
     with RunReader(folder) as reader:
-        found = compare_estimators(reader, counted_after)
+        found = compare_estimators(reader, counted_after, others)
         if (folder / WORK).exists():
             found[KNOWN] = _oracle_errors(folder, reader, counted_after)
         elif reader.run().row.clock == "virtual":

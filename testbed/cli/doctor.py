@@ -44,7 +44,7 @@ from fairbed.testbed.backends.choice import (
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import BackendError, UsageError, innermost
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
-from fairbed.testbed.experiment.explain import override
+from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.host.speed import cache_path, host_speed
 from fairbed.testbed.install import install_command
@@ -117,13 +117,8 @@ def _test_part(options: argparse.Namespace) -> int:
     Raises:
         UsageError: There is no such part, or it does not accept the options.
     """
-    settings: dict[str, Any] = {}
     try:
-        for setting in options.option:
-            override(settings, setting)
-    except ValueError as exc:
-        raise UsageError(f"--option {setting}: {exc}") from exc
-    try:
+        settings = part_options(options.option)
         name, kind = _named_part(options, settings)
         config = kind.configured(name, settings)
         kind.make(config)

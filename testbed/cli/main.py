@@ -161,6 +161,21 @@ def make_parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="print how well each estimator would have predicted the run's exchanges",
             )
+            sub.add_argument(
+                "--estimator",
+                action="append",
+                default=[],
+                metavar="NAME",
+                help="compare this plug-in, too: package.module:Name or an installed one; "
+                "repeatable",
+            )
+            sub.add_argument(
+                "--option",
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                help="option of the plug-in, as in [selection.estimator_options]; repeatable",
+            )
     runs = command("runs", "list the runs")
     runs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     runs.add_argument("--json", action="store_true", help="one JSON array on stdout")

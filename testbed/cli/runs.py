@@ -10,12 +10,17 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import anyio
 import msgspec
 
+from fairbed.coordinator.algorithms.estimation.base import Learner
+from fairbed.coordinator.algorithms.plugin import PluginError
+from fairbed.coordinator.policy.config import ESTIMATORS, SelectionConfig
+from fairbed.coordinator.policy.factories import make_estimator
 from fairbed.coordinator.report.estimators import compare_estimators, estimates_table
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
@@ -31,6 +36,7 @@ from fairbed.coordinator.store.connection import CONFIG, is_locked
 from fairbed.testbed.cli import DONE, from_clone
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
+from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.codec import encode
@@ -93,7 +99,7 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(str(exc)) from exc
     except BrokenPipeError:
         raise
-    except (StoreError, TransportError, OSError) as exc:
+    except (PluginError, StoreError, TransportError, OSError) as exc:
         raise RunError(str(exc)) from exc
 
 
@@ -115,21 +121,47 @@ def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
 
 def _show(options: argparse.Namespace) -> int:
     folder = resolve_run(options.runs, options.run)
-    if options.estimators:
-        return _estimators(folder, as_json=options.json)
+    others = _plugin_estimators(options.estimator, options.option)
+    if options.estimators or others:
+        return _estimators(folder, others, as_json=options.json)
     with RunReader(folder) as reader:
         summary = summarise_run(reader, reveals=options.reveal)
     print(msgspec.json.encode(summary).decode() if options.json else summary_table(summary))
     return DONE
 
 
-def _estimators(folder: Path, *, as_json: bool) -> int:
+def _plugin_estimators(names: Sequence[str], options: Sequence[str]) -> dict[str, Learner]:
+    """Return plug-in estimators with empty state, by name.
+
+    Raises:
+        UsageError: One cannot be loaded, or the options are not for one plug-in.
+    """
+    if options and len(names) != 1:
+        raise UsageError(
+            f"--option: must be for one --estimator, got {len(names)}; compare one at a time"
+        )
+    made = dict[str, Learner]()
+    try:
+        for name in names:
+            if name in ESTIMATORS:
+                raise UsageError(
+                    f"--estimator: must be a plug-in, got {name!r}; the built-in ones are compared "
+                    "anyway"
+                )
+            section = SelectionConfig(estimator=name, estimator_options=part_options(options))
+            made[name] = make_estimator(section)
+    except (PluginError, ValueError) as exc:
+        raise UsageError(str(exc)) from exc
+    return made
+
+
+def _estimators(folder: Path, others: Mapping[str, Learner], *, as_json: bool) -> int:
     """Print the errors of the estimators; in a clone also those of the oracle predictors."""
     try:
-        found = from_clone("experiments.oracle.errors").errors_of_run(folder)
+        found = from_clone("experiments.oracle.errors").errors_of_run(folder, others=others)
     except UsageError:  # an installed package has no oracle predictors
         with RunReader(folder) as reader:
-            found = compare_estimators(reader)
+            found = compare_estimators(reader, others=others)
     except (BackendError, DatasetError, ExperimentError) as exc:
         raise RunError(str(exc)) from exc
     print(msgspec.json.encode(found).decode() if as_json else estimates_table(found))

@@ -6,7 +6,7 @@ A line has the key path, the rule, the value and what to do.
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -77,6 +77,21 @@ def override(raw: dict[str, Any], setting: str) -> None:
     except msgspec.DecodeError:
         value = text.strip()
     assign(raw, path, value)
+
+
+def part_options(settings: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a part from the values of `--option`, each `a.b=value`.
+
+    Raises:
+        ValueError: As `override`; the message names `--option` and the setting.
+    """
+    options: dict[str, Any] = {}
+    for setting in settings:
+        try:
+            override(options, setting)
+        except ValueError as exc:
+            raise ValueError(f"--option {setting}: {exc}") from exc
+    return options
 
 
 def assign(raw: dict[str, Any], path: str, value: Any) -> None:

@@ -1,5 +1,6 @@
 """Plug-in weight rules, pseudo-gradients, server steps and estimators in replays."""
 
+import json
 import sys
 from pathlib import Path
 from typing import get_args
@@ -97,6 +98,14 @@ class Times(Part):
     def observe(self, rows, context, measured):
         if self.fails():
             raise KeyError("row")
+
+
+class Patient(Part):
+    def predict(self, context):
+        return Prediction(self.option * context[:, 0], 0.0 * context[:, 0], 0.0 * context[:, 0])
+
+    def observe(self, rows, context, measured):
+        pass
 
 
 class Unplain(Part):
@@ -345,6 +354,56 @@ def test_a_broken_part_is_reported_with_exit_code_1(
     assert "FAILED  one update alone" not in "\n".join(lines)
     assert any(line.startswith("FAILED  a restored part continues") for line in lines)
     assert lines[-1].startswith("weight rule parts_of_test:Rule: breaks ")
+
+
+@pytest.fixture
+def shown(experiment: Path, tmp_path: Path) -> Path:
+    """A replay whose estimators can be compared."""
+    (tmp_path / "mended").touch()
+    assert replay(experiment, tmp_path / "out") == 0
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("is_clone", [True, False])
+def test_show_compares_plug_in_estimators_with_the_built_in_ones(
+    shown: Path, is_clone: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not is_clone:
+        monkeypatch.setitem(sys.modules, "experiments", None)  # as if it could not be imported
+    names = "parts_of_test:Patient", "parts_of_test:Times"
+    words = [word for name in names for word in ("--estimator", name)]
+    capsys.readouterr()
+    assert main(["show", str(shown), *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"ridge", "phases", *names} <= found.keys()
+    assert len({found[name]["count"] for name in ("ridge", *names)}) == 1
+    assert found[names[0]]["mape"] > 0.0
+    assert main(["show", str(shown), *words[:2], "--option", "option=1e9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[names[0]]["mape"] > 1e6 > found[names[0]]["mape"]
+    assert main(["show", str(shown), *words]) == 0
+    table = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert names[0] in [line.split()[0] for line in table]
+    counts = {line.index(str(found["ridge"]["count"]) + " ") for line in table[1:]}
+    assert len(counts) == 1  # the columns are aligned below the longest name
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "code"),
+    [
+        (["--estimator", "ridge"], "--estimator: must be a plug-in, got 'ridge'; the built-in", 2),
+        (["--estimator", "nowhere"], "estimator nowhere: must be one of 'phases', 'ridge' or", 2),
+        (["--estimator", "json:loads"], "estimator json:loads: must be made from", 2),
+        (["--option", "a=1"], "--option: must be for one --estimator, got 0", 2),
+        (["--estimator", "parts_of_test:Patient", "--option", "a"], "--option a: must be KEY=", 2),
+        (["--estimator", "parts_of_test:Times"], "observe() must not raise, got KeyError", 1),
+    ],
+)
+def test_an_estimator_that_cannot_be_compared_is_one_line(
+    shown: Path, words: list[str], why: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shown.parent / "mended").unlink()
+    assert main(["show", str(shown), *words]) == code
+    assert why in error_of(capsys)
 
 
 @settings(max_examples=examples(60))
