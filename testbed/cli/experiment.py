@@ -128,6 +128,12 @@ def _init(options: argparse.Namespace) -> int:
 
 def _new(options: argparse.Namespace) -> int:
     kind, name, folder = options.kind, options.name, options.folder
+    if kind == "aggregator":
+        kind = options.part or "weights"
+    elif options.part is not None:
+        raise UsageError(
+            f"--part: only an aggregator has parts, got {options.part!r} for {kind}; remove it"
+        )
     if problem := name_problem(name):
         raise UsageError(f"new: the name of the module {problem}, got {name!r}")
     files = {folder / file: text for file, text in scaffold(kind, name).items()}

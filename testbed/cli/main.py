@@ -441,6 +441,11 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     new.add_argument(
         "folder", type=Path, nargs="?", default=Path(), help="folder (default: this one)"
     )
+    new.add_argument(
+        "--part",
+        choices=("weights", "pseudo-gradient", "server-step"),
+        help="part of an aggregator (default weights)",
+    )
 
     examples = command("examples", "list the examples, or copy one into this folder")
     examples.add_argument("name", nargs="?", help="example; without it, all are listed")

@@ -11,8 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
-ScaffoldKind: TypeAlias = Literal["selector", "aggregator", "estimator"]
-SCAFFOLD_KINDS: tuple[ScaffoldKind, ...] = get_args(ScaffoldKind)
+Part: TypeAlias = Literal["weights", "pseudo-gradient", "server-step"]
+"""A step of an aggregation, the value of `fairbed new aggregator --part`."""
+ScaffoldKind: TypeAlias = Literal["selector", "estimator"] | Part
+PARTS: tuple[Part, ...] = get_args(Part)
+SCAFFOLD_KINDS: tuple[ScaffoldKind, ...] = ("selector", *PARTS, "estimator")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -37,7 +40,7 @@ def class_name(module: str) -> str:
 
 def scaffold(kind: ScaffoldKind, name: str) -> dict[str, str]:
     """Return the texts of the new files by file name; `name` must have no `name_problem`."""
-    template = importlib.import_module(f"{__name__}.{kind}")
+    template = importlib.import_module(f"{__name__}.{kind.replace('-', '_')}")
     words = {"Template": class_name(name), "template": name}
     words["[section]"] = _SECTIONS[kind]
 
@@ -87,7 +90,7 @@ policy = "template:Template"
 options = { boost = 2.0 }
 per_round = 3
 """,
-    "aggregator": """\
+    "weights": """\
 [selection]
 policy = "uniform"
 per_round = 3
@@ -96,6 +99,26 @@ per_round = 3
 rule = "template:Template"
 rule_options = { strength = 1.0 }
 weights = "equal"                  # p_k: also n, n_over_pi
+""",
+    "pseudo-gradient": """\
+[selection]
+policy = "uniform"
+per_round = 3
+
+[aggregation]
+rule = "fedavg"                    # any rule of weights
+pseudo_gradient = "template:Template"
+pseudo_gradient_options = { longest = 1.0 }
+""",
+    "server-step": """\
+[selection]
+policy = "uniform"
+per_round = 3
+
+[aggregation]
+rule = "fedavg"                    # any rule of weights
+server = "template:Template"
+server_options = { decay = 0.5 }
 """,
     "estimator": """\
 [selection]
@@ -139,7 +162,7 @@ def test_a_boost_below_1_is_refused() -> None:
     with pytest.raises(ValueError, match="boost must be >= 1, got 0.5"):
         Template(boost=0.5)
 ''',
-    "aggregator": f'''\
+    "weights": f'''\
 """Tests of template.py; run `pytest` in this folder."""
 
 import time
@@ -161,6 +184,61 @@ def test_weights_grow_with_the_loss() -> None:
 def test_a_negative_strength_is_refused() -> None:
     with pytest.raises(ValueError, match="strength must be >= 0, got -1.0"):
         Template(strength=-1.0)
+''',
+    "pseudo-gradient": f'''\
+"""Tests of template.py; run `pytest` in this folder."""
+
+import time
+
+import numpy as np
+import pytest
+from template import Template
+
+from fairbed.coordinator.algorithms.aggregation.contract import (
+    PSEUDO_GRADIENT_PROPERTIES as PROPERTIES,
+)
+from fairbed.coordinator.algorithms.aggregation.contract import trial_updates
+from fairbed.coordinator.algorithms.contract import check_property
+{_CONTRACT}
+
+def test_long_changes_are_shortened_and_short_ones_are_not() -> None:
+    updates, a = trial_updates(seed=1, k=2), np.array([0.25, 0.75])
+    first, second = updates.changes
+    np.testing.assert_allclose(Template(longest=1e9).combine(updates, a), a @ [first, second])
+    d = Template(longest=1e-3).combine(updates, np.array([1.0, 0.0]))
+    n = updates.changes.n_params
+    assert np.linalg.norm(d[:n]) == pytest.approx(1e-3)
+    np.testing.assert_allclose(d[n:], first[n:])
+
+
+def test_a_length_of_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="longest must be above 0, got 0.0"):
+        Template(longest=0.0)
+''',
+    "server-step": f'''\
+"""Tests of template.py; run `pytest` in this folder."""
+
+import time
+
+import numpy as np
+import pytest
+from template import Template
+
+from fairbed.coordinator.algorithms.aggregation.contract import (
+    SERVER_STEP_PROPERTIES as PROPERTIES,
+)
+from fairbed.coordinator.algorithms.contract import check_property
+{_CONTRACT}
+
+def test_the_step_is_a_moving_average() -> None:
+    step, w = Template(decay=0.5), np.zeros(2, dtype=np.float32)
+    for d, expected in ((4.0, 2.0), (0.0, 1.0), (8.0, 4.5)):
+        np.testing.assert_allclose(step.step(w, np.full(2, d)), [expected, expected])
+
+
+def test_a_decay_of_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="decay must be at least 0 and below 1, got 1.0"):
+        Template(decay=1.0)
 ''',
     "estimator": f'''\
 """Tests of template.py; run `pytest` in this folder."""
@@ -192,4 +270,5 @@ def test_a_rate_of_0_is_refused() -> None:
 
 def doctor_command(kind: ScaffoldKind, name: str) -> str:
     """Return the command that tests a new plug-in against its contract."""
-    return f"fairbed doctor --{kind} {name}:{class_name(name)}"
+    option = "aggregator" if kind in PARTS else kind
+    return f"fairbed doctor --{option} {name}:{class_name(name)}"

@@ -11,6 +11,7 @@ import pytest
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.scaffold import (
+    PARTS,
     SCAFFOLD_KINDS,
     ScaffoldKind,
     class_name,
@@ -26,8 +27,10 @@ every_kind = pytest.mark.parametrize("kind", SCAFFOLD_KINDS)
 
 def written(kind: ScaffoldKind, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Write a plug-in, and make its folder the working directory; return its name."""
-    name = f"scaffold_{next(NUMBERS)}_of_{kind}"  # a process imports a module of a name once
-    assert main(["new", kind, name, str(folder)]) == 0
+    # A process imports a module of a name once.
+    name = f"scaffold_{next(NUMBERS)}_of_{kind.replace('-', '_')}"
+    words = ["aggregator", "--part", kind] if kind in PARTS else [kind]
+    assert main(["new", *words, name, str(folder)]) == 0
     assert sorted(path.name for path in folder.iterdir()) == [
         f"{name}.py",
         f"{name}.toml",
@@ -60,9 +63,8 @@ def test_a_new_plug_in_keeps_the_contract_and_is_replayed(
 @pytest.mark.parametrize(
     "kind",
     [
-        "aggregator",
-        pytest.param("selector", marks=pytest.mark.full),
-        pytest.param("estimator", marks=pytest.mark.full),
+        pytest.param(kind, marks=[] if kind == "weights" else [pytest.mark.full])
+        for kind in SCAFFOLD_KINDS
     ],
 )
 def test_the_test_of_a_new_plug_in_passes(
@@ -139,3 +141,16 @@ def test_a_folder_that_is_a_file_is_one_line(
     (tmp_path / "file").touch()
     assert main(["new", "estimator", "mine_x", str(tmp_path / "file")]) == 1
     assert error_of(capsys).strip() == f"fairbed: {tmp_path / 'file'}: File exists"
+
+
+def test_the_part_of_an_aggregator_is_its_weights_unless_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", "aggregator", "mine_w", str(tmp_path)]) == 0
+    assert "    def decide(" in (tmp_path / "mine_w.py").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["new", "selector", "mine_x", str(tmp_path), "--part", "weights"]) == 2
+    assert "--part: only an aggregator has parts, got 'weights' for selector; remove it" in (
+        error_of(capsys)
+    )
+    assert not (tmp_path / "mine_x.py").exists()
