@@ -1,7 +1,8 @@
 """Local training and evaluation on one flat vector: numpy, with the gradients of an engine."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from types import EllipsisType
 
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.device_agent.host import Meter
+from fairbed.device_agent.local_training import GradientRule, GuardedRule, Proximal
+from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 
 
@@ -25,6 +28,9 @@ def draw_examples(n: int, examples: int | None, seed: int) -> NDArray[np.int64] 
     rng = np.random.Generator(np.random.PCG64(seed))
     return np.sort(rng.choice(n, examples, replace=False))
 
+
+GradientAt = Callable[[NDArray[np.float32]], tuple[NDArray[np.float64], NDArray[np.float32]]]
+"""See `wire.local_training.Step.gradient_at`."""
 
 EVALUATION_BATCH = 256
 """Examples per evaluation step, the unit of work for an emulated host."""
@@ -44,6 +50,10 @@ class TrainResult:
     """Number of mini-batches."""
     loss_train: float | None
     """Mean loss of the last started epoch, nats per example; None without any step."""
+    kept: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Vectors of the local rule that stay on the device, each of shape (n_params,)."""
+    returned: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Vectors of the local rule that go with the update, each of shape (n_params,)."""
 
 
 def train(
@@ -56,11 +66,13 @@ def train(
     meter: Meter,
     should_stop: Callable[[], bool],
     anchor: NDArray[np.float32] | None = None,
-    adjust: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
+    rule: GradientRule | None = None,
+    vectors: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> TrainResult:
     """Train by mini-batch SGD, starting from the global model or, for Ditto, from a personal one.
 
-        g = grad F(w) + mu (w - w_t)               FedProx, mu = `proximal`; Ditto, mu = lambda
+        g = grad F(w), changed by the local rule   SGD without one
+        g = g + mu (w - w_t)                       FedProx, mu = `proximal`; Ditto, mu = lambda
         g = g min(1, c / |g|)                      c = `clip_norm`
         v = momentum v + g + weight_decay w        v = 0 at the start of each round
         w = w - learning_rate v
@@ -78,12 +90,13 @@ def train(
         meter: Counts every mini-batch.
         should_stop: Called before every mini-batch; True ends the training.
         anchor: The global model w_t, shape (n_values,); not set: it is `vector`.
-        adjust: Called with the model, shape (n_values,), and each gradient, shape (n_params,),
-            which it may change.
+        rule: Changes each gradient; not set: none does.
+        vectors: Those sent to the rule and kept by it, each of shape (n_params,).
 
     Raises:
         ValueError: There are no examples, or a label is not one of the classes.
         TrainingDiverged: The loss or a parameter is not finite.
+        PluginError: The rule breaks its contract.
 
     Source:
         McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate (arXiv:1602.05629); proximal term:
@@ -93,7 +106,8 @@ def train(
     _check_labels(engine, y)
     work, n_params = vector.copy(), engine.spec.layout.n_params
     w_t = vector if anchor is None else anchor
-    descent = Descent(work[:n_params], hyperparameters, w_t[:n_params])
+    vectors = {} if vectors is None else vectors
+    descent = Descent(work[:n_params], hyperparameters, w_t[:n_params], rule, vectors)
     limit = hyperparameters.max_steps
     steps, loss_sum, seen = 0, 0.0, 0
     for is_first, batch in mini_batches(len(y), hyperparameters, seed):
@@ -106,14 +120,35 @@ def train(
         if not np.isfinite(loss):
             raise divergence_error("the loss", loss, steps)
         meter.step(len(batch))
-        if adjust is not None:
-            adjust(work, gradient)
+        if descent.has_rules:
+            gradient_at = partial(_gradient_at, engine, work, x[batch], y[batch], meter)
+            descent.apply_rules(gradient, np.array(loss), gradient_at)
         descent.step(gradient)
         loss_sum += loss * len(batch)
         seen += len(batch)
     if not np.isfinite(work).all():
         raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps)
-    return TrainResult(vector=work, steps=steps, loss_train=loss_sum / seen if seen else None)
+    loss_train = loss_sum / seen if seen else None
+    if rule is None:
+        return TrainResult(work, steps, loss_train)
+    kept, returned = descent.end(np.array(steps))
+    return TrainResult(work, steps, loss_train, kept, returned)
+
+
+def _gradient_at(
+    engine: Engine,
+    work: NDArray[np.float32],
+    x: Examples,
+    y: NDArray[np.int64],
+    meter: Meter,
+    params: NDArray[np.float32],
+) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    """Return loss and gradient of a mini-batch at other parameters; see `Step.gradient_at`."""
+    other = work.copy()
+    other[: len(params)] = params
+    loss, gradient = engine.gradient(other, x, y)
+    meter.step(len(y))
+    return np.array(loss), gradient.copy()
 
 
 def evaluate(
@@ -160,6 +195,8 @@ class Descent:
         params: The models; changed by each step.
         hyperparameters: Step size and terms of a step.
         anchor: Parameters of the global model w_t, shape (n_params,); not changed.
+        rule: Changes each gradient before the terms; not set: none does.
+        vectors: Those sent to the rule, shape (n_params,), and kept by it, shape (..., n_params).
     """
 
     def __init__(
@@ -167,17 +204,64 @@ class Descent:
         params: NDArray[np.float32],
         hyperparameters: Hyperparameters,
         anchor: NDArray[np.float32],
+        rule: GuardedRule | None = None,
+        vectors: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
         self._params = params
         self._h = hyperparameters
         self._anchor = anchor
         self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
+        self._rule = rule
+        self._vectors = {} if vectors is None else vectors
+        self._rules = list[GradientRule]([] if rule is None else [rule])
+        if hyperparameters.proximal:
+            self._rules.append(Proximal(hyperparameters.proximal))
+
+    @property
+    def has_rules(self) -> bool:
+        """`apply_rules` comes before each step."""
+        return bool(self._rules)
 
     @property
     def is_plain(self) -> bool:
         """A step is the learning rate times the gradient, without other terms."""
         h = self._h
-        return not (h.proximal or h.momentum or h.weight_decay) and h.clip_norm is None
+        has_terms = h.momentum or h.weight_decay or h.clip_norm is not None
+        return not (self.has_rules or has_terms)
+
+    def apply_rules(
+        self,
+        gradient: NDArray[np.float32],
+        loss: NDArray[np.float64],
+        gradient_at: GradientAt,
+        part: slice | EllipsisType = ...,
+    ) -> None:
+        """Change the gradient of a mini-batch in place.
+
+        Args:
+            gradient: Gradient of the models in `part`, shape (..., n_params).
+            loss: Mean loss of their mini-batches, nats, shape (...).
+            gradient_at: As `Step.gradient_at`.
+            part: Models that take the step, on the first axis.
+
+        Raises:
+            PluginError: The rule breaks its contract.
+        """
+        step = Step(
+            params=self._params[part],
+            gradient=gradient,
+            loss=loss,
+            anchor=self._anchor,
+            vectors=self._vectors_of(part),
+            learning_rate=self._h.learning_rate,
+            gradient_at=gradient_at,
+        )
+        # A diverging run overflows here; `train` detects it by its loss and raises.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for rule in self._rules:
+                rule.gradient(step)
+        if step.gradient is not gradient:
+            gradient[...] = step.gradient
 
     def step(
         self,
@@ -194,10 +278,7 @@ class Descent:
             is_scaled: The gradient includes the learning rate; only if `is_plain`.
         """
         h, direction, params = self._h, gradient, self._params[part]
-        # A diverging run overflows here; `train` detects it by its loss and raises.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            if h.proximal:
-                direction += np.float32(h.proximal) * (params - self._anchor)
             if h.clip_norm is not None:
                 norm = np.sqrt(np.vecdot(direction, direction)).astype(np.float64)
                 scale = np.fmin(h.clip_norm / norm, 1.0).astype(np.float32)
@@ -212,6 +293,29 @@ class Descent:
             if not is_scaled:
                 direction *= np.float32(h.learning_rate)
             params -= direction
+
+    def end(
+        self, steps: NDArray[np.int64]
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
+        """Return the rule's vectors after the round: those kept and those returned.
+
+        Args:
+            steps: Mini-batches of each model, shape (...).
+
+        Raises:
+            PluginError: The rule breaks its contract.
+        """
+        assert self._rule is not None, "only a rule has vectors"
+        with np.errstate(all="ignore"):  # a model that diverged has no update
+            return self._rule.end(
+                Trained(self._params, self._anchor, steps, self._vectors, self._h.learning_rate)
+            )
+
+    def _vectors_of(self, part: slice | EllipsisType) -> Mapping[str, NDArray[np.float32]]:
+        if part is ... or self._rule is None:
+            return self._vectors
+        kept = {name: self._vectors[name][part] for name in self._rule.kept}
+        return {**self._vectors, **kept}
 
 
 def mini_batches(

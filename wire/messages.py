@@ -19,6 +19,8 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
+from fairbed.wire.local_training import MAX_VECTORS
+
 PROTOCOL_VERSION = 1
 
 MAX_VECTOR_BYTES = 1 << 31
@@ -44,6 +46,8 @@ Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 ChunkList: TypeAlias = Annotated[list[Annotated[int, Meta(ge=0, le=1 << 22)]], Meta(max_length=64)]
 Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1 << 19)]
 CodecName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+VectorCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_VECTORS)]
+Option: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Word: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
@@ -130,6 +134,28 @@ class Personal(Message, frozen=True, kw_only=True, tag="personal"):
     """Evaluate v_k on the held-out examples of the device, and send a `PersonalScore`."""
 
 
+class LocalTraining(Message, frozen=True, kw_only=True, tag="local-training"):
+    """The local rule of a round: a change of local training (`wire.local_training`)."""
+
+    rule: Text
+    """One of `Capabilities.local_rules`."""
+    options: Annotated[
+        tuple[tuple[Option, bool | int | float | Text], ...], Meta(max_length=32)
+    ] = ()
+    """Names and values of the rule's arguments."""
+    run: Text
+    """Run of the vectors that the device keeps; it drops those of another run."""
+    merged: RoundId | None = None
+    """Last round in which an update of this device was merged: the vectors after that round are
+    valid."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.options:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"options.{name} must be a finite number, got {value}")
+
+
 class Packed(Message, frozen=True, kw_only=True, tag="packed"):
     """A smaller blob that decodes to exactly the announced model (`wire.codecs`)."""
 
@@ -158,6 +184,10 @@ class Coding(Message, frozen=True, kw_only=True, tag="coding"):
     """A smaller blob that decodes to `Train.model`; None if there is none."""
     keep_model: bool = False
     """The device keeps this model version: the next one may be sent as changes of it."""
+    sent: VectorCount = 0
+    """Vectors of the local rule that follow the model, each as long as its parameters."""
+    returned: VectorCount = 0
+    """Vectors of the local rule that follow the update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,6 +301,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
     """Requests served beside the training of a global model: `loss`, `personal`; unknown names are
     ignored."""
+    local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
+    """Local rules beside SGD: built-in ones, installed ones, and paths that the owner allows."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
@@ -473,6 +505,8 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """Encoding of model and update; by default float32."""
     personal: Personal | None = None
     """Also train a personal model; sent only to devices that name the skill `personal`."""
+    local: LocalTraining | None = None
+    """The local rule; None is SGD."""
 
 
 class Grant(Message, frozen=True, kw_only=True, tag="grant"):

@@ -70,6 +70,20 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Bytes of the flat vector on the wire."""
         return self.n_values * BYTES_PER_VALUE
 
+    def with_vectors(self, count: int) -> "Layout":
+        """Return the layout of a model that `count` vectors follow, as long as its parameters."""
+        n_params, end = self.n_params, self.n_values
+        added = [
+            Tensor(
+                name=f"local vector {i}",
+                shape=(n_params,),
+                offset=end + i * n_params,
+                role="buffer",
+            )
+            for i in range(count)
+        ]
+        return self if not added else Layout(tensors=(*self.tensors, *added))
+
     def views(self, vector: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Return each tensor as a shaped view into `vector`, shape (n_values,)."""
         return {t.name: vector[t.offset : t.offset + t.size].reshape(t.shape) for t in self.tensors}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from fairbed.coordinator.algorithms.plugin import PluginError, one_line
+from fairbed.wire.plugins import PluginError, one_line
 
 Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds."""

@@ -7,24 +7,9 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.wire.plugins import PluginError, described, one_line
 
 T = TypeVar("T")
-
-
-def one_line(exc: Exception, length: int = 200) -> str:
-    """Return type and message of an exception of third-party code on one line."""
-    return f"{type(exc).__name__}: {' '.join(str(exc).split())[:length]}"
-
-
-class PluginError(Exception):
-    """A plug-in cannot be loaded or violates its contract; the message states how.
-
-    `fault` is the violation alone, without the name of the plug-in and the advice.
-    """
-
-    def __init__(self, message: str, fault: str = "") -> None:
-        super().__init__(message)
-        self.fault = fault or message
 
 
 class Guard:
@@ -121,10 +106,3 @@ class Guard:
             f"{self.name} to check it",
             f"{where} {what}",
         ) from cause
-
-
-def described(value: object) -> str:
-    """Return type and shape of a value in a few words."""
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} of shape {value.shape}"
-    return type(value).__name__

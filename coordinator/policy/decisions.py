@@ -27,7 +27,6 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
     Prediction,
 )
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.random_streams import seeds
 from fairbed.coordinator.algorithms.selection.audit import audit
 from fairbed.coordinator.algorithms.selection.base import (
@@ -45,6 +44,7 @@ from fairbed.coordinator.policy.factories import (
     make_selector,
 )
 from fairbed.coordinator.policy.selection import LossDemand, Observations, ReportedLosses, Selection
+from fairbed.wire.plugins import PluginError
 
 _SELECTION, _ENCODING, _QUERY, _AUDIT = 0, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""

@@ -1,14 +1,10 @@
 """Plug-ins: third-party parts of a run, loaded by entry point or path, checked on every call."""
 
-import importlib
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
-from fairbed.coordinator.algorithms.plugin import PluginError, one_line
 from fairbed.coordinator.policy.config import (
     ESTIMATORS,
     POLICIES,
@@ -16,6 +12,7 @@ from fairbed.coordinator.policy.config import (
     RULES,
     SERVER_STEPS,
 )
+from fairbed.wire.plugins import PluginError, factory_of, installed, is_path, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Kind:
 
     def installed(self) -> dict[str, EntryPoint]:
         """Return the entry points of installed plug-ins, by name."""
-        return {point.name: point for point in entry_points(group=self.group)}
+        return installed(self.group)
 
     def check_name(self, name: str, options: Mapping[str, Any]) -> None:
         """Check a value of `key`; a plug-in is imported only when the run begins.
@@ -75,7 +72,7 @@ class Kind:
         Raises:
             PluginError: It is not installed, cannot be imported, or does not take the options.
         """
-        make = self._factory(name)
+        make = factory_of(self.noun, self.group, name, self._choices())
         try:
             return make(**options)
         except Exception as exc:  # third-party code may raise anything
@@ -83,41 +80,6 @@ class Kind:
                 f"{self.noun} {name}: must be made from {self.options} {dict(options)}, "
                 f"got {one_line(exc)}; correct the options"
             ) from exc
-
-    def _factory(self, name: str) -> Any:
-        try:
-            if not is_path(name):
-                found = self.installed()
-                if name not in found:
-                    raise PluginError(
-                        f"{self.noun} {name}: must be {self._choices()}, got no entry point "
-                        f"{name!r} of {self.group}; install it"
-                    )
-                return found[name].load()
-            module, _, path = name.partition(":")
-            if os.getcwd() not in sys.path:
-                sys.path.append(os.getcwd())  # last, so that it shadows no installed package
-            made = importlib.import_module(module)
-            for part in path.split("."):
-                made = getattr(made, part)
-        except PluginError:
-            raise
-        except Exception as exc:  # importing runs third-party code
-            raise PluginError(
-                f"{self.noun} {name}: must be importable as package.module:Name, got "
-                f"{one_line(exc)}; install it, or run fairbed in its folder"
-            ) from exc
-        if not callable(made):
-            raise PluginError(
-                f"{self.noun} {name}: must be a class or a function that makes one, "
-                f"got {type(made).__name__}"
-            )
-        return made
-
-
-def is_path(name: str) -> bool:
-    """Return whether a plug-in is written as `package.module:Name`."""
-    return ":" in name
 
 
 SELECTOR = Kind("selector", "fairbed.selectors", "selection.policy", "selection.options", POLICIES)

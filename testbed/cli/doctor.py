@@ -22,7 +22,6 @@ from fairbed import profiles
 from fairbed.coordinator.algorithms.aggregation import contract as aggregation
 from fairbed.coordinator.algorithms.contract import Properties, check_contract
 from fairbed.coordinator.algorithms.estimation import contract as estimation
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection import contract as selection
 from fairbed.coordinator.policy import plugins
 from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig, TrainingConfig
@@ -55,6 +54,7 @@ from fairbed.testbed.run.broker import (
     find_broker,
     start_broker,
 )
+from fairbed.wire.plugins import PluginError, is_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _named_part(options: argparse.Namespace, settings: Mapping[str, Any]) -> tup
     if options.estimator is not None:
         return options.estimator, _ESTIMATOR
     name: str = options.aggregator
-    if not plugins.is_path(name):
+    if not is_path(name):
         found = (kind for kind in _AGGREGATION if kind.plugins.has(name))
         if (kind := next(found, None)) is not None:
             return name, kind

@@ -6,7 +6,6 @@ import time
 
 import msgspec
 
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
@@ -29,6 +28,7 @@ from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import setup_of
+from fairbed.wire.plugins import PluginError
 
 PROGRESS_INTERVAL_S = 0.5
 """Time between two progress lines."""

@@ -18,7 +18,6 @@ from typing import Literal, TextIO
 import anyio
 import msgspec
 
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
 from fairbed.coordinator.report.summary import summarise_run
@@ -43,6 +42,7 @@ from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.errors import TransportError
+from fairbed.wire.plugins import PluginError
 
 
 def progress_line(progress: RoundProgress, rounds: int) -> str:

@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from fairbed.coordinator.algorithms.estimation.base import Learner
-from fairbed.coordinator.algorithms.plugin import PluginError
+from fairbed.wire.plugins import PluginError
 from fairbed.coordinator.policy.config import ESTIMATORS, SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
 from fairbed.coordinator.report.estimators import compare_estimators, estimates_table

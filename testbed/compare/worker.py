@@ -16,7 +16,6 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
@@ -32,6 +31,7 @@ from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.replay.run import replay_experiment
+from fairbed.wire.plugins import PluginError
 
 CELL_ERRORS = (
     BackendError,

@@ -12,11 +12,11 @@ from examples.longest_waiting import LongestWaiting
 from fairbed.coordinator.algorithms.aggregation import Updates
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.coordinator.algorithms.estimation import Measured, Prediction
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Candidates
 from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig
 from fairbed.coordinator.policy.decisions import FleetSizeError
 from fairbed.wire.codec import encode
+from fairbed.wire.plugins import PluginError
 from fairbed.wire.topics import Topics
 from tests.coordinator import rogue
 from tests.coordinator.builders import context

@@ -34,7 +34,8 @@ from fairbed.coordinator.algorithms.aggregation.guarded import (
 )
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.coordinator.algorithms.contract import Broken, Clock, Properties, check_speed
-from fairbed.coordinator.algorithms.plugin import Guard, PluginError
+from fairbed.coordinator.algorithms.plugin import Guard
+from fairbed.wire.plugins import PluginError
 
 N_PARAMS, N_VALUES = 5, 7
 """Parameters and values of the models of small rounds."""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.aggregation.base import LEAST_LIMIT, Updates
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
-from fairbed.coordinator.algorithms.plugin import Guard, described
+from fairbed.coordinator.algorithms.plugin import Guard
+from fairbed.wire.plugins import described
 
 PROPORTION_TOLERANCE = 1e-9
 """Largest difference of columns that must be in proportion, relative to the largest value."""

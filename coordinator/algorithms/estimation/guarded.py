@@ -4,7 +4,8 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import Estimator, Measured, Prediction
-from fairbed.coordinator.algorithms.plugin import Guard, described
+from fairbed.coordinator.algorithms.plugin import Guard
+from fairbed.wire.plugins import described
 
 COLUMNS = ("tau_hat_s", "width_s", "transfer_hat_s")
 """Columns of a prediction."""

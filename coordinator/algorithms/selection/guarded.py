@@ -3,7 +3,7 @@
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.plugin import Guard, described
+from fairbed.coordinator.algorithms.plugin import Guard
 from fairbed.coordinator.algorithms.selection.base import (
     Candidates,
     Outcomes,
@@ -11,6 +11,7 @@ from fairbed.coordinator.algorithms.selection.base import (
     Selector,
     TwoStepSelector,
 )
+from fairbed.wire.plugins import described
 
 
 class GuardedSelector(Guard):

@@ -6,7 +6,7 @@ per model, so that no result depends on the other models of the batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,6 +152,12 @@ def _cross_entropy(logits: Array, y: Ints) -> Array:
     return losses
 
 
+def _gradient_at(net: DenseNet, x: Array, y: Ints, w: Array, params: Array) -> tuple[Floats, Array]:
+    """Return losses and gradients of mini-batches at other parameters; see `Step.gradient_at`."""
+    out = np.empty_like(params)
+    return net.gradient(params, x, y, w, out), out
+
+
 def train_chunk(
     net: DenseNet,
     examples: Examples,
@@ -184,6 +190,9 @@ def train_chunk(
             batch, part = batches.next(active), slice(0, active)
             x, y = examples.take(batch.index)
             loss = net.gradient(params[part], x, y, batch.weights, gradient[part], factor)
+            if descent.has_rules:
+                gradient_at = partial(_gradient_at, net, x, y, batch.weights)
+                descent.apply_rules(gradient[part], loss, gradient_at, part)
             descent.step(gradient[part], part, is_scaled=descent.is_plain)
             progress.record(step, batch, loss)
     return progress.results(at, params)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.estimation.base import COLD, DOWN, Measured
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,
@@ -20,6 +19,7 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.policy.selection import Observation, Observations, ReportedLosses
 from fairbed.coordinator.state.registry import Registry
+from fairbed.wire.plugins import PluginError
 from tests.coordinator.builders import context, hello
 
 BOTH_WAYS = (8e6, 8e6)

@@ -11,7 +11,6 @@ import pytest
 
 from examples.term import Term
 from fairbed.coordinator.algorithms.aggregation.contract import trial_updates
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector
 from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig, TrainingConfig
@@ -30,6 +29,7 @@ from fairbed.coordinator.policy.plugins import (
     SERVER_STEP,
     Kind,
 )
+from fairbed.wire.plugins import PluginError
 
 EXAMPLE = "examples.longest_waiting:LongestWaiting"
 

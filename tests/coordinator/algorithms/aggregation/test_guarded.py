@@ -19,7 +19,7 @@ from fairbed.coordinator.algorithms.aggregation.guarded import (
     guarded_rule,
 )
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
-from fairbed.coordinator.algorithms.plugin import PluginError
+from fairbed.wire.plugins import PluginError
 
 UPDATES = trial_updates(3)
 """Updates of round 1."""

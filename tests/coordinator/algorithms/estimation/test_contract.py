@@ -12,9 +12,9 @@ from fairbed.coordinator.algorithms.contract import check_contract, check_proper
 from fairbed.coordinator.algorithms.estimation.base import Estimator, Measured, Prediction
 from fairbed.coordinator.algorithms.estimation.contract import PROPERTIES
 from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.policy.config import ESTIMATORS, SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
+from fairbed.wire.plugins import PluginError
 
 
 class Last:

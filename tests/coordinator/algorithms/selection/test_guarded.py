@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbed.coordinator.algorithms.plugin import PluginError
 from fairbed.coordinator.algorithms.selection.base import Candidates, Sample, TwoStepSelector
 from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector, guarded
+from fairbed.wire.plugins import PluginError
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 
 

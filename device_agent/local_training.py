@@ -1,0 +1,218 @@
+"""Local rules on a device: the built-in ones, and the guard of every other one.
+
+A rule changes the gradient of each mini-batch before the step of `trainer.Descent`. FedProx and the
+personal models of Ditto are `Proximal`; PropFair is `PropFair`; plug-ins are `wire.local_training`.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NoReturn, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbed.wire.local_training import GROUP, MAX_VECTORS, NOUN, LocalRule, Step, Trained
+from fairbed.wire.plugins import PluginError, described, factory_of, installed, is_path, one_line
+
+Vector = NDArray[np.float32]
+T = TypeVar("T")
+
+
+class GradientRule(Protocol):
+    """Changes the gradient of a mini-batch in place; all that `trainer.Descent` needs of a rule."""
+
+    def gradient(self, step: Step) -> None:
+        """Change `step.gradient`."""
+        ...
+
+
+class Proximal:
+    """Pulls parameters towards the model that was sent.
+
+        g = grad F(w) + mu (w - w_t)
+
+    Args:
+        mu: FedProx mu, or lambda of a personal model (Ditto).
+
+    Source:
+        Li et al., MLSys 2020, Algorithm 2 (arXiv:1812.06127); Li et al., ICML 2021, Algorithm 1
+        (arXiv:2012.04221).
+    """
+
+    def __init__(self, mu: float) -> None:
+        self._mu = np.float32(mu)
+
+    def gradient(self, step: Step) -> None:
+        """Add the gradient of the proximal term."""
+        step.gradient += self._mu * (step.params - step.anchor)
+
+
+PROPFAIR_MARGIN = 0.2
+"""A mini-batch whose loss is nearer to the bound than this, nats, counts as l / M."""
+
+
+class PropFair:
+    """Proportional fairness in local training: the loss l of a mini-batch becomes -log(1 - l/M).
+
+        g = grad l / (M - l)   if M - l >= 0.2,   else grad l / M
+
+    Args:
+        base: M, above every usual loss, nats.
+
+    Raises:
+        ValueError: M is not above the margin.
+
+    Source:
+        Zhang et al., TMLR 2023, Algorithm 1 (arXiv:2202.01666), with the guard of its
+        implementation.
+    """
+
+    sent: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
+
+    def __init__(self, base: float) -> None:
+        if not PROPFAIR_MARGIN < base <= 1e6:
+            raise ValueError(f"base must be above {PROPFAIR_MARGIN} and at most 1e6, got {base}")
+        self._base = base
+
+    def gradient(self, step: Step) -> None:
+        """Scale the gradient."""
+        left = self._base - step.loss
+        factor = 1.0 / np.where(left >= PROPFAIR_MARGIN, left, self._base)
+        step.gradient *= factor.astype(np.float32)[..., np.newaxis]
+
+    def end(self, trained: Trained) -> Mapping[str, Vector]:
+        """Return no vector."""
+        return {}
+
+
+BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"propfair": PropFair}
+"""Local rules that every device has, by name."""
+
+
+def known_rules(allowed: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the local rules of this device, for its `Capabilities`.
+
+    Args:
+        allowed: Paths `package.module:Name` that the device's owner allows.
+    """
+    return tuple(sorted({*BUILT_IN, *installed(GROUP), *allowed}))
+
+
+def make_rule(name: str, options: Mapping[str, Any]) -> "GuardedRule":
+    """Return a local rule, checked on every call.
+
+    Raises:
+        PluginError: It is unknown, cannot be imported, or does not take the options.
+    """
+    choices = f"one of {', '.join(known_rules(()))} or package.module:Name"
+    make = BUILT_IN.get(name) or factory_of(NOUN, GROUP, name, choices)
+    try:
+        rule = make(**options)
+    except Exception as exc:  # third-party code may raise anything
+        raise PluginError(
+            f"{NOUN} {name}: must be made from the options {dict(options)}, got {one_line(exc)}; "
+            "correct training.rule_options"
+        ) from exc
+    return GuardedRule(name, rule)
+
+
+def allowed_rule(name: str, options: Mapping[str, Any], allowed: Collection[str]) -> "GuardedRule":
+    """Return a local rule that a coordinator asks for; a path only if the owner allows it.
+
+    Raises:
+        PluginError: It is not allowed, unknown, cannot be imported, or does not take the options.
+    """
+    if is_path(name) and name not in allowed:
+        raise PluginError(
+            f"{NOUN} {name}: must be allowed by this device, got a path that is not; start the "
+            f"agent with --local-training {name}"
+        )
+    return make_rule(name, options)
+
+
+class GuardedRule:
+    """A local rule whose results are checked.
+
+    Args:
+        name: Its name in the experiment.
+        rule: The rule.
+
+    Raises:
+        PluginError: It lacks a member, or its vectors are not named properly.
+    """
+
+    def __init__(self, name: str, rule: LocalRule) -> None:
+        self.name, self._rule = name, rule
+        missing = [verb for verb in ("gradient", "end") if not callable(getattr(rule, verb, None))]
+        if missing:
+            self._fail(", ".join(f"{verb}()" for verb in missing), "must exist, got none")
+        self.sent = self._names("sent")
+        self.kept = self._names("kept")
+        self.returned = self._names("returned")
+        names = [*self.sent, *self.kept, *self.returned]
+        if len(set(names)) < len(names):
+            self._fail("sent, kept and returned", f"must have distinct names, got {names}")
+
+    def gradient(self, step: Step) -> None:
+        """Change the gradient of a mini-batch.
+
+        Raises:
+            PluginError: The rule raised, or replaced the gradient by something else.
+        """
+        shape = step.gradient.shape
+        self._call("gradient()", lambda: self._rule.gradient(step))
+        got = step.gradient
+        if not isinstance(got, np.ndarray) or got.shape != shape or got.dtype != np.float32:
+            self._fail("gradient()", f"must leave float32 of shape {shape}, got {described(got)}")
+
+    def end(self, trained: Trained) -> tuple[dict[str, Vector], dict[str, Vector]]:
+        """Return the vectors kept and returned after a round, each of shape (..., n_params).
+
+        A vector that is kept and did not change is the one before the round.
+
+        Raises:
+            PluginError: The rule raised; a vector is missing, unknown, of another shape or dtype,
+                or has a value that is not finite.
+        """
+        shape = trained.params.shape
+        got = self._call("end()", lambda: self._rule.end(trained))
+        if not isinstance(got, Mapping):
+            self._fail("end()", f"must return a dict of vectors, got {described(got)}")
+        unknown = sorted(set(got) - {*self.kept, *self.returned})
+        lacking = sorted(set(self.returned) - set(got))
+        if unknown or lacking:
+            self._fail(
+                "end()",
+                f"must return the vectors {', '.join(self.returned) or 'of kept'} and no other, "
+                f"got {', '.join(map(repr, sorted(map(str, got)))) or 'none'}",
+            )
+        for name, vector in got.items():
+            is_array = isinstance(vector, np.ndarray) and vector.dtype == np.float32
+            if not is_array or vector.shape != shape:
+                what = f"must return float32 of shape {shape}, got {described(vector)}"
+                self._fail(f"end(): {name}", what)
+            if not np.isfinite(vector).all():
+                self._fail(f"end(): {name}", "must be finite, got a value that is not")
+        kept = {name: got.get(name, trained.vectors[name]) for name in self.kept}
+        return kept, {name: got[name] for name in self.returned}
+
+    def _names(self, kind: str) -> tuple[str, ...]:
+        names = getattr(self._rule, kind, ())
+        is_tuple = isinstance(names, (tuple, list)) and all(isinstance(n, str) for n in names)
+        if not is_tuple or len(names) > MAX_VECTORS:
+            self._fail(kind, f"must be a tuple of at most {MAX_VECTORS} names, got {names!r}")
+        return tuple(names)
+
+    def _call(self, where: str, verb: Callable[[], T]) -> T:
+        try:
+            return verb()
+        except Exception as exc:  # a plug-in may raise anything
+            self._fail(where, f"must not raise, got {one_line(exc)}", exc)
+
+    def _fail(self, where: str, what: str, cause: Exception | None = None) -> NoReturn:
+        raise PluginError(
+            f"{NOUN} {self.name}: {where} {what}; run fairbed doctor --local-training {self.name} "
+            "to check it",
+            f"{where} {what}",
+        ) from cause
