@@ -15,7 +15,7 @@ Source:
     (arXiv:2012.04221); `dynamic` is in the authors' code alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -26,6 +26,7 @@ from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.device_agent.host import Meter
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
+from fairbed.wire.local_training import Step
 from fairbed.wire.messages import Personal
 
 LEAST_VALIDATION = 4
@@ -107,22 +108,34 @@ def train_personal(
             raise TrainingDiverged(NO_CANDIDATE)
         return best
 
-    n_params, eta = engine.spec.layout.n_params, np.float32(h.learning_rate)
+    alone, pull = replace(h, proximal=0.0), _BestPull(personal.candidates, loss_of)
+    return trainer.train(engine, start, x, y, alone, seed, meter, should_stop, w_t, pull).vector
 
-    def pull(model: NDArray[np.float32], gradient: NDArray[np.float32]) -> None:
+
+class _BestPull:
+    """Pulls towards w_t with the candidate of lambda whose step has the least validation loss.
+
+    Args:
+        candidates: Values of lambda.
+        loss_of: Returns the validation loss of a model, shape (n_values,), in nats.
+    """
+
+    def __init__(
+        self, candidates: Sequence[float], loss_of: Callable[[NDArray[np.float32]], float]
+    ) -> None:
+        self._candidates, self._loss_of = candidates, loss_of
+
+    def gradient(self, step: Step) -> None:
         """Add the pull of the best candidate to the gradient."""
-        trial, best, least = model.copy(), None, np.inf
-        for candidate in personal.candidates:
-            pulled = gradient + np.float32(candidate) * (model[:n_params] - w_t[:n_params])
-            trial[:n_params] = model[:n_params] - eta * pulled
-            if (loss := loss_of(trial)) < least:
+        best, least = None, np.inf
+        for candidate in self._candidates:
+            pulled = step.gradient + np.float32(candidate) * (step.params - step.anchor)
+            params = step.params - np.float32(step.learning_rate) * pulled
+            if (loss := self._loss_of(np.concatenate([params, step.buffers]))) < least:
                 best, least = pulled, loss
         if best is None:
             raise TrainingDiverged(NO_CANDIDATE)
-        gradient[:] = best
-
-    alone = replace(h, proximal=0.0)
-    return trainer.train(engine, start, x, y, alone, seed, meter, should_stop, w_t, pull).vector
+        step.gradient = best
 
 
 NO_CANDIDATE = (

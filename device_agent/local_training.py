@@ -10,8 +10,9 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.wire.local_training import GROUP, MAX_VECTORS, NOUN, LocalRule, Step, Trained
-from fairbed.wire.plugins import PluginError, described, factory_of, installed, is_path, one_line
+from fairbed.device_agent.memory import installed_entry_points
+from fairbed.wire.local_training import GROUP, NOUN, LocalRule, Step, Trained, vector_names
+from fairbed.wire.plugins import PluginError, described, factory_of, is_path, one_line
 
 Vector = NDArray[np.float32]
 T = TypeVar("T")
@@ -96,7 +97,7 @@ def known_rules(allowed: Collection[str]) -> tuple[str, ...]:
     Args:
         allowed: Paths `package.module:Name` that the device's owner allows.
     """
-    return tuple(sorted({*BUILT_IN, *installed(GROUP), *allowed}))
+    return tuple(sorted({*BUILT_IN, *installed_entry_points(GROUP), *allowed}))
 
 
 def make_rule(name: str, options: Mapping[str, Any]) -> "GuardedRule":
@@ -147,9 +148,9 @@ class GuardedRule:
         missing = [verb for verb in ("gradient", "end") if not callable(getattr(rule, verb, None))]
         if missing:
             self._fail(", ".join(f"{verb}()" for verb in missing), "must exist, got none")
-        self.sent = self._names("sent")
-        self.kept = self._names("kept")
-        self.returned = self._names("returned")
+        self.sent = vector_names(name, rule, "sent")
+        self.kept = vector_names(name, rule, "kept")
+        self.returned = vector_names(name, rule, "returned")
         names = [*self.sent, *self.kept, *self.returned]
         if len(set(names)) < len(names):
             self._fail("sent, kept and returned", f"must have distinct names, got {names}")
@@ -173,7 +174,7 @@ class GuardedRule:
 
         Raises:
             PluginError: The rule raised; a vector is missing, unknown, of another shape or dtype,
-                or has a value that is not finite.
+                or not finite although the model is.
         """
         shape = trained.params.shape
         got = self._call("end()", lambda: self._rule.end(trained))
@@ -192,17 +193,11 @@ class GuardedRule:
             if not is_array or vector.shape != shape:
                 what = f"must return float32 of shape {shape}, got {described(vector)}"
                 self._fail(f"end(): {name}", what)
-            if not np.isfinite(vector).all():
+            is_wrong = ~np.isfinite(vector).all(-1) & np.isfinite(trained.params).all(-1)
+            if is_wrong.any():
                 self._fail(f"end(): {name}", "must be finite, got a value that is not")
         kept = {name: got.get(name, trained.vectors[name]) for name in self.kept}
         return kept, {name: got[name] for name in self.returned}
-
-    def _names(self, kind: str) -> tuple[str, ...]:
-        names = getattr(self._rule, kind, ())
-        is_tuple = isinstance(names, (tuple, list)) and all(isinstance(n, str) for n in names)
-        if not is_tuple or len(names) > MAX_VECTORS:
-            self._fail(kind, f"must be a tuple of at most {MAX_VECTORS} names, got {names!r}")
-        return tuple(names)
 
     def _call(self, where: str, verb: Callable[[], T]) -> T:
         try:

@@ -1,5 +1,6 @@
 """Measures that keep the memory of an agent process small: deferred and avoided imports."""
 
+import configparser
 import importlib
 import importlib.util
 import sys
@@ -47,3 +48,22 @@ def installed_version(distribution: str) -> str | None:
         for record in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")):
             return record.name.removesuffix(".dist-info").removeprefix(f"{name}-")
     return None
+
+
+def installed_entry_points(group: str) -> list[str]:
+    """Return the names of the installed entry points of a group, sorted.
+
+    Reads the files of the `.dist-info` folders, for the reason of `installed_version`.
+    """
+    names = set[str]()
+    for folder in sys.path:
+        for file in Path(folder or ".").glob("*.dist-info/entry_points.txt"):
+            found = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+            found.optionxform = str  # type: ignore[assignment, method-assign]  # names keep their case
+            try:
+                found.read(file, encoding="utf-8")
+            except (configparser.Error, UnicodeDecodeError):
+                continue
+            if found.has_section(group):
+                names.update(found.options(group))
+    return sorted(names)

@@ -122,16 +122,16 @@ def train(
         meter.step(len(batch))
         if descent.has_rules:
             gradient_at = partial(_gradient_at, engine, work, x[batch], y[batch], meter)
-            descent.apply_rules(gradient, np.array(loss), gradient_at)
+            descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient)
         loss_sum += loss * len(batch)
         seen += len(batch)
     if not np.isfinite(work).all():
         raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps)
     loss_train = loss_sum / seen if seen else None
-    if rule is None:
+    if not isinstance(rule, GuardedRule):
         return TrainResult(work, steps, loss_train)
-    kept, returned = descent.end(np.array(steps))
+    kept, returned = rule.end(descent.trained(np.array(steps)))
     return TrainResult(work, steps, loss_train, kept, returned)
 
 
@@ -204,7 +204,7 @@ class Descent:
         params: NDArray[np.float32],
         hyperparameters: Hyperparameters,
         anchor: NDArray[np.float32],
-        rule: GuardedRule | None = None,
+        rule: GradientRule | None = None,
         vectors: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
         self._params = params
@@ -233,6 +233,7 @@ class Descent:
         self,
         gradient: NDArray[np.float32],
         loss: NDArray[np.float64],
+        buffers: NDArray[np.float32],
         gradient_at: GradientAt,
         part: slice | EllipsisType = ...,
     ) -> None:
@@ -241,6 +242,7 @@ class Descent:
         Args:
             gradient: Gradient of the models in `part`, shape (..., n_params).
             loss: Mean loss of their mini-batches, nats, shape (...).
+            buffers: The other values of these models, shape (..., n_buffers).
             gradient_at: As `Step.gradient_at`.
             part: Models that take the step, on the first axis.
 
@@ -252,6 +254,7 @@ class Descent:
             gradient=gradient,
             loss=loss,
             anchor=self._anchor,
+            buffers=buffers,
             vectors=self._vectors_of(part),
             learning_rate=self._h.learning_rate,
             gradient_at=gradient_at,
@@ -261,7 +264,7 @@ class Descent:
             for rule in self._rules:
                 rule.gradient(step)
         if step.gradient is not gradient:
-            gradient[...] = step.gradient
+            np.copyto(gradient, step.gradient)
 
     def step(
         self,
@@ -294,25 +297,16 @@ class Descent:
                 direction *= np.float32(h.learning_rate)
             params -= direction
 
-    def end(
-        self, steps: NDArray[np.int64]
-    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
-        """Return the rule's vectors after the round: those kept and those returned.
+    def trained(self, steps: NDArray[np.int64]) -> Trained:
+        """Return the description of the round after its last step, for a rule.
 
         Args:
             steps: Mini-batches of each model, shape (...).
-
-        Raises:
-            PluginError: The rule breaks its contract.
         """
-        assert self._rule is not None, "only a rule has vectors"
-        with np.errstate(all="ignore"):  # a model that diverged has no update
-            return self._rule.end(
-                Trained(self._params, self._anchor, steps, self._vectors, self._h.learning_rate)
-            )
+        return Trained(self._params, self._anchor, steps, self._vectors, self._h.learning_rate)
 
     def _vectors_of(self, part: slice | EllipsisType) -> Mapping[str, NDArray[np.float32]]:
-        if part is ... or self._rule is None:
+        if part is ... or not isinstance(self._rule, GuardedRule):
             return self._vectors
         kept = {name: self._vectors[name][part] for name in self._rule.kept}
         return {**self._vectors, **kept}

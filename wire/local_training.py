@@ -22,6 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.wire.plugins import PluginError
+
 GROUP = "fairbed.local_training"
 """Group of entry points of plug-ins."""
 
@@ -46,6 +48,8 @@ class Step:
     """Mean loss of the mini-batch at w, nats, shape (...)."""
     anchor: Floats32
     """w_t, the parameters that were sent, shape (n_params,); not to be changed."""
+    buffers: Floats32
+    """Values of the model that are no parameters, shape (..., n_buffers); not to be changed."""
     vectors: Mapping[str, Floats32]
     """By name: those sent, shape (n_params,), and those kept, shape (..., n_params), as they were
     before the round; not to be changed."""
@@ -91,6 +95,22 @@ class Merged:
     """Devices that have joined, selected or not."""
     learning_rate: float
     """Step size of local training in this round."""
+
+
+def vector_names(name: str, rule: object, kind: str) -> tuple[str, ...]:
+    """Return the names of the vectors of a kind, `sent`, `kept` or `returned`, of a rule.
+
+    Raises:
+        PluginError: They are no tuple of a few names.
+    """
+    names = getattr(rule, kind, ())
+    is_tuple = isinstance(names, (tuple, list)) and all(isinstance(n, str) for n in names)
+    if not is_tuple or len(set(names)) < len(names) or len(names) > MAX_VECTORS:
+        raise PluginError(
+            f"{NOUN} {name}: {kind} must be a tuple of at most {MAX_VECTORS} distinct names, "
+            f"got {names!r}"
+        )
+    return tuple(names)
 
 
 class LocalRule(Protocol):

@@ -3,10 +3,12 @@
 import importlib
 import os
 import sys
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class PluginError(Exception):
@@ -25,8 +27,10 @@ def is_path(name: str) -> bool:
     return ":" in name
 
 
-def installed(group: str) -> dict[str, EntryPoint]:
+def installed(group: str) -> dict[str, "EntryPoint"]:
     """Return the entry points of installed plug-ins of a group, by name."""
+    from importlib.metadata import entry_points  # with it comes `email`: 3 MiB of an agent
+
     return {point.name: point for point in entry_points(group=group)}
 
 

@@ -35,6 +35,10 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """softmax, mlp, cnn, or `package.module:factory` with the torch extra."""
 
 
+LOCAL_RULES = ("sgd", "propfair")
+"""Built-in local rules."""
+
+
 class TrainingConfig(Section, frozen=True, kw_only=True):
     """`[training]`: local training on the device; its bounds are those of the wire messages."""
 
@@ -58,6 +62,18 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     """Largest L2 norm of the gradient of a mini-batch; not set: no clipping."""
     max_steps: PositiveInt | None = None
     """Stop after this many mini-batches; not set: all epochs."""
+    rule: Annotated[str, Meta(examples=list(LOCAL_RULES))] = "sgd"
+    """Change of local training: none (sgd), proportional fairness of each mini-batch (propfair), or
+    a plug-in as `package.module:Name` or by entry point."""
+    rule_options: dict[str, bool | int | float | str] = {}
+    """Keyword arguments of a plug-in rule; they are sent to devices."""
+    M: Annotated[float, Meta(gt=0.2, le=1e6)] = 3.0
+    """propfair: bound of the loss of a mini-batch, nats; take one above every usual loss."""
+
+    @property
+    def local_options(self) -> dict[str, bool | int | float | str]:
+        """Arguments of the local rule."""
+        return {"base": self.M} if self.rule == "propfair" else self.rule_options
 
     def learning_rate_at(self, round_id: int) -> float:
         """Return the learning rate of a round, counted from 1."""

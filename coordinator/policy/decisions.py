@@ -27,6 +27,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
     Prediction,
 )
+from fairbed.coordinator.algorithms.local_training import LocalMerge, ServerHalf
 from fairbed.coordinator.algorithms.random_streams import seeds
 from fairbed.coordinator.algorithms.selection.audit import audit
 from fairbed.coordinator.algorithms.selection.base import (
@@ -40,10 +41,12 @@ from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import (
     make_aggregator,
     make_estimator,
+    make_local_half,
     make_miss_limit,
     make_selector,
 )
 from fairbed.coordinator.policy.selection import LossDemand, Observations, ReportedLosses, Selection
+from fairbed.wire.messages import LocalTraining
 from fairbed.wire.plugins import PluginError
 
 _SELECTION, _ENCODING, _QUERY, _AUDIT = 0, 2, 3, 4
@@ -81,11 +84,14 @@ class Decisions:
         selector: Selector,
         estimator: Estimator,
         aggregator: Aggregator,
+        local_half: ServerHalf | None = None,
     ) -> None:
         self.config = config
         self.selector = selector
         self.estimator = estimator
         self.aggregator = aggregator
+        self.local_half = local_half
+        """The coordinator's half of a local rule that is a plug-in; None if there is none."""
         self.miss_limit = make_miss_limit(config.selection)
         self._registered = 0
         """Number of devices at the last selection."""
@@ -294,16 +300,51 @@ class Decisions:
     ) -> Accumulator:
         """Return the empty accumulator of a round that trains `vector`, shape (n_values,).
 
-        `models` opens storage for all models of a round, for a rule that cannot stream.
+        `models` opens storage for all models of a round, for a rule that cannot stream. With a
+        local rule that returns vectors, they follow each update, and not the next model.
 
         Raises:
             FleetSizeError: More devices have joined than the rule is made for.
         """
         check_size(self.config, self.aggregator.rule, self._registered)
         learning_rate = self.config.training.learning_rate_at(round_id)
-        return self.aggregator.begin(
-            vector, n_params, learning_rate, models, self._registered, round_id
+        half = self.local_half
+        sent = vector if half is None else half.padded(vector, n_params)
+        merge = self.aggregator.begin(
+            sent, n_params, learning_rate, models, self._registered, round_id
         )
+        if half is None:
+            return merge
+        return LocalMerge(
+            merge,
+            lambda done: half.finish(done, vector, n_params, self._registered, learning_rate),
+        )
+
+    def with_vectors(self, model: Vector, n_params: int) -> Vector:
+        """Return a model, shape (n_values,), followed by the vectors that the local rule sends."""
+        half = self.local_half
+        if half is None or not half.sent:
+            return model
+        return np.concatenate([model, half.vectors(n_params)])
+
+    @property
+    def vector_counts(self) -> tuple[int, int]:
+        """Vectors of the local rule that follow a model, and those that follow an update."""
+        half = self.local_half
+        return (0, 0) if half is None else (len(half.sent), len(half.returned))
+
+    def local_training(self, run: str, merged: int | None) -> LocalTraining | None:
+        """Return the local rule for a device; None is SGD.
+
+        Args:
+            run: Id of the run.
+            merged: Last round in which an update of the device was merged.
+        """
+        training = self.config.training
+        if training.rule == "sgd":
+            return None
+        options = tuple(training.local_options.items())
+        return LocalTraining(rule=training.rule, options=options, run=run, merged=merged)
 
     def training_seed(self, round_id: int, row: int) -> int:
         """Return the seed of a device's mini-batch orders in a round."""
@@ -322,12 +363,13 @@ class Decisions:
         return self._stream(self.config.seed_training, round_id, _ENCODING)
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state of selector, estimator and aggregator as plain numbers and lists."""
+        """Return the state of selector, estimator, aggregator and local rule."""
         return {
             "selector": self.selector.to_state(),
             "estimator": self.estimator.to_state(),
             "aggregator": self.aggregator.to_state(),
             "miss_limit": self.miss_limit.to_state(),
+            "local": None if self.local_half is None else self.local_half.to_state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -336,6 +378,8 @@ class Decisions:
         self.estimator.load_state(state["estimator"])
         self.aggregator.load_state(state["aggregator"])
         self.miss_limit.load_state(state["miss_limit"])
+        if self.local_half is not None:
+            self.local_half.load_state(state["local"])
 
     @property
     def staleness_rule(self) -> StalenessRule:
@@ -397,4 +441,12 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
             "where late updates are merged, got one that does: theirs belong to other model "
             'versions; use round.mode = "sync" and round.late = "drop"'
         )
-    return Decisions(config, selector, make_estimator(config.selection), aggregator)
+    local_half = make_local_half(config.training)
+    has_vectors = local_half is not None and (local_half.sent or local_half.returned)
+    if config.round.merges_late_updates and has_vectors:
+        raise PluginError(
+            f"local rule {config.training.rule}: must neither send nor return vectors where late "
+            "updates are merged, got one that does: theirs belong to other model versions; use "
+            'round.mode = "sync" and round.late = "drop"'
+        )
+    return Decisions(config, selector, make_estimator(config.selection), aggregator, local_half)

@@ -41,6 +41,7 @@ from fairbed.coordinator.algorithms.estimation.base import Estimator
 from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
+from fairbed.coordinator.algorithms.local_training import ServerHalf
 from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.algorithms.selection.fedcs import FedCs
 from fairbed.coordinator.algorithms.selection.guarded import guarded
@@ -52,9 +53,15 @@ from fairbed.coordinator.algorithms.selection.power_of_choice import PowerOfChoi
 from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
 from fairbed.coordinator.algorithms.selection.uniform import Uniform
 from fairbed.coordinator.algorithms.selection.weighted import Weighted
-from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig, TrainingConfig
+from fairbed.coordinator.policy.config import (
+    LOCAL_RULES,
+    AggregationConfig,
+    SelectionConfig,
+    TrainingConfig,
+)
 from fairbed.coordinator.policy.plugins import (
     ESTIMATOR,
+    LOCAL_RULE,
     PSEUDO_GRADIENT,
     RULE,
     SELECTOR,
@@ -75,6 +82,17 @@ def make_estimator(config: SelectionConfig) -> Estimator:
             return PhaseEstimator(config.ridge_lambda, config.discount)
         case name:
             return GuardedEstimator(name, ESTIMATOR.make(name, config.estimator_options))
+
+
+def make_local_half(config: TrainingConfig) -> ServerHalf | None:
+    """Return the coordinator's half of a local rule; None if it is built in.
+
+    Raises:
+        PluginError: It cannot be loaded, or lacks a member.
+    """
+    if config.rule in LOCAL_RULES:
+        return None
+    return ServerHalf(config.rule, LOCAL_RULE.make(config.rule, config.rule_options))
 
 
 def make_aggregator(

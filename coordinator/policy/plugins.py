@@ -7,11 +7,13 @@ from typing import Any
 
 from fairbed.coordinator.policy.config import (
     ESTIMATORS,
+    LOCAL_RULES,
     POLICIES,
     PSEUDO_GRADIENTS,
     RULES,
     SERVER_STEPS,
 )
+from fairbed.wire.local_training import GROUP, NOUN
 from fairbed.wire.plugins import PluginError, factory_of, installed, is_path, one_line
 
 
@@ -98,6 +100,7 @@ PSEUDO_GRADIENT = Kind(
     "aggregation.pseudo_gradient_options",
     PSEUDO_GRADIENTS,
 )
+LOCAL_RULE = Kind(NOUN, GROUP, "training.rule", "training.rule_options", LOCAL_RULES)
 SERVER_STEP = Kind(
     "server step",
     "fairbed.server_steps",

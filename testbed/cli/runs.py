@@ -18,7 +18,6 @@ import anyio
 import msgspec
 
 from fairbed.coordinator.algorithms.estimation.base import Learner
-from fairbed.wire.plugins import PluginError
 from fairbed.coordinator.policy.config import ESTIMATORS, SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
 from fairbed.coordinator.report.estimators import compare_estimators, estimates_table
@@ -42,6 +41,7 @@ from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import OperatorCommand, is_device_name
+from fairbed.wire.plugins import PluginError
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp
 from fairbed.wire.transport.client import MqttTransport

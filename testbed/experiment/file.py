@@ -37,6 +37,7 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.policy.factories import defence_problem
 from fairbed.coordinator.policy.plugins import (
     ESTIMATOR,
+    LOCAL_RULE,
     PSEUDO_GRADIENT,
     RULE,
     SELECTOR,
@@ -313,6 +314,7 @@ class Experiment(Section, frozen=True, kw_only=True):
         RULE.check_name(merge.rule, merge.rule_options)
         PSEUDO_GRADIENT.check_name(merge.pseudo_gradient, merge.pseudo_gradient_options)
         SERVER_STEP.check_name(merge.server, merge.server_options)
+        LOCAL_RULE.check_name(self.training.rule, self.training.rule_options)
 
     @property
     def _buffer(self) -> int:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from importlib import metadata
 
-from fairbed.device_agent.memory import installed_version
+from fairbed.device_agent.memory import installed_entry_points, installed_version
 
 SCRIPT = """
 import sys
@@ -30,3 +30,11 @@ def test_installed_versions_equal_those_of_the_metadata() -> None:
     for distribution in ("numpy", "onnxruntime", "aiomqtt"):
         assert installed_version(distribution) == metadata.version(distribution)
     assert installed_version("no-such-thing") is None
+
+
+def test_installed_entry_points_equal_those_of_the_metadata() -> None:
+    for group in ("console_scripts", "pytest11", "hypothesis"):
+        expected = {point.name for point in metadata.entry_points(group=group)}
+        assert installed_entry_points(group) == sorted(expected)
+    assert installed_entry_points("pytest11") != []
+    assert installed_entry_points("no.such.group") == []

@@ -192,7 +192,7 @@ def train_chunk(
             loss = net.gradient(params[part], x, y, batch.weights, gradient[part], factor)
             if descent.has_rules:
                 gradient_at = partial(_gradient_at, net, x, y, batch.weights)
-                descent.apply_rules(gradient[part], loss, gradient_at, part)
+                descent.apply_rules(gradient[part], loss, params[part, :0], gradient_at, part)
             descent.step(gradient[part], part, is_scaled=descent.is_plain)
             progress.record(step, batch, loss)
     return progress.results(at, params)
