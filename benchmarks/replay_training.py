@@ -164,7 +164,7 @@ def _replay(case: Case, folder: Path, threads: int, rounds: int) -> dict[str, fl
         experiment,
         folder / "run",
         "bench",
-        lambda replayed: ends.append((time.perf_counter(), _processor_s())),
+        lambda replayed: ends.append((time.perf_counter(), processor_s())),
         threads=threads,
     )
     first, last = ends[0], ends[-1]
@@ -179,7 +179,7 @@ def _replay(case: Case, folder: Path, threads: int, rounds: int) -> dict[str, fl
     }
 
 
-def _processor_s() -> float:
+def processor_s() -> float:
     """Return the processor time of this process and of its workers, seconds."""
     workers = (process.cpu_times() for process in psutil.Process().children())
     return time.process_time() + sum(spent.user + spent.system for spent in workers)
