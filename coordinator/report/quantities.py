@@ -24,6 +24,11 @@ def clock(value: float) -> str:
     return f"{minutes}:{whole % 60:02d}"
 
 
+def device_time(value_s: float) -> str:
+    """Return the text of device-seconds: `4.2`, `312`, `1,204,311`."""
+    return f"{value_s:.1f}" if value_s < 99.95 else f"{value_s:,.0f}"
+
+
 def bandwidth(value_bps: float | None) -> str:
     """Return the text of a link rate in bit/s: `9.5M`, `48M`, `640k`."""
     return MISSING if value_bps is None else _prefixed(value_bps, "")

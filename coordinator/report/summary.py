@@ -16,9 +16,11 @@ from fairbed.coordinator.algorithms.fairness import (
     summarise_utilities,
 )
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
+from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
+    AggregationSummary,
     Attackers,
     Bytes,
     DefenceSummary,
@@ -40,6 +42,7 @@ from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store.reader import (
     LIVE,
     ExperimentExcerpt,
+    PlannedAggregation,
     RunReader,
     SelectionCounts,
     profile_of,
@@ -152,7 +155,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
     return RunSummary(
         run_id=info.run_id,
         name=info.row.name,
-        rule=info.plan.aggregation.rule,
+        aggregation=_aggregation(info.plan.aggregation),
         seed=info.row.seed,
         status=info.status,
         reason=info.row.reason,
@@ -193,6 +196,18 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         profiles=_profiles(devices, truths, kinds, exchanges),
         fleet=fleet,
         provenance=msgspec.json.decode(info.row.provenance, type=Provenance),
+    )
+
+
+def _aggregation(planned: PlannedAggregation) -> AggregationSummary:
+    """Return the steps of the aggregation."""
+    default = AggregationConfig(rule=planned.rule or "fedavg").weighting
+    return AggregationSummary(
+        rule=planned.rule,
+        weights=planned.weights or default,
+        defence=planned.defence,
+        pseudo_gradient=planned.pseudo_gradient,
+        server=planned.server,
     )
 
 

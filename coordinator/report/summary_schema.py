@@ -283,13 +283,23 @@ class RoundTimes(Struct, frozen=True, kw_only=True):
     p95: float | None
 
 
+class AggregationSummary(Struct, frozen=True, kw_only=True):
+    """The steps of the aggregation, keys of `[aggregation]`."""
+
+    rule: str | None
+    weights: str
+    """Weight of a device before its loss counts; the default of the rule unless it was set."""
+    defence: str
+    pseudo_gradient: str
+    server: str
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Summary of a run."""
 
     run_id: str
     name: str
-    rule: str | None
-    """`aggregation.rule`."""
+    aggregation: AggregationSummary
     seed: int
     status: str
     reason: str

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
-from fairbed.coordinator.report.quantities import MISSING, clock, percent, ratio, seconds, size
+from fairbed.coordinator.report.quantities import (
+    MISSING,
+    clock,
+    device_time,
+    percent,
+    ratio,
+    seconds,
+    size,
+)
 from fairbed.coordinator.report.summary_schema import (
     DeviceSummary,
     ExchangeSummary,
@@ -84,6 +92,7 @@ def _facts(s: RunSummary) -> list[str]:
             f"virtual queues: sum {ratio(s.queues.mean_total, 2)}, max {ratio(s.queues.max, 2)}"
             f"{_invariant(fair)}",
         ),
+        *_merge(s),
         *_weights(s),
         *_defence(s),
         *_attackers(s),
@@ -129,7 +138,7 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         f"by examples: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
     )
     pairs = [("spread", text)]
-    if s.rule in ("corefed", "propfair"):
+    if s.aggregation.rule in ("corefed", "propfair"):
         known = f"mean {ratio(u.average)}, product {_product(u.product)}, least {ratio(u.least)}"
         text = known if u.least is not None else f"unknown: a loss is {u.M:g} or more"
         pairs.append(("utility", f"{u.M:g} - loss: {text}"))
@@ -142,10 +151,12 @@ def _product(value: float | None) -> str:
 
 def _durations(s: RunSummary) -> str:
     """Return the durations of the rounds and of the run, in virtual time for a replay."""
+    devices = f"{device_time(s.device_s)} device-seconds"
     if s.clock == "virtual":
-        return f"{clock(s.virtual_s)} of virtual time in rounds, replayed in {seconds(s.wall_s)} s"
+        replayed = f"{clock(s.virtual_s)} of virtual time in rounds, replayed in"
+        return f"{replayed} {seconds(s.wall_s)} s; {devices}"
     dilated = f", time dilation {s.dilation:.3g}" if s.dilation != 1.0 else ""
-    return f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in total{dilated}"
+    return f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in total{dilated}; {devices}"
 
 
 def _prediction(s: RunSummary) -> list[tuple[str, str]]:
@@ -196,6 +207,21 @@ def _invariant(fair: Fairness) -> str:
     return f"; rate >= beta - Z/T {'holds' if fair.invariant_holds else 'VIOLATED'}"
 
 
+def _merge(s: RunSummary) -> list[tuple[str, str]]:
+    """Return the steps of the aggregation; nothing if the run does not name its rule."""
+    a = s.aggregation
+    if a.rule is None:
+        return []
+    defence = "" if a.defence == "none" else f"defence {a.defence}, "
+    return [
+        (
+            "merge",
+            f"{defence}{a.rule} with weights {a.weights}, pseudo-gradient {a.pseudo_gradient}, "
+            f"server step {a.server}",
+        )
+    ]
+
+
 def _weights(s: RunSummary) -> list[tuple[str, str]]:
     """Return how far the weights are from the shares of the examples, if they differ."""
     ratios = {device.name: device.weight_ratio for device in s.fleet}
@@ -204,7 +230,7 @@ def _weights(s: RunSummary) -> list[tuple[str, str]]:
         return []
     ends = [f"{ratio(ratios.get(name), 2)} ({name})" for name in (w.lowest, w.highest) if name]
     text = f"{' to '.join(ends)} times the share of examples; divergence {ratio(w.divergence)}"
-    return [("weights", f"{s.rule}: {text}")]
+    return [("weights", f"{s.aggregation.rule}: {text}")]
 
 
 def _defence(s: RunSummary) -> list[tuple[str, str]]:

@@ -71,8 +71,18 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
     """The part of `[aggregation]` that is shown."""
 
     rule: str | None = None
+    weights: str | None = None
+    defence: str = "none"
+    pseudo_gradient: str = "average"
+    server: str = "plain"
     M: float = 3.0
     """Upper bound of losses, nats, from which utilities are counted."""
+
+    @property
+    def steps(self) -> str:
+        """Rule, and the other steps that are not FedAvg's, as in `aaggff-d, fednova, adam`."""
+        steps = (self.rule, self.defence, self.pseudo_gradient, self.server)
+        return ", ".join(step for step in steps if step not in (None, "none", "average", "plain"))
 
 
 class PlannedReplay(Struct, frozen=True, kw_only=True):
@@ -115,6 +125,21 @@ def profile_of(device: DeviceRow, truth: TruthRow | None) -> str:
 
 
 R = TypeVar("R", bound=Record)
+
+STRAGGLER_ROUNDS = 1_000
+"""Rounds in which an exchange that was open at a round's end is looked for."""
+
+_DEVICE_S = """
+SELECT
+    (SELECT ifnull(sum(busy_s), 0) FROM exchange WHERE round > ?1 AND round <= ?2)
+    + (SELECT ifnull(sum(busy_s), 0) FROM exchange
+        WHERE round > ?1 - ?3 AND round <= ?1 AND dispatched_at_s + queued_s + busy_s
+            > 1e-6 + (SELECT closed_at_s FROM round WHERE round = ?1))
+    + (SELECT ifnull(sum(ifnull(
+            loss_query.duration_s, CASE outcome WHEN 'late' THEN loss_query_s ELSE 0 END)), 0)
+        FROM loss_query JOIN round USING (round) WHERE round > ?1 AND round <= ?2)
+"""
+"""Exchanges of new rounds, those of earlier rounds that ended later, and loss queries."""
 
 _COUNTS = """
 SELECT device, count(*), sum(is_available), sum(is_selected), sum(is_aggregated)
@@ -344,6 +369,15 @@ class RunReader:
             (since_round,),
         )
         return Quality(*rows[0])
+
+    def device_s(self, since_round: int, until_round: int) -> float:
+        """Return the device-seconds of the rounds after `since_round`, up to `until_round`.
+
+        They add up to `coordinator.report.device_time`. A device that ends its exchange more than
+        `STRAGGLER_ROUNDS` rounds late does not count here.
+        """
+        rows = self._query(_DEVICE_S, (since_round, until_round, STRAGGLER_ROUNDS))
+        return float(rows[0][0])
 
     def metrics(self, since: int = 0) -> list[MetricRow]:
         """Return the evaluations after round `since`."""

@@ -163,6 +163,8 @@ class ViewUpdate:
     selection_counts: Sequence[SelectionCounts] = ()
     quality: Quality = field(default_factory=Quality)
     """Quality of the exchanges of `rounds`."""
+    device_s: float = 0.0
+    """Device-seconds of `rounds`."""
     selections: Sequence[SelectionRow] = ()
     """Selection of the newest round."""
     metrics: Sequence[MetricRow] = ()
@@ -195,6 +197,8 @@ class RunView:
     """Round, sum of Z, largest Z."""
     quality: Quality = field(default_factory=Quality)
     """Quality of all exchanges of closed rounds."""
+    device_s: float = 0.0
+    """Device-seconds of all closed rounds."""
     stragglers: Stragglers = Stragglers()
     """Late exchanges of all closed rounds."""
     events: tuple[tuple[int, EventRow], ...] = ()
@@ -242,6 +246,7 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         metrics=view.metrics + tuple(update.metrics),
         queues=view.queues + queues,
         quality=view.quality + update.quality,
+        device_s=view.device_s + update.device_s,
         stragglers=view.stragglers.plus(update.rounds),
         events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
         open_since_s=open_since_s,

@@ -165,9 +165,10 @@ class Checkpointer:
         if time.perf_counter() - self._saved >= self._checkpoint_s:
             self._save(replayed)
         else:
-            store.add(round_row(replayed, self._engine.decisions, self._names))
             store.add_all(self._selections(replayed))
             store.add_all(self._exchanges(replayed))
+            # Last, so that a reader never sees a closed round without its exchanges.
+            store.add(round_row(replayed, self._engine.decisions, self._names))
 
     def finish(self) -> None:
         """Write the rows of the last round, and the duration of the replay."""

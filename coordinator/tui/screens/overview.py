@@ -56,7 +56,7 @@ class Overview(Screen[None]):
         """Show a view in all parts."""
         self.query_one(RunHeader).view = view
         self.query_one(FleetTable).show(view)
-        self.query_one(RoundTimeline).rounds = view.rounds
+        self.query_one(RoundTimeline).show(view)
         self.query_one(EventLogView).show(view)
         self.query_one("#accuracy", CurvePlot).curves = accuracy_curves(view)
         self.query_one("#queues", CurvePlot).curves = queue_curves(view)

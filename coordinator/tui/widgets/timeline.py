@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import groupby, zip_longest
 from typing import ClassVar, NamedTuple, TypeAlias
 
+from rich.markup import escape
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Resize
@@ -13,10 +14,10 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from fairbed.coordinator.report.quantities import seconds
+from fairbed.coordinator.report.quantities import device_time, seconds
 from fairbed.coordinator.tui.bars import bar
 from fairbed.coordinator.tui.phase_spans import MISSED, PHASES
-from fairbed.coordinator.tui.view import ExchangeView, RoundView
+from fairbed.coordinator.tui.view import ExchangeView, RoundView, RunView
 
 NAME_WIDTH = 16
 """Columns for device names; more if the bars keep two thirds of the line."""
@@ -66,14 +67,23 @@ class RoundTimeline(Widget):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.border_title = "Rounds by phase"
+        self.border_title = self._title = "Rounds by phase"
         self._lines: Sequence[Line] = ()
 
+    def show(self, view: RunView) -> None:
+        """Show the steps of the aggregation, device-seconds and newest round in the border."""
+        steps = view.info.plan.aggregation.steps if view.info else ""
+        title = f"Rounds by phase · {escape(steps)}" if steps else "Rounds by phase"
+        if title != self._title:
+            self.border_title = self._title = title
+        newest = f"round {view.rounds[-1].round}" if view.rounds else ""
+        spent = f"{device_time(view.device_s)} device-seconds · " if view.device_s else ""
+        if spent + newest != (self.border_subtitle or ""):
+            self.border_subtitle = spent + newest
+        self.rounds = view.rounds
+
     def watch_rounds(self, rounds: tuple[RoundView, ...]) -> None:
-        """Draw the changed lines, and show the newest round's number in the border."""
-        newest = f"round {rounds[-1].round}" if rounds else ""
-        if newest != (self.border_subtitle or ""):
-            self.border_subtitle = newest
+        """Draw the changed lines."""
         if self.is_on_screen:
             self._draw()
 

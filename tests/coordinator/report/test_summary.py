@@ -210,10 +210,11 @@ def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
     assert lines[3].startswith("spread     standard deviation ")
     assert "guarantee of 0.15 kept" in lines[6]
     assert lines[7].startswith("fairness   virtual queues: sum ")
-    assert lines[8].startswith("weights    fedavg: 0.83 (phone-03) to 1.25 (")
-    assert lines[10] == "provenance fairbed 0.1.0 (git abc1234)"
-    assert lines[12].split()[:3] == ["device", "profile", "selected"]
-    assert len(lines) == 13 + 12
+    assert lines[8].startswith("merge      fedavg with weights n, ")
+    assert lines[9].startswith("weights    fedavg: 0.83 (phone-03) to 1.25 (")
+    assert lines[11] == "provenance fairbed 0.1.0 (git abc1234)"
+    assert lines[13].split()[:3] == ["device", "profile", "selected"]
+    assert len(lines) == 14 + 12
     row = next(line.split() for line in lines if line.startswith("phone-03"))
     assert row[1:4] == ["phone-mid", str(summary.selected["phone-03"]), "0.300"]
     assert all(len(line) < 120 for line in lines)
@@ -318,10 +319,45 @@ def test_what_an_evaluation_could_not_measure_is_one_line_each(tmp_path: Path) -
     assert "note       1 of 12 devices have no held-out" in summary_table(summary)
 
 
+def test_the_table_has_the_steps_of_the_aggregation_and_device_seconds(tmp_path: Path) -> None:
+    run = FakeRun(
+        tmp_path / "r",
+        aggregation='rule = "aaggff-d"\npseudo_gradient = "fednova"\nserver = "adam"\n'
+        'defence = "clip"\n',
+    )
+    run.play(4)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        summary, plan = summarise_run(reader), reader.plan
+    assert structs.asdict(summary.aggregation) == {
+        "rule": "aaggff-d",
+        "weights": "equal",
+        "defence": "clip",
+        "pseudo_gradient": "fednova",
+        "server": "adam",
+    }
+    assert plan.aggregation.steps == "aaggff-d, clip, fednova, adam"
+    table = summary_table(summary)
+    assert (
+        "\nmerge      defence clip, aaggff-d with weights equal, pseudo-gradient fednova, server "
+        "step adam\n" in table
+    )
+    assert f" in total; {summary.device_s:.1f} device-seconds\n" in table
+    large = structs.replace(summary, device_s=1_204_310.7, clock="virtual")
+    assert " s; 1,204,311 device-seconds\n" in summary_table(large)
+
+
+def test_the_table_of_fedavg_names_its_steps(summary: RunSummary) -> None:
+    line = "\nmerge      fedavg with weights n, pseudo-gradient average, server step plain\n"
+    assert line in summary_table(summary)
+    unnamed = structs.replace(summary.aggregation, rule=None)
+    assert "\nmerge" not in summary_table(structs.replace(summary, aggregation=unnamed))
+
+
 @pytest.mark.parametrize("rule", ["corefed", "propfair"])
 def test_the_table_of_a_rule_with_utilities_has_them(summary: RunSummary, rule: str) -> None:
     assert "utility" not in summary_table(summary)
-    with_m = structs.replace(summary, rule=rule)
+    with_m = structs.replace(summary, aggregation=structs.replace(summary.aggregation, rule=rule))
     assert "\nutility    3 - loss: mean " in summary_table(with_m)
     unknown = structs.replace(summary.utility, average=None, product=None, least=None)
     invalid = structs.replace(with_m, utility=unknown)

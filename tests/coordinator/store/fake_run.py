@@ -42,23 +42,28 @@ VOID_ROUND = 6
 LATE_ROUND = 10
 
 
-def experiment_toml(rounds: int) -> str:
+FEDAVG = 'rule = "fedavg"\n'
+
+
+def experiment_toml(rounds: int, aggregation: str = FEDAVG) -> str:
     """Return the resolved experiment of a fake run."""
     return (
         f'name = "digits-12"\nseed = 7\nrounds = {rounds}\n'
         f'[selection]\npolicy = "rbcs-f"\nper_round = {PER_ROUND}\nbeta = {BETA}\n'
-        'queue_counts = "selected"\n[aggregation]\nrule = "fedavg"\n'
+        f'queue_counts = "selected"\n[aggregation]\n{aggregation}'
     )
 
 
-def make_store(folder: Path, rounds: int = 30, dilation: float = 1.0) -> Store:
+def make_store(
+    folder: Path, rounds: int = 30, dilation: float = 1.0, aggregation: str = FEDAVG
+) -> Store:
     """Create the store of a run without rows."""
     return Store.create(
         folder,
         NewRun(
             run_id=folder.name,
             name="digits-12",
-            experiment_toml=experiment_toml(rounds),
+            experiment_toml=experiment_toml(rounds, aggregation),
             seed=7,
             config_hash="c0ffee",
             version="0.1.0",
@@ -84,6 +89,8 @@ class FakeRun:
     rounds: int = 30
     seed: int = 7
     dilation: float = 1.0
+    aggregation: str = FEDAVG
+    """Keys of `[aggregation]`."""
     malicious: Mapping[int, str] = field(default_factory=dict)
     """Kinds of malicious devices, by row."""
     round: int = 0
@@ -92,7 +99,7 @@ class FakeRun:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
-        self.store = make_store(self.folder, self.rounds, self.dilation)
+        self.store = make_store(self.folder, self.rounds, self.dilation, self.aggregation)
         kinds = list(PROFILES)
         self.profiles = [kinds[i % len(kinds)] for i in range(self.devices)]
         self.names = [f"{p.rsplit('-', 1)[0][:12]}-{i:02d}" for i, p in enumerate(self.profiles)]

@@ -204,6 +204,15 @@ async def test_the_header_shows_contention_and_dilation(tmp_path: Path) -> None:
     assert "12/12 (host busy)" in head[2]
 
 
+async def test_the_rounds_are_headed_by_the_steps_of_the_aggregation(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "steps", aggregation='rule = "m:Rule[0]"\nserver = "adam"\n')
+    run.play(3)
+    async with room(run.finish()) as (app, pilot):
+        assert await shows(
+            app, pilot, "Rounds by phase · m:Rule[0], adam", "device-seconds · round 3"
+        )
+
+
 async def test_a_run_without_devices_can_be_watched(tmp_path: Path) -> None:
     empty = FakeRun(tmp_path / "empty", devices=0)
     empty.store.flush()

@@ -1,10 +1,12 @@
 """The view: a pure fold, independent of how updates are split."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.reader import SelectionCounts
 from fairbed.coordinator.store.tables import CommandRow, DeviceMetricRow, EventRow
@@ -82,6 +84,22 @@ def test_exchange_quality_is_accumulated(run: FakeRun, feed: ViewReader) -> None
     view = next_view(run, feed, view)
     assert view.quality == feed.reader.quality()
     assert view.quality.done > 0
+
+
+def test_device_seconds_are_accumulated(run: FakeRun, feed: ViewReader) -> None:
+    """Among them those of an exchange of round 2 that ended in round 5."""
+    run.play(4)
+    view = next_view(run, feed, RunView())
+    assert view.device_s == pytest.approx(device_seconds(feed.reader)[-1])
+    late, began_s = run.exchange(0), 3.0
+    busy_s = run.now_s + 0.1 - began_s - late.queued_s
+    run.store.add(
+        replace(late, round=2, attempt=9, dispatched_at_s=began_s, busy_s=busy_s, outcome="late")
+    )
+    run.play(1)
+    view = next_view(run, feed, view)
+    assert view.device_s == pytest.approx(device_seconds(feed.reader)[-1])
+    assert view.device_s > busy_s > 5.0
 
 
 def test_a_void_round_is_on_the_timeline_without_exchanges(run: FakeRun, feed: ViewReader) -> None:

@@ -37,7 +37,9 @@ def replayed(folder: Path, **sections: dict[str, Any]) -> RunReader:
     for key, section in sections.items():
         raw[key] = {**raw.get(key, {}), **section}
     replay_experiment(parse_experiment(raw, "test"), folder, "run", lambda replayed: None)
-    return RunReader(folder)
+    reader = RunReader(folder)
+    assert reader.device_s(0, 3) == pytest.approx(device_seconds(reader)[-1])  # the control room's
+    return reader
 
 
 def test_a_late_device_was_busy_until_the_deadline(tmp_path: Path) -> None:
