@@ -214,7 +214,15 @@ class Descent:
         self._rule = rule
         self._vectors = {} if vectors is None else vectors
         self._rules = list[GradientRule]([] if rule is None else [rule])
-        if hyperparameters.proximal:
+        self._pull: NDArray[np.float32] | None = None
+        if self.is_plain and hyperparameters.proximal:
+            # w - eta (g + mu (w - w_t)) = (1 - eta mu) w + eta mu w_t - eta g reads memory half as
+            # often as `Proximal`. Up to eta mu = 1/2 the factors add up to exactly 1.
+            with np.errstate(over="ignore", invalid="ignore"):
+                share = hyperparameters.learning_rate * hyperparameters.proximal
+                self._rest = np.float32(1.0 - share)
+                self._pull = (np.float32(1.0) - self._rest) * anchor
+        elif hyperparameters.proximal:
             self._rules.append(Proximal(hyperparameters.proximal))
 
     @property
@@ -224,7 +232,7 @@ class Descent:
 
     @property
     def is_plain(self) -> bool:
-        """A step is the learning rate times the gradient, without other terms."""
+        """A step scales the gradient by the learning rate only; it may have a proximal term."""
         h = self._h
         has_terms = h.momentum or h.weight_decay or h.clip_norm is not None
         return not (self.has_rules or has_terms)
@@ -295,6 +303,9 @@ class Descent:
                 np.copyto(direction, velocity)
             if not is_scaled:
                 direction *= np.float32(h.learning_rate)
+            if self._pull is not None:
+                direction -= self._pull
+                params *= self._rest
             params -= direction
 
     def trained(self, steps: NDArray[np.int64]) -> Trained:

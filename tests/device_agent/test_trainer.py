@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Examples
-from fairbed.device_agent.trainer import EpochOrders, TrainingDiverged, TrainResult, evaluate, train
+from fairbed.device_agent.local_training import Proximal
+from fairbed.device_agent.trainer import (
+    Descent,
+    EpochOrders,
+    TrainingDiverged,
+    TrainResult,
+    evaluate,
+    train,
+)
 from fairbed.wire.artifact import SelfCheck, TaskSpec
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout, Tensor
@@ -130,6 +139,26 @@ def test_takes_the_ditto_step_of_the_worked_example(lam: float, v: list[float]) 
     engine = Formula(constant(0.5, -0.2), n_params=2)
     result = run(engine, [1.0, 0.0], proximal=lam, anchor=[0.0, 0.0])
     np.testing.assert_allclose(result.vector, v, atol=1e-6)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.7, 5.0, 30.0])
+def test_a_step_with_a_proximal_term_alone_is_that_of_its_rule(mu: float) -> None:
+    rng = np.random.default_rng(0)
+    start, anchor = rng.normal(size=(2, 50)).astype(np.float32)
+    h = Hyperparameters(epochs=1, batch_size=1, learning_rate=0.1, proximal=mu)
+    folded, ruled, exact = start.copy(), start.copy(), start.astype(np.float64)
+    one = Descent(folded, h, anchor)
+    two = Descent(ruled, replace(h, proximal=0.0), anchor, Proximal(mu))
+    assert one.is_plain
+    assert not two.is_plain
+    for _ in range(30):
+        gradient = rng.normal(size=50).astype(np.float32)
+        exact -= 0.1 * (gradient + mu * (exact - anchor))
+        one.step(gradient.copy())
+        two.apply_rules(gradient, np.array(0.0), start[:0], lambda w: (np.array(0.0), w))
+        two.step(gradient)
+    np.testing.assert_allclose(folded, exact, rtol=2e-6, atol=2e-6 * np.abs(exact).max())
+    np.testing.assert_allclose(ruled, exact, rtol=2e-6, atol=2e-6 * np.abs(exact).max())
 
 
 def test_momentum_adds_up_to_the_norm_of_the_worked_example() -> None:
