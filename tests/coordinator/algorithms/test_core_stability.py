@@ -91,6 +91,7 @@ def test_worked_examples() -> None:
     assert not is_blocked(np.ones(3), np.array([[1.5, 1.5, 0.5]])), "none gains strictly more"
     assert not is_blocked(np.ones(2), np.array([[1.9, 0.9]])), "sum 2.8 > 2 without a block"
     assert gain(np.ones(2), np.array([1.9, 0.9])) == pytest.approx(1.4)
+    assert gain(np.ones(2), np.array([1.9, 0.9]), np.array([1.0, 3.0])) == pytest.approx(1.15)
 
 
 def test_the_example_of_a_poor_data_set() -> None:
@@ -190,6 +191,16 @@ def test_theorem_3_bounds_the_gain_in_the_ball(centre: Floats, seed: int) -> Non
     steps = rng.normal(size=(50, 3))
     steps *= radius / np.linalg.norm(steps, axis=1, keepdims=True)
     assert max(gain(u(centre), u(centre + step), w) for step in steps) <= k + 1e-12
+
+
+def test_theorem_3_by_hand_and_where_it_is_reached() -> None:
+    """A utility of curvature B at a stationary point gains B r^2 / 2 and no more."""
+    u, w = np.array([1.0, 2.0]), np.array([1.0, 3.0])
+    assert pseudo_core_factor(u, 0.3, 2.0, 0.5) == pytest.approx(1.0 + (0.15 + 0.375) / 2)
+    assert pseudo_core_factor(u, 0.3, 2.0, 0.5, w) == pytest.approx(1.0 + (0.15 + 0.625) / 4)
+    here, radius, B = np.array([2.0]), 0.7, 3.0
+    farthest = here + 0.5 * B * radius**2
+    assert gain(here, farthest) == pytest.approx(pseudo_core_factor(here, 0.0, B, radius))
 
 
 def _softmax_losses(theta: Floats, x: Floats, y: Ints, device: Ints, n: int) -> Floats:

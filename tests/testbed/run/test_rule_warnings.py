@@ -87,8 +87,12 @@ def test_a_replay_warns_of_mini_batches_before_its_first_round(
     assert (at, level) == (None, "warning")
     assert "got 10: 3 of 3 devices send" in line
     assert f"warning: {line}" in capsys.readouterr().err
-    large = ["--set", "training.batch_size=5000"]
-    assert main(["replay", str(path), "--out", str(tmp_path / "b"), *large]) == 0
-    assert events(tmp_path / "b", "mini-batch") == []
-    assert main(["replay", str(path), "--out", str(tmp_path / "c"), "--no-training"]) == 0
-    assert events(tmp_path / "c", "mini-batch") == []
+    with RunReader(tmp_path / "a") as reader:
+        most = max(device.n_k for device in reader.devices())
+    assert f"must be at least the {most} examples" in line
+    for name, size, count in (("b", most, 0), ("c", most - 1, 1)):
+        settings = ["--set", f"training.batch_size={size}"]
+        assert main(["replay", str(path), "--out", str(tmp_path / name), *settings]) == 0
+        assert len(events(tmp_path / name, "mini-batch")) == count
+    assert main(["replay", str(path), "--out", str(tmp_path / "d"), "--no-training"]) == 0
+    assert events(tmp_path / "d", "mini-batch") == []
