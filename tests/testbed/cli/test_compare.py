@@ -178,6 +178,8 @@ def test_the_example_of_personal_models_runs(
     assert len({values["accuracy_mean"]["mean"] for values in arms.values()}) == 1
     assert own["ditto,lambda=1.0"] > own["local-only"] + 0.03
     assert own["ditto,lambda=0.01"] == pytest.approx(own["local-only"], abs=0.02)
+    for choice in ("local", "dynamic"):
+        assert own[f"chosen,lambda_choice={choice}"] > own["local-only"] + 0.03
 
 
 def test_every_example_has_its_test() -> None:
