@@ -7,10 +7,12 @@ import pytest
 
 from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
 from fairbed.coordinator.algorithms.aggregation.afl import Afl
+from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
 from fairbed.coordinator.algorithms.aggregation.fedmgda import FedMgda
 from fairbed.coordinator.algorithms.aggregation.max_weight import MaxWeight
 from fairbed.coordinator.algorithms.aggregation.propfair import PropFair
 from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import FedNova
+from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
 from fairbed.coordinator.algorithms.aggregation.server_step import FedOpt
 from fairbed.coordinator.algorithms.aggregation.term import Term
 from fairbed.coordinator.policy.config import RoundConfig
@@ -22,6 +24,9 @@ from tests.coordinator.lab import lab
 from tests.testbed.replay.fleets import EXAMPLES
 
 OFF = {
+    "q-fedavg": "aggregation.q=0",
+    "corefed": "aggregation.rule=fedavg",
+    "aaggff": "aggregation.rule=fedavg",
     "afl": "aggregation.gamma=0",
     "term": "aggregation.tilt=0",
     "propfair": "aggregation.rule=fedavg",
@@ -68,6 +73,10 @@ async def test_a_live_run_merges_every_round(name: str, tmp_path: Path) -> None:
 def test_the_examples_name_what_their_comments_say() -> None:
     experiments = {name: load_experiment(EXAMPLES / f"{name}.toml") for name in OFF}
     parts = {name: make_decisions(of.coordinator()).aggregator for name, of in experiments.items()}
+    assert isinstance(parts["q-fedavg"].rule, QFedAvg)
+    assert isinstance(parts["corefed"].rule, CoreFed)
+    assert isinstance(parts["aaggff"].rule, AAggFF)
+    assert experiments["aaggff"].selection.per_round == experiments["aaggff"].devices
     assert isinstance(parts["afl"].rule, MaxWeight)
     assert isinstance(parts["afl"].rule.rule, Afl)
     assert isinstance(parts["term"].rule, Term)
