@@ -97,7 +97,7 @@ class ViewReader:
                 selections=reader.selections(newest) if rounds else (),
                 metrics=metrics,
                 device_metrics=reader.device_metrics(metrics[-1].round) if metrics else (),
-                personal_scores=reader.personal_scores(cursor.round - 1),
+                personal_scores=reader.personal_scores(cursor.round - ROUNDS_KEPT),
                 events=events,
                 telemetry=[row for _, row in telemetry],
                 commands=reader.commands(),

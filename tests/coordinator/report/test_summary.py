@@ -464,6 +464,24 @@ def test_personal_models_are_summarised_by_their_latest_scores(tmp_path: Path) -
     assert "the global model on these 3 of 12 devices: mean" in summary_table(summary)
 
 
+def test_personal_models_of_malicious_devices_do_not_count(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "r", malicious=TWO)
+    run.play(3)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        names = [device.name for device in reader.devices()]
+    accuracies = {name: (4 + at) / 20 for at, name in enumerate(names)}
+    for name, accuracy in accuracies.items():
+        run.store.add(PersonalScoreRow(round=3, device=name, n=20, accuracy=accuracy, loss=0.5))
+    with RunReader(run.finish()) as reader:
+        summary = summarise_run(reader)
+    benign = [device.name for device in summary.fleet if device.malicious is None]
+    assert summary.personal is not None
+    assert summary.personal.devices == len(benign) == len(names) - 2
+    expected = sum(accuracies[name] for name in benign) / len(benign)
+    assert summary.personal.accuracy_mean == pytest.approx(expected)
+
+
 def test_a_run_without_personal_models_has_none(summary: RunSummary) -> None:
     assert summary.personal is None
     assert "personal" not in summary_table(summary)

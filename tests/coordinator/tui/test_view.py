@@ -9,8 +9,14 @@ import pytest
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.reader import SelectionCounts
-from fairbed.coordinator.store.tables import CommandRow, DeviceMetricRow, EventRow
+from fairbed.coordinator.store.tables import (
+    CommandRow,
+    DeviceMetricRow,
+    EventRow,
+    PersonalScoreRow,
+)
 from fairbed.coordinator.tui.app import ViewReader
+from fairbed.coordinator.tui.screens.device import device_facts
 from fairbed.coordinator.tui.view import ROUNDS_KEPT, RunView, Stragglers, ViewUpdate, fold
 from tests.coordinator.store.fake_run import BETA, LATE_ROUND, VOID_ROUND, FakeRun, fake_run
 
@@ -236,6 +242,30 @@ def test_folding_does_not_change_the_view_it_is_given(run: FakeRun, feed: ViewRe
     newer = next_view(run, feed, view)
     assert (view.devices, view.rounds) == (devices, rounds)
     assert newer.cursor.round == 2
+
+
+def test_a_device_shows_the_latest_score_of_its_personal_model(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    def score(round_id: int, accuracy: float) -> PersonalScoreRow:
+        name = view.devices[2].name
+        return PersonalScoreRow(round=round_id, device=name, n=20, accuracy=accuracy, loss=0.5)
+
+    run.play(3)
+    view = next_view(run, feed, RunView())
+    assert {device.personal_accuracy for device in view.devices} == {None}
+    run.store.add(score(1, 0.25))  # it arrives two rounds later
+    run.play(1)
+    view = next_view(run, feed, view)
+    assert [device.personal_accuracy for device in view.devices[:4]] == [None, None, 0.25, None]
+    run.store.add(score(4, 0.75))
+    run.play(1)
+    view = next_view(run, feed, view)
+    assert view.devices[2].personal_accuracy == 0.75
+    with RunReader(run.folder) as reader:
+        row = reader.devices()[2]
+    facts = dict(device_facts(row, view.devices[2], 1.0))
+    assert facts["accuracy"].endswith(", personal model 0.750")
 
 
 def test_rows_of_an_unknown_device_change_nothing(run: FakeRun, feed: ViewReader) -> None:
