@@ -121,7 +121,7 @@ def train(
             raise divergence_error("the loss", loss, steps)
         meter.step(len(batch))
         if descent.has_rules:
-            gradient_at = partial(_gradient_at, engine, work, x[batch], y[batch], meter)
+            gradient_at = partial(_gradient_at, engine, work, x[batch], y[batch], gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient)
         loss_sum += loss * len(batch)
@@ -140,15 +140,19 @@ def _gradient_at(
     work: NDArray[np.float32],
     x: Examples,
     y: NDArray[np.int64],
-    meter: Meter,
+    here: NDArray[np.float32],
     params: NDArray[np.float32],
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Return loss and gradient of a mini-batch at other parameters; see `Step.gradient_at`."""
-    other = work.copy()
+    """Return loss and gradient of a mini-batch at other parameters; see `Step.gradient_at`.
+
+    Keeps the values of `here`, the gradient of the step, in the array that the engine overwrites.
+    """
+    other, before = work.copy(), here.copy()
     other[: len(params)] = params
     loss, gradient = engine.gradient(other, x, y)
-    meter.step(len(y))
-    return np.array(loss), gradient.copy()
+    there = gradient.copy()
+    np.copyto(here, before)
+    return np.array(loss), there
 
 
 def evaluate(

@@ -1,12 +1,13 @@
 """The interface of all trainers of a cohort."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from fairbed.device_agent.local_training import GuardedRule
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.messages import Hyperparameters
 
@@ -19,6 +20,33 @@ class CohortJob:
     """Number of its shard."""
     seed: int
     """Seed of the order of its mini-batches, as in `wire.messages.Train`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CohortRule:
+    """The local rule of K devices (`wire.local_training`), and its vectors by name."""
+
+    rule: GuardedRule
+    options: Mapping[str, bool | int | float | str]
+    """Arguments of the rule; another process makes it again."""
+    sent: Mapping[str, Vector]
+    """Vectors sent with the model, each of shape (n_params,)."""
+    kept: Mapping[str, Vector]
+    """Vectors of each device before the round, each of shape (K, n_params)."""
+
+    @property
+    def vectors(self) -> dict[str, Vector]:
+        """All vectors, as in `Step.vectors`."""
+        return {**self.sent, **self.kept}
+
+    def of(self, at: Sequence[int]) -> "CohortRule":
+        """Return the rule with copies of the vectors of some of the devices."""
+        return replace(self, kept={name: kept[at] for name, kept in self.kept.items()})
+
+    @property
+    def n_results(self) -> int:
+        """Vectors that a device keeps and returns, for the memory of a chunk."""
+        return 2 * len(self.rule.kept) + len(self.rule.returned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +63,12 @@ class CohortResult:
     """Mean loss of the last epoch begun, nats per example; NaN if no step was taken."""
     problems: tuple[str, ...]
     """Why there is no update, as the device reports it; empty where there is one."""
+    kept: Mapping[str, Vector] = field(default_factory=dict)
+    """Vectors of the local rule that stay on the devices, each (G, n_params); valid as `vectors`.
+    Without meaning where there is no update, as are those returned."""
+    returned: Mapping[str, Vector] = field(default_factory=dict)
+    """Vectors of the local rule that go with the updates, each (G, n_params); valid as `vectors`.
+    """
 
     @property
     def has_failed(self) -> Bools:
@@ -55,6 +89,7 @@ class Trainer(Protocol):
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
+        rule: CohortRule | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, in an order that depends only on the jobs.
 
@@ -67,6 +102,10 @@ class Trainer(Protocol):
             hyperparameters: Hyperparameters of the round.
             starts: Model of each job before its first step, shape (K, n_values), not changed; not
                 set: it is `vector`, which always is the anchor of the proximal term.
+            rule: Changes local training; its vectors are not changed.
+
+        Raises:
+            PluginError: The rule breaks its contract.
         """
         ...
 

@@ -9,7 +9,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.batches import longest_first
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
@@ -64,9 +64,10 @@ class DenseTrainer:
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
+        rule: CohortRule | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, those with more steps first."""
-        chunks = self._chunks(jobs, hyperparameters)
+        chunks = self._chunks(jobs, hyperparameters, 0 if rule is None else rule.n_results)
         pool = self._pool
         if pool is not None:
             pool.begin_at(vector)
@@ -77,15 +78,25 @@ class DenseTrainer:
             else:
                 params = starts[chunk]
             chunk_jobs = [jobs[at] for at in chunk]
+            chunk_rule = None if rule is None else rule.of(chunk)
             return train_chunk(
-                self._net, self._shards, params, vector, chunk, chunk_jobs, hyperparameters
+                self._net,
+                self._shards,
+                params,
+                vector,
+                chunk,
+                chunk_jobs,
+                hyperparameters,
+                chunk_rule,
             )
 
         def elsewhere(chunk: list[int]) -> CohortResult:
             if pool is None or not pool.is_ready():
                 return here(chunk)
             chunk_starts = None if starts is None else starts[chunk]
-            return pool.train(chunk, [jobs[at] for at in chunk], hyperparameters, chunk_starts)
+            chunk_rule = None if rule is None else rule.of(chunk)
+            chunk_jobs = [jobs[at] for at in chunk]
+            return pool.train(chunk, chunk_jobs, hyperparameters, chunk_starts, chunk_rule)
 
         # A product that BLAS splits among its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):
@@ -112,21 +123,24 @@ class DenseTrainer:
             self._pool.close()
 
     def _chunks(
-        self, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+        self, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters, rule_vectors: int
     ) -> list[list[int]]:
-        """Return the jobs of each chunk, those with more steps first."""
+        """Return the jobs of each chunk, those with more steps first.
+
+        `rule_vectors` is the number of vectors of the local rule per device.
+        """
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         chunks: list[list[int]] = []
         size = 0
         for at in longest_first(n_k, hyperparameters):
             if not chunks or len(chunks[-1]) >= size:
-                size = max(1, CHUNK_BYTES // self._bytes_of(n_k[at], hyperparameters))
+                size = max(1, CHUNK_BYTES // self._bytes_of(n_k[at], hyperparameters, rule_vectors))
                 chunks.append([])
             chunks[-1].append(at)
         return chunks
 
-    def _bytes_of(self, n_k: int, h: Hyperparameters) -> int:
-        vectors = 2 + bool(h.momentum)  # The anchor is one for all models.
+    def _bytes_of(self, n_k: int, h: Hyperparameters, rule_vectors: int) -> int:
+        vectors = 2 + bool(h.momentum) + rule_vectors  # The anchor is one for all models.
         batch = min(n_k, h.batch_size) * 2 * self._net.values_per_example
         return BYTES_PER_VALUE * (vectors * self._net.n_params + batch)
 

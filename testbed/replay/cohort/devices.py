@@ -1,6 +1,6 @@
 """Cohorts of any model by the devices' own engine and trainer, one device after the other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
@@ -10,7 +10,7 @@ from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine, self_check
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.run.evaluation import EngineFactory
@@ -59,12 +59,14 @@ class DeviceTrainer:
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
+        rule: CohortRule | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the result of each job, in the order of the jobs."""
 
         def work(at: int) -> CohortResult:
             start = vector if starts is None else starts[at]
-            return self._train(start, vector, at, jobs[at], hyperparameters)
+            own_rule = None if rule is None else rule.of([at])
+            return self._train(start, vector, at, jobs[at], hyperparameters, own_rule)
 
         return self._threads.run(work, range(len(jobs)))
 
@@ -92,6 +94,7 @@ class DeviceTrainer:
         at: int,
         job: CohortJob,
         hyperparameters: Hyperparameters,
+        rule: CohortRule | None,
     ) -> CohortResult:
         x, y = self._shards.whole(job.device)
         with self._engine() as engine:
@@ -106,11 +109,21 @@ class DeviceTrainer:
                     Unpaced(),
                     lambda: False,
                     anchor,
+                    None if rule is None else rule.rule,
+                    None if rule is None else _of_one(rule),
                 )
             except trainer.TrainingDiverged as exc:
-                return _single_result(at, start, steps=0, loss_train=np.nan, problem=str(exc))
+                return _failed(at, start, str(exc), rule)
         loss = np.nan if result.loss_train is None else max(0.0, result.loss_train)
-        return _single_result(at, result.vector, steps=result.steps, loss_train=loss, problem="")
+        return CohortResult(
+            at=np.array([at]),
+            vectors=result.vector[np.newaxis],
+            steps=np.array([result.steps]),
+            loss_train=np.array([loss]),
+            problems=("",),
+            kept={name: vector[np.newaxis] for name, vector in result.kept.items()},
+            returned={name: vector[np.newaxis] for name, vector in result.returned.items()},
+        )
 
     @contextmanager
     def _engine(self) -> Iterator[Engine]:
@@ -122,16 +135,22 @@ class DeviceTrainer:
             self._engines.put(engine)
 
 
-def _single_result(
-    at: int, vector: Vector, *, steps: int, loss_train: float, problem: str
-) -> CohortResult:
-    """Return the result of one device."""
+def _of_one(rule: CohortRule) -> Mapping[str, Vector]:
+    """Return the vectors of the rule of one device, each of shape (n_params,)."""
+    return {**rule.sent, **{name: kept[0] for name, kept in rule.kept.items()}}
+
+
+def _failed(at: int, start: Vector, problem: str, rule: CohortRule | None) -> CohortResult:
+    """Return the result of one device that has no update."""
+    returned = () if rule is None else rule.rule.returned
     return CohortResult(
         at=np.array([at]),
-        vectors=vector[np.newaxis],
-        steps=np.array([steps]),
-        loss_train=np.array([loss_train]),
+        vectors=start[np.newaxis],
+        steps=np.array([0]),
+        loss_train=np.array([np.nan]),
         problems=(problem,),
+        kept={} if rule is None else rule.kept,
+        returned={name: np.zeros((1, start.size), dtype=np.float32) for name in returned},
     )
 
 

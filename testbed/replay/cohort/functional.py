@@ -4,6 +4,7 @@ This is the only module of the replay that needs torch.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -13,11 +14,13 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
+from fairbed.device_agent.trainer import GradientAt
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.batches import Batches, longest_first
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
@@ -74,11 +77,12 @@ class TorchTrainer:
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
+        rule: CohortRule | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, those with more steps first."""
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         order = longest_first(n_k, hyperparameters)
-        vectors = 3 + bool(hyperparameters.momentum)
+        vectors = 3 + bool(hyperparameters.momentum) + (0 if rule is None else rule.n_results)
         fits = CHUNK_BYTES // (BYTES_PER_VALUE * vectors * vector.size)
         size = min(CHUNK_DEVICES, max(1, fits))
         for start in range(0, len(order), size):
@@ -89,7 +93,9 @@ class TorchTrainer:
                 else self._tensor(starts[chunk])
             )
             chunk_jobs = [jobs[at] for at in chunk]
-            yield self._train(params, self._tensor(vector), chunk, chunk_jobs, hyperparameters)
+            anchor = self._tensor(vector)
+            chunk_rule = None if rule is None else _HostRule(rule.of(chunk), vector)
+            yield self._train(params, anchor, chunk, chunk_jobs, hyperparameters, chunk_rule)
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -105,6 +111,7 @@ class TorchTrainer:
         chunk: Sequence[int],
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
+        rule: "_HostRule | None",
     ) -> CohortResult:
         """Train the models `params`, shape (G, n_params), in place."""
         rows = [self._shards.rows(job.device) for job in jobs]
@@ -116,9 +123,23 @@ class TorchTrainer:
             batch = batches.next(active)
             x, y = self._shards.take(batch.index)
             gradient, loss = self._gradient(params[:active], x, y, batch.weights)
-            progress.record(step, batch, loss.double().cpu().numpy())
+            losses = loss.double().cpu().numpy()
+            progress.record(step, batch, losses)
+            if rule is not None:
+                gradient_at = partial(self._gradient_at, x, y, batch.weights)
+                rule.apply(params[:active], gradient, losses, hyperparameters, gradient_at)
             descent.step(gradient, active)
-        return progress.results(chunk, params.cpu().numpy())
+        models = params.cpu().numpy()
+        if rule is None:
+            return progress.results(chunk, models, {}, {})
+        models[progress.has_lost] = np.nan  # the rule of such a device has no last call
+        kept, returned = rule.end(models, progress.steps, hyperparameters)
+        return progress.results(chunk, models, kept, returned)
+
+    def _gradient_at(self, x: Vector, y: Ints, w: Vector, params: Vector) -> tuple[Floats, Vector]:
+        """Return losses and gradients of mini-batches at other parameters; see `Step`."""
+        gradient, loss = self._gradient(self._tensor(params), x, y, w)
+        return loss.double().cpu().numpy(), gradient.cpu().numpy()
 
     def _gradient(
         self, params: torch.Tensor, x: Vector, y: Ints, w: Vector
@@ -166,6 +187,52 @@ class TorchTrainer:
         params = self._tensor(vector[np.newaxis])
         gradient, loss = self._gradient(params, x[np.newaxis].astype(np.float32), y[np.newaxis], w)
         return float(loss[0]), gradient[0].cpu().numpy()
+
+
+class _HostRule:
+    """A local rule on numpy arrays: of a GPU they are copies, else the tensors' own memory.
+
+    Args:
+        rule: The rule, with the vectors of the chunk.
+        anchor: The global model w_t, shape (n_params,).
+    """
+
+    def __init__(self, rule: CohortRule, anchor: Vector) -> None:
+        self._rule, self._anchor = rule, anchor
+        self._vectors = rule.vectors
+
+    def apply(
+        self,
+        params: torch.Tensor,
+        gradient: torch.Tensor,
+        loss: Floats,
+        h: Hyperparameters,
+        gradient_at: GradientAt,
+    ) -> None:
+        """Change the gradient of the first A models, shape (A, n_params), in place."""
+        here, models = gradient.cpu().numpy(), params.cpu().numpy()
+        kept = {name: self._vectors[name][: len(models)] for name in self._rule.kept}
+        step = Step(
+            params=models,
+            gradient=here,
+            loss=loss,
+            anchor=self._anchor,
+            buffers=models[:, :0],
+            vectors={**self._vectors, **kept},
+            learning_rate=h.learning_rate,
+            gradient_at=gradient_at,
+        )
+        with np.errstate(all="ignore"):
+            self._rule.rule.gradient(step)
+        gradient.copy_(torch.from_numpy(step.gradient))
+
+    def end(
+        self, params: Vector, steps: Ints, h: Hyperparameters
+    ) -> tuple[dict[str, Vector], dict[str, Vector]]:
+        """Return the vectors kept and returned, each of shape (G, n_params)."""
+        trained = Trained(params, self._anchor, steps, self._vectors, h.learning_rate)
+        with np.errstate(all="ignore"):
+            return self._rule.rule.end(trained)
 
 
 class _Descent:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.coordinator.task.recipes import FLAT_MODELS
 from fairbed.device_agent.trainer import Descent
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.batches import Batches
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Examples
@@ -166,6 +166,7 @@ def train_chunk(
     at: Sequence[int],
     jobs: Sequence[CohortJob],
     hyperparameters: Hyperparameters,
+    rule: CohortRule | None = None,
 ) -> CohortResult:
     """Train the models of a chunk together, step by step; return the results.
 
@@ -177,10 +178,18 @@ def train_chunk(
         at: Indices of the jobs in the cohort.
         jobs: Jobs of the chunk, those with more steps first.
         hyperparameters: Hyperparameters of the round.
+        rule: The local rule, with the vectors of these jobs.
+
+    Raises:
+        PluginError: The rule breaks its contract.
     """
     rows = [examples.rows(job.device) for job in jobs]
     batches = Batches([job.seed for job in jobs], rows, hyperparameters)
-    descent = Descent(params, hyperparameters, anchor)
+    descent = (
+        Descent(params, hyperparameters, anchor)
+        if rule is None
+        else Descent(params, hyperparameters, anchor, rule.rule, rule.vectors)
+    )
     gradient = np.empty_like(params)
     factor = hyperparameters.learning_rate if descent.is_plain else 1.0
     progress = Progress(batches.steps)
@@ -195,4 +204,8 @@ def train_chunk(
                 descent.apply_rules(gradient[part], loss, params[part, :0], gradient_at, part)
             descent.step(gradient[part], part, is_scaled=descent.is_plain)
             progress.record(step, batch, loss)
-    return progress.results(at, params)
+        if rule is None:
+            return progress.results(at, params, {}, {})
+        params[progress.has_lost] = np.nan  # the rule of such a device has no last call
+        kept, returned = rule.rule.end(descent.trained(progress.steps))
+    return progress.results(at, params, kept, returned)

@@ -1,12 +1,12 @@
 """Steps, losses and failures of the devices of a chunk during training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.algorithms.arrays import Bools, Floats, Vector
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.device_agent.trainer import divergence_error
 from fairbed.testbed.replay.cohort.base import CohortResult
 from fairbed.testbed.replay.cohort.batches import StackedBatch
@@ -43,17 +43,35 @@ class Progress:
         self._counts[step, : len(loss)] = batch.count
         np.multiply(loss, batch.count, out=self._losses[step, : len(loss)])
 
-    def results(self, chunk: Sequence[int], vectors: Vector) -> CohortResult:
+    @property
+    def steps(self) -> Ints:
+        """Mini-batches of each device, shape (G,)."""
+        return np.array(self._steps, dtype=np.int64)
+
+    @property
+    def has_lost(self) -> Bools:
+        """Whether a loss of the device was not finite, shape (G,): it has stopped there."""
+        is_lost: Bools = ~np.logical_and.reduce(np.isfinite(self._losses))
+        return is_lost
+
+    def results(
+        self,
+        chunk: Sequence[int],
+        vectors: Vector,
+        kept: Mapping[str, Vector],
+        returned: Mapping[str, Vector],
+    ) -> CohortResult:
         """Return the results of the devices.
 
         Args:
             chunk: Indices of their jobs.
             vectors: Models after the last steps, shape (G, n_values).
+            kept: Vectors of the local rule that stay on the devices, each (G, n_params).
+            returned: Vectors of the local rule that go with the updates, each (G, n_params).
         """
         problems = [""] * len(self._steps)
-        is_finite: Bools = np.isfinite(self._losses)
-        for i in np.flatnonzero(~np.logical_and.reduce(is_finite)).tolist():
-            step = int(np.argmin(is_finite[:, i]))
+        for i in np.flatnonzero(self.has_lost).tolist():
+            step = int(np.argmin(np.isfinite(self._losses[:, i])))
             loss = self._losses[step, i] / self._counts[step, i]
             problems[i] = str(divergence_error("the loss", loss, step + 1))
         has_finite_values: Bools = np.logical_and.reduce(np.isfinite(vectors), axis=1)
@@ -63,9 +81,11 @@ class Progress:
         return CohortResult(
             at=np.array(chunk, dtype=np.int64),
             vectors=vectors,
-            steps=np.array(self._steps, dtype=np.int64),
+            steps=self.steps,
             loss_train=np.maximum(loss_sum / seen, 0.0),
             problems=tuple(problems),
+            kept=kept,
+            returned=returned,
         )
 
     def _last_epoch(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -2,7 +2,8 @@
 
 Threads that train would wait for each other at the interpreter's lock. The examples, the global
 model and the trained models are in shared memory, so that a chunk moves a few hundred bytes through
-a pipe. A worker is `python -m fairbed.testbed.replay.cohort.worker_pool`.
+a pipe; the vectors of a local rule take the pipe. A worker is
+`python -m fairbed.testbed.replay.cohort.worker_pool`.
 docs/decisions/0011-a-cohort-trains-in-cache.md compares this with loky.
 """
 
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Lock
@@ -25,13 +27,15 @@ from threadpoolctl import ThreadpoolController
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.threads import ONE_THREAD
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import Examples
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.plugins import PluginError
 
 ADVICE = "--threads 1 needs no other process"
 CACHE_LINE_BYTES = 64
@@ -130,20 +134,31 @@ class _Worker:
         return self._is_ready
 
     def call(
-        self, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters, *, has_starts: bool
+        self,
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        rule: CohortRule | None,
+        *,
+        has_starts: bool,
     ) -> Any:
-        """Return steps, losses and problems of a chunk; its models are in `trained[slot]`.
+        """Return steps, losses, problems and vectors of the local rule of a chunk.
 
-        With `has_starts` they begin at the values that are there, and else at the global model.
+        Its models are in `trained[slot]`. With `has_starts` they begin at the values that are
+        there, and else at the global model.
 
         Raises:
             EngineError: The process has ended.
+            PluginError: The rule breaks its contract.
         """
+        sent = None if rule is None else (rule.rule.name, rule.options, rule.sent, rule.kept)
         try:
-            self._pipe.send((jobs, hyperparameters, has_starts))
-            return self._pipe.recv()
+            self._pipe.send((jobs, hyperparameters, has_starts, sent))
+            answer = self._pipe.recv()
         except (EOFError, OSError):
             raise EngineError(self._death()) from None
+        if isinstance(answer, PluginError):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """End the process."""
@@ -216,6 +231,7 @@ class WorkerPool:
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
+        rule: CohortRule | None = None,
     ) -> CohortResult:
         """Train a chunk in a worker; see `train_chunk`.
 
@@ -224,22 +240,25 @@ class WorkerPool:
             jobs: Jobs of the chunk.
             hyperparameters: Hyperparameters of the round.
             starts: Models before the first step, shape (G, n_values); None: the global model.
+            rule: The local rule, with the vectors of these jobs.
 
         Raises:
             EngineError: A worker has ended.
+            PluginError: The rule breaks its contract.
         """
         worker = self._idle.get()
         try:
             slot = self._shared["trained"][worker.slot, : len(jobs)]
             if starts is not None:
                 slot[:] = starts
-            steps, loss_train, problems = worker.call(
-                jobs, hyperparameters, has_starts=starts is not None
+            steps, loss_train, problems, kept, returned = worker.call(
+                jobs, hyperparameters, rule, has_starts=starts is not None
             )
             vectors = slot.copy()
         finally:
             self._idle.put(worker)
-        return CohortResult(np.array(at, dtype=np.int64), vectors, steps, loss_train, problems)
+        places = np.array(at, dtype=np.int64)
+        return CohortResult(places, vectors, steps, loss_train, problems, kept, returned)
 
     def close(self) -> None:
         """End all processes."""
@@ -288,12 +307,36 @@ def main() -> None:
         with ThreadpoolController().limit(limits=1, user_api="blas"):
             pipe.send(None)
             while True:
-                jobs, hyperparameters, has_starts = pipe.recv()
+                jobs, hyperparameters, has_starts, sent = pipe.recv()
                 params, vector = shared["trained"][slot, : len(jobs)], shared["vector"]
                 if not has_starts:
                     params[:] = vector
-                result = train_chunk(net, examples, params, vector, (), jobs, hyperparameters)
-                pipe.send((result.steps, result.loss_train, result.problems))
+                try:
+                    rule = None if sent is None else _received(*sent)
+                    done = train_chunk(
+                        net, examples, params, vector, (), jobs, hyperparameters, rule
+                    )
+                except PluginError as exc:
+                    pipe.send(exc)
+                else:
+                    pipe.send(
+                        (done.steps, done.loss_train, done.problems, done.kept, done.returned)
+                    )
+
+
+def _received(
+    name: str,
+    options: Mapping[str, bool | int | float | str],
+    sent: Mapping[str, Vector],
+    kept: Mapping[str, Vector],
+) -> CohortRule:
+    """Return the local rule of a chunk in this process."""
+    return CohortRule(_rule(name, tuple(options.items())), options, sent, kept)
+
+
+@lru_cache(maxsize=1)
+def _rule(name: str, options: tuple[tuple[str, bool | int | float | str], ...]) -> GuardedRule:
+    return make_rule(name, dict(options))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Small fleets to train, and the results of the real device."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +11,14 @@ from fairbed.coordinator.task.catalogue import read_shipped
 from fairbed.coordinator.task.recipes import SHIPPED, Recipe
 from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.experiment.data import DataConfig, Natural
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.shards import FleetData
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import Artifact, decode_artifact, initial_vector
+from fairbed.wire.local_training import Merged, Step, Trained
 from fairbed.wire.messages import Hyperparameters
 
 SIZES = (3, 26, 51, 26, 90, 40, 13)
@@ -88,14 +91,28 @@ def on_devices(
     vector: Vector,
     jobs: Sequence[CohortJob],
     hyperparameters: Hyperparameters,
+    rule: CohortRule | None = None,
 ) -> list[trainer.TrainResult]:
     """Return the results of the devices' own engine and trainer."""
     engine = OnnxEngine(artifact)
     results = []
-    for job in jobs:
+    for at, job in enumerate(jobs):
         x, y = shards.whole(job.device)
+        kept = {} if rule is None else {name: rows[at] for name, rows in rule.kept.items()}
         results.append(
-            trainer.train(engine, vector, x, y, hyperparameters, job.seed, Meter(), lambda: False)
+            trainer.train(
+                engine,
+                vector,
+                x,
+                y,
+                hyperparameters,
+                job.seed,
+                Meter(),
+                lambda: False,
+                None,
+                None if rule is None else rule.rule,
+                None if rule is None else {**rule.sent, **kept},
+            )
         )
     return results
 
@@ -109,6 +126,8 @@ class Answer:
     steps: int
     loss_train: float
     problem: str
+    vectors: dict[str, Vector] = field(default_factory=dict)
+    """Those kept and returned by the local rule."""
 
 
 def one_by_one(answers: Iterable[CohortResult]) -> Iterator[Answer]:
@@ -121,6 +140,9 @@ def one_by_one(answers: Iterable[CohortResult]) -> Iterator[Answer]:
                 steps=int(some.steps[i]),
                 loss_train=float(some.loss_train[i]),
                 problem=some.problems[i],
+                vectors={
+                    name: rows[i].copy() for name, rows in {**some.kept, **some.returned}.items()
+                },
             )
 
 
@@ -135,3 +157,65 @@ def kept(answers: Iterable[CohortResult], count: int) -> list[Answer]:
 def distance(vector: Vector, other: Vector, start: Vector) -> float:
     """Return the distance of two models, relative to the change of the second."""
     return float(np.linalg.norm(vector - other) / np.linalg.norm(other - start))
+
+
+class SplitDrift:
+    """A local rule with a vector of each kind, a gradient elsewhere, and a loss: all that one may.
+
+    Its drift is what SCAFFOLD's option II calls c_i.
+    """
+
+    sent: tuple[str, ...] = ("common",)
+    kept: tuple[str, ...] = ("drift", "rounds")
+    returned: tuple[str, ...] = ("change",)
+
+    def __init__(self, share: float = 0.5) -> None:
+        self._share = np.float32(share)
+
+    def gradient(self, step: Step) -> None:
+        drift = step.vectors["common"] - step.vectors["drift"]
+        loss, other = step.gradient_at(step.params + np.float32(0.01) * drift)
+        ratio = (loss / np.maximum(step.loss, 1e-9)).astype(np.float32)
+        step.gradient += self._share * drift + ratio[..., np.newaxis] * (other - step.gradient)
+
+    def end(self, trained: Trained) -> dict[str, Vector]:
+        before = trained.vectors["drift"]
+        scale = np.asarray(1.0 / (trained.steps * trained.learning_rate), dtype=np.float32)
+        moved = scale[..., np.newaxis] * (trained.anchor - trained.params)
+        drift = before - trained.vectors["common"] + moved
+        rounds = trained.vectors["rounds"] + np.float32(1.0)
+        return {"drift": drift, "rounds": rounds, "change": drift - before}
+
+    def merge(self, merged: Merged) -> dict[str, Vector]:
+        share = np.float32(merged.n_merged / merged.n_devices)
+        return {"common": merged.sent["common"] + share * merged.returned["change"]}
+
+    def to_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+SPLIT_DRIFT = "tests.testbed.replay.cohort.fleets:SplitDrift"
+
+
+def split_drift(vector: Vector, k: int, share: float = 0.5) -> CohortRule:
+    """Return this rule for `k` devices of a model, with vectors of random values."""
+    rng, options = np.random.default_rng(11), {"share": share}
+
+    def drawn(*shape: int) -> Vector:
+        return rng.normal(scale=0.02, size=shape).astype(np.float32)
+
+    return CohortRule(
+        make_rule(SPLIT_DRIFT, options),
+        options,
+        {"common": drawn(vector.size)},
+        {"drift": drawn(k, vector.size), "rounds": np.zeros((k, vector.size), dtype=np.float32)},
+    )
+
+
+def propfair(vector: Vector, k: int) -> CohortRule:
+    """Return the rule `propfair`, whose bound some first losses are near."""
+    options = {"base": 2.6}
+    return CohortRule(make_rule("propfair", options), options, {}, {})

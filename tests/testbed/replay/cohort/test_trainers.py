@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.task.catalogue import make_module
 from fairbed.coordinator.task.recipes import Recipe
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.trainer import evaluate
 from fairbed.device_agent.trainer import train as device_train
-from fairbed.testbed.replay.cohort.base import Trainer
+from fairbed.testbed.replay.cohort.base import CohortRule, Trainer
 from fairbed.testbed.replay.cohort.dense import DenseTrainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.functional import TorchTrainer
@@ -36,7 +37,9 @@ from tests.testbed.replay.cohort.fleets import (
     kept,
     on_devices,
     one_by_one,
+    propfair,
     shipped,
+    split_drift,
     start_of,
 )
 
@@ -46,6 +49,7 @@ MAX_POOL_TOLERANCE = 5e-2
 """A near-tie in a pooling window moves a gradient to another cell, in torch as well."""
 TOLERANCE = 1e-5
 
+MLP = "mlp-64-64-10"
 DENSE = [name for name, recipe in RECIPES.items() if recipe.model != "cnn"]
 
 
@@ -67,6 +71,13 @@ CASES = [
     *(pytest.param(torched, name, id=f"torch-{name}") for name in RECIPES),
     *(pytest.param(the_devices, name, id=f"device-{name}") for name in ("softmax-60-10",)),
 ]
+
+RULE_CASES = [
+    *(pytest.param(batched, name, id=f"batched-{name}") for name in ("softmax-60-10", MLP)),
+    *(pytest.param(torched, name, id=f"torch-{name}") for name in ("softmax-60-10", MLP)),
+    *(pytest.param(the_devices, name, id=f"device-{name}") for name in (MLP, "cnn-1x8x8-10")),
+]
+RuleOf = Callable[[Vector, int], CohortRule]
 
 
 @pytest.mark.parametrize("hyperparameters", [PLAIN, EVERYTHING], ids=["plain", "everything"])
@@ -112,6 +123,49 @@ def test_a_personal_model_equals_that_of_the_device(
             engine, start, x, y, hyperparameters, job.seed, Meter(), lambda: False, w_t
         )
         assert distance(answer.vector, truth.vector, start) < tolerance
+
+
+@pytest.mark.parametrize("rule_of", [split_drift, propfair])
+@pytest.mark.parametrize("hyperparameters", [PLAIN, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(("make", "name"), RULE_CASES)
+def test_a_local_rule_does_what_it_does_on_the_device(
+    make: Make, name: str, hyperparameters: Hyperparameters, rule_of: RuleOf
+) -> None:
+    recipe, artifact = RECIPES[name], shipped(RECIPES[name])
+    shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
+    start, jobs = start_of(artifact), jobs_of(len(SIZES))
+    rule = rule_of(start, len(jobs))
+    before = {key: vector.tobytes() for key, vector in rule.vectors.items()}
+    answers = kept(make(artifact, shards).train(start, jobs, hyperparameters, rule=rule), len(jobs))
+    assert {key: vector.tobytes() for key, vector in rule.vectors.items()} == before
+    truths = on_devices(artifact, shards, start, jobs, hyperparameters, rule)
+    plain = on_devices(artifact, shards, start, jobs, hyperparameters)
+    for answer, truth, other in zip(answers, truths, plain, strict=True):
+        if hyperparameters is PLAIN:  # clipping takes back what propfair does
+            assert distance(other.vector, truth.vector, start) > 1e-3
+        assert distance(answer.vector, truth.vector, start) < TOLERANCE
+        vectors = {**truth.kept, **truth.returned}
+        assert set(answer.vectors) == set(vectors)
+        for key, vector in vectors.items():
+            assert distance(answer.vectors[key], vector, np.zeros_like(vector)) < TOLERANCE
+        if make is the_devices:
+            assert answer.vector.tobytes() == truth.vector.tobytes()
+            for key, vector in vectors.items():
+                assert answer.vectors[key].tobytes() == vector.tobytes()
+
+
+@pytest.mark.parametrize("make", [batched, torched, the_devices])
+def test_a_device_that_diverges_ends_without_the_rule(make: Make) -> None:
+    """Its vectors may be infinite, which for a model that is finite would be a fault."""
+    recipe, artifact = RECIPES["softmax-60-10"], shipped(RECIPES["softmax-60-10"])
+    data = fleet_data(recipe)
+    data.dataset.x[data.train_rows[2]] *= np.float32(1e30)
+    shards = Shards(data, artifact.spec.x_shape)
+    start, jobs = start_of(artifact), jobs_of(len(SIZES))
+    rule = split_drift(start, len(jobs))
+    answers = kept(make(artifact, shards).train(start, jobs, PLAIN, rule=rule), len(jobs))
+    assert [k for k, answer in enumerate(answers) if answer.problem] == [2]
+    assert answers[2].problem.startswith("training: the loss must be finite, got ")
 
 
 def test_the_devices_engine_gives_the_devices_bits() -> None:

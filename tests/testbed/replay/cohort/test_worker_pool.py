@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,13 @@ from threadpoolctl import threadpool_limits
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.testbed.replay.cohort import worker_pool
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.dense import DenseTrainer
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.cohort.worker_pool import SharedArrays, WorkerPool
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.plugins import PluginError
 from tests.processes import is_gone, is_long_lived, own_children
 from tests.testbed.replay.cohort.fleets import (
     EVERYTHING,
@@ -34,7 +36,9 @@ from tests.testbed.replay.cohort.fleets import (
     fleet_data,
     jobs_of,
     one_by_one,
+    propfair,
     shipped,
+    split_drift,
     start_of,
 )
 
@@ -77,7 +81,13 @@ def same(one: CohortResult, other: CohortResult) -> bool:
         and one.steps.tolist() == other.steps.tolist()
         and one.loss_train.tobytes() == other.loss_train.tobytes()
         and one.problems == other.problems
+        and bits(one.kept) == bits(other.kept)
+        and bits(one.returned) == bits(other.returned)
     )
+
+
+def bits(vectors: Mapping[str, Vector]) -> dict[str, bytes]:
+    return {name: vector.tobytes() for name, vector in vectors.items()}
 
 
 @pytest.mark.parametrize("hyperparameters", [PLAIN, EVERYTHING], ids=["plain", "everything"])
@@ -101,6 +111,24 @@ def test_a_worker_gives_the_results_of_the_replay_process(
                 there = pool.train(chunk, mine, hyperparameters, own)
                 here = train_chunk(net, shards, own, start, chunk, mine, hyperparameters)
                 assert same(there, here), "each device begins at a model of its own"
+
+
+def test_a_worker_makes_the_local_rule_and_reports_its_faults() -> None:
+    artifact, shards = shipped(RECIPES[MLP]), shards_of()
+    jobs, net, start = jobs_of(len(SIZES)), DenseNet(artifact.spec), start_of(artifact)
+    with threadpool_limits(1, "blas"), ready_pool(shards) as pool:
+        pool.begin_at(start)
+        for rule_of, chunk in ((split_drift, [4, 2]), (propfair, [5, 1]), (split_drift, [0])):
+            rule = rule_of(start, len(jobs)).of(chunk)
+            mine = [jobs[at] for at in chunk]
+            params = np.repeat(start[np.newaxis], len(chunk), axis=0)
+            here = train_chunk(net, shards, params, start, chunk, mine, PLAIN, rule)
+            assert same(pool.train(chunk, mine, PLAIN, None, rule), here)
+        broken = replace(split_drift(start, 1), options={"share": "half"})
+        message = "SplitDrift: must be made from the options {'share': 'half'}, got "
+        with pytest.raises(PluginError, match=message):
+            pool.train([4], [jobs[4]], PLAIN, None, broken)
+        assert pool.train([4], [jobs[4]], PLAIN).problems == ("",), "the worker goes on"
 
 
 def test_a_worker_reports_devices_that_diverge() -> None:
@@ -154,9 +182,10 @@ def test_workers_take_part_in_a_cohort_and_change_no_bit(monkeypatch: pytest.Mon
         jobs: Sequence[CohortJob],
         h: Hyperparameters,
         starts: Vector | None = None,
+        rule: CohortRule | None = None,
     ) -> CohortResult:
         chunks.append(at)
-        return train(self, at, jobs, h, starts)
+        return train(self, at, jobs, h, starts, rule)
 
     monkeypatch.setattr(WorkerPool, "train", noted)
     artifact, shards = shipped(RECIPES[MLP]), shards_of()
