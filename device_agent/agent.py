@@ -8,7 +8,7 @@ import logging
 import platform
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -24,9 +24,9 @@ from fairbed.device_agent.examples import BlobCache, OwnData
 from fairbed.device_agent.host import Host, Sensors
 from fairbed.device_agent.joining import Joining, Preparation
 from fairbed.device_agent.link_probe import LinkProber
+from fairbed.device_agent.local_training import known_rules
 from fairbed.device_agent.memory import installed_version
 from fairbed.device_agent.name_conflict import SIGHTINGS, NameConflict
-from fairbed.device_agent.personal import PersonalStore
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import Event, IllegalEvent, Phase, step
@@ -76,8 +76,15 @@ SKILLS = ("loss", "personal")
 """Requests served beside the training of a global model."""
 
 
-def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
+def capabilities(
+    sensors: Sensors, engine_threads: int, allowed_rules: Collection[str] = ()
+) -> Capabilities:
     """Return the capabilities of this device, sent in its hello.
+
+    Args:
+        sensors: The machine.
+        engine_threads: Threads of one training step.
+        allowed_rules: Paths of local rules that a coordinator may ask for.
 
     Raises:
         EngineError: The training engine is not installed.
@@ -93,6 +100,7 @@ def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
         model=sensors.board(),
         codecs=CODECS,
         skills=SKILLS,
+        local_rules=known_rules(allowed_rules),
     )
 
 
@@ -164,7 +172,9 @@ class Agent:
         self._hello = Hello(
             boot=self._boot,
             n_k=n_k,
-            capabilities=capabilities(self._host.sensors, self._config.engine_threads),
+            capabilities=capabilities(
+                self._host.sensors, self._config.engine_threads, self._config.local_training
+            ),
         )
         off = Status(state="off", boot=self._boot)
         transport = self._transport_factory(Will(self._topics.status(self._name), encode(off)))
@@ -215,9 +225,10 @@ class Agent:
         self._worker = TrainingThread(
             self._host,
             cache,
-            PersonalStore(config.state_path),
+            config.state_path,
             self._open_engine,
             config.engine_threads,
+            config.local_training,
         )
         context = RoundContext(
             name=self._name,

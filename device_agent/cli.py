@@ -20,6 +20,7 @@ _KEYS = {
     "tenant": "tenant",
     "cache": "cache_folder",
     "state": "state_folder",
+    "local_training": "local_training",
     "available_hours": "available_hours",
     "only_charging": "only_charging",
     "once": "once",
@@ -92,6 +93,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tenant", help="which coordinator to serve (default: main)")
     parser.add_argument("--cache", metavar="DIR", help="where tasks and shards are kept")
     parser.add_argument("--state", metavar="DIR", help="where the personal model is kept")
+    parser.add_argument(
+        "--local-training",
+        metavar="MODULE:NAME",
+        action="append",
+        help="a local rule that a coordinator may ask for; its code runs here (may be repeated)",
+    )
     parser.add_argument(
         "--available-hours",
         metavar="HH:MM-HH:MM",

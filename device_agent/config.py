@@ -53,10 +53,13 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     cache_folder: str | None = None
     """Folder for tasks and shards; None is the platform's cache folder."""
     state_folder: str | None = None
-    """Folder for the personal model, which must outlast a restart; None is the platform's folder
-    for state."""
+    """Folder for what must outlast a restart, such as the personal model; None is the platform's
+    folder for state."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 4 * 1024**3
     """Size limit of the cache; the least recently used file is removed first."""
+    local_training: tuple[str, ...] = ()
+    """Local rules that a coordinator may ask for, as `package.module:Name`; their code runs on
+    this device. Installed ones need no entry here."""
     telemetry_s: PositiveSeconds = 1.0
     """Interval of contexts."""
     available_hours: tuple[str, ...] = ()

@@ -6,9 +6,10 @@ measures a real cold start. A `Stopwatch` measures the phases as consecutive lap
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import anyio.to_thread
@@ -23,12 +24,14 @@ from fairbed.device_agent.engines.onnx import OnnxEngine, release_memory, self_c
 from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
 from fairbed.device_agent.examples import BlobCache, ExampleSource
 from fairbed.device_agent.host import Clock, Host, Meter, Section
-from fairbed.device_agent.personal import PersonalModel, PersonalStore
+from fairbed.device_agent.local_training import GuardedRule, allowed_rule
 from fairbed.device_agent.state.lifecycle import Event
+from fairbed.device_agent.stored_vector import KEPT, PERSONAL, StoredVector, VectorStore
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.messages import EvaluateRequest, Manifest, Personal, Train
+from fairbed.wire.plugins import PluginError
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import Download
 
@@ -129,6 +132,7 @@ _EXPECTED = (
     TrainingDiverged,
     DecodeError,
     EncodeError,
+    PluginError,
     ValueError,
     OSError,
     MemoryError,
@@ -159,6 +163,15 @@ class _EvaluatedModel:
     vector: NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class _MadeRule:
+    """The local rule of the last round."""
+
+    name: str
+    options: tuple[tuple[str, bool | int | float | str], ...]
+    rule: GuardedRule
+
+
 class _RoundStopped(Exception):
     """The round was stopped."""
 
@@ -180,19 +193,31 @@ class _StoppableMeter:
 
 
 class TrainingThread:
-    """The training thread of one device, its session and data."""
+    """The training thread of one device, its session and data.
+
+    Args:
+        host: The machine.
+        cache: Tasks and data on the disk.
+        state: Folder of the vectors that stay on the device, which may not exist yet.
+        open_engine: Opens the engine of a task.
+        threads: Threads of one training step.
+        allowed_rules: Paths of local rules that a coordinator may ask for.
+    """
 
     def __init__(
         self,
         host: Host,
         cache: BlobCache,
-        personal: PersonalStore,
+        state: Path,
         open_engine: OpenEngine = OnnxEngine,
         threads: int = 1,
+        allowed_rules: Collection[str] = (),
     ) -> None:
         self._host = host
         self._cache = cache
-        self._personal = personal
+        self._personal, self._kept = VectorStore(state, PERSONAL), VectorStore(state, KEPT)
+        self._allowed_rules = allowed_rules
+        self._rule: _MadeRule | None = None
         self._open_engine = open_engine
         self._threads = threads
         self._limiter = anyio.CapacityLimiter(1)
@@ -200,7 +225,7 @@ class TrainingThread:
         self._loaded: _LoadedTask | None = None
         self._coder = Coder()
         self._evaluated: _EvaluatedModel | None = None
-        self._unscored: PersonalModel | None = None
+        self._unscored: StoredVector | None = None
         """The personal model of the last round, until it is scored."""
 
     @property
@@ -235,7 +260,7 @@ class TrainingThread:
         """
         if self._task is None:
             raise RoundFailed(NO_TASK)
-        return self._coder.blob_for(train, self._task.spec.layout)
+        return self._coder.blob_for(train, _layout_of(self._task.spec, train))
 
     async def prepare(self, task: Manifest, examples: ExampleSource) -> None:
         """Check task and data together, then free both: the first round has a cold start.
@@ -323,8 +348,9 @@ class TrainingThread:
         task, train, watch = self._task, job.train, job.watch
         if task is None:
             raise NotPrepared(NO_TASK)
-        layout = task.spec.layout
-        vector = self._model_vector(job, layout)
+        layout, rule = task.spec.layout, self._rule_for(train)
+        received = self._model_vector(job, _layout_of(task.spec, train))
+        vector = received[: layout.n_values]
         watch.lap("decode")
         # Each call of `progress` wakes the event loop: short phases are reported together.
         pending = [Event.DOWNLOADED]
@@ -349,6 +375,7 @@ class TrainingThread:
 
         cpu_s = time.thread_time()
         with self._section("train", job.should_stop) as meter:
+            before = self._kept_vectors(task, train, rule, meter)
             result = trainer.train(
                 loaded.engine,
                 vector,
@@ -358,10 +385,13 @@ class TrainingThread:
                 train.seed,
                 meter,
                 job.should_stop,
+                rule=rule,
+                vectors={**_sent_vectors(received, layout, rule), **before},
             )
         cpu_s = time.thread_time() - cpu_s
         if job.should_stop():
             raise _RoundStopped
+        self._keep_vectors(task, train, before, result.kept)
         watch.lap("train")
         self._host.sensors.clock_ratio()  # records the clock while the processor is still busy
 
@@ -372,6 +402,8 @@ class TrainingThread:
         with self._section("encode", job.should_stop):
             behaviour, n_params = self._host.behaviour, layout.n_params
             sent = behaviour.update(vector, result.vector, n_params, train.seed)
+            if result.returned:
+                sent = np.concatenate([sent, *result.returned.values()])
             update = self._coder.encode(train, layout, vector, sent)
         return TrainedUpdate(
             update=update,
@@ -382,6 +414,58 @@ class TrainingThread:
             loss_before=_not_negative(loss_before),
             loss_train=_not_negative(result.loss_train),
         )
+
+    def _rule_for(self, request: Train) -> GuardedRule | None:
+        """Return the local rule of a round; None is SGD.
+
+        Raises:
+            PluginError: This device does not allow it, lacks it, or has another version of it.
+        """
+        local, made = request.local, self._rule
+        if local is None:
+            return None
+        if made is None or (made.name, made.options) != (local.rule, local.options):
+            rule = allowed_rule(local.rule, dict(local.options), self._allowed_rules)
+            made = self._rule = _MadeRule(local.rule, local.options, rule)
+        counts = len(made.rule.sent), len(made.rule.returned)
+        if counts != (request.coding.sent, request.coding.returned):
+            raise PluginError(
+                f"local rule {local.rule}: must send and return as many vectors as the "
+                f"coordinator's, {request.coding.sent} and {request.coding.returned}, got "
+                f"{counts[0]} and {counts[1]}; install the same version on both"
+            )
+        return made.rule
+
+    def _kept_vectors(
+        self, task: _PreparedTask, train: Train, rule: GuardedRule | None, meter: Meter
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return the vectors that a rule keeps, by name, each of shape (n_params,).
+
+        Those after the last round count only if its update was merged, else those before it.
+        """
+        local, n_params = train.local, task.spec.layout.n_params
+        if rule is None or local is None or not rule.kept:
+            return {}
+        size = 2 * len(rule.kept) * n_params
+        stored = self._kept.load(_hash_of(task), local.run, size)
+        if stored is None:
+            return {name: np.zeros(n_params, np.float32) for name in rule.kept}
+        meter.read(stored.vector.nbytes)
+        before, after = stored.vector.reshape(2, len(rule.kept), n_params)
+        valid = after if stored.round == local.merged else before
+        return dict(zip(rule.kept, valid, strict=True))
+
+    def _keep_vectors(
+        self,
+        task: _PreparedTask,
+        train: Train,
+        before: Mapping[str, NDArray[np.float32]],
+        after: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Save the vectors that a rule keeps, from before the round and after it."""
+        if train.local is not None and after:
+            both = np.concatenate([*before.values(), *(after[name] for name in before)])
+            self._kept.save(StoredVector(_hash_of(task), train.local.run, train.round, both))
 
     def _train_personal(
         self,
@@ -397,8 +481,7 @@ class TrainingThread:
         A repeated round does not train it again: model and mini-batches are the same. If it
         diverges or cannot be saved, the global training goes on.
         """
-        task_sha256 = task.manifest.sha256
-        assert task_sha256 is not None, "a task has a hash"
+        task_sha256 = _hash_of(task)
         with self._section("train", should_stop) as meter:
             old = self._personal.load(task_sha256, personal.run, len(w_t))
             if old is not None:
@@ -426,7 +509,7 @@ class TrainingThread:
                 trained = start
         if should_stop():
             raise _RoundStopped
-        model = PersonalModel(task_sha256, personal.run, train.round, trained)
+        model = StoredVector(task_sha256, personal.run, train.round, trained)
         self._personal.save(model)
         self._unscored = model if personal.score else None
 
@@ -458,8 +541,9 @@ class TrainingThread:
         self._evaluated = None
         if task is None:
             raise NotPrepared(NO_TASK)
-        layout, should_stop = task.spec.layout, job.should_stop
-        vector = self._downloaded_vector(request, layout, job.model, watch, should_stop)
+        layout, should_stop = _layout_of(task.spec, request), job.should_stop
+        received = self._downloaded_vector(request, layout, job.model, watch, should_stop)
+        vector = received[: task.spec.layout.n_values]
         watch.lap("decode")
         was_cold = self._loaded is None
         with self._section("load", should_stop) as meter:
@@ -471,7 +555,7 @@ class TrainingThread:
             loss, _ = trainer.evaluate(loaded.engine, vector, x, y, meter)
         watch.lap("evaluate")
         assert request.model.sha256 is not None, "a model has a hash"
-        self._evaluated = _EvaluatedModel(request.model.sha256, vector)
+        self._evaluated = _EvaluatedModel(request.model.sha256, received)
         return EvaluationResult(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
 
     def _model_vector(self, job: TrainingJob, layout: Layout) -> NDArray[np.float32]:
@@ -549,6 +633,26 @@ class TrainingThread:
         if blob is None:
             raise NotPrepared("task: missing or corrupt on disk; the device downloads it again")
         return decode_artifact(blob)
+
+
+def _layout_of(spec: TaskSpec, request: Train | EvaluateRequest) -> Layout:
+    """Return the layout of the model as it travels, with the vectors that follow it."""
+    return spec.layout.with_vectors(request.coding.sent)
+
+
+def _sent_vectors(
+    received: NDArray[np.float32], layout: Layout, rule: GuardedRule | None
+) -> dict[str, NDArray[np.float32]]:
+    """Return the vectors that follow a model, by name, each of shape (n_params,)."""
+    if rule is None or not rule.sent:
+        return {}
+    vectors = received[layout.n_values :].reshape(len(rule.sent), layout.n_params)
+    return dict(zip(rule.sent, vectors, strict=True))
+
+
+def _hash_of(task: _PreparedTask) -> bytes:
+    assert task.manifest.sha256 is not None, "a task has a hash"
+    return task.manifest.sha256
 
 
 def _check_data(engine: Engine, x: Examples, y: NDArray[np.int64]) -> None:

@@ -21,15 +21,26 @@ class CodecAgreement:
         config: `[exchange]`.
         layout: Layout of the model.
         run: Id of the run; devices keep the residuals of top-k by run.
+        vector_counts: Vectors of the local rule that follow a model, and that follow an update.
     """
 
-    def __init__(self, config: ExchangeConfig, layout: Layout, run: str) -> None:
+    def __init__(
+        self,
+        config: ExchangeConfig,
+        layout: Layout,
+        run: str,
+        vector_counts: tuple[int, int] = (0, 0),
+    ) -> None:
         self.config = config
         self.layout = layout
+        self._sent, self._returned = vector_counts
+        self.down_layout = layout.with_vectors(self._sent)
+        """Layout of a model with the vectors that follow it."""
+        self.up_layout = layout.with_vectors(self._returned)
+        """Layout of an update with the vectors that follow it."""
         self._run = run
         self._top_k = max(1, round(config.top_k * layout.n_params))
-        self._whole_bytes = layout.size_bytes
-        self._coded_bytes = packed_bytes(codec_named(config.up, self._top_k), layout)
+        self._coded_bytes = packed_bytes(codec_named(config.up, self._top_k), self.up_layout)
 
     @property
     def down(self) -> Codec | None:
@@ -54,7 +65,7 @@ class CodecAgreement:
     @property
     def memory_bytes(self) -> int:
         """Largest memory of one upload: its vector and its encoded bytes."""
-        return self._whole_bytes + (self.config.up != "float32") * self._coded_bytes
+        return self.up_layout.size_bytes + (self.config.up != "float32") * self._coded_bytes
 
     def coding(self, device: Device, packed: Packed | None) -> Coding:
         """Return how a device downloads the model and encodes its update.
@@ -75,13 +86,17 @@ class CodecAgreement:
                 aggregated=device.aggregated_round,
                 model=model,
                 keep_model=keeps,
+                sent=self._sent,
+                returned=self._returned,
             )
-        return Coding(up=up, model=model, keep_model=keeps)
+        return Coding(
+            up=up, model=model, keep_model=keeps, sent=self._sent, returned=self._returned
+        )
 
     def sizes(self, device: Device, packed: Packed | None) -> tuple[int, int]:
         """Return the sizes in bytes of the next exchange with a device, down and up."""
         missing = missing_codecs(self.config, device.capabilities)
-        down, up = self._whole_bytes, self._whole_bytes
+        down, up = self.down_layout.size_bytes, self.up_layout.size_bytes
         if packed and self.config.down not in missing and packed.base in (None, device.held_sha256):
             down = packed.manifest.size_bytes
         if self.config.up not in missing:

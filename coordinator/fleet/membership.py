@@ -23,6 +23,7 @@ from fairbed.wire.messages import (
     Status,
     Welcome,
 )
+from fairbed.wire.plugins import is_path
 from fairbed.wire.shard import encode_shard
 
 MAX_DEVICES = 10_000
@@ -221,6 +222,15 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
+        rule = self.registry.local_rule
+        if not device.has_rule(rule):
+            self._event_log.event(
+                "skill",
+                f"its agent has no local rule {rule}, which the run needs, so it is never "
+                f"selected; {_remedy(rule)}",
+                level="warning",
+                device=device.name,
+            )
         if self.registry.personalises and not device.can_personalise:
             self._event_log.event(
                 "skill",
@@ -237,3 +247,10 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
+
+
+def _remedy(rule: str) -> str:
+    """Return what makes a local rule known to an agent."""
+    if is_path(rule):
+        return f"start its agent with --local-training {rule}"
+    return "install it on the device, or update its agent"

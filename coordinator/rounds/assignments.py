@@ -142,6 +142,7 @@ class Assignments:
             deadline_s=settings.late_limit_s or settings.deadline_s,
             keep_warm=settings.merges_late_updates and device.trained_last,
             coding=self._versions.coding(device),
+            local=self._decisions.local_training(self._run, device.aggregated_round),
             personal=self._personal(table.id, device) if device.can_personalise else None,
         )
 

@@ -462,12 +462,13 @@ class TrainingLoop:
         return table, merge
 
     def _begin_merge(self, round_id: int, merge: RoundMerge) -> None:
-        layout, model = self._services.agreement.layout, self._versions.vector
+        agreement, model = self._services.agreement, self._versions.vector
+        layout = agreement.layout
         accumulator = self._decisions.begin_merge(
             round_id,
             model,
             layout.n_params,
-            lambda: UpdateStore(self._event_log.store.folder, layout.n_values),
+            lambda: UpdateStore(self._event_log.store.folder, agreement.up_layout.n_values),
         )
         merge.begin(accumulator, model, layout.n_params, self._decisions.staleness_rule)
 

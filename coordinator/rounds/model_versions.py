@@ -5,7 +5,7 @@ Devices decode the same values, updates are relative to them, and merge, store a
 them. So the errors of the codec do not accumulate.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import anyio.to_thread
@@ -32,7 +32,7 @@ from fairbed.wire.tensors import vector_to_bytes
 class _Encoded:
     blob: bytes
     vector: Vector
-    """The decoded blob, shape (n_values,)."""
+    """The decoded blob: the model and what follows it."""
     manifest: Manifest
     took_s: float
 
@@ -43,6 +43,7 @@ class ModelVersions:
     Args:
         agreement: The codecs of the run.
         vector: The model before the first `publish`, shape (n_values,).
+        with_vectors: Returns a model, shape (n_values,), followed by what is sent with it.
         public: Publishes the blobs.
         registry: Its slowest link limits the size of chunks.
         event_log: Clock, and log of versions that cannot be encoded.
@@ -57,12 +58,16 @@ class ModelVersions:
         registry: Registry,
         event_log: EventLog,
         *,
+        with_vectors: Callable[[Vector], Vector] = lambda model: model,
         max_chunk_bytes: int = MAX_CHUNK_BYTES,
     ) -> None:
         self.vector = vector
         """The model that devices train, shape (n_values,)."""
         self.encode_s: float | None = None
         """Time to encode the current version, off the loop; None if it is not encoded."""
+        self._with_vectors = with_vectors
+        self._whole = vector
+        """The current version as it travels: the model and what follows it."""
         self._agreement = agreement
         self._public = public
         self._registry = registry
@@ -106,13 +111,15 @@ class ModelVersions:
             pulled: Ids of blobs that devices may still be downloading.
         """
         old, packed = self._manifest, self._packed
-        encoded = None if rng is None else await self._encode(vector, rng)
+        whole = self._with_vectors(vector)
+        encoded = None if rng is None else await self._encode(whole, rng)
         if encoded is not None:
-            vector = encoded.vector
-        data = vector_to_bytes(vector)
+            whole = encoded.vector
+        data = vector_to_bytes(whole)
         chunk_bytes = self._chunk_bytes(len(data), old)
         manifest = await anyio.to_thread.run_sync(manifest_of, data, "model", chunk_bytes)
-        self.vector, self.encode_s = vector, encoded.took_s if encoded else None
+        self._whole, self.vector = whole, whole[: vector.size]
+        self.encode_s = encoded.took_s if encoded else None
         if old is not None and old.id == manifest.id:
             return
         # Remove first, then publish: the broker holds one version, not two.
@@ -139,7 +146,7 @@ class ModelVersions:
         if self._agreement.config.down == "delta":
             if self._manifest is None:
                 return None
-            base = self.vector
+            base = self._whole
         if codec is None:
             return None
         try:
@@ -154,7 +161,7 @@ class ModelVersions:
         self, codec: Codec, vector: Vector, base: Vector | None, rng: np.random.Generator
     ) -> _Encoded:
         started = self._event_log.now()
-        blob, decoded = encoded_version(codec, self._agreement.layout, vector, base, rng)
+        blob, decoded = encoded_version(codec, self._agreement.down_layout, vector, base, rng)
         last = None if self._packed is None else self._packed.manifest
         manifest = manifest_of(blob, "model", self._chunk_bytes(len(blob), last))
         return _Encoded(blob, decoded, manifest, self._event_log.now() - started)

@@ -166,12 +166,16 @@ class Coordinator:
     def _build(self, group: TaskGroup) -> _RunParts:
         """Build the parts of the run; nothing is sent yet."""
         log, side_traffic = self._event_log, SideTraffic()
-        registry = Registry(personalises=self._config.personalisation.is_on)
+        registry = Registry(
+            personalises=self._config.personalisation.is_on,
+            local_rule=self._config.training.rule,
+        )
         task = encode_artifact(self._setup.artifact)
         task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))
         private = PrivateBlobs(self._transport, self._topics, side_traffic)
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
-        uploads = Uploads(self._setup.artifact.spec.layout, log.now)
+        _, returned = self._setup.decisions.vector_counts
+        uploads = Uploads(self._setup.artifact.spec.layout.with_vectors(returned), log.now)
         executor = RoundExecutor(self._publisher, uploads, log, group, self._host.host_monitor)
         query_executor = LossQueryExecutor(self._publisher, log)
         services = self._build_services(fleet, executor, query_executor, side_traffic)
@@ -224,13 +228,16 @@ class Coordinator:
         config, decisions, log = self._config, self._setup.decisions, self._event_log
         registry, checkpoint = fleet.registry, self._store.last_checkpoint()
         layout = self._setup.artifact.spec.layout
-        agreement = CodecAgreement(config.exchange, layout, self._store.run_id)
+        agreement = CodecAgreement(
+            config.exchange, layout, self._store.run_id, decisions.vector_counts
+        )
         versions = ModelVersions(
             agreement,
             self._setup.vector if checkpoint is None else checkpoint.model,
             self._public,
             registry,
             log,
+            with_vectors=lambda model: decisions.with_vectors(model, layout.n_params),
             max_chunk_bytes=self._max_chunk_bytes,
         )
         return RunServices(

@@ -95,6 +95,11 @@ class Device:
         """The device can train a personal model."""
         return self.capabilities is not None and "personal" in self.capabilities.skills
 
+    def has_rule(self, rule: str) -> bool:
+        """Return whether the device can train with a local rule."""
+        known = () if self.capabilities is None else self.capabilities.local_rules
+        return rule == "sgd" or rule in known
+
     def is_present(self, now: float) -> bool:
         """Return whether the device is available or at work on an open exchange."""
         if self.busy_round is None or self.is_draining:
@@ -124,6 +129,8 @@ class Registry:
     """A device that cannot report a loss is not available: the selector needs it."""
     personalises: bool = False
     """Devices train personal models."""
+    local_rule: str = "sgd"
+    """Local rule of the run; a device without it is not available."""
     _devices: dict[str, Device] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -220,8 +227,14 @@ class Registry:
 
     def available(self, now: float) -> Bools:
         """Return I_t, shape (N,)."""
-        flags = (d.is_available(now) and (d.can_report_loss or not self.needs_losses) for d in self)
+        flags = (d.is_available(now) and self._can_serve(d) for d in self)
         return np.fromiter(flags, dtype=np.bool_, count=len(self))
+
+    def _can_serve(self, device: Device) -> bool:
+        """Return whether a device can do all that this run asks of each device."""
+        return device.has_rule(self.local_rule) and (
+            device.can_report_loss or not self.needs_losses
+        )
 
     def present(self, now: float) -> int:
         """Return the number of devices that are available or at work on an open exchange."""

@@ -286,6 +286,7 @@ class AgentPool:
                 cache_folder=str(self.folder / "cache" / name),
                 state_folder=str(self.folder / "state" / name),
                 engine_threads=1 if device is None else device.engine_threads,
+                local_training=spec.local_rules,
             ),
             device=device,
             attack=spec.attack,

@@ -35,6 +35,8 @@ class DeviceSpec:
     """Whether a schedule changes its conditions; the device then gets a link of its own."""
     attack: Attack | None = None
     """Malicious behaviour; None is honest."""
+    local_rules: tuple[str, ...] = ()
+    """Paths of local rules that its agent may load."""
 
     def dilated(self, dilation: float) -> "DeviceSpec":
         """Return the device that this machine must emulate under time dilation."""

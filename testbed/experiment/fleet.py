@@ -24,6 +24,7 @@ from fairbed.testbed.emulation.schedule import (
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
+from fairbed.wire.plugins import is_path
 
 
 def hours_series(hours: Sequence[str], start_time: str) -> Series:
@@ -166,7 +167,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     members: list[list[str]] = []
     counts: dict[str, int] = {}
     read_trace = TraceReader(environ)
-    speed = experiment.emulation.host_core_speed
+    rule, speed = experiment.training.rule, experiment.emulation.host_core_speed
+    local_rules = (rule,) if is_path(rule) else ()
     if speed == "auto":
         raise ValueError("host_core_speed must be measured before a fleet is planned, got auto")
     for number, group in enumerate(experiment.fleet):
@@ -194,6 +196,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
             spec = device_spec(f"{prefix}-{counts[prefix]}", profile, link, speed)
+            spec = replace(spec, local_rules=local_rules)
             members[-1].append(spec.name)
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))

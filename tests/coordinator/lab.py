@@ -126,6 +126,8 @@ class Lab:
         self.max_chunk_bytes = MAX_CHUNK_BYTES
         self.links = links
         self.device_names: Sequence[str] = ()
+        self.local_rules: tuple[str, ...] = ()
+        """Paths of local rules that agents may load."""
         self.shards = Shards(width=artifact.spec.x_shape[0])
         self.evaluator = NormEvaluator()
         self.progress: list[RoundProgress] = []
@@ -149,6 +151,7 @@ class Lab:
             cache_folder=str(self.folder / name),
             state_folder=str(self.folder / f"{name}-state"),
             data=None if data is None else str(data),
+            local_training=self.local_rules,
             timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )
         here = replace(host or real_host(), clock=LoopClock())
@@ -239,11 +242,13 @@ async def lab(
     limit_s: float = 60.0,
     broker: Links | None = None,
     artifact: Artifact = ARTIFACT,
+    local_rules: tuple[str, ...] = (),
 ) -> AsyncIterator[Lab]:
     """Yield a lab with agents pi-0, pi-1, ...; it ends after `limit_s` at the latest."""
     with anyio.fail_after(limit_s):
         async with anyio.create_task_group() as group:
             place = Lab(folder, group, broker or MemoryBroker(), artifact)
+            place.local_rules = local_rules
             for i in range(agents):
                 place.start_agent(f"pi-{i}")
             yield place

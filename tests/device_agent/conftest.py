@@ -45,6 +45,8 @@ class AgentSetup:
     timeouts: Timeouts = QUICK
     data: Path | None = None
     once: bool = False
+    local_rules: tuple[str, ...] = ()
+    """Paths of local rules that the agent may load."""
     fault: Exception | None = None
     """Error that ended the agent, if any."""
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -58,6 +60,7 @@ class AgentSetup:
             data=None if self.data is None else str(self.data),
             cache_folder=str(self.folder / "cache"),
             state_folder=str(self.folder / "state"),
+            local_training=self.local_rules,
             telemetry_s=0.05,
             once=self.once,
             timeouts=self.timeouts,

@@ -19,6 +19,7 @@ from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import (
     BlobKind,
     ChunkRequest,
+    Coding,
     Context,
     CoordinatorStatus,
     FromDevice,
@@ -27,6 +28,7 @@ from fairbed.wire.messages import (
     Hyperparameters,
     LinkProbe,
     LinkProbeReply,
+    LocalTraining,
     Manifest,
     Message,
     Offer,
@@ -161,6 +163,8 @@ class FakeCoordinator:
         epochs: int = 1,
         keep_warm: bool = False,
         personal: Personal | None = None,
+        local: LocalTraining | None = None,
+        coding: Coding | None = None,
     ) -> Train:
         """Publish a model and send a `Train`."""
         data = bytes(vector_to_bytes(vector))
@@ -176,6 +180,8 @@ class FakeCoordinator:
             deadline_s=deadline_s,
             keep_warm=keep_warm,
             personal=personal,
+            local=local,
+            coding=coding or Coding(),
         )
         await self.send(train)
         return train

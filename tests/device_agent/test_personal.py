@@ -17,7 +17,7 @@ from fairbed.device_agent import trainer
 from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.host import Section
-from fairbed.device_agent.personal import FILE, PersonalModel, PersonalStore
+from fairbed.device_agent.stored_vector import PERSONAL, StoredVector, VectorStore, file_of
 from fairbed.wire.artifact import initial_vector
 from fairbed.wire.messages import Hyperparameters, LambdaChoice, Offer, Personal, PersonalScore
 from fairbed.wire.shard import encode_shard
@@ -37,6 +37,7 @@ Vector = NDArray[np.float32]
 TASK = softmax_task()
 TASK_SHA256 = hashlib.sha256(TASK).digest()
 TRAINING, HELD_OUT = examples(40), examples(16, seed=1)
+FILE = file_of(PERSONAL)
 SHARD = encode_shard(msgspec.structs.replace(TRAINING, held_out=HELD_OUT))
 GLOBAL = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.5)
 """As in `FakeCoordinator.request_training`."""
@@ -57,27 +58,27 @@ def trained(start: Vector, anchor: Vector, seed: int, personal: Personal = DITTO
     return trainer.train(engine, start, x, y, h, seed, Meter(), lambda: False, anchor).vector
 
 
-def kept(setup: AgentSetup) -> PersonalModel:
+def kept(setup: AgentSetup) -> StoredVector:
     """Return the personal model on the device's disk."""
     content = (setup.folder / "state" / FILE).read_bytes()
     copy = setup.folder / "copy"
     copy.mkdir(exist_ok=True)
     (copy / FILE).write_bytes(content)
-    model = PersonalStore(copy).load(TASK_SHA256, "run-a", N_VALUES)
+    model = VectorStore(copy, PERSONAL).load(TASK_SHA256, "run-a", N_VALUES)
     assert model is not None
     return model
 
 
-def a_model(round_id: int = 3, run: str = "run-a") -> PersonalModel:
-    return PersonalModel(TASK_SHA256, run, round_id, w(9))
+def a_model(round_id: int = 3, run: str = "run-a") -> StoredVector:
+    return StoredVector(TASK_SHA256, run, round_id, w(9))
 
 
 # --- the file ------------------------------------------------------------------------------------
 
 
 def test_a_model_outlasts_a_restart_with_its_bits(tmp_path: Path) -> None:
-    assert PersonalStore(tmp_path / "new").save(a_model())
-    found = PersonalStore(tmp_path / "new").load(TASK_SHA256, "run-a", N_VALUES)
+    assert VectorStore(tmp_path / "new", PERSONAL).save(a_model())
+    found = VectorStore(tmp_path / "new", PERSONAL).load(TASK_SHA256, "run-a", N_VALUES)
     assert found is not None
     assert found.round == 3
     assert found.vector.tobytes() == w(9).tobytes()
@@ -85,7 +86,7 @@ def test_a_model_outlasts_a_restart_with_its_bits(tmp_path: Path) -> None:
 
 
 def test_without_a_file_there_is_no_model(tmp_path: Path) -> None:
-    assert PersonalStore(tmp_path).load(TASK_SHA256, "run-a", N_VALUES) is None
+    assert VectorStore(tmp_path, PERSONAL).load(TASK_SHA256, "run-a", N_VALUES) is None
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_model_of_another_run_or_task_is_not_used(
     task: bytes | None, run: str, values: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    store = PersonalStore(tmp_path)
+    store = VectorStore(tmp_path, PERSONAL)
     store.save(a_model())
     assert store.load(task or TASK_SHA256, run, values) is None
     (line,) = caplog.messages
@@ -108,11 +109,11 @@ def test_a_model_of_another_run_or_task_is_not_used(
 def test_a_corrupt_file_is_not_used(
     at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    PersonalStore(tmp_path).save(a_model())
+    VectorStore(tmp_path, PERSONAL).save(a_model())
     content = bytearray((tmp_path / FILE).read_bytes())
     content[at] ^= 1
     (tmp_path / FILE).write_bytes(content)
-    assert PersonalStore(tmp_path).load(TASK_SHA256, "run-a", N_VALUES) is None
+    assert VectorStore(tmp_path, PERSONAL).load(TASK_SHA256, "run-a", N_VALUES) is None
     (line,) = caplog.messages
     assert line.startswith("personal model: its checksum must match")
     assert line.endswith("it begins again")
@@ -120,9 +121,9 @@ def test_a_corrupt_file_is_not_used(
 
 @pytest.mark.parametrize("size", [0, 10, 35, 100])
 def test_a_truncated_file_is_not_used(size: int, tmp_path: Path) -> None:
-    PersonalStore(tmp_path).save(a_model())
+    VectorStore(tmp_path, PERSONAL).save(a_model())
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:size])
-    assert PersonalStore(tmp_path).load(TASK_SHA256, "run-a", N_VALUES) is None
+    assert VectorStore(tmp_path, PERSONAL).load(TASK_SHA256, "run-a", N_VALUES) is None
 
 
 def full_disk(file: int) -> None:
@@ -132,21 +133,21 @@ def full_disk(file: int) -> None:
 def test_a_full_disk_keeps_the_old_file_and_the_new_model_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = PersonalStore(tmp_path)
+    store = VectorStore(tmp_path, PERSONAL)
     store.save(a_model())
-    newer = PersonalModel(TASK_SHA256, "run-a", 4, w(10))
+    newer = StoredVector(TASK_SHA256, "run-a", 4, w(10))
     monkeypatch.setattr(os, "fsync", full_disk)
     assert not store.save(newer)
     (line,) = caplog.messages
     assert "No space left on device; training goes on" in line
     assert store.load(TASK_SHA256, "run-a", N_VALUES) is newer
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
-    found = PersonalStore(tmp_path).load(TASK_SHA256, "run-a", N_VALUES)
+    found = VectorStore(tmp_path, PERSONAL).load(TASK_SHA256, "run-a", N_VALUES)
     assert found is not None
     assert found.round == 3
     monkeypatch.undo()
     assert store.save(newer)
-    found = PersonalStore(tmp_path).load(TASK_SHA256, "run-a", N_VALUES)
+    found = VectorStore(tmp_path, PERSONAL).load(TASK_SHA256, "run-a", N_VALUES)
     assert found is not None
     assert found.round == 4
 

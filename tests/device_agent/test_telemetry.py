@@ -9,7 +9,6 @@ import pytest
 
 from fairbed.device_agent.examples import BlobCache
 from fairbed.device_agent.host import Host, UnlimitedPace
-from fairbed.device_agent.personal import PersonalStore
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.sensors import RealSensors
 from fairbed.device_agent.state.lifecycle import Phase
@@ -45,7 +44,7 @@ async def running_telemetry(
         telemetry = Telemetry(
             host,
             DevicePublisher(link, Topics(), "pi-1", group),
-            TrainingThread(host, BlobCache(folder, 1_000), PersonalStore(folder)),
+            TrainingThread(host, BlobCache(folder, 1_000), folder),
             LinkEstimate(),
             boot=1,
             engine_threads=1,

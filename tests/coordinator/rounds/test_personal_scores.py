@@ -16,7 +16,7 @@ from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import PersonalScoreRow
-from fairbed.device_agent.personal import FILE
+from fairbed.device_agent.stored_vector import PERSONAL, file_of
 from fairbed.wire.messages import PersonalScore, Train
 from tests.coordinator.lab import NAMES, PATIENT, WHOLE_FLEET, Lab, lab, make_config
 from tests.idle_time import LoopClock
@@ -24,6 +24,7 @@ from tests.wire.messages import MESSAGES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
+FILE = file_of(PERSONAL)
 DITTO = PersonalisationConfig(method="ditto")
 HELD_OUT = 12
 

@@ -1,10 +1,8 @@
-"""The personal model v_k of this device, which never leaves it (Ditto).
+"""Vectors that never leave this device: the personal model, and those that a local rule keeps.
 
-The file outlasts restarts and power loss: it is written under another name, flushed to the disk and
-renamed, and begins with the sha256 of the rest. A device keeps one personal model, of one task and
-one run; it begins again in another one, and after a loss.
-
-Source: Li et al., ICML 2021, Algorithm 1 (arXiv:2012.04221).
+A file outlasts restarts and power loss: it is written under another name, flushed to the disk and
+renamed, and begins with the sha256 of the rest. It holds one vector, of one task and one run; the
+device begins again in another one, and after a loss.
 """
 
 import hashlib
@@ -27,14 +25,18 @@ from fairbed.wire.tensors import BYTES_PER_VALUE, vector_from_bytes, vector_to_b
 
 _log = logging.getLogger(__name__)
 
-FILE = "personal-model"
+PERSONAL = "personal model"
+"""The personal model v_k, `[params | buffers]`, shape (n_values,) (Ditto)."""
+KEPT = "local rule vectors"
+"""Vectors that a local rule keeps, before the round and after it: first all of them before, then
+all after, each of shape (n_params,)."""
 SHA256_BYTES = 32
 LENGTH = "<I"
 """Length of the header, in the file."""
 
 
 class _Header(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Description of the model in the file, between the checksum and the values."""
+    """Description of the vector in the file, between the checksum and the values."""
 
     task: Sha256
     run: str
@@ -44,86 +46,98 @@ class _Header(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _DECODER = msgspec.msgpack.Decoder(_Header)
 
 
+def file_of(noun: str) -> str:
+    """Return the name of the file of a vector."""
+    return noun.replace(" ", "-")
+
+
 @dataclass(frozen=True, slots=True)
-class PersonalModel:
-    """A personal model."""
+class StoredVector:
+    """A vector in a file."""
 
     task: bytes
     """Hash of the task."""
     run: str
     round: int
-    """Last round in which it was trained."""
+    """Last round in which it changed."""
     vector: NDArray[np.float32]
-    """`[params | buffers]`, shape (n_values,); not changed."""
+    """Shape (n,); not to be changed."""
 
 
-class PersonalStore:
-    """Keeps the personal model in a file; all methods block on the disk.
+class VectorStore:
+    """Keeps a vector in a file; all methods block on the disk.
 
     Args:
         folder: Folder of the file, which may not exist yet.
+        noun: What the vector is; it names the file.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
-        self._unsaved: PersonalModel | None = None
-        """The model while the disk does not take it."""
+    def __init__(self, folder: Path, noun: str) -> None:
+        self._noun = noun
+        self._path = folder / file_of(noun)
+        self._unsaved: StoredVector | None = None
+        """The vector while the disk does not take it."""
 
-    def load(self, task: bytes, run: str, n_values: int) -> PersonalModel | None:
-        """Return the personal model of a task and run; None if there is none, with one log line."""
-        model = self._unsaved or self._read()
-        if model is None:
-            return None
-        if (model.task, model.run) != (task, run) or len(model.vector) != n_values:
-            _log.info("personal model: belongs to run %s; this run begins a new one", model.run)
-            return None
-        return model
+    def load(self, task: bytes, run: str, size: int) -> StoredVector | None:
+        """Return the vector of a task and run, shape (size,).
 
-    def save(self, model: PersonalModel) -> bool:
-        """Keep a model; return whether it is on the disk.
-
-        If the disk is full or cannot be written, the model is kept in memory, with one log line.
+        None if there is none, with one log line if there is another one.
         """
-        header = _Header(task=model.task, run=model.run, round=model.round)
+        found = self._unsaved or self._read()
+        if found is None:
+            return None
+        if (found.task, found.run) != (task, run) or len(found.vector) != size:
+            _log.info("%s: belongs to run %s; this run begins a new one", self._noun, found.run)
+            return None
+        return found
+
+    def save(self, stored: StoredVector) -> bool:
+        """Keep a vector; return whether it is on the disk.
+
+        If the disk is full or cannot be written, it is kept in memory, with one log line.
+        """
+        header = _Header(task=stored.task, run=stored.run, round=stored.round)
         description = msgspec.msgpack.encode(header)
-        parts = (struct.pack(LENGTH, len(description)), description, vector_to_bytes(model.vector))
+        parts = (struct.pack(LENGTH, len(description)), description, vector_to_bytes(stored.vector))
         try:
             self._write(parts)
         except OSError as exc:
             _log.warning(
-                "personal model: must be written to %s, got: %s; training goes on, but a restart "
-                "of this agent loses it; free disk space",
+                "%s: must be written to %s, got: %s; training goes on, but a restart of this agent "
+                "loses it; free disk space",
+                self._noun,
                 self._path,
                 exc.strerror or exc,
             )
-            self._unsaved = model
+            self._unsaved = stored
             return False
         self._unsaved = None
         return True
 
-    def _read(self) -> PersonalModel | None:
+    def _read(self) -> StoredVector | None:
         try:
             content = memoryview(self._path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as exc:
             _log.warning(
-                "personal model: cannot be read: %s; it begins again",
+                "%s: cannot be read: %s; it begins again",
+                self._noun,
                 exc.strerror or exc,
             )
             return None
         checksum, rest = content[:SHA256_BYTES], content[SHA256_BYTES:]
         try:
             if hashlib.sha256(rest).digest() != checksum:
-                raise DecodeError("personal model: its checksum must match, got another")
+                raise DecodeError(f"{self._noun}: its checksum must match, got another")
             start = struct.calcsize(LENGTH)
             end = start + struct.unpack(LENGTH, rest[:start])[0]
-            header, values = unpack(_DECODER, rest[start:end], "personal model"), rest[end:]
+            header, values = unpack(_DECODER, rest[start:end], self._noun), rest[end:]
             vector = vector_from_bytes(values, len(values) // BYTES_PER_VALUE)
         except DecodeError as exc:
             _log.warning("%s; %s: it begins again", exc, self._path)
             return None
-        return PersonalModel(header.task, header.run, header.round, vector)
+        return StoredVector(header.task, header.run, header.round, vector)
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write the checksum of some parts, and the parts, without a copy of them.
@@ -135,7 +149,7 @@ class PersonalStore:
         for part in parts:
             checksum.update(part)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self._path.with_name(f"{FILE}.{os.getpid()}.part")
+        scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         try:
             with scratch.open("wb") as file:
                 file.writelines([checksum.digest(), *parts])
