@@ -197,6 +197,19 @@ async def claims_no_examples(rogue: Rogue) -> None:
     await rogue.send(rogue.offer(n_k=0))
 
 
+async def reports_loss(rogue: Rogue, loss: float | None) -> None:
+    """An update with a loss that a correct device cannot report, or none."""
+    vector = np.zeros(ARTIFACT.spec.layout.n_values, np.float32)
+    sound = 2.2345678
+    offer = rogue.offer(loss_before=None if loss is None else sound)
+    rogue.pending = (offer.manifest, bytes(vector_to_bytes(vector)), None)
+    frame = encode(offer)
+    if loss is not None:
+        assert frame.count(struct.pack(">d", sound)) == 1
+        frame = frame.replace(struct.pack(">d", sound), struct.pack(">d", loss))
+    await rogue.raw(frame)
+
+
 async def floods(rogue: Rogue) -> None:
     """Chunks without a grant, out of range, corrupt, and of no known blob."""
     offer = rogue.offer()

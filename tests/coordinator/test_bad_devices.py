@@ -1,11 +1,18 @@
 """A device is never trusted: a bad message costs only its own round."""
 
+import math
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
-from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.config import (
+    AggregationConfig,
+    ExchangeConfig,
+    RoundConfig,
+    SelectionConfig,
+)
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader
 from fairbed.wire.codec import decode_to_device, encode
@@ -34,6 +41,31 @@ IGNORED = [
 
 IMPATIENT = RoundConfig(min_devices=3, deadline_s=1.5, join_timeout_s=30.0)
 WHOLE_FLEET = SelectionConfig(policy="uniform", per_round=3)
+
+
+LOSSES = [
+    (None, "rejected", "offer: loss_before is missing, and the aggregation rule needs it"),
+    (math.nan, "bad message", "message: Expected `float` >= 0.0 - at `$.loss_before`"),
+    (math.inf, "bad message", "message: loss_before must be a finite number, got inf"),
+    (-1.0, "bad message", "message: Expected `float` >= 0.0 - at `$.loss_before`"),
+]
+
+
+@pytest.mark.parametrize(("loss", "kind", "text"), LOSSES, ids=["none", "nan", "inf", "negative"])
+async def test_a_loss_that_cannot_be_used_costs_its_device_the_round(
+    loss: float | None, kind: str, text: str, tmp_path: Path
+) -> None:
+    async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
+        group.start_soon(rogue.Rogue(partial(rogue.reports_loss, loss=loss)).run, place)
+        rule = AggregationConfig(rule="corefed")
+        config = make_config(rounds=2, round=IMPATIENT, selection=WHOLE_FLEET, aggregation=rule)
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    with RunReader(tmp_path / "run") as reader:
+        assert [row.aggregated for row in reader.rounds()] == [2, 2]
+        mine = [x for x in reader.exchanges() if x.device == "rogue"]
+        assert {x.weight for x in mine} == {None}
+        assert text in [event.text for _, event in reader.events() if event.kind == kind]
 
 
 PACKED = [
