@@ -16,6 +16,7 @@ from fairbed.wire.plugins import PluginError, described, factory_of, is_path, on
 
 Vector = NDArray[np.float32]
 T = TypeVar("T")
+Number = TypeVar("Number", bound=np.generic)
 
 
 class GradientRule(Protocol):
@@ -156,12 +157,15 @@ class GuardedRule:
             self._fail("sent, kept and returned", f"must have distinct names, got {names}")
 
     def gradient(self, step: Step) -> None:
-        """Change the gradient of a mini-batch.
+        """Change the gradient of a mini-batch; all other arrays become read-only.
 
         Raises:
             PluginError: The rule raised, or replaced the gradient by something else.
         """
         shape = step.gradient.shape
+        step.params, step.anchor = _read_only(step.params), _read_only(step.anchor)
+        step.loss, step.buffers = _read_only(step.loss), _read_only(step.buffers)
+        step.vectors = {name: _read_only(vector) for name, vector in step.vectors.items()}
         self._call("gradient()", lambda: self._rule.gradient(step))
         got = step.gradient
         if not isinstance(got, np.ndarray) or got.shape != shape or got.dtype != np.float32:
@@ -177,6 +181,8 @@ class GuardedRule:
                 or not finite although the model is.
         """
         shape = trained.params.shape
+        trained.params, trained.anchor = _read_only(trained.params), _read_only(trained.anchor)
+        trained.vectors = {name: _read_only(vector) for name, vector in trained.vectors.items()}
         got = self._call("end()", lambda: self._rule.end(trained))
         if not isinstance(got, Mapping):
             self._fail("end()", f"must return a dict of vectors, got {described(got)}")
@@ -211,3 +217,10 @@ class GuardedRule:
             "to check it",
             f"{where} {what}",
         ) from cause
+
+
+def _read_only(array: NDArray[Number]) -> NDArray[Number]:
+    """Return a view that a plug-in cannot write to, so that a mistake is an error."""
+    view: NDArray[Number] = array.view()
+    view.flags.writeable = False
+    return view

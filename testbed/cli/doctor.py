@@ -1,7 +1,7 @@
 """`fairbed doctor`: test what this machine can do, one line per feature.
 
-`fairbed doctor --selector NAME` tests a selector against its contract; so do `--aggregator` and
-`--estimator`.
+`fairbed doctor --selector NAME` tests a selector against its contract; so do `--aggregator`,
+`--estimator` and `--local-training`.
 """
 
 import argparse
@@ -47,6 +47,8 @@ from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.host.speed import cache_path, host_speed
 from fairbed.testbed.install import install_command
+from fairbed.testbed.local_rules import PROPERTIES as LOCAL_PROPERTIES
+from fairbed.testbed.local_rules import make_halves
 from fairbed.testbed.run.broker import (
     BrokerError,
     BrokerKind,
@@ -62,7 +64,7 @@ class _PartKind:
     """A kind of part that has a contract."""
 
     plugins: plugins.Kind
-    section: type[SelectionConfig | AggregationConfig]
+    section: type[SelectionConfig | AggregationConfig | TrainingConfig]
     make: Callable[[Any], Any]
     """Returns the part that a section names."""
     properties: Properties[Any]
@@ -86,6 +88,7 @@ class _PartKind:
 
 _SELECTOR = _PartKind(plugins.SELECTOR, SelectionConfig, make_selector, selection.PROPERTIES)
 _ESTIMATOR = _PartKind(plugins.ESTIMATOR, SelectionConfig, make_estimator, estimation.PROPERTIES)
+_LOCAL_RULE = _PartKind(plugins.LOCAL_RULE, TrainingConfig, make_halves, LOCAL_PROPERTIES)
 _AGGREGATION = (
     _PartKind(
         plugins.RULE,
@@ -150,6 +153,8 @@ def _named_part(options: argparse.Namespace, settings: Mapping[str, Any]) -> tup
         return options.selector, _SELECTOR
     if options.estimator is not None:
         return options.estimator, _ESTIMATOR
+    if options.local_training is not None:
+        return options.local_training, _LOCAL_RULE
     name: str = options.aggregator
     if not is_path(name):
         found = (kind for kind in _AGGREGATION if kind.plugins.has(name))
@@ -191,7 +196,7 @@ def main(options: argparse.Namespace) -> int:
     """Run all tests; return 1 if one fails that the experiment needs."""
     level = logging.DEBUG if hasattr(options, "debug") else logging.CRITICAL
     logging.basicConfig(level=level, stream=sys.stderr)  # each failure is printed on its own line
-    if options.selector or options.aggregator or options.estimator:
+    if options.selector or options.aggregator or options.estimator or options.local_training:
         return _test_part(options)
     experiment = None
     if options.experiment is not None:

@@ -217,6 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="test this instead: a weight rule, a pseudo-gradient or a server step",
     )
     part.add_argument("--estimator", metavar="NAME", help="test this instead: an estimator")
+    part.add_argument("--local-training", metavar="NAME", help="test this instead: a local rule")
     doctor.add_argument(
         "--option",
         action="append",
