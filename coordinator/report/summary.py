@@ -155,6 +155,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
     return RunSummary(
         run_id=info.run_id,
         name=info.row.name,
+        local_rule=info.plan.training.rule,
         aggregation=_aggregation(info.plan.aggregation),
         seed=info.row.seed,
         status=info.status,

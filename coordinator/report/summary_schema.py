@@ -299,6 +299,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
     run_id: str
     name: str
+    local_rule: str
+    """`training.rule`; sgd without a change of local training."""
     aggregation: AggregationSummary
     seed: int
     status: str

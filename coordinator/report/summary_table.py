@@ -92,6 +92,7 @@ def _facts(s: RunSummary) -> list[str]:
             f"virtual queues: sum {ratio(s.queues.mean_total, 2)}, max {ratio(s.queues.max, 2)}"
             f"{_invariant(fair)}",
         ),
+        *([] if s.local_rule == "sgd" else [("training", f"local rule {s.local_rule}")]),
         *_merge(s),
         *_weights(s),
         *_defence(s),

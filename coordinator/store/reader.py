@@ -85,6 +85,12 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
         return ", ".join(step for step in steps if step not in (None, "none", "average", "plain"))
 
 
+class PlannedTraining(Struct, frozen=True, kw_only=True):
+    """The part of `[training]` that is shown."""
+
+    rule: str = "sgd"
+
+
 class PlannedReplay(Struct, frozen=True, kw_only=True):
     """The part of `[replay]` that is shown."""
 
@@ -96,8 +102,15 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
 
     rounds: int | None = None
     selection: PlannedSelection = PlannedSelection()
+    training: PlannedTraining = PlannedTraining()
     aggregation: PlannedAggregation = PlannedAggregation()
     replay: PlannedReplay = PlannedReplay()
+
+    @property
+    def steps(self) -> str:
+        """Local rule and steps of the aggregation, as in `scaffold:Scaffold, fedavg, adam`."""
+        local = "" if self.training.rule == "sgd" else self.training.rule
+        return ", ".join(filter(None, (local, self.aggregation.steps)))
 
     @property
     def beta(self) -> float | None:

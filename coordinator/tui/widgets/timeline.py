@@ -72,7 +72,7 @@ class RoundTimeline(Widget):
 
     def show(self, view: RunView) -> None:
         """Show the steps of the aggregation, device-seconds and newest round in the border."""
-        steps = view.info.plan.aggregation.steps if view.info else ""
+        steps = view.info.plan.steps if view.info else ""
         title = f"Rounds by phase · {escape(steps)}" if steps else "Rounds by phase"
         if title != self._title:
             self.border_title = self._title = title

@@ -336,7 +336,7 @@ def test_the_table_has_the_steps_of_the_aggregation_and_device_seconds(tmp_path:
         "pseudo_gradient": "fednova",
         "server": "adam",
     }
-    assert plan.aggregation.steps == "aaggff-d, clip, fednova, adam"
+    assert plan.aggregation.steps == plan.steps == "aaggff-d, clip, fednova, adam"
     table = summary_table(summary)
     assert (
         "\nmerge      defence clip, aaggff-d with weights equal, pseudo-gradient fednova, server "
@@ -350,6 +350,9 @@ def test_the_table_has_the_steps_of_the_aggregation_and_device_seconds(tmp_path:
 def test_the_table_of_fedavg_names_its_steps(summary: RunSummary) -> None:
     line = "\nmerge      fedavg with weights n, pseudo-gradient average, server step plain\n"
     assert line in summary_table(summary)
+    assert "local rule" not in summary_table(summary)
+    changed = structs.replace(summary, local_rule="scaffold:Scaffold")
+    assert "\ntraining   local rule scaffold:Scaffold\n" in summary_table(changed)
     unnamed = structs.replace(summary.aggregation, rule=None)
     assert "\nmerge" not in summary_table(structs.replace(summary, aggregation=unnamed))
 
