@@ -487,7 +487,7 @@ class TrainingThread:
             if old is not None:
                 meter.read(old.vector.nbytes)
                 if old.round == train.round:
-                    self._unscored = old if personal.score else None
+                    self._unscored = old
                     return
         start = self._first_personal(task, train, personal, w_t) if old is None else old.vector
         with self._taking_turns(should_stop) as (meter, validating):
@@ -511,7 +511,7 @@ class TrainingThread:
             raise _RoundStopped
         model = StoredVector(task_sha256, personal.run, train.round, trained)
         self._personal.save(model)
-        self._unscored = model if personal.score else None
+        self._unscored = model
 
     def _first_personal(
         self, task: _PreparedTask, train: Train, personal: Personal, w_t: NDArray[np.float32]

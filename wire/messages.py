@@ -117,7 +117,10 @@ LambdaChoice: TypeAlias = Literal["fixed", "local", "dynamic"]
 
 
 class Personal(Message, frozen=True, kw_only=True, tag="personal"):
-    """Training of a personal model v_k beside the global one; v_k never leaves the device."""
+    """Training of a personal model v_k beside the global one; v_k never leaves the device.
+
+    Afterwards the device evaluates it on its held-out examples and sends a `PersonalScore`.
+    """
 
     run: Text
     """Run of v_k; the device begins a new v_k in another run or task."""
@@ -130,8 +133,6 @@ class Personal(Message, frozen=True, kw_only=True, tag="personal"):
     """Where lambda comes from (`device_agent.ditto`)."""
     candidates: Annotated[tuple[Lambda, ...], Meta(max_length=16)] = ()
     """Values of lambda to choose from; a device with too few examples takes `proximal`."""
-    score: bool = False
-    """Evaluate v_k on the held-out examples of the device, and send a `PersonalScore`."""
 
 
 class LocalTraining(Message, frozen=True, kw_only=True, tag="local-training"):

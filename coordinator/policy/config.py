@@ -153,7 +153,6 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
         *,
         run: str,
         init_seed: int | None,
-        score: bool,
     ) -> Personal:
         """Return how a device trains its personal model in a round, counted from 1."""
         return Personal(
@@ -162,7 +161,6 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
             hyperparameters=self.hyperparameters(training, round_id),
             choice=self.choice,
             candidates=() if self.choice == "fixed" else self.lambda_candidates,
-            score=score,
         )
 
     @property

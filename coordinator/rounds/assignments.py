@@ -161,5 +161,4 @@ class Assignments:
             round_id,
             run=self._run,
             init_seed=config.seed_init if is_new else None,
-            score=config.evaluation.is_due(round_id, config.rounds),
         )

@@ -208,7 +208,8 @@ class Learning:
         self._batch_losses = batch_losses
         self._personal = personal
         self.personal_scores: list[PersonalScoreOf] = []
-        """Scores of the personal models that the last call of `train` trained."""
+        """Scores of the personal models that were trained since the last evaluation, if the last
+        call of `train` made one."""
         self._before: dict[int, Vector] = {}
         """Earlier model versions that devices in flight still train, by number."""
         self.evaluate_s = 0.0
@@ -241,6 +242,7 @@ class Learning:
         self.personal_scores, self.notes = [], ()
         if not batches:
             self._before = self._kept(needed)
+            self._score_personal(round_id)
             return []
         layout = self._trainer.spec.layout
         accumulator = self._decisions.begin_merge(
@@ -270,6 +272,7 @@ class Learning:
                 for at in places.tolist():
                     one.weights[at] = next(weights)
             self._vector = self._codings.version(merge.vector, self._vector, rng)
+        self._score_personal(round_id)
         return learned
 
     def _train(
@@ -370,16 +373,16 @@ class Learning:
         rows = batch.rows[~has_diverged]
         seeds = self._decisions.training_seeds(batch.round, rows)
         jobs = [CohortJob(*pair) for pair in zip(rows.tolist(), seeds.tolist(), strict=True)]
-        is_scored = config.evaluation.is_due(batch.round, config.rounds)
-        settings = config.personalisation
-        request = settings.request(
-            config.training, batch.round, run="replay", init_seed=config.seed_init, score=is_scored
+        request = config.personalisation.request(
+            config.training, batch.round, run="replay", init_seed=config.seed_init
         )
-        personal.train(w_t, jobs, request)
-        if is_scored:
-            for row, score in zip(rows.tolist(), personal.scores(rows.tolist()), strict=True):
-                if score is not None:
-                    self.personal_scores.append(PersonalScoreOf(batch.round, row, score))
+        personal.train(w_t, jobs, request, batch.round)
+
+    def _score_personal(self, round_id: int) -> None:
+        """Score the personal models that have changed, if an evaluation is due."""
+        is_due = self._config.evaluation.is_due(round_id, self._config.rounds)
+        if self._personal is not None and is_due:
+            self.personal_scores = self._personal.scores()
 
     def _kept(self, needed: Collection[int]) -> dict[int, Vector]:
         """Return the earlier model versions that are still needed."""
@@ -437,7 +440,7 @@ class Learning:
         """Return the state for a checkpoint, without the current model."""
         before = [[version, vector.tobytes()] for version, vector in self._before.items()]
         malicious = [[row, device.to_state()] for row, device in self._malicious.items()]
-        personal = None if self._personal is None else self._personal.models.to_state()
+        personal = None if self._personal is None else self._personal.to_state()
         return {
             "owed": self._codings.to_state(),
             "before": before,
@@ -452,7 +455,7 @@ class Learning:
         for row, saved in state["malicious"]:
             self._malicious[row].load_state(saved)
         if self._personal is not None:
-            self._personal.models.load_state(state["personal"])
+            self._personal.load_state(state["personal"])
         self._before = {
             version: np.frombuffer(vector, dtype=np.float32).copy()
             for version, vector in state["before"]

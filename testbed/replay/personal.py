@@ -20,6 +20,7 @@ from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
 from fairbed.testbed.replay.cohort.devices import Unpaced
 from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.engine.training import PersonalScoreOf
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import Personal
 from fairbed.wire.shard import make_shard
@@ -107,15 +108,21 @@ class PersonalCohort:
         self._shards = Shards(data, artifact.spec.x_shape)
         self.models = PersonalModels(initial)
         self._opened: Engine | None = None
+        self._unscored: dict[int, int] = {}
+        """Round in which each device trained that was not scored since, by row."""
 
-    def train(self, w_t: Vector, jobs: Sequence[CohortJob], personal: Personal) -> None:
+    def train(
+        self, w_t: Vector, jobs: Sequence[CohortJob], personal: Personal, round_id: int
+    ) -> None:
         """Train the personal models of a cohort; one that diverges is kept as it was.
 
         Args:
             w_t: The global model that was sent, shape (n_values,).
             jobs: Training of each device.
             personal: Hyperparameters, and where lambda comes from.
+            round_id: The round of the dispatch.
         """
+        self._unscored |= {job.device: round_id for job in jobs}
         if personal.choice != "fixed":
             for job in jobs:
                 self._train_one(w_t, job, personal)
@@ -156,12 +163,23 @@ class PersonalCohort:
         self._opened = self._opened or OnnxEngine(self._artifact)
         return self._opened
 
-    def scores(self, rows: Sequence[int]) -> list[Score | None]:
-        """Return the score of each personal model on the device's held-out examples.
+    def scores(self) -> list[PersonalScoreOf]:
+        """Score every personal model that was trained since the last call.
 
-        None for a device without such examples, or whose loss is not finite.
+        A device without held-out examples, or whose loss is not finite, has no score.
         """
-        return [self._score(row, self._data.test_rows[row]) for row in rows]
+        scored, self._unscored = self._unscored, {}
+        found = [(row, self._score(row, self._data.test_rows[row])) for row in sorted(scored)]
+        return [PersonalScoreOf(scored[row], row, one) for row, one in found if one is not None]
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the models and what is not scored, for the checkpoint."""
+        return self.models.to_state() | {"unscored": list(self._unscored.items())}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        self.models.load_state(state)
+        self._unscored = {row: round_id for row, round_id in state["unscored"]}
 
     def _score(self, row: int, held_out: Ints) -> Score | None:
         if not len(held_out):

@@ -41,9 +41,7 @@ FILE = file_of(PERSONAL)
 SHARD = encode_shard(msgspec.structs.replace(TRAINING, held_out=HELD_OUT))
 GLOBAL = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.5)
 """As in `FakeCoordinator.request_training`."""
-DITTO = Personal(
-    run="run-a", hyperparameters=msgspec.structs.replace(GLOBAL, proximal=0.5), score=True
-)
+DITTO = Personal(run="run-a", hyperparameters=msgspec.structs.replace(GLOBAL, proximal=0.5))
 
 
 def w(round_id: int) -> Vector:
@@ -174,8 +172,8 @@ async def a_round(
     coordinator: FakeCoordinator, round_id: int, personal: Personal | None = DITTO
 ) -> tuple[Offer, Vector, PersonalScore | None]:
     offer, update = await coordinator.run_round(round_id, w(round_id), personal=personal)
-    is_scored = personal is not None and personal.score
-    return offer, update, await coordinator.expect(PersonalScore) if is_scored else None
+    score = None if personal is None else await coordinator.expect(PersonalScore)
+    return offer, update, score
 
 
 class TestRounds:
@@ -205,7 +203,7 @@ class TestRounds:
         async with setup.running() as (_, coordinator):
             await coordinator.join(TASK, SHARD)
             pace.work.clear()
-            await a_round(coordinator, 1, msgspec.structs.replace(personal, score=False))
+            await a_round(coordinator, 1, personal)
         engine, (x, y) = SoftmaxEngine(softmax_artifact().spec), TRAINING.arrays()
         expected = train_personal(
             engine,
@@ -221,7 +219,7 @@ class TestRounds:
         )
         assert kept(setup).vector.tobytes() == expected.tobytes()
         train_s = [n for name, n in pace.work if name == "train"]
-        assert [n for name, n in pace.work if name == "evaluate"] == validations * [4]
+        assert [n for name, n in pace.work if name == "evaluate"] == [*validations * [4], 16]
         sections = 3 if choice == "local" else 1
         assert train_s == 4 * [10] + sections * [10, 10, 10, 6]
 

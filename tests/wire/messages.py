@@ -309,7 +309,6 @@ MESSAGES: Mapping[str, AnyMessage] = {
             hyperparameters=Hyperparameters(
                 epochs=1, batch_size=20, learning_rate=0.25, proximal=1.0
             ),
-            score=True,
         ),
     ),
     "train-personal-choice": Train(
@@ -326,15 +325,6 @@ MESSAGES: Mapping[str, AnyMessage] = {
             choice="dynamic",
             candidates=(0.1, 1.0, 2.0),
         ),
-    ),
-    "train-personal-unscored": Train(
-        round=3,
-        model=MODEL,
-        hyperparameters=PLAIN_SGD,
-        seed=99,
-        needs_loss=False,
-        deadline_s=60.0,
-        personal=Personal(run="digits-12-a1b2", hyperparameters=PLAIN_SGD),
     ),
     "train-local": Train(
         round=3,

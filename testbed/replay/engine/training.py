@@ -70,7 +70,8 @@ class Cohort(Protocol):
     notes: tuple[Note, ...]
     """What the merge of the last round states."""
     personal_scores: list[PersonalScoreOf]
-    """Scores of the personal models that the last call of `train` trained."""
+    """Scores of the personal models that were trained since the last evaluation, if the last call
+    of `train` made one."""
 
     def train(
         self, round_id: int, version: int, batches: Sequence[VersionBatch], needed: Collection[int]

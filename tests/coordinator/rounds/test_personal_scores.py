@@ -64,13 +64,15 @@ async def test_every_device_trains_and_scores_a_personal_model(tmp_path: Path) -
     assert [row.round for row in scores_of(place)] == [3, 3, 3]
 
 
-async def test_a_score_is_due_when_an_evaluation_is(tmp_path: Path) -> None:
+async def test_every_training_is_scored_so_that_the_latest_score_is_current(
+    tmp_path: Path,
+) -> None:
     async with lab(tmp_path) as place:
-        config = ditto(rounds=5, evaluation=EvaluationConfig(every=2))
+        config = ditto(rounds=3, evaluation=EvaluationConfig(every=0))
         assert await prepared(place).run(config) == "done"
     with place.reader() as reader:
-        rounds = {row[0] for row in reader.columns(PersonalScoreRow, ("round",))}
-    assert rounds == {2, 4, 5}
+        rounds = sorted(row[0] for row in reader.columns(PersonalScoreRow, ("round",)))
+    assert rounds == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
 async def test_the_global_model_does_not_depend_on_personal_models(tmp_path: Path) -> None:
@@ -149,8 +151,8 @@ def _raise(error: StoreError) -> None:
     raise error
 
 
-def train(round_id: int, attempt: int = 0, *, scored: bool = True) -> Train:
-    personal = MESSAGES["train-personal" if scored else "train-personal-unscored"]
+def train(round_id: int, attempt: int = 0) -> Train:
+    personal = MESSAGES["train-personal"]
     assert isinstance(personal, Train)
     return structs.replace(personal, round=round_id, attempt=attempt)
 
@@ -160,7 +162,7 @@ async def test_only_requested_scores_are_recorded_and_waited_for(tmp_path: Path)
         store = place.open_store()
         log = EventLog(store, LoopClock().now, _raise)
         scores = PersonalScores(log)
-        scores.expect({"a": train(1), "b": train(1), "c": train(1, scored=False)})
+        scores.expect({"a": train(1), "b": train(1), "c": structs.replace(train(1), personal=None)})
         assert scores.open_devices() == ["a", "b"]
         scores.on_score("a", PersonalScore(round=1, attempt=1, n=4, correct=1))
         scores.on_score("stranger", PersonalScore(round=1, n=4, correct=1))

@@ -96,7 +96,7 @@ def test_devices_that_choose_lambda_have_the_bits_of_the_device(
     for round_id in (1, 2, 3):
         w_t = learning.vector.copy()
         train(learning, DATA, ALL_DEVICES, ALL_DEVICES[:3], round_id)
-        request = settings.request(TRAINING, round_id, run="run", init_seed=None, score=False)
+        request = settings.request(TRAINING, round_id, run="run", init_seed=None)
         assert (request.choice, request.candidates) == (choice, (0.1, 1.0, 2.0))
         for k in range(N):
             x, y = shards.whole(k)
@@ -179,14 +179,31 @@ def test_a_local_model_is_that_of_a_device_which_trains_alone(tmp_path: Path) ->
 
 
 def test_a_device_that_was_not_selected_keeps_its_model(tmp_path: Path) -> None:
-    learning = personal(tmp_path, evaluation=EvaluationConfig(every=2))
+    learning = personal(tmp_path)
     train(learning, DATA, ALL_DEVICES, ALL_DEVICES, 1)
-    assert learning.personal_scores == [], "no evaluation is due"
     before = models_of(learning)
     train(learning, DATA, ALL_DEVICES[2:4], ALL_DEVICES[2:4], 2)
     is_same = [a.tobytes() == b.tobytes() for a, b in zip(before, models_of(learning), strict=True)]
     assert is_same == [k not in (2, 3) for k in range(N)]
-    assert {one.row for one in learning.personal_scores} <= {2, 3}
+
+
+def test_an_evaluation_scores_every_model_that_has_changed_since_the_last(tmp_path: Path) -> None:
+    def scored(one: Learning) -> dict[int, int]:
+        return {score.row: score.round for score in one.personal_scores}
+
+    tested = [k for k in range(N) if len(DATA.test_rows[k])]
+    learning = personal(tmp_path, evaluation=EvaluationConfig(every=2))
+    train(learning, DATA, ALL_DEVICES, ALL_DEVICES, 1)
+    assert learning.personal_scores == [], "no evaluation is due"
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(learning.to_state()))
+    resumed = personal(tmp_path, evaluation=EvaluationConfig(every=2))
+    resumed.load_state(learning.vector.copy(), state)
+    for one in (learning, resumed):
+        train(one, DATA, ALL_DEVICES[2:4], ALL_DEVICES[2:4], 2)
+        assert scored(one) == {k: 2 if k in (2, 3) else 1 for k in tested}
+    train(learning, DATA, ALL_DEVICES[4:], ALL_DEVICES, 3)
+    learning.train(4, 4, [], ())
+    assert scored(learning) == {k: 3 for k in tested if k >= 4}, "a void round evaluates, too"
 
 
 def test_a_state_has_the_bits_of_every_model(tmp_path: Path) -> None:
