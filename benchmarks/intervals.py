@@ -205,7 +205,9 @@ def aa_coverage(pool: Sequence[RunMeasures], draws: int) -> list[Row]:
     keys = [
         metric.key
         for metric in METRICS
-        if metric.key != MACHINE_TIME and all(run.values[metric.key] is not None for run in pool)
+        if metric.better
+        and metric.key != MACHINE_TIME
+        and all(run.values[metric.key] is not None for run in pool)
     ]
     values = np.array([[run.values[key] for key in keys] for run in pool], dtype=np.float64)
     rng, shares = np.random.default_rng(0), dict[int, Floats]()

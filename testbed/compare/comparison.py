@@ -141,7 +141,7 @@ class MetricSummary(Struct, frozen=True, kw_only=True):
     heading: str
     short: str
     unit: str
-    better: Literal["less", "more"]
+    better: Literal["less", "more"] | None
     digits: int
 
 
@@ -224,8 +224,9 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
     budgets = _budgets(done)
     metrics += _add_budgets(done, budgets, grid.budget_metric)
     shown = [m for m in metrics if any(done.of(arm.name, m.key) for arm in grid.arms)]
+    tested = [metric for metric in shown if metric.better is not None]
     has_training = any(run.accuracy for arm in done.curves.values() for run in arm.values())
-    front, differences = _front(grid, done), _differences(grid, shown, done)
+    front, differences = _front(grid, done), _differences(grid, tested, done)
     arms = [
         ArmSummary(
             name=arm.name,
@@ -436,7 +437,7 @@ def _differences(
     if tested:
         p = np.array([found[arm][key].p for arm, key in tested], dtype=np.float64)
         corrected = holm(p, _weights(np.array([key == grid.primary for _, key in tested])))
-        better = {metric.key: metric.better for metric in metrics}
+        better = {metric.key: metric.better for metric in metrics if metric.better is not None}
         for (arm_name, key), p_family in zip(tested, corrected.tolist(), strict=True):
             gap = found[arm_name][key]
             found[arm_name][key] = msgspec.structs.replace(

@@ -278,7 +278,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
 def _metrics(
     config: GridConfig, *, trains: bool, has_attack: bool, has_personal: bool
 ) -> list[str]:
-    """Return the keys of the metrics that a grid measures."""
+    """Return the keys of the metrics of a grid whose differences are tested."""
     unknown = {
         *(() if trains else (*SCORES, *FAIRNESS, *UNDER_ATTACK_IF_TRAINED)),
         *(() if has_attack else UNDER_ATTACK),
@@ -286,7 +286,7 @@ def _metrics(
         *(() if config.fleet == "run" else (MACHINE_TIME,)),
     }
     targets = config.target.keys if trains else ()
-    return [*(m.key for m in METRICS if m.key not in unknown), *targets, *BUDGETS]
+    return [*(m.key for m in METRICS if m.better and m.key not in unknown), *targets, *BUDGETS]
 
 
 def _metric(where: str, key: str, keys: Sequence[str]) -> str:

@@ -96,7 +96,8 @@ class Metric:
     """Heading in tables of all metrics."""
     unit: str
     """Empty for a ratio or a count."""
-    better: Literal["less", "more"]
+    better: Literal["less", "more"] | None
+    """None: it describes the arm, and differences are not tested."""
     digits: int
     """Digits after the decimal point."""
 
@@ -121,6 +122,9 @@ METRICS = (
     Metric("accuracy_pooled", "fairness", "accuracy by examples", "acc by n", "", "more", 3),
     Metric("accuracy_gini", "fairness", "Gini of accuracy", "Gini", "", "less", 4),
     Metric("accuracy_gap", "fairness", "accuracy parity gap", "gap", "", "less", 3),
+    Metric(
+        "weight_divergence", "fairness", "divergence of weights from n", "KL of n", "nats", None, 3
+    ),
     Metric("utility_log_product", "fairness", "log U(Multi)", "log U", "", "more", 3),
     Metric("personal_accuracy_mean", "personal", "personal accuracy", "personal", "", "more", 3),
     Metric(
@@ -216,6 +220,7 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_pooled": summary.accuracy.pooled,
         "accuracy_gini": summary.accuracy.gini,
         "accuracy_gap": summary.accuracy.gap,
+        "weight_divergence": summary.weights.divergence,
         "utility_log_product": summary.utility.log_product,
         "personal_accuracy_mean": personal.accuracy_mean if personal else None,
         "personal_accuracy_worst10": personal.accuracy_worst10 if personal else None,

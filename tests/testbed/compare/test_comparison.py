@@ -102,6 +102,22 @@ def test_an_arm_is_better_only_where_zero_is_outside(comparison: Comparison) -> 
     }
 
 
+def test_a_metric_that_only_describes_is_shown_and_not_tested(tmp_path: Path) -> None:
+    """Weights far from the shares of the examples are neither better nor worse."""
+
+    def make(arm: str, seed: int) -> CellResult:
+        return result(arm, seed, weight_divergence=0.3 if arm == FAST else 0.01 * seed)
+
+    grid = grid_of(tmp_path, seeds=5)
+    found = compared(grid, results(grid, make))
+    metric = next(metric for metric in found.metrics if metric.key == "weight_divergence")
+    assert metric.better is None
+    fast = next(arm for arm in found.arms if arm.name == FAST)
+    assert fast.values[metric.key].mean == pytest.approx(0.3)
+    assert metric.key not in fast.differences
+    assert "KL of n, nats" in plain(found)
+
+
 def noise(dice: np.random.Generator, *, effect_s: float = 0.0) -> Callable[[str, int], CellResult]:
     """Return cells of equal arms: every metric is noise, half of it common to all metrics."""
 
@@ -121,7 +137,7 @@ def test_of_grids_of_equal_arms_five_percent_have_a_verdict(tmp_path: Path) -> N
     for _ in range(n_grids):
         found = compared(grid, results(grid, noise(dice)))
         gaps = [gap for arm in found.arms for gap in arm.differences.values()]
-        assert found.comparisons == len(gaps) == 2 * (len(METRICS) - 1 + 3)
+        assert found.comparisons == len(gaps) == 2 * (len(METRICS) - 2 + 3)
         naive += any(gap.p is not None and gap.p <= 0.05 for gap in gaps)
         wrong += any(gap.judgement != "unclear" for gap in gaps)
     assert naive / n_grids > 0.33
