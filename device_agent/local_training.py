@@ -191,7 +191,8 @@ class GuardedRule:
         if unknown or lacking:
             self._fail(
                 "end()",
-                f"must return the vectors {', '.join(self.returned) or 'of kept'} and no other, "
+                f"must return {', '.join(self.returned) or 'none'}, may return "
+                f"{', '.join(self.kept) or 'none'}, and no other, "
                 f"got {', '.join(map(repr, sorted(map(str, got)))) or 'none'}",
             )
         for name, vector in got.items():

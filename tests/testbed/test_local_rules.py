@@ -202,7 +202,7 @@ BROKEN: list[tuple[type[Honest], str, str]] = [
     (ChangesModel, FORM, "gradient() must not raise, got ValueError: output array is read-only"),
     (ChangesKept, FORM, "end() must not raise, got ValueError: output array is read-only"),
     (ChangesSent, FORM, "merge() must not raise, got ValueError: output array is read-only"),
-    (LacksReturned, FORM, "end() must return the vectors moved and no other, got 'own'"),
+    (LacksReturned, FORM, "end() must return moved, may return own, and no other, got 'own'"),
     (ReturnsUnknown, FORM, "got 'moved', 'other', 'own'"),
     (Infinite, FORM, "end(): own must be finite, got a value that is not"),
     (Explodes, FORM, "the model must stay finite"),
