@@ -21,7 +21,7 @@ import psutil
 from benchmarks.replay_training import CASES, processor_s
 from fairbed.coordinator.policy.config import PersonalisationConfig
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.replay.personal import PersonalModels
+from fairbed.testbed.replay.device_vectors import DeviceVectors
 from fairbed.testbed.replay.run import replay_experiment
 
 METHODS = {"fedavg": PersonalisationConfig(), "ditto": PersonalisationConfig(method="ditto")}
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 def _memory(devices: int, values: int) -> dict[str, float]:
     process, rng = psutil.Process(), np.random.default_rng(0)
-    models = PersonalModels(np.zeros(values, dtype=np.float32))
+    models = DeviceVectors(np.zeros(values, dtype=np.float32))
     before = process.memory_info().rss
     for row in range(devices):
         models.keep(row, rng.random(values, dtype=np.float32))

@@ -25,11 +25,12 @@ from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
-from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.devices import Unpaced
 from fairbed.testbed.replay.cohort.ordered import free_cores
 from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.device_vectors import RuleCohort
 from fairbed.testbed.replay.engine.training import Learned, PersonalScoreOf, VersionBatch
 from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
@@ -37,22 +38,24 @@ from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.codecs import encode_with_feedback, pack, unpack
 from fairbed.wire.errors import DecodeError, EncodeError
+from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout, vector_from_bytes, vector_to_bytes
 
 
 class Codings:
     """Applies the codecs; keeps the residual that top-k adds to a device's next update.
 
-    Every device supports every codec.
+    Every device supports every codec. Vectors of the local rule are not encoded.
 
     Args:
         config: The codecs.
         layout: Layout of the model.
+        returned: Vectors of the local rule that follow an update.
     """
 
-    def __init__(self, config: ExchangeConfig, layout: Layout) -> None:
+    def __init__(self, config: ExchangeConfig, layout: Layout, returned: int) -> None:
         agreement = CodecAgreement(config, layout, "replay")
-        self._layout = layout
+        self._layout, self._update_layout = layout, layout.with_vectors(returned)
         self._up, self._down = agreement.up, agreement.down
         self._has_feedback, self._is_delta = config.up == "top-k", config.down == "delta"
         self._residuals: dict[int, Vector] = {}
@@ -80,7 +83,8 @@ class Codings:
             row: The device.
             seed: Seed of its training.
             sent: w_t, shape (n_values,).
-            trained: w_k after local training, shape (n_values,).
+            trained: w_k after local training, and the vectors that follow it, shape (n_values
+                and more,).
 
         Raises:
             EncodeError: A change is too large for the codec.
@@ -97,7 +101,7 @@ class Codings:
         else:
             payload = self._up.encode(change, rng)
         blob = pack(self._up, n, payload, trained[n:])
-        return unpack(blob, self._up, self._layout, sent)
+        return unpack(blob, self._up, self._update_layout, sent)
 
     def updates(
         self, rows: Ints, seeds: Ints, sent: Vector, trained: Vector
@@ -108,7 +112,8 @@ class Codings:
             rows: The devices, shape (K,).
             seeds: Seeds of their training, shape (K,).
             sent: w_t, shape (n_values,).
-            trained: Models after local training, shape (K, n_values); not changed.
+            trained: Models after local training, and the vectors that follow them, shape (K,
+                n_values and more); not changed.
         """
         is_coded = np.ones(len(rows), dtype=np.bool_)
         if self._up is None:
@@ -184,6 +189,7 @@ class Learning:
         batch_losses: Evaluates mini-batches for loss queries; None where there are none.
         attacks: Behaviour of each malicious device, by its row.
         personal: Trains the personal models; None if there are none.
+        rule: The devices' half of the local rule; None if there is none.
     """
 
     def __init__(
@@ -196,17 +202,22 @@ class Learning:
         batch_losses: BatchLosses | None = None,
         attacks: Mapping[int, Attack] | None = None,
         personal: PersonalCohort | None = None,
+        rule: RuleCohort | None = None,
     ) -> None:
         self._malicious = {row: MaliciousDevice(one) for row, one in (attacks or {}).items()}
         self._decisions = decisions
         self._config: CoordinatorConfig = decisions.config
         self._trainer = trainer
         self._evaluator = evaluator
-        self._codings = Codings(self._config.exchange, trainer.spec.layout)
+        layout, returned = trainer.spec.layout, decisions.vector_counts[1]
+        self._update_values = layout.with_vectors(returned).n_values
+        """Values of an update."""
+        self._codings = Codings(self._config.exchange, layout, returned)
         self._vector = self._codings.version(vector, None, decisions.encoding_stream(0))
         self._folder = folder
         self._batch_losses = batch_losses
         self._personal = personal
+        self._rule = rule
         self.personal_scores: list[PersonalScoreOf] = []
         """Scores of the personal models that were trained since the last evaluation, if the last
         call of `train` made one."""
@@ -238,6 +249,9 @@ class Learning:
 
         Returns:
             The reports of each batch.
+
+        Raises:
+            PluginError: A plug-in breaks its contract.
         """
         self.personal_scores, self.notes = [], ()
         if not batches:
@@ -249,7 +263,7 @@ class Learning:
             round_id,
             self._vector,
             layout.n_params,
-            lambda: UpdateStore(self._folder, layout.n_values),
+            lambda: UpdateStore(self._folder, self._update_values),
         )
         learned, added = list[Learned](), list[tuple[Learned, Ints]]()
         for batch in batches:
@@ -296,23 +310,39 @@ class Learning:
         seeds = self._decisions.training_seeds(batch.round, batch.rows)
         jobs = [CohortJob(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
         hyperparameters = self._config.training.hyperparameters(batch.round)
-        for results in self._trainer.train(base, jobs, hyperparameters):
+        for results in self._results(base, jobs, hyperparameters):
             at, has_failed = results.at, results.has_failed
             learned.has_diverged[at] = learned.has_failed[at] = has_failed
             trained = self._reported(batch.rows[at], results.loss_train)
             learned.losses[at] = trained if before is None else before[at]
             is_merged = batch.is_merged[at] & ~has_failed
-            vectors = self._sent(batch.rows[at], seeds[at], base, results.vectors, has_failed)
-            sent, models = at[is_merged], _of(vectors, is_merged)
+            models = self._sent(batch.rows[at], seeds[at], base, results.vectors, has_failed)
+            sent, models = at[is_merged], _of(models, is_merged)
+            places = np.flatnonzero(is_merged)
+            if self._rule is not None:
+                models = self._rule.updates(models, results, places)
             models, is_coded = self._codings.updates(batch.rows[sent], seeds[sent], base, models)
             learned.has_failed[sent[~is_coded]] = True
-            arrived, models = sent[is_coded], _of(models, is_coded)
+            arrived, places, models = sent[is_coded], places[is_coded], _of(models, is_coded)
             is_accepted = self._checked(batch.rows[arrived], arrived, models, learned)
             arrived, models = arrived[is_accepted], rebase(_of(models, is_accepted))
+            if self._rule is not None:
+                self._rule.keep(batch.rows[arrived], results, places[is_accepted])
             losses = None if before is None else before[arrived]
             accumulator.add_all(Stack(batch.rows[arrived], batch.n_k[arrived], models, losses))
             yield arrived
         learned.losses[learned.has_failed] = np.nan
+
+    def _results(
+        self, base: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+    ) -> Iterator[CohortResult]:
+        """Train devices from `base`, shape (n_values,), with the local rule, if there is one."""
+        if self._rule is None:
+            return self._trainer.train(base, jobs, hyperparameters)
+        half = self._decisions.local_half
+        n = self._trainer.spec.layout.n_params
+        sent = np.zeros(0, dtype=np.float32) if half is None else half.vectors(n)
+        return self._rule.train(self._trainer, base, jobs, hyperparameters, sent)
 
     def _reported(self, rows: Ints, losses: Floats) -> Floats:
         """Return the losses that devices report, shape (K,), instead of those that they found."""
@@ -328,7 +358,7 @@ class Learning:
     def _sent(
         self, rows: Ints, seeds: Ints, base: Vector, trained: Vector, has_failed: Bools
     ) -> Vector:
-        """Return the models that devices send, shape (K, n_values).
+        """Return the models that devices send, shape (K, n_values), without vectors of the rule.
 
         Args:
             rows: The devices, shape (K,).
@@ -352,7 +382,7 @@ class Learning:
         Args:
             rows: The devices, shape (K,).
             places: Their positions in the batch, shape (K,).
-            models: The models that arrived, shape (K, n_values).
+            models: The models that arrived, with the vectors that follow them.
             learned: Receives why a model is rejected.
         """
         is_accepted = np.ones(len(rows), dtype=np.bool_)
@@ -446,6 +476,7 @@ class Learning:
             "before": before,
             "malicious": malicious,
             "personal": personal,
+            "rule": None if self._rule is None else self._rule.kept.to_state(),
         }
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
@@ -456,6 +487,8 @@ class Learning:
             self._malicious[row].load_state(saved)
         if self._personal is not None:
             self._personal.load_state(state["personal"])
+        if self._rule is not None:
+            self._rule.kept.load_state(state["rule"])
         self._before = {
             version: np.frombuffer(vector, dtype=np.float32).copy()
             for version, vector in state["before"]
@@ -485,6 +518,7 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
         DatasetError: Model and data do not fit.
         TaskError: The model is not available.
         EngineError: The engine cannot run it.
+        PluginError: The local rule cannot be loaded.
     """
     experiment, data = setup.experiment, setup.data
     assert data is not None, "a replay that trains has data"
@@ -496,6 +530,10 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
     is_personal = experiment.personalisation.is_on
     personal = PersonalCohort(trainer, artifact, data, vector) if is_personal else None
+    training, rule = experiment.training, None
+    if training.rule != "sgd":
+        n_params = artifact.spec.layout.n_params
+        rule = RuleCohort(training.rule, training.local_options, n_params)
     return Learning(
         setup.decisions,
         trainer,
@@ -505,4 +543,5 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
         batches,
         attacks=setup.attacks,
         personal=personal,
+        rule=rule,
     )

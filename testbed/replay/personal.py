@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
-
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.ports import Score
 from fairbed.device_agent.ditto import train_personal
@@ -20,72 +18,11 @@ from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
 from fairbed.testbed.replay.cohort.devices import Unpaced
 from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.device_vectors import STARTS_BYTES, DeviceVectors
 from fairbed.testbed.replay.engine.training import PersonalScoreOf
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import Personal
 from fairbed.wire.shard import make_shard
-
-BLOCK_BYTES = 1 << 24
-"""Memory is taken in blocks of about this size, so that it grows with the devices that trained."""
-STARTS_BYTES = 1 << 26
-"""Limit of the copies of models that one call of the trainer begins at."""
-
-
-class PersonalModels:
-    """The personal model of each device that has trained one, float32.
-
-    Args:
-        initial: The model at which each begins, shape (n_values,).
-    """
-
-    def __init__(self, initial: Vector) -> None:
-        self._initial = initial
-        self._per_block = max(1, BLOCK_BYTES // initial.nbytes)
-        self._blocks: list[Vector] = []
-        self._place_of: dict[int, int] = {}
-        """Place of each row, counted over all blocks."""
-
-    def __len__(self) -> int:
-        """Return the number of devices with a personal model."""
-        return len(self._place_of)
-
-    def __getitem__(self, row: int) -> Vector:
-        """Return the model of a device, shape (n_values,), as a view."""
-        block, place = divmod(self._place_of[row], self._per_block)
-        model: Vector = self._blocks[block][place]
-        return model
-
-    def starts(self, rows: Sequence[int]) -> Vector:
-        """Return a copy of the model of each device, shape (K, n_values)."""
-        starts = np.repeat(self._initial[np.newaxis], len(rows), axis=0)
-        for at, row in enumerate(rows):
-            if row in self._place_of:
-                starts[at] = self[row]
-        return starts
-
-    def keep(self, row: int, model: Vector) -> None:
-        """Keep a copy of the model of a device, shape (n_values,)."""
-        if row not in self._place_of:
-            self._add(row)
-        self[row][:] = model
-
-    def _add(self, row: int) -> None:
-        self._place_of[row] = len(self._place_of)
-        if len(self._place_of) > len(self._blocks) * self._per_block:
-            self._blocks.append(np.zeros((self._per_block, self._initial.size), dtype=np.float32))
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the models, without a copy of them, for the checkpoint."""
-        return {"rows": list(self._place_of), "blocks": [block.data for block in self._blocks]}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
-        shape = self._per_block, self._initial.size
-        self._blocks = [
-            np.frombuffer(block, dtype=np.float32).reshape(shape).copy()
-            for block in state["blocks"]
-        ]
-        self._place_of = {row: place for place, row in enumerate(state["rows"])}
 
 
 class PersonalCohort:
@@ -106,7 +43,7 @@ class PersonalCohort:
     ) -> None:
         self._trainer, self._artifact, self._data = trainer, artifact, data
         self._shards = Shards(data, artifact.spec.x_shape)
-        self.models = PersonalModels(initial)
+        self.models = DeviceVectors(initial)
         self._opened: Engine | None = None
         self._unscored: dict[int, int] = {}
         """Round in which each device trained that was not scored since, by row."""

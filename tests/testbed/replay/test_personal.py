@@ -23,8 +23,8 @@ from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.device_vectors import BLOCK_BYTES, DeviceVectors
 from fairbed.testbed.replay.learning import Learning
-from fairbed.testbed.replay.personal import BLOCK_BYTES, PersonalModels
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.world.work import Work
 from fairbed.wire.messages import LambdaChoice
@@ -243,7 +243,7 @@ def test_a_resumed_replay_has_the_scores_of_an_uninterrupted_one(tmp_path: Path)
 
 
 def test_memory_grows_with_the_devices_that_trained() -> None:
-    models = PersonalModels(np.full(1_000, -1.0, dtype=np.float32))
+    models = DeviceVectors(np.full(1_000, -1.0, dtype=np.float32))
     per_block = BLOCK_BYTES // 4_000
     for row in range(0, 2 * (per_block + 1), 2):
         models.keep(row, np.full(1_000, row, dtype=np.float32))

@@ -1,0 +1,162 @@
+"""Vectors that the devices of a replay keep: personal models, and those of a local rule."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.device_agent.local_training import make_rule
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule, Trainer
+from fairbed.wire.messages import Hyperparameters
+
+BLOCK_BYTES = 1 << 24
+"""Memory is taken in blocks of about this size, so that it grows with the devices that trained."""
+STARTS_BYTES = 1 << 26
+"""Limit of the copies of vectors that one call of the trainer begins at."""
+
+
+class DeviceVectors:
+    """A vector of each device that has trained, float32.
+
+    Args:
+        initial: The vector at which each begins, shape (n_values,).
+    """
+
+    def __init__(self, initial: Vector) -> None:
+        self._initial = initial
+        self._per_block = max(1, BLOCK_BYTES // max(1, initial.nbytes))
+        self._blocks: list[Vector] = []
+        self._place_of: dict[int, int] = {}
+        """Place of each row, counted over all blocks."""
+
+    def __len__(self) -> int:
+        """Return the number of devices with a vector of their own."""
+        return len(self._place_of)
+
+    def __getitem__(self, row: int) -> Vector:
+        """Return the vector of a device, shape (n_values,), as a view."""
+        block, place = divmod(self._place_of[row], self._per_block)
+        vector: Vector = self._blocks[block][place]
+        return vector
+
+    def starts(self, rows: Sequence[int]) -> Vector:
+        """Return a copy of the vector of each device, shape (K, n_values)."""
+        starts = np.repeat(self._initial[np.newaxis], len(rows), axis=0)
+        for at, row in enumerate(rows):
+            if row in self._place_of:
+                starts[at] = self[row]
+        return starts
+
+    def keep(self, row: int, vector: Vector) -> None:
+        """Keep a copy of the vector of a device, shape (n_values,)."""
+        if row not in self._place_of:
+            self._add(row)
+        self[row][:] = vector
+
+    def _add(self, row: int) -> None:
+        self._place_of[row] = len(self._place_of)
+        if len(self._place_of) > len(self._blocks) * self._per_block:
+            self._blocks.append(np.zeros((self._per_block, self._initial.size), dtype=np.float32))
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the vectors, without a copy of them, for the checkpoint."""
+        return {"rows": list(self._place_of), "blocks": [block.data for block in self._blocks]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        shape = self._per_block, self._initial.size
+        self._blocks = [
+            np.frombuffer(block, dtype=np.float32).reshape(shape).copy()
+            for block in state["blocks"]
+        ]
+        self._place_of = {row: place for place, row in enumerate(state["rows"])}
+
+
+class RuleCohort:
+    """The devices' half of a local rule (`wire.local_training`): one object trains all devices.
+
+    Args:
+        name: Name of the rule in the experiment.
+        options: Its arguments.
+        n_params: Parameters of the model.
+
+    Raises:
+        PluginError: It is unknown, cannot be imported, or does not take the options.
+    """
+
+    def __init__(
+        self, name: str, options: Mapping[str, bool | int | float | str], n_params: int
+    ) -> None:
+        self._rule, self._options, self._n = make_rule(name, options), options, n_params
+        self.kept = DeviceVectors(np.zeros(len(self._rule.kept) * n_params, dtype=np.float32))
+        """Vectors that each device keeps, one after the other; zero before its first round."""
+
+    def train(
+        self,
+        trainer: Trainer,
+        w_t: Vector,
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        sent: Vector,
+    ) -> Iterator[CohortResult]:
+        """Yield the results of all jobs, in an order that depends only on the jobs.
+
+        Args:
+            trainer: Trains the models.
+            w_t: The global model, shape (n_values,).
+            jobs: Training of each device.
+            hyperparameters: Hyperparameters of the round.
+            sent: Vectors that are sent, one after the other, shape (len(sent) * n_params,).
+
+        Raises:
+            PluginError: The rule breaks its contract.
+        """
+        shared = sent.view()
+        shared.flags.writeable = False
+        names, bytes_each = self._rule.kept, 4 * self._n * len(self._rule.kept)
+        size = max(1, STARTS_BYTES // bytes_each) if names else max(1, len(jobs))
+        for begin in range(0, len(jobs), size):
+            part = jobs[begin : begin + size]
+            kept = self.kept.starts([job.device for job in part])
+            rule = CohortRule(
+                self._rule,
+                self._options,
+                self._named(self._rule.sent, shared),
+                self._named(names, kept),
+            )
+            for result in trainer.train(w_t, part, hyperparameters, rule=rule):
+                yield replace(result, at=result.at + begin)
+
+    def updates(self, models: Vector, result: CohortResult, places: Ints) -> Vector:
+        """Return models, shape (K, n_values), each followed by the vectors that its device returns.
+
+        Args:
+            models: Models of some devices of `result`.
+            result: The result of the trainer.
+            places: The places of these devices in it, shape (K,).
+        """
+        names = self._rule.returned
+        if not names:
+            return models
+        return np.concatenate([models, *(result.returned[name][places] for name in names)], axis=1)
+
+    def keep(self, rows: Ints, result: CohortResult, places: Ints) -> None:
+        """Keep the vectors of devices whose updates are merged.
+
+        Args:
+            rows: The devices, shape (K,).
+            result: The result of the trainer.
+            places: The places of these devices in it, shape (K,).
+        """
+        names = self._rule.kept
+        if not names:
+            return
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            self.kept.keep(row, np.concatenate([result.kept[name][place] for name in names]))
+
+    def _named(self, names: tuple[str, ...], vectors: Vector) -> dict[str, Vector]:
+        """Return each of some vectors, shape (..., n_params), that follow each other, as a view."""
+        n = self._n
+        return {name: vectors[..., i * n : (i + 1) * n] for i, name in enumerate(names)}
