@@ -437,7 +437,8 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     init.add_argument("--count", type=int, metavar="N", help="number of devices")
 
     new = command("new", "write a plug-in with a test and an experiment that uses it")
-    new.add_argument("kind", choices=("selector", "aggregator", "estimator"), help="what to write")
+    kinds = ("selector", "aggregator", "estimator", "local-rule")
+    new.add_argument("kind", choices=kinds, help="what to write")
     new.add_argument("name", help="name of its module: a-z, 0-9 and _")
     new.add_argument(
         "folder", type=Path, nargs="?", default=Path(), help="folder (default: this one)"

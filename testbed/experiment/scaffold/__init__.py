@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias, get_args
 
 Part: TypeAlias = Literal["weights", "pseudo-gradient", "server-step"]
 """A step of an aggregation, the value of `fairbed new aggregator --part`."""
-ScaffoldKind: TypeAlias = Literal["selector", "estimator"] | Part
+ScaffoldKind: TypeAlias = Literal["selector", "estimator", "local-rule"] | Part
 PARTS: tuple[Part, ...] = get_args(Part)
-SCAFFOLD_KINDS: tuple[ScaffoldKind, ...] = ("selector", *PARTS, "estimator")
+SCAFFOLD_KINDS: tuple[ScaffoldKind, ...] = ("selector", *PARTS, "estimator", "local-rule")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -126,6 +126,18 @@ policy = "rbcs-f"
 per_round = 3
 estimator = "template:Template"
 estimator_options = { rate = 0.3 }
+""",
+    "local-rule": """\
+# Keys of [training], too:
+rule = "template:Template"
+rule_options = { strength = 0.5 }
+
+[selection]
+policy = "uniform"
+per_round = 3
+
+[aggregation]
+weights = "equal"                  # of updates and returned vectors
 """,
 }
 
@@ -265,10 +277,41 @@ def test_a_rate_of_0_is_refused() -> None:
     with pytest.raises(ValueError, match="rate must be above 0 and at most 1, got 0"):
         Template(rate=0.0)
 ''',
+    "local-rule": '''\
+"""Tests of template.py; run `pytest` in this folder."""
+
+import time
+
+import numpy as np
+import pytest
+from template import Template
+
+from fairbed.coordinator.algorithms.contract import check_property
+from fairbed.testbed.local_rules import PROPERTIES, Halves
+from fairbed.wire.local_training import Trained
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_keeps_the_contract(name: str) -> None:
+    finding = check_property(PROPERTIES, name, lambda: Halves.of(Template), time.perf_counter)
+    assert finding.is_ok, finding.found
+
+
+def test_a_device_keeps_its_mean_gradient() -> None:
+    w_t, w_k = np.zeros(2, dtype=np.float32), np.array([-1.0, 2.0], dtype=np.float32)
+    own = np.zeros(2, dtype=np.float32)
+    trained = Trained(w_k, w_t, np.array(4), {"own": own, "mean": own}, learning_rate=0.5)
+    assert Template().end(trained)["own"].tolist() == [0.5, -1.0]
+
+
+def test_a_negative_strength_is_refused() -> None:
+    with pytest.raises(ValueError, match="strength must be >= 0, got -1.0"):
+        Template(strength=-1.0)
+''',
 }
 
 
 def doctor_command(kind: ScaffoldKind, name: str) -> str:
     """Return the command that tests a new plug-in against its contract."""
-    option = "aggregator" if kind in PARTS else kind
+    option = {"local-rule": "local-training"}.get(kind, "aggregator" if kind in PARTS else kind)
     return f"fairbed doctor --{option} {name}:{class_name(name)}"
