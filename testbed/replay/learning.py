@@ -50,12 +50,16 @@ class Codings:
     Args:
         config: The codecs.
         layout: Layout of the model.
-        returned: Vectors of the local rule that follow an update.
+        vector_counts: Vectors of the local rule that follow a model, and that follow an update.
     """
 
-    def __init__(self, config: ExchangeConfig, layout: Layout, returned: int) -> None:
-        agreement = CodecAgreement(config, layout, "replay")
-        self._layout, self._update_layout = layout, layout.with_vectors(returned)
+    def __init__(
+        self, config: ExchangeConfig, layout: Layout, vector_counts: tuple[int, int]
+    ) -> None:
+        agreement = CodecAgreement(config, layout, "replay", vector_counts)
+        self._layout = layout
+        self.update_layout = agreement.up_layout
+        """Layout of an update with the vectors that follow it."""
         self._up, self._down = agreement.up, agreement.down
         self._has_feedback, self._is_delta = config.up == "top-k", config.down == "delta"
         self._residuals: dict[int, Vector] = {}
@@ -101,7 +105,7 @@ class Codings:
         else:
             payload = self._up.encode(change, rng)
         blob = pack(self._up, n, payload, trained[n:])
-        return unpack(blob, self._up, self._update_layout, sent)
+        return unpack(blob, self._up, self.update_layout, sent)
 
     def updates(
         self, rows: Ints, seeds: Ints, sent: Vector, trained: Vector
@@ -209,10 +213,8 @@ class Learning:
         self._config: CoordinatorConfig = decisions.config
         self._trainer = trainer
         self._evaluator = evaluator
-        layout, returned = trainer.spec.layout, decisions.vector_counts[1]
-        self._update_values = layout.with_vectors(returned).n_values
-        """Values of an update."""
-        self._codings = Codings(self._config.exchange, layout, returned)
+        layout, counts = trainer.spec.layout, decisions.vector_counts
+        self._codings = Codings(self._config.exchange, layout, counts)
         self._vector = self._codings.version(vector, None, decisions.encoding_stream(0))
         self._folder = folder
         self._batch_losses = batch_losses
@@ -263,7 +265,7 @@ class Learning:
             round_id,
             self._vector,
             layout.n_params,
-            lambda: UpdateStore(self._folder, self._update_values),
+            lambda: UpdateStore(self._folder, self._codings.update_layout.n_values),
         )
         learned, added = list[Learned](), list[tuple[Learned, Ints]]()
         for batch in batches:

@@ -259,7 +259,7 @@ def _world(
     assert costs is not None, "with_costs has set it"
     world = ProfileWorld(
         *conditions,
-        Sizes.of(config, artifact.spec.layout),
+        Sizes.of(config, artifact.spec.layout, decisions.vector_counts),
         Work.of(
             config,
             costs,

@@ -36,11 +36,20 @@ class Sizes:
     """Updates that may be uploaded at the same time (G)."""
 
     @classmethod
-    def of(cls, config: CoordinatorConfig, layout: Layout) -> "Sizes":
-        """Return the sizes that the coordinator of a run would agree on."""
-        agreement = CodecAgreement(config.exchange, layout, "replay")
+    def of(
+        cls, config: CoordinatorConfig, layout: Layout, vector_counts: tuple[int, int] = (0, 0)
+    ) -> "Sizes":
+        """Return the sizes that the coordinator of a run would agree on.
+
+        Args:
+            config: The codecs.
+            layout: Layout of the model.
+            vector_counts: Vectors of the local rule that follow a model, and that follow an update.
+        """
+        agreement = CodecAgreement(config.exchange, layout, "replay", vector_counts)
         whole, up = agreement.sizes(ANY_DEVICE, None)
-        down = whole if agreement.down is None else packed_bytes(agreement.down, layout)
+        codec, sent = agreement.down, agreement.down_layout
+        down = whole if codec is None else packed_bytes(codec, sent)
         return cls(
             whole_bytes=whole,
             packed_bytes=down,

@@ -160,6 +160,24 @@ def test_vectors_of_the_rule_are_not_encoded(exchange: dict[str, str], tmp_path:
     assert np.isfinite(coded.vector).all()
 
 
+@pytest.mark.parametrize(("up", "down"), [("float32", "float32"), ("int8", "float16")])
+def test_an_exchange_has_the_bytes_of_its_vectors(up: str, down: str, tmp_path: Path) -> None:
+    codecs = [f"exchange.up={up}", f"exchange.down={down}", "replay.training=false", "rounds=3"]
+    plain = [*codecs, 'training.rule="sgd"', "training.rule_options={}"]
+    found = []
+    for name, settings in (("plain", plain), ("rule", codecs)):
+        replay_experiment(quickstart(*settings), tmp_path / name, "run", lambda replayed: None)
+        with RunReader(tmp_path / name) as reader:
+            found.append(reader.exchanges())
+    one_vector = 4 * 650
+    for x, y in zip(*found, strict=True):
+        assert x.device == y.device
+        assert y.bytes_up == x.bytes_up + one_vector
+        assert y.bytes_down == x.bytes_down + one_vector
+        assert y.upload_s > x.upload_s
+        assert y.download_s > x.download_s
+
+
 def test_a_malicious_device_changes_its_model_alone(tmp_path: Path) -> None:
     honest, attacked = with_rule(tmp_path), with_rule(tmp_path)
     attacked._malicious.update(attackers(1, 4))
