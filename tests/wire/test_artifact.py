@@ -3,11 +3,19 @@
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec, decode_artifact, encode_artifact
+from fairbed.wire.artifact import (
+    Artifact,
+    SelfCheck,
+    TaskSpec,
+    decode_artifact,
+    encode_artifact,
+    initial_vector,
+)
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.tensors import Layout, Tensor
 
@@ -96,3 +104,11 @@ def test_each_fault_has_its_one_line_message(path: tuple[str, ...], value: Any, 
 def test_random_bytes_raise_nothing_but_decode_error(blob: bytes) -> None:
     with pytest.raises(DecodeError):
         decode_artifact(blob)
+
+
+def test_the_initial_model_is_drawn_as_the_layout_defines() -> None:
+    vector = initial_vector(ARTIFACT.spec, 1)
+    assert 0.0 < np.abs(vector[:12]).max() <= 0.5
+    assert vector[12:].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert initial_vector(ARTIFACT.spec, 1).tobytes() == vector.tobytes()
+    assert initial_vector(ARTIFACT.spec, 2).tobytes() != vector.tobytes()

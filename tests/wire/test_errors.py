@@ -26,8 +26,10 @@ from fairbed.wire.messages import (
     Context,
     Failed,
     Hyperparameters,
+    LocalTraining,
     Manifest,
     OperatorCommand,
+    PersonalScore,
     Phases,
     Ping,
     Refuse,
@@ -351,3 +353,13 @@ def test_a_number_of_values_belongs_to_top_k_alone(
 ) -> None:
     with pytest.raises(ValueError, match=f"top_k must be given .*, got {top_k}"):
         Coding(up=up, top_k=top_k)
+
+
+def test_a_score_has_no_more_correct_answers_than_examples() -> None:
+    with pytest.raises(ValueError, match="correct must be at most n, got 5 of 4"):
+        PersonalScore(round=1, n=4, correct=5)
+
+
+def test_options_of_a_local_rule_are_finite() -> None:
+    with pytest.raises(ValueError, match=r"options\.rate must be a finite number, got inf"):
+        LocalTraining(rule="propfair", options=(("rate", float("inf")),), run="run-a")

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from fairbed.coordinator.algorithms.aggregation.base import Report
 from fairbed.coordinator.algorithms.estimation.base import COLD, DOWN, Measured
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
@@ -16,31 +17,39 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
     TrainingConfig,
 )
-from fairbed.coordinator.policy.decisions import Decisions, make_decisions
+from fairbed.coordinator.policy.decisions import Decisions, FleetSizeError, make_decisions
 from fairbed.coordinator.policy.selection import Observation, Observations, ReportedLosses
 from fairbed.coordinator.state.registry import Registry
 from fairbed.wire.plugins import PluginError
 from tests.coordinator.builders import context, hello
+from tests.local_rules import DRIFT
 
 BOTH_WAYS = (8e6, 8e6)
 """Bits down and up."""
 
 
 def decisions(**selection: object) -> Decisions:
-    config = CoordinatorConfig(
+    return make_decisions(config(selection=selection))
+
+
+def config(
+    selection: dict[str, object] | None = None,
+    training: TrainingConfig | None = None,
+    aggregation: AggregationConfig | None = None,
+) -> CoordinatorConfig:
+    return CoordinatorConfig(
         name="test",
         seed_init=1,
         seed_selection=2,
         seed_training=3,
         rounds=10,
         model=ModelConfig(),
-        training=TrainingConfig(),
-        selection=SelectionConfig(**({"per_round": 2} | selection)),  # type: ignore[arg-type]
-        aggregation=AggregationConfig(),
+        training=training or TrainingConfig(),
+        selection=SelectionConfig(**({"per_round": 2} | (selection or {}))),  # type: ignore[arg-type]
+        aggregation=aggregation or AggregationConfig(),
         round=RoundConfig(deadline_s=30.0),
         evaluation=EvaluationConfig(),
     )
-    return make_decisions(config)
 
 
 def fleet(n: int = 5) -> Registry:
@@ -354,3 +363,61 @@ def test_without_queues_a_device_that_misses_is_excluded_for_some_rounds() -> No
     text = decisions(policy="fedcs").miss_limit_text()
     assert "; it is excluded, and tried again after" in text
     assert "beta" not in text
+
+
+def models() -> Any:
+    raise AssertionError("a streaming rule stores no models")
+
+
+def drift() -> Decisions:
+    training = TrainingConfig(rule=DRIFT, learning_rate=0.5)
+    return make_decisions(config(training=training, aggregation=AggregationConfig(weights="equal")))
+
+
+def test_vectors_of_a_local_rule_follow_model_and_update() -> None:
+    made, model = drift(), np.array([1.0, 2.0, 9.0], dtype=np.float32)
+    made.select(1, fleet(4), BOTH_WAYS, now=1.0)
+    assert made.vector_counts == (1, 1)
+    assert made.with_vectors(model, 2).tolist() == [1.0, 2.0, 9.0, 0.0, 0.0]
+    merge = made.begin_merge(1, model, 2, models)
+    for row, change in ((0, 2.0), (1, 6.0)):
+        update = np.array([3.0, 4.0, 9.0, change, 0.0], dtype=np.float32)
+        merge.add(Report(row=row, n_k=10, model=update, loss_before=None))
+    done = merge.finish()
+    assert done.vector.tolist() == [3.0, 4.0, 9.0], "the next model has no vectors"
+    # c = 0 + |S| / N mean of the changes
+    sent = [*done.vector.tolist(), 2 / 4 * 4.0, 0.0]
+    assert made.with_vectors(done.vector, 2).tolist() == sent
+    resumed = drift()
+    resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(made.to_state())))
+    assert resumed.with_vectors(done.vector, 2).tolist() == sent
+
+
+def test_a_round_without_a_usable_update_leaves_the_vectors() -> None:
+    made, model = drift(), np.zeros(3, dtype=np.float32)
+    assert made.begin_merge(1, model, 2, models).finish().vector.tolist() == [0.0] * 3
+    assert made.with_vectors(model, 2).tolist() == [0.0] * 5
+
+
+def test_a_device_gets_the_local_rule_unless_it_is_sgd() -> None:
+    assert make_decisions(config()).local_training("run-a", None) is None
+    local = drift().local_training("run-a", 3)
+    assert local is not None
+    assert (local.rule, local.run, local.merged) == (DRIFT, "run-a", 3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "devices", "per_round", "line"),
+    [
+        ("aaggff-s", 201, 2, "with more than 200 devices, got 201; use another rule"),
+        ("fedmgda+", 300, 201, "with more than 200 updates per round, got 201; use another rule"),
+    ],
+)
+def test_refuses_a_fleet_or_a_round_that_the_weight_rule_is_not_made_for(
+    rule: str, devices: int, per_round: int, line: str
+) -> None:
+    aggregation = AggregationConfig(rule=rule)
+    one = config({"per_round": per_round}, aggregation=aggregation)
+    with pytest.raises(FleetSizeError, match=line):
+        make_decisions(one, devices)
+    make_decisions(config(aggregation=aggregation), 200)
