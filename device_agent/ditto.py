@@ -69,7 +69,7 @@ def train_personal(
         personal: Hyperparameters, and where lambda comes from.
         seed: Seed of the mini-batch orders (`wire.messages.Train`).
         meter: Counts every mini-batch.
-        validating: Entered for each validation; its meter counts the evaluation steps.
+        validating: Entered for the validation of a section or step; its meter counts its steps.
         should_stop: Called before every mini-batch; True ends the training.
 
     Raises:
@@ -85,12 +85,11 @@ def train_personal(
     is_left[drawn] = False
     x_drawn, y_drawn, x, y = x[drawn], y[drawn], x[is_left], y[is_left]
 
-    def loss_of(vector: NDArray[np.float32]) -> float:
-        with validating() as evaluation:
-            try:
-                return trainer.evaluate(engine, vector, x_drawn, y_drawn, evaluation)[0]
-            except TrainingDiverged:
-                return np.inf
+    def loss_of(vector: NDArray[np.float32], evaluation: Meter) -> float:
+        try:
+            return trainer.evaluate(engine, vector, x_drawn, y_drawn, evaluation)[0]
+        except TrainingDiverged:
+            return np.inf
 
     if personal.choice == "local":
         best, least = None, np.inf
@@ -102,13 +101,15 @@ def train_personal(
                 ).vector
             except TrainingDiverged:
                 continue
-            if (loss := loss_of(trained)) < least:
+            with validating() as evaluation:
+                loss = loss_of(trained, evaluation)
+            if loss < least:
                 best, least = trained, loss
         if best is None:
             raise TrainingDiverged(NO_CANDIDATE)
         return best
 
-    alone, pull = replace(h, proximal=0.0), _BestPull(personal.candidates, loss_of)
+    alone, pull = replace(h, proximal=0.0), _BestPull(personal.candidates, validating, loss_of)
     return trainer.train(engine, start, x, y, alone, seed, meter, should_stop, w_t, pull).vector
 
 
@@ -116,23 +117,28 @@ class _BestPull:
     """Pulls towards w_t with the candidate of lambda whose step has the least validation loss.
 
     Args:
-        candidates: Values of lambda.
+        validating: Entered for the candidates of a step.
         loss_of: Returns the validation loss of a model, shape (n_values,), in nats.
     """
 
     def __init__(
-        self, candidates: Sequence[float], loss_of: Callable[[NDArray[np.float32]], float]
+        self,
+        candidates: Sequence[float],
+        validating: Callable[[], AbstractContextManager[Meter]],
+        loss_of: Callable[[NDArray[np.float32], Meter], float],
     ) -> None:
-        self._candidates, self._loss_of = candidates, loss_of
+        self._candidates, self._validating, self._loss_of = candidates, validating, loss_of
 
     def gradient(self, step: Step) -> None:
         """Add the pull of the best candidate to the gradient."""
         best, least = None, np.inf
-        for candidate in self._candidates:
-            pulled = step.gradient + np.float32(candidate) * (step.params - step.anchor)
-            params = step.params - np.float32(step.learning_rate) * pulled
-            if (loss := self._loss_of(np.concatenate([params, step.buffers]))) < least:
-                best, least = pulled, loss
+        with self._validating() as meter:
+            for candidate in self._candidates:
+                pulled = step.gradient + np.float32(candidate) * (step.params - step.anchor)
+                params = step.params - np.float32(step.learning_rate) * pulled
+                loss = self._loss_of(np.concatenate([params, step.buffers]), meter)
+                if loss < least:
+                    best, least = pulled, loss
         if best is None:
             raise TrainingDiverged(NO_CANDIDATE)
         step.gradient = best
