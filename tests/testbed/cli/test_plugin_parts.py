@@ -77,6 +77,10 @@ class OfTwelve(Rule):
     max_devices = max_updates = 12
 
 
+class SmallRounds(Rule):
+    max_updates = 10
+
+
 class Gradient(Part):
     def combine(self, updates, a):
         d = sum(a_k * D_k for a_k, D_k in zip(a, updates.changes))
@@ -250,11 +254,19 @@ def test_a_part_that_cannot_be_used_is_refused_before_the_run(
             "must not be 'parts_of_test:OfTwelve' with more than 12 devices, got 13",
         ),
         (
+            (
+                "aggregation.rule=parts_of_test:SmallRounds",
+                *("selection.per_round=11", "fleet.0.count=11"),
+            ),
+            "aggregation.rule must not be 'parts_of_test:SmallRounds' with more than 10 updates per "
+            "round, got 11; use another rule, or lower selection.per_round",
+        ),
+        (
             ("aggregation.rule=aaggff-s", "fleet.0.count=201"),
             "aggregation.rule must not be 'aaggff-s' with more than 200 devices, got 201",
         ),
     ],
-    ids=["devices", "capped", "aaggff-s"],
+    ids=["devices", "capped", "updates", "aaggff-s"],
 )
 def test_a_fleet_that_is_too_large_for_the_rule_is_refused_before_the_run(
     experiment: Path,

@@ -207,6 +207,7 @@ def test_a_round_that_is_too_small_is_reported() -> None:
     merge = merged(rule, vector(0, 0), 2, reports(U[:3].tolist()))
     (note,) = merge.notes
     assert note.kind == "defence"
+    assert note.about(["pi-0", "pi-1", "pi-2"]) == note.text
     assert note.text.startswith("krum needs at least 2 f + 3 updates per round, got 3 with f")
     config = AggregationConfig(pseudo_gradient="trimmed-mean", malicious_share=0.5)
     assert defence_problem(config, 4).startswith("trimmed-mean needs at least 2 f + 1 updates")
