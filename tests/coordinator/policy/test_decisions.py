@@ -1,5 +1,6 @@
 """Selection and learning, without a network."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ from fairbed.coordinator.policy.config import (
     RoundConfig,
     SelectionConfig,
     TrainingConfig,
+    mini_batch_problem,
+    rule_problem,
 )
 from fairbed.coordinator.policy.decisions import Decisions, FleetSizeError, make_decisions
 from fairbed.coordinator.policy.selection import Observation, Observations, ReportedLosses
@@ -421,3 +424,42 @@ def test_refuses_a_fleet_or_a_round_that_the_weight_rule_is_not_made_for(
     with pytest.raises(FleetSizeError, match=line):
         make_decisions(one, devices)
     make_decisions(config(aggregation=aggregation), 200)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "per_round", "text"),
+    [
+        ({"rule": "aaggff-s"}, 2, "'aaggff-s' with more than 200 devices, got 201; use"),
+        ({"rule": "aaggff-s", "max_weight": 0.5}, 2, "'aaggff-s' with more than 200 devices"),
+        ({"rule": "fedmgda+"}, 201, "'fedmgda+' with more than 200 updates per round, got 201"),
+    ],
+)
+def test_a_rule_is_refused_beyond_the_size_that_it_declares(
+    aggregation: dict[str, Any], per_round: int, text: str
+) -> None:
+    rule = AggregationConfig(**aggregation)
+    with pytest.raises(FleetSizeError, match=re.escape(f"aggregation.rule must not be {text}")):
+        make_decisions(config({"per_round": per_round}, aggregation=rule), 201)
+    assert make_decisions(config({"per_round": 2}, aggregation=rule), 200).aggregator is not None
+
+
+def test_q_fedsgd_needs_mini_batches_with_all_examples_of_a_device() -> None:
+    rule, training = AggregationConfig(rule="q-fedsgd"), TrainingConfig(batch_size=50)
+    n_k = np.array([10, 50, 51, 80])
+    assert mini_batch_problem(rule, training, n_k) == (
+        "training.batch_size must be at least the 80 examples of the largest device with "
+        "aggregation.rule 'q-fedsgd', got 50: 2 of 4 devices send the gradient of a random "
+        "mini-batch, which is longer on average, so that steps are too short; raise it"
+    )
+    assert mini_batch_problem(rule, training, n_k[:2]) == ""
+    assert mini_batch_problem(rule, training, n_k[:0]) == ""
+    assert mini_batch_problem(AggregationConfig(), training, n_k) == ""
+
+
+def test_q_fedsgd_fits_one_plain_step() -> None:
+    rule, selection = AggregationConfig(rule="q-fedsgd"), SelectionConfig(per_round=2)
+    assert rule_problem(rule, selection, TrainingConfig(max_steps=1), 4) == ""
+    for fault in ({"max_steps": 2}, {"weight_decay": 0.1}, {"clip_norm": 1.0}):
+        training = TrainingConfig(**({"max_steps": 1} | fault))
+        (key,) = fault
+        assert rule_problem(rule, selection, training, 4).startswith(f"training.{key} must be ")

@@ -258,8 +258,8 @@ def test_a_part_that_cannot_be_used_is_refused_before_the_run(
                 "aggregation.rule=parts_of_test:SmallRounds",
                 *("selection.per_round=11", "fleet.0.count=11"),
             ),
-            "aggregation.rule must not be 'parts_of_test:SmallRounds' with more than 10 updates per "
-            "round, got 11; use another rule, or lower selection.per_round",
+            "rule must not be 'parts_of_test:SmallRounds' with more than 10 updates per round, got "
+            "11; use another rule, or lower selection.per_round",
         ),
         (
             ("aggregation.rule=aaggff-s", "fleet.0.count=201"),
