@@ -87,7 +87,7 @@ def train(
         y: Labels, shape (n,).
         hyperparameters: Epochs, batch size, step size and the terms above.
         seed: Seed of the mini-batch orders (`wire.messages.Train`).
-        meter: Counts every mini-batch.
+        meter: Counts every mini-batch, after its step.
         should_stop: Called before every mini-batch; True ends the training.
         anchor: The global model w_t, shape (n_values,); not set: it is `vector`.
         rule: Changes each gradient; not set: none does.
@@ -119,11 +119,11 @@ def train(
         steps += 1
         if not np.isfinite(loss):
             raise divergence_error("the loss", loss, steps)
-        meter.step(len(batch))
         if descent.has_rules:
             gradient_at = partial(_gradient_at, engine, work, x[batch], y[batch], gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient)
+        meter.step(len(batch))
         loss_sum += loss * len(batch)
         seen += len(batch)
     if not np.isfinite(work).all():

@@ -22,19 +22,21 @@ from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
-from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
 from fairbed.coordinator.state.registry import Device
 from fairbed.device_agent import trainer
 from fairbed.device_agent.coding import Coder
 from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.run_folder import WORK
-from fairbed.wire.artifact import TaskSpec, decode_artifact
+from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.codecs import CODECS
 from fairbed.wire.messages import Capabilities, Hyperparameters, Manifest, Packed, Train
+from fairbed.wire.plugins import PluginError
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import vector_to_bytes
 
@@ -159,6 +161,9 @@ TIMEOUT_S = 120.0
 
 SMALL_EVALUATION = trainer.EVALUATION_BATCH // 4
 
+PLUGIN_FAULT = 3
+"""Exit status of the child if the local rule breaks its contract."""
+
 _TINY_LEARNING_RATE = 1e-6
 """Hardly changes the model: only the cost of a step matters."""
 
@@ -170,6 +175,23 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hyperparameters: Hyperparameters
     exchange: ExchangeConfig | None = None
     """Codecs to measure as well; None measures none."""
+    rule: str = "sgd"
+    """The local rule, which is part of a training step; sgd is none."""
+    rule_options: dict[str, bool | int | float | str] = {}
+    """Arguments of the rule."""
+
+    @classmethod
+    def of(
+        cls, artifact: Artifact, training: TrainingConfig, exchange: ExchangeConfig | None = None
+    ) -> "Probe":
+        """Return the probe of a run."""
+        return cls(
+            artifact=encode_artifact(artifact),
+            hyperparameters=training.hyperparameters(1),
+            exchange=exchange,
+            rule=training.rule,
+            rule_options=training.local_options,
+        )
 
 
 async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
@@ -177,6 +199,7 @@ async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
 
     Raises:
         BackendError: The costs cannot be measured.
+        PluginError: The local rule cannot be loaded, or breaks its contract.
         OSError: The costs cannot be stored.
     """
     path = anyio.Path(folder / WORK)
@@ -193,6 +216,7 @@ async def measure_in_child(probe: Probe) -> WorkCosts:
 
     Raises:
         BackendError: The costs cannot be measured.
+        PluginError: The local rule cannot be loaded, or breaks its contract.
     """
     command = [sys.executable, "-m", "fairbed.testbed.host.calibration", str(os.getpid())]
     try:
@@ -207,6 +231,8 @@ async def measure_in_child(probe: Probe) -> WorkCosts:
         ) from exc
     if done.returncode != 0:
         last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        if done.returncode == PLUGIN_FAULT:
+            raise PluginError(last_line)
         raise BackendError(
             f"calibration: a training step must run here, got: {last_line}; test this machine "
             "with: fairbed doctor"
@@ -215,10 +241,15 @@ async def measure_in_child(probe: Probe) -> WorkCosts:
 
 
 def measure(probe: Probe) -> WorkCosts:
-    """Run steps of two sizes alternately, then the codecs; return the median costs."""
+    """Run steps of two sizes alternately, then the codecs; return the median costs.
+
+    Raises:
+        PluginError: The local rule cannot be loaded, or breaks its contract.
+    """
     engine = OnnxEngine(decode_artifact(probe.artifact))
+    rule = None if probe.rule == "sgd" else make_rule(probe.rule, probe.rule_options)
     costs = WorkCosts(
-        train=_train_cost(engine, probe.hyperparameters), evaluate=_evaluate_cost(engine)
+        train=_train_cost(engine, probe.hyperparameters, rule), evaluate=_evaluate_cost(engine)
     )
     if probe.exchange is None:
         return costs
@@ -252,7 +283,9 @@ class _StepTimer:
         return fit_cost(*medians)
 
 
-def _train_cost(engine: OnnxEngine, hyperparameters: Hyperparameters) -> StepCost:
+def _train_cost(
+    engine: OnnxEngine, hyperparameters: Hyperparameters, rule: GuardedRule | None
+) -> StepCost:
     large = min(max(2, hyperparameters.batch_size), trainer.EVALUATION_BATCH)
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + max(1, large // 4))
     settings = msgspec.structs.replace(
@@ -262,8 +295,22 @@ def _train_cost(engine: OnnxEngine, hyperparameters: Hyperparameters) -> StepCos
         learning_rate=_TINY_LEARNING_RATE,
         max_steps=None,
     )
+    names = () if rule is None else (*rule.sent, *rule.kept)
+    zero = np.zeros(engine.spec.layout.n_params, dtype=np.float32)
+    vectors = {name: zero.copy() for name in names}
     timer = _StepTimer()
-    trainer.train(engine, vector, x, y, settings, 0, timer, timer.is_enough)
+    trainer.train(
+        engine,
+        vector,
+        x,
+        y,
+        settings,
+        0,
+        timer,
+        timer.is_enough,
+        rule=rule,
+        vectors=vectors,
+    )
     return timer.cost()
 
 
@@ -280,7 +327,12 @@ def main() -> int:
     """Measure the probe on stdin; the first argument is the process id of the parent."""
     die_with_parent(int(sys.argv[1]))
     probe = msgspec.json.decode(sys.stdin.buffer.read(), type=Probe)
-    sys.stdout.write(msgspec.json.encode(measure(probe)).decode())
+    try:
+        costs = measure(probe)
+    except PluginError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return PLUGIN_FAULT
+    sys.stdout.write(msgspec.json.encode(costs).decode())
     return 0
 
 

@@ -15,7 +15,7 @@ from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
 from fairbed.testbed.run_folder import WORK
-from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import Capabilities
 
 CONFIG = "experiment.toml"
@@ -71,9 +71,9 @@ def read_training(folder: Path) -> TrainingSettings:
     speed = experiment.emulation.host_core_speed
     if speed == "auto" or not (folder / WORK).exists():
         speed = host_speed(os.environ).core_speed
-    training = experiment.training.hyperparameters(1)
+    training = experiment.training
     try:
-        probe = Probe(artifact=_artifact(experiment), hyperparameters=training)
+        probe = Probe.of(_artifact(experiment), training)
         costs = anyio.run(work_costs, folder, probe)
     except OSError as exc:
         raise BackendError(f"{folder}: must be writable to keep what steps cost: {exc}") from exc
@@ -82,10 +82,9 @@ def read_training(folder: Path) -> TrainingSettings:
     )
 
 
-def _artifact(experiment: Experiment) -> bytes:
+def _artifact(experiment: Experiment) -> Artifact:
     from fairbed.coordinator.task.catalogue import load_task
     from fairbed.testbed.experiment.datasets.loading import load
 
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
-    task = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
-    return encode_artifact(task)
+    return load_task(experiment.model.name, dataset.x_shape, dataset.classes)

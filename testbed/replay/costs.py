@@ -99,6 +99,7 @@ def with_costs(experiment: Experiment, dataset: Dataset) -> Experiment:
         ExperimentError: `replay.costs_from` names no source of these costs.
         TaskError: The model is not available.
         BackendError: The costs cannot be measured.
+        PluginError: The local rule cannot be loaded, or breaks its contract.
     """
     if experiment.replay.task_costs is not None:
         return experiment
@@ -136,9 +137,8 @@ def _with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
 
 
 def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
-    artifact = encode_artifact(load_task(experiment.model.name, dataset.x_shape, dataset.classes))
-    training = experiment.training.hyperparameters(1)
-    probe = Probe(artifact=artifact, hyperparameters=training, exchange=experiment.exchange)
+    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed
     return TaskCosts.of(anyio.run(measure_in_child, probe), speed)
 

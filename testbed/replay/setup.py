@@ -11,6 +11,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Sample, TwoStepSelector
+from fairbed.coordinator.policy.config import LOCAL_RULES
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.store.tables import DeviceRow, Record
@@ -23,7 +24,7 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetCo
 from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, attacks_of, plan_fleet
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.checkpointer import DeviceRecords
-from fairbed.testbed.replay.costs import with_costs
+from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_costs
 from fairbed.testbed.replay.engine.rows import device_rows, linear_rows
 from fairbed.testbed.replay.vector_fleet import DeviceNames, is_vector_fleet, vector_fleet_of
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions, columns_of
@@ -67,7 +68,15 @@ class ReplaySetup:
         """Yield the warnings about settings before the first round."""
         data, trains = self.data, self.experiment.trains_in_replay
         n_k = None if data is None else np.array([len(rows) for rows in data.train_rows])
-        return settings_findings(self.experiment, trains=trains, n_k=n_k)
+        yield from settings_findings(self.experiment, trains=trains, n_k=n_k)
+        replay, rule = self.experiment.replay, self.experiment.training.rule
+        if replay.task_costs in SHIPPED_COSTS.values() and rule not in LOCAL_RULES:
+            yield PreflightFinding(
+                "costs",
+                f'replay.costs_from: the costs "shipped" are without the local rule {rule}; take '
+                '"measured", or the folder of a run with this rule',
+                "warning",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ from fairbed.testbed.run_folder import (
     read_endpoint,
     write_endpoint,
 )
-from fairbed.wire.artifact import Artifact, encode_artifact, initial_vector
+from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
@@ -219,9 +219,7 @@ async def _costs(
     """Return the measured costs of training steps; None if no device has a profile."""
     if all(device.profile is None for device in devices):
         return None
-    hyperparameters = plan.experiment.training.hyperparameters(1)
-    probe = Probe(artifact=encode_artifact(artifact), hyperparameters=hyperparameters)
-    return await work_costs(plan.folder, probe)
+    return await work_costs(plan.folder, Probe.of(artifact, plan.experiment.training))
 
 
 def _contention_monitor(

@@ -12,7 +12,9 @@ from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host import calibration
 from fairbed.testbed.host import calibration as codec_work
-from fairbed.testbed.host.calibration import Probe, measure, work_costs
+from fairbed.testbed.host.calibration import Probe, measure, measure_in_child, work_costs
+from fairbed.wire.plugins import PluginError
+from tests.testbed.replay.cohort.fleets import SPLIT_DRIFT
 
 
 def probe(task: str, **training: object) -> Probe:
@@ -32,6 +34,23 @@ def test_more_examples_cost_more() -> None:
     for cost in (costs.train, costs.evaluate):
         assert cost.seconds(256) > 2.0 * cost.seconds(32) > 0.0
     assert costs.train.seconds(64) > costs.evaluate.seconds(64)
+
+
+@pytest.mark.alone
+def test_a_step_costs_what_its_local_rule_does() -> None:
+    plain = probe("mlp-784-318-10", batch_size=64)
+    options: dict[str, bool | int | float | str] = {"share": 0.5}
+    ruled = msgspec.structs.replace(plain, rule=SPLIT_DRIFT, rule_options=options)
+    alone, changed = measure(plain).train, measure(ruled).train
+    assert changed.seconds(64) > 1.7 * alone.seconds(64), "the rule takes a second gradient"
+    assert changed.per_example_s > 1.2 * alone.per_example_s
+
+
+def test_a_rule_that_cannot_be_measured_is_named_in_one_line() -> None:
+    options: dict[str, bool | int | float | str] = {"beta": 0.5}
+    faulty = msgspec.structs.replace(probe("softmax-64-10"), rule=SPLIT_DRIFT, rule_options=options)
+    with pytest.raises(PluginError, match=r"^local rule .*must be made from the options .*$"):
+        anyio.run(measure_in_child, faulty)
 
 
 @pytest.mark.parametrize("batch_size", [1, 1 << 20])

@@ -23,6 +23,7 @@ from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.learning import Learning
 from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.setup import setup_of
 from fairbed.wire.local_training import Merged, Step, Trained
 from tests.coordinator.algorithms.aggregation.rounds import Reports
 from tests.coordinator.algorithms.aggregation.rounds import merged as merge_of
@@ -176,6 +177,15 @@ def test_an_exchange_has_the_bytes_of_its_vectors(up: str, down: str, tmp_path: 
         assert y.bytes_down == x.bytes_down + one_vector
         assert y.upload_s > x.upload_s
         assert y.download_s > x.download_s
+
+
+def test_a_replay_warns_of_costs_without_the_rule() -> None:
+    costs = "replay.task_costs={step_s=1e-3,example_s=0,evaluation_step_s=0,evaluation_example_s=0}"
+    warned = [
+        [finding.kind for finding in setup_of(quickstart(*settings)).findings()]
+        for settings in ((), ['training.rule="propfair"', "training.rule_options={}"], [costs])
+    ]
+    assert [("costs" in kinds) for kinds in warned] == [True, False, False]
 
 
 def test_a_malicious_device_changes_its_model_alone(tmp_path: Path) -> None:
