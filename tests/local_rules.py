@@ -69,6 +69,13 @@ class WrongMerge(Drift):
         return {"c": merged.sent["c"].astype(np.float64)}
 
 
+class Keeping(Drift):
+    """Has a vector on the device alone."""
+
+    sent: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
+
+
 class Momentum:
     """Moves the next model at the coordinator, which alone has a state."""
 

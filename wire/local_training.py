@@ -12,6 +12,9 @@ Vectors beside the model, each as long as its parameters, float32, and zero befo
                 counts only if its update was merged: otherwise the next one begins as it did
     returned    from the device to the coordinator, with the update
 
+A rule with vectors needs rounds that merge no late updates: a device may begin its next exchange
+before the last one is merged, or with vectors of another model version.
+
 `docs/own-local-training.md` has examples.
 """
 

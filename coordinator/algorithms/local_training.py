@@ -35,6 +35,7 @@ class ServerHalf(Guard):
 
     def __init__(self, name: str, plugin: Any) -> None:
         self.sent = vector_names(name, plugin, "sent")
+        self.kept = vector_names(name, plugin, "kept")
         self.returned = vector_names(name, plugin, "returned")
         self._vectors: Vector | None = None
         super().__init__(name, plugin)

@@ -442,11 +442,14 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
             'versions; use round.mode = "sync" and round.late = "drop"'
         )
     local_half = make_local_half(config.training)
-    has_vectors = local_half is not None and (local_half.sent or local_half.returned)
+    # A device may begin its next exchange before the round that merges the last one has closed.
+    has_vectors = local_half is not None and (
+        local_half.sent or local_half.kept or local_half.returned
+    )
     if config.round.merges_late_updates and has_vectors:
         raise PluginError(
-            f"local rule {config.training.rule}: must neither send nor return vectors where late "
-            "updates are merged, got one that does: theirs belong to other model versions; use "
+            f"local rule {config.training.rule}: must have no vectors where late updates are "
+            "merged, got one that has: they belong to other model versions; use "
             'round.mode = "sync" and round.late = "drop"'
         )
     return Decisions(config, selector, make_estimator(config.selection), aggregator, local_half)

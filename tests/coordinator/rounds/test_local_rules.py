@@ -171,7 +171,8 @@ async def test_a_fault_at_the_coordinator_ends_the_run_at_its_last_closed_round(
         assert reader.rounds() == []
 
 
-def test_a_rule_with_vectors_is_refused_where_late_updates_are_merged() -> None:
-    config = with_rule(round=RoundConfig(mode="async"))
-    with pytest.raises(PluginError, match="must neither send nor return vectors"):
+@pytest.mark.parametrize("rule", [DRIFT, f"{HERE}:Keeping"])
+def test_a_rule_with_vectors_is_refused_where_late_updates_are_merged(rule: str) -> None:
+    config = with_rule(rule, round=RoundConfig(mode="async"))
+    with pytest.raises(PluginError, match="must have no vectors where late updates are merged"):
         make_decisions(config)
