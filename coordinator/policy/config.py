@@ -637,6 +637,11 @@ def misnamed_rule(rule: str) -> str:
 
 def _gradient_problem(training: TrainingConfig) -> str:
     """Return why local training does not give the gradient of F_k; empty if it does."""
+    if training.rule != "sgd":
+        return (
+            f"training.rule must be \"sgd\" with aggregation.rule 'q-fedsgd', got "
+            f"{training.rule!r}: the rule needs the gradient of F_k; remove one of the two"
+        )
     needed = {"max_steps": 1, "weight_decay": 0.0, "clip_norm": None}
     for key, value in needed.items():
         if (got := getattr(training, key)) != value:

@@ -463,3 +463,5 @@ def test_q_fedsgd_fits_one_plain_step() -> None:
         training = TrainingConfig(**({"max_steps": 1} | fault))
         (key,) = fault
         assert rule_problem(rule, selection, training, 4).startswith(f"training.{key} must be ")
+    other = TrainingConfig(max_steps=1, rule="propfair")
+    assert rule_problem(rule, selection, other, 4).startswith('training.rule must be "sgd" with')
