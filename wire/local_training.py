@@ -3,7 +3,8 @@
 An object of the rule is on each device, and one is at the coordinator. In a replay one object
 trains many devices at once. So the methods of the device keep no state in the object: all that a
 device knows is in `vectors`. In all arrays of the device, leading axes `...` are independent
-devices; on a device there are none.
+devices; on a device there are none. Those of a replay include devices whose training has diverged,
+with values that are not finite; their results are dropped.
 
 Vectors beside the model, each as long as its parameters, float32, and zero before round 1:
 

@@ -113,8 +113,6 @@ class RuleCohort:
         Raises:
             PluginError: The rule breaks its contract.
         """
-        shared = sent.view()
-        shared.flags.writeable = False
         names, bytes_each = self._rule.kept, 4 * self._n * len(self._rule.kept)
         size = max(1, STARTS_BYTES // bytes_each) if names else max(1, len(jobs))
         for begin in range(0, len(jobs), size):
@@ -123,7 +121,7 @@ class RuleCohort:
             rule = CohortRule(
                 self._rule,
                 self._options,
-                self._named(self._rule.sent, shared),
+                self._named(self._rule.sent, sent),
                 self._named(names, kept),
             )
             for result in trainer.train(w_t, part, hyperparameters, rule=rule):

@@ -132,7 +132,6 @@ class TorchTrainer:
         models = params.cpu().numpy()
         if rule is None:
             return progress.results(chunk, models, {}, {})
-        models[progress.has_lost] = np.nan  # the rule of such a device has no last call
         kept, returned = rule.end(models, progress.steps, hyperparameters)
         return progress.results(chunk, models, kept, returned)
 

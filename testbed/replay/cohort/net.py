@@ -206,6 +206,5 @@ def train_chunk(
             progress.record(step, batch, loss)
         if rule is None:
             return progress.results(at, params, {}, {})
-        params[progress.has_lost] = np.nan  # the rule of such a device has no last call
         kept, returned = rule.rule.end(descent.trained(progress.steps))
     return progress.results(at, params, kept, returned)

@@ -48,12 +48,6 @@ class Progress:
         """Mini-batches of each device, shape (G,)."""
         return np.array(self._steps, dtype=np.int64)
 
-    @property
-    def has_lost(self) -> Bools:
-        """Whether a loss of the device was not finite, shape (G,): it has stopped there."""
-        is_lost: Bools = ~np.logical_and.reduce(np.isfinite(self._losses))
-        return is_lost
-
     def results(
         self,
         chunk: Sequence[int],
@@ -70,8 +64,9 @@ class Progress:
             returned: Vectors of the local rule that go with the updates, each (G, n_params).
         """
         problems = [""] * len(self._steps)
-        for i in np.flatnonzero(self.has_lost).tolist():
-            step = int(np.argmin(np.isfinite(self._losses[:, i])))
+        is_finite: Bools = np.isfinite(self._losses)
+        for i in np.flatnonzero(~np.logical_and.reduce(is_finite)).tolist():
+            step = int(np.argmin(is_finite[:, i]))
             loss = self._losses[step, i] / self._counts[step, i]
             problems[i] = str(divergence_error("the loss", loss, step + 1))
         has_finite_values: Bools = np.logical_and.reduce(np.isfinite(vectors), axis=1)

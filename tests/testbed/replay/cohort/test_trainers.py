@@ -155,8 +155,7 @@ def test_a_local_rule_does_what_it_does_on_the_device(
 
 
 @pytest.mark.parametrize("make", [batched, torched, the_devices])
-def test_a_device_that_diverges_ends_without_the_rule(make: Make) -> None:
-    """Its vectors may be infinite, which for a model that is finite would be a fault."""
+def test_a_device_that_diverges_is_no_fault_of_the_rule(make: Make) -> None:
     recipe, artifact = RECIPES["softmax-60-10"], shipped(RECIPES["softmax-60-10"])
     data = fleet_data(recipe)
     data.dataset.x[data.train_rows[2]] *= np.float32(1e30)
