@@ -43,10 +43,9 @@ class DeviceVectors:
 
     def starts(self, rows: Sequence[int]) -> Vector:
         """Return a copy of the vector of each device, shape (K, n_values)."""
-        starts = np.repeat(self._initial[np.newaxis], len(rows), axis=0)
+        starts = np.empty((len(rows), self._initial.size), dtype=np.float32)
         for at, row in enumerate(rows):
-            if row in self._place_of:
-                starts[at] = self[row]
+            starts[at] = self[row] if row in self._place_of else self._initial
         return starts
 
     def keep(self, row: int, vector: Vector) -> None:
