@@ -11,7 +11,7 @@ from fairbed.profiles.load import (
     names,
     population_names,
 )
-from fairbed.profiles.numbers import numbers, schedule_text
+from fairbed.profiles.numbers import numbers, schedule_text, unknown_numbers
 from fairbed.profiles.population import Population
 from fairbed.profiles.quantities import Quantity, Varying
 from fairbed.profiles.sampling import sample
@@ -44,4 +44,5 @@ __all__ = [
     "sample",
     "schedule_text",
     "to_toml",
+    "unknown_numbers",
 ]

@@ -105,7 +105,19 @@ def _problems(path: Path, raw: dict[str, Any], kind: type[K]) -> list[str]:
             msgspec.convert(raw[key], item.type)
         except msgspec.ValidationError as error:
             problems.append(f"{path}: {_explain(error, key, raw[key])}")
+    problems += [
+        f'{path}: {where}: must have a source, got tag = "unknown"; leave the key out, {ADVICE}'
+        for where in _unknown_numbers(raw, "")
+    ]
     return problems
+
+
+def _unknown_numbers(raw: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in raw.items():
+        if isinstance(value, dict) and value.get("tag") == "unknown":
+            yield f"{prefix}{key}"
+        elif isinstance(value, dict):
+            yield from _unknown_numbers(value, f"{prefix}{key}.")
 
 
 def _explain(error: msgspec.ValidationError, key: str, raw: Any) -> str:

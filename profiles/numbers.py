@@ -25,6 +25,11 @@ def numbers(item: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Numbe
                     yield from numbers(part, f"{key}[{index}].")
 
 
+def unknown_numbers(item: msgspec.Struct) -> dict[str, Number]:
+    """Return the numbers that a file lacks, by key path; each has the emulation's default."""
+    return {key: number for key, number in numbers(item) if number.tag == "unknown"}
+
+
 def schedule_text(number: Number) -> str:
     """Return the text of a number's schedule or distribution; empty for a constant."""
     if isinstance(number, Distributed):

@@ -30,15 +30,27 @@ Celsius: TypeAlias = Annotated[float, Meta(ge=-60.0, le=150.0)]
 Watts: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e5)]
 
 
+def _unknown(value: float, meaning: str) -> Varying[float, float]:
+    source = f"unknown; the emulation takes the default, {meaning}"
+    return Varying(value=value, tag="unknown", source=source)
+
+
+# What the emulation takes for the numbers of a device that its file lacks; stated here only.
+UNKNOWN_STORAGE = _unknown(85e6, "a microSD card in a UHS-I slot")
+UNKNOWN_LOAD = _unknown(0.05, "system services at 5 % of a core")
+UNKNOWN_RATE = _unknown(94e6, "TCP payload of Fast Ethernet")
+UNKNOWN_DELAY = _unknown(0.0002, "half of a round trip of 0.4 ms in a local network")
+
+
 class Link(Strict, frozen=True, kw_only=True):
     """Access link of a device; rates are of TCP payload."""
 
-    down: Varying[BitsPerSecond, Rate] = field(name="down_bps")
-    """Downlink rate (to the device), bit/s."""
-    up: Varying[BitsPerSecond, Rate] = field(name="up_bps")
-    """Uplink rate (from the device), bit/s."""
-    delay: Varying[Delay, Delay] = field(name="delay_s")
-    """One-way delay, seconds: half the round-trip time of the idle link."""
+    down: Varying[BitsPerSecond, Rate] = field(name="down_bps", default=UNKNOWN_RATE)
+    """Downlink rate (to the device), bit/s; absent is unknown."""
+    up: Varying[BitsPerSecond, Rate] = field(name="up_bps", default=UNKNOWN_RATE)
+    """Uplink rate (from the device), bit/s; absent is unknown."""
+    delay: Varying[Delay, Delay] = field(name="delay_s", default=UNKNOWN_DELAY)
+    """One-way delay, seconds: half the round-trip time of the idle link; absent is unknown."""
     jitter: Varying[Delay, Delay] | None = field(name="jitter_s", default=None)
     """Standard deviation of the one-way delay, seconds; absent is 0, a constant delay."""
     loss: Varying[Loss, Loss] | None = field(name="loss_ratio", default=None)
@@ -79,6 +91,13 @@ class LinkProfile(Strict, frozen=True, kw_only=True):
     licence: Text
     """Licence of the sources, and the reason why the numbers may be redistributed."""
     link: Link
+
+    def __post_init__(self) -> None:
+        for key in ("down", "up", "delay"):
+            number: Varying[float, float] = getattr(self.link, key)
+            if number.tag == "unknown":
+                name = "delay_s" if key == "delay" else f"{key}_bps"
+                raise ValueError(f"link: must have the key {name}, got none")
 
 
 class Thermal(Strict, frozen=True, kw_only=True):
@@ -149,13 +168,15 @@ class Profile(Strict, frozen=True, kw_only=True):
     one_core: Quantity[Speed] = field(name="core_speed")
     """Speed of one core in dense training; one Intel N100 core at 3.4 GHz is 1."""
     memory: Quantity[Bytes] = field(name="memory_bytes")
-    storage_read: Quantity[BytesPerSecond] = field(name="storage_read_bytes_per_s")
-    """Rate of sequential reads from the storage of the data, bytes/s."""
-    busy: Varying[BusyCores, BusyCores] = field(name="background_load")
-    """Cores busy with other work, on average."""
+    storage_read: Quantity[BytesPerSecond] = field(
+        name="storage_read_bytes_per_s", default=UNKNOWN_STORAGE
+    )
+    """Rate of sequential reads from the storage of the data, bytes/s; absent is unknown."""
+    busy: Varying[BusyCores, BusyCores] = field(name="background_load", default=UNKNOWN_LOAD)
+    """Cores busy with other work, on average; absent is unknown."""
     threads: Quantity[Cores] = field(name="engine_threads")
     """Threads of one training step."""
-    link: Link
+    link: Link = Link()
     """Default link; an experiment may name another."""
     clock: Varying[ClockRatio, ClockRatio] | None = field(name="clock_ratio", default=None)
     """Clock relative to that of `core_speed`, independent of the load; absent is 1."""

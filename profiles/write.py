@@ -23,10 +23,17 @@ def to_toml(item: msgspec.Struct, folder: str = "") -> str:
 
 
 def _present(value: Any, prefix: str) -> Any:
-    """Return plain data without None and empty lists, and with trace paths without `prefix`."""
+    """Return plain data without None, empty lists and unknown numbers.
+
+    Trace paths lose `prefix`.
+    """
     if isinstance(value, Mapping):
-        kept = {key: _present(item, prefix) for key, item in value.items()}
-        kept = {key: item for key, item in kept.items() if item is not None and item != []}
+        kept = {
+            key: _present(item, prefix)
+            for key, item in value.items()
+            if not (isinstance(item, Mapping) and item.get("tag") == "unknown")
+        }
+        kept = {key: item for key, item in kept.items() if item not in (None, [], {})}
         if isinstance(kept.get("trace"), str) and prefix:
             kept["trace"] = kept["trace"].removeprefix(prefix)
         return kept

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fairbed import profiles
-from fairbed.profiles import Profile, ProfileError
+from fairbed.profiles import Profile, ProfileError, unknown_numbers
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.recording.analysis.compose import (
@@ -145,14 +145,19 @@ def _save(
     except IncompleteProfile as exc:
         raise RunError(str(exc)) from exc
     path, trace = _write(options.out, identity.name, recorded)
+    unknown = unknown_numbers(profiles.load(path))
     if options.json:
-        print(msgspec.json.encode(_as_json(findings, path, trace)).decode())
+        defaults = {key: getattr(number, "value", None) for key, number in unknown.items()}
+        content = {**_as_json(findings, path, trace), "unknown": defaults}
+        print(msgspec.json.encode(content).decode())
         return DONE
     for key, finding in findings.found.items():
         varies = " (varies)" if finding.series is not None else ""
         print(f"  {key:<30}{finding.value:<14.6g}{finding.how}{varies}")
     for key, why in findings.missing.items():
-        print(f"  {key:<30}{'-':<14}{why}")
+        print(f"  {key:<30}{'unknown' if key in unknown else '-':<14}{why}")
+    for key, number in unknown.items():
+        print(f"  {key:<30}{getattr(number, 'value', None):<14g}{number.source}")
     for remark in findings.remarks:
         print(f"  {remark}")
     and_trace = f", with {trace.name} beside it" if trace is not None else ""

@@ -4,6 +4,7 @@ choose_dilation       the time dilation with which the fleet fits into this mach
 infeasible_rate       why the guaranteed selection rate beta cannot hold for this fleet
 counted_twice         why selection and aggregation both count the examples of a device
 no_benign_device      why metrics on benign devices are unknown
+defaults_of           numbers that a profile lacks, and the values that the emulation takes
 settings_findings     the warnings that follow from the experiment alone
 not_emulated          settings of profiles that the backend does not emulate
 preflight_findings    the results for the event log of a run
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fairbed import profiles
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.algorithms.selection.feasibility import first_infeasible_k, highest_rate
 from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
@@ -29,7 +31,7 @@ from fairbed.testbed.emulation.capacity import (
     fitting_dilation,
     has_enough_cores,
 )
-from fairbed.testbed.experiment.file import Experiment, ExperimentError
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice
 
 DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
@@ -120,6 +122,26 @@ def no_benign_device(experiment: Experiment) -> str | None:
     )
 
 
+def defaults_of(group: FleetConfig) -> str | None:
+    """Return one line with the unknown numbers of a group's profile; None if all are known."""
+    if group.profile is None:
+        return None
+    unknown = {
+        key: number
+        for key, number in profiles.unknown_numbers(profiles.load(group.profile)).items()
+        if group.link is None or not key.startswith("link.")
+    }
+    if not unknown:
+        return None
+    values = ", ".join(
+        f"{key} = {getattr(number, 'value', None):g}" for key, number in unknown.items()
+    )
+    return (
+        f"{group.profile}: unknown numbers have default values: {values}; measure them with "
+        "fairbed record, or take them from another profile with its --like"
+    )
+
+
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
     """Return the processor demand of the `max_computing` devices that may compute at once.
 
@@ -198,7 +220,7 @@ class PreflightFinding:
 def settings_findings(
     experiment: Experiment, *, trains: bool, n_k: Ints | None = None
 ) -> Iterator[PreflightFinding]:
-    """Yield the warnings about settings: infeasible rate, twofold weights, no benign device.
+    """Yield the warnings about settings, such as an infeasible rate or unknown numbers.
 
     Args:
         experiment: The experiment.
@@ -216,6 +238,9 @@ def settings_findings(
             yield PreflightFinding("mini-batch", problem, "warning")
     if (problem := no_benign_device(experiment)) is not None:
         yield PreflightFinding("all-malicious", problem, "warning")
+    for line in dict.fromkeys(map(defaults_of, experiment.fleet)):
+        if line is not None:
+            yield PreflightFinding("unknown-numbers", line, "warning")
 
 
 def preflight_findings(

@@ -75,6 +75,22 @@ def test_a_file_of_the_first_version_keeps_its_meaning(tmp_path: Path) -> None:
     )
 
 
+def test_no_number_of_the_library_is_unknown() -> None:
+    assert {item.name: profiles.unknown_numbers(item) for item in shipped()} == {
+        item.name: {} for item in shipped()
+    }
+
+
+def test_a_link_of_its_own_needs_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "half.toml"
+    path.write_text(
+        'title = "half a link"\nlicence = "made up"\n[link]\n'
+        'down_bps = { value = 1e6, tag = "measured", source = "made up 1" }\n'
+    )
+    [problem] = profiles.check(path)
+    assert "link: must have the key up_bps, got none" in problem
+
+
 def test_boards_that_throttle_are_cooler_at_rest() -> None:
     hot = {name: thermal for name in profiles.names() if (thermal := profiles.load(name).thermal)}
     assert len(hot) >= 4
@@ -276,7 +292,17 @@ BAD: dict[str, tuple[Edit, str]] = {
         ),
         "background_load must be less than the 4 cores, got 4.0",
     ),
-    "no link": (lambda text: text.split("[link]")[0], "link: must be given, got nothing; add it"),
+    "no speed": (
+        lambda text: re.sub(r"(?m)^core_speed = .*$", "", text),
+        "core_speed: must be given, got nothing; add it",
+    ),
+    "an unknown number with a value": (
+        replace(
+            'down_bps = { value = 108e6, tag = "measured"',
+            'down_bps = { value = 108e6, tag = "unknown"',
+        ),
+        'link.down_bps: must have a source, got tag = "unknown"; leave the key out',
+    ),
     "not TOML": (lambda text: text + "=\n", "must be TOML, got Invalid statement (at line"),
 }
 

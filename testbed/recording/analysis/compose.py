@@ -1,7 +1,8 @@
 """Writes findings as the text of a profile, and of its trace.
 
 A measured number is written with its method, date and machine. Another number is copied from the
-profile of `--like`, or left out where a profile may lack it. No number is invented.
+profile of `--like`. Otherwise it is left out, and is then unknown or absent by the schema of
+profiles, which states the emulation's default. No number is invented.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from fairbed.profiles import Profile, to_toml
+from fairbed.profiles import Profile, to_toml, unknown_numbers
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces.table import format_table
 from fairbed.profiles.traces.trace import Trace
@@ -23,14 +24,14 @@ REQUIRED = (
     "cores",
     "core_speed",
     "memory_bytes",
+    "engine_threads",
+)
+OPTIONAL = (
     "storage_read_bytes_per_s",
     "background_load",
-    "engine_threads",
     "link.down_bps",
     "link.up_bps",
     "link.delay_s",
-)
-OPTIONAL = (
     "clock_ratio",
     "cold_start_s",
     "link.jitter_s",
@@ -135,7 +136,11 @@ def compose(identity: Identity, findings: Findings, base: Profile | None) -> Rec
             f"{identity.name}: the measured numbers must be a valid profile: {exc}"
         ) from exc
     notes = [f"Recorded {identity.origin}.", *findings.remarks]
-    notes += [f"Not measured: {key}: {why}" for key, why in findings.missing.items()]
+    unknown = dict.fromkeys(unknown_numbers(profile), "it was not measured")
+    notes += [
+        f"{'Unknown' if key in unknown else 'Not measured'}: {key}: {why}"
+        for key, why in {**unknown, **findings.missing}.items()
+    ]
     comments = "".join(f"# {' '.join(note.split())}\n" for note in notes)
     return Recorded(comments + to_toml(profile), _trace_text(series_by_key, identity.origin))
 
@@ -166,6 +171,8 @@ def _numbers(base: Profile) -> dict[str, Any]:
 
     def walk(value: Mapping[str, Any], prefix: str) -> None:
         for name, item in value.items():
+            if isinstance(item, dict) and item.get("tag") == "unknown":
+                continue
             if isinstance(item, dict) and "value" in item:
                 source = f"{base.name}: {item['source']}"[:MAX_SOURCE_CHARS]
                 numbers[f"{prefix}{name}"] = _without_none({**item, "source": source})

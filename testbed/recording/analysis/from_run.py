@@ -101,6 +101,9 @@ def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings
     found.take("cold_start_s", lambda: _cold_start(exchanges))
     _availability(found, device)
     _throttling(found, telemetry)
+    found.missing["storage_read_bytes_per_s"] = (
+        "a run contains no storage rate; fairbed record on the device measures it"
+    )
     celsius = [row.temperature_celsius for row in telemetry if row.temperature_celsius is not None]
     if celsius:
         found.remarks.append(f"Temperature: {min(celsius):.1f} to {max(celsius):.1f} C.")

@@ -13,7 +13,8 @@ from fairbed import profiles
 from fairbed.coordinator.store import NewRun, Store
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.file import Experiment, FleetConfig
+from fairbed.testbed.run.preflight import settings_findings
 from fairbed.testbed.run_folder import WORK
 from tests.testbed.recording.rows import CAPABILITIES, COSTS, World
 
@@ -92,6 +93,25 @@ def test_a_device_of_a_run_becomes_a_profile(
     assert [path.name for path in out.iterdir()] == ["pi-1.toml"]
 
 
+def test_a_run_alone_gives_a_profile_that_names_what_is_unknown(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _record("pi-1", "--run", "latest", "--runs", run.parent, "--out", tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"storage_read_bytes_per_s +unknown +a run contains no storage rate", printed)
+    assert re.search(r"storage_read_bytes_per_s +8.5e\+07 +unknown; the emulation takes", printed)
+    path = tmp_path / "pi-1.toml"
+    assert "storage_read_bytes_per_s =" not in path.read_text()
+    assert profiles.load(path).storage_read_bytes_per_s == 85e6
+    assert main(["profiles", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"storage_read_bytes_per_s +8.5e\+07 +unknown ", shown)
+    experiment = Experiment(name="twin", fleet=(FleetConfig(profile=str(path), count=4),))
+    events = [f.text for f in settings_findings(experiment, trains=False)]
+    assert len(events) == 1
+    assert "unknown numbers have default values: storage_read_bytes_per_s = 8.5e+07;" in events[0]
+
+
 def test_numbers_that_vary_are_written_to_a_trace_file(tmp_path: Path) -> None:
     run = _make_run(tmp_path, World(down_bps=[16e6, 4e6]))
     arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path)
@@ -124,7 +144,6 @@ def test_a_profile_is_replaced_only_with_force(
     ("arguments", "code", "words"),
     [
         (["pi-2"], 2, "similar names: pi-1; there are pi-1"),
-        (["pi-1"], 1, "storage_read_bytes_per_s must be measured or taken .* add --like PROFILE"),
         (
             ["pi-1", "--like", "raspberrypi4"],
             2,

@@ -9,6 +9,7 @@ import pytest
 from fairbed import profiles
 from fairbed.profiles import Profile
 from fairbed.profiles.quantities import Steps, Varying
+from fairbed.profiles.schema import UNKNOWN_DELAY, UNKNOWN_LOAD, UNKNOWN_RATE, UNKNOWN_STORAGE
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.recording.analysis.compose import (
@@ -95,12 +96,35 @@ def test_missing_numbers_come_from_the_base_profile(tmp_path: Path) -> None:
     assert profile.energy.idle_w.value == base.energy.idle_w.value
 
 
+def test_without_a_base_profile_an_unknown_number_is_left_out_and_named(tmp_path: Path) -> None:
+    found = _findings()
+    for key in ("storage_read_bytes_per_s", "background_load", "link.up_bps", "link.delay_s"):
+        del found.found[key]
+    found.missing["link.up_bps"] = "needs 3 updates, got 1"
+    recorded = compose(IDENTITY, found, None)
+    assert "# Unknown: link.up_bps: needs 3 updates, got 1\n" in recorded.profile
+    assert "# Unknown: storage_read_bytes_per_s: it was not measured\n" in recorded.profile
+    assert "\nstorage_read_bytes_per_s" not in recorded.profile
+    profile = _written(tmp_path, recorded)
+    assert profile.storage_read == UNKNOWN_STORAGE
+    assert profile.busy == UNKNOWN_LOAD
+    assert (profile.link.up, profile.link.delay) == (UNKNOWN_RATE, UNKNOWN_DELAY)
+    assert profile.link.down_bps == 16e6
+
+
+def test_an_unknown_number_of_the_base_stays_unknown(tmp_path: Path) -> None:
+    base = msgspec.structs.replace(profiles.load("raspberry-pi-4b"), storage_read=UNKNOWN_STORAGE)
+    found = _findings()
+    del found.found["storage_read_bytes_per_s"]
+    assert _written(tmp_path, compose(IDENTITY, found, base)).storage_read == UNKNOWN_STORAGE
+
+
 def test_without_a_base_profile_the_error_has_reason_and_advice() -> None:
     found = _findings()
-    del found.found["link.up_bps"]
-    found.missing["link.up_bps"] = "needs 3 updates, got 1"
+    del found.found["core_speed"]
+    found.missing["core_speed"] = "needs 3 rounds of training, got 1"
     with pytest.raises(
-        IncompleteProfile, match=r"pi-7: link.up_bps must .* got 1\); add --like PROFILE"
+        IncompleteProfile, match=r"pi-7: core_speed must .* got 1\); add --like PROFILE"
     ):
         compose(IDENTITY, found, None)
 

@@ -108,7 +108,7 @@ def test_a_short_run_has_missing_numbers() -> None:
 def test_contexts_without_clock_and_free_cores_leave_them_out() -> None:
     found = findings_of_run(World(free_cores=None, clock_ratio=None).device(), TRAINING)
     assert found.found["core_speed"].value == pytest.approx(0.4)
-    assert set(found.missing) == {"background_load", "clock_ratio"}
+    assert set(found.missing) == {"background_load", "clock_ratio", "storage_read_bytes_per_s"}
     assert "thermal" not in found.examined
 
 
