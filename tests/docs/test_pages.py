@@ -18,6 +18,7 @@ PAGES = (
     "own-selector",
     "own-aggregator",
     "own-estimator",
+    "own-local-training",
     "links",
     "long-runs",
     "many-runs",

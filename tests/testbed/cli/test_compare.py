@@ -182,6 +182,19 @@ def test_the_example_of_personal_models_runs(
         assert own[f"chosen,lambda_choice={choice}"] > own["local-only"] + 0.03
 
 
+def test_the_example_of_local_training_runs(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SCAFFOLD and FedDyn are better than SGD for devices with two classes each."""
+    arguments = ["--out", str(calls), "--seeds", "3", "--no-figures", "--json"]
+    assert main(["compare", str(GRIDS / "local-training.toml"), *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    values = {arm["name"]: arm["values"] for arm in report["arms"]}
+    for name in ("scaffold", "feddyn,alpha=0.01", "feddyn,alpha=0.1", "feddyn,alpha=1.0"):
+        for metric in ("accuracy_mean", "accuracy_worst10"):
+            assert values[name][metric]["mean"] > values["sgd"][metric]["mean"] + 0.03
+
+
 def test_every_example_has_its_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))
