@@ -44,6 +44,12 @@ the host and not those of the emulated device."""
 PHASE_COLUMNS = tuple(f"{phase}_s" for phase in DEVICE_PHASES)
 """Columns of an exchange that the device measures; None until its offer."""
 
+TRANSFERS = ("download", "upload")
+"""The phases of an exchange in which the link is at work, and not the processor."""
+
+ENERGY_PHASES = (*DEVICE_PHASES, "upload")
+"""The phases of an exchange with energy: each is a column `PHASE_j`."""
+
 MAX_FLEET_ROW_DEVICES = 10_000
 """Largest fleet whose contexts are stored in each round: 40 bytes per device."""
 

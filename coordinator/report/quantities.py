@@ -39,6 +39,13 @@ def size(value_bytes: float | None) -> str:
     return MISSING if value_bytes is None else f"{_prefixed(value_bytes, ' ')}B"
 
 
+def energy(value_j: float | None) -> str:
+    """Return the text of an energy in joules: `4.8 kJ`, `12 J`, `0.34 J`."""
+    if value_j is None:
+        return MISSING
+    return f"{value_j:.2g} J" if value_j < 9.95 else f"{_prefixed(value_j, ' ')}J"
+
+
 def ratio(value: float | None, digits: int = 3) -> str:
     """Return the text of an accuracy or a rate: `0.871`."""
     return MISSING if value is None or value != value else f"{value:.{digits}f}"

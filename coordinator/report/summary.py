@@ -17,6 +17,7 @@ from fairbed.coordinator.algorithms.fairness import (
 )
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
 from fairbed.coordinator.policy.config import AggregationConfig
+from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
@@ -25,6 +26,7 @@ from fairbed.coordinator.report.summary_schema import (
     Bytes,
     DefenceSummary,
     DeviceSummary,
+    EnergySummary,
     EstimatorError,
     ExchangeSummary,
     Fairness,
@@ -94,6 +96,8 @@ COLUMNS = (
     "weight_share",
     "n_share",
     "defence_scale",
+    "energy_j",
+    *(f"{phase}_j" for phase in ENERGY_PHASES),
 )
 
 
@@ -189,6 +193,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
             device_metrics,
             exchanges,
         ),
+        energy=_energy(exchanges),
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=_fairness(reader, counts, queues, max([1, *(row.selected for row in rounds)]))
         if fleet_stats is None
@@ -411,6 +416,24 @@ def _personal(
         global_variance=shared.accuracy_variance if shared else None,
         better=sum(row.accuracy > metric.accuracy for row, metric in pairs),
         train_s_median=_median(table.numbers["personal_s"][table.valid]),
+    )
+
+
+def _energy(table: _Table) -> EnergySummary | None:
+    energy_j = table.numbers["energy_j"]
+    known = np.isfinite(energy_j)
+    if not known.any():
+        return None
+    is_aggregated = np.isfinite(table.numbers["aggregated_round"])
+    return EnergySummary(
+        exchanges=int(known.sum()),
+        total_j=float(energy_j[known].sum()),
+        wasted_j=float(energy_j[known & ~is_aggregated].sum()),
+        median_j=_median(energy_j[is_aggregated]),
+        phases_j={
+            phase: float(np.nansum(table.numbers[f"{phase}_j"][known])) for phase in ENERGY_PHASES
+        },
+        is_complete=bool(known[is_aggregated].all()),
     )
 
 

@@ -196,6 +196,26 @@ class MergeWeights(Struct, frozen=True, kw_only=True):
     """The device with the highest one."""
 
 
+class EnergySummary(Struct, frozen=True, kw_only=True):
+    """Energy of the devices during the phases of their exchanges.
+
+    That of waiting, of loss queries and of scores is not measured.
+    """
+
+    exchanges: int
+    """Exchanges with a known energy."""
+    total_j: float
+    """Sum over these exchanges, joules."""
+    wasted_j: float
+    """The part of `total_j` in exchanges whose update was not aggregated."""
+    median_j: float | None
+    """Of an exchange whose update was aggregated."""
+    phases_j: dict[str, float]
+    """Sum over these exchanges by phase, joules."""
+    is_complete: bool
+    """The energy of every exchange whose update was aggregated is known."""
+
+
 class Bytes(Struct, frozen=True, kw_only=True):
     """Bytes of models and updates on the network."""
 
@@ -340,6 +360,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Null without malicious devices, and while the run is live unless they are revealed."""
     personal: PersonalSummary | None
     """Null without a score of a personal model."""
+    energy: EnergySummary | None
+    """Null if the energy of no exchange is known."""
     bytes: Bytes
     fairness: Fairness
     round_s: RoundTimes

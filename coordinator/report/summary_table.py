@@ -7,6 +7,7 @@ from fairbed.coordinator.report.quantities import (
     MISSING,
     clock,
     device_time,
+    energy,
     percent,
     ratio,
     seconds,
@@ -103,9 +104,28 @@ def _facts(s: RunSummary) -> list[str]:
             f"{size(s.bytes.down)} down{_named(x.codecs_down)}, "
             f"{size(s.bytes.up)} up{_named(x.codecs_up)}",
         ),
+        *_energy(s),
         *_provenance(s.provenance),
     ]
     return [f"{label:<11}{text}" for label, text in pairs]
+
+
+def _energy(s: RunSummary) -> list[tuple[str, str]]:
+    """Return a line about the energy of the devices; nothing if it is unknown."""
+    e = s.energy
+    if e is None:
+        return []
+    most = max(e.phases_j, key=lambda phase: e.phases_j[phase])
+    counted = f"{e.exchanges} of {s.exchange.count} exchanges, whose power is known"
+    shares = f"{percent(e.phases_j[most] / e.total_j)} of it {most}" if e.total_j else ""
+    wasted = f", {energy(e.wasted_j)} for updates that were not aggregated" if e.wasted_j else ""
+    median = f"median {energy(e.median_j)} per exchange"
+    texts = [
+        f"{energy(e.total_j)} in {'exchanges' if e.is_complete else counted}",
+        shares,
+        f"{median}{wasted}",
+    ]
+    return [("energy", "; ".join(text for text in texts if text))]
 
 
 def _provenance(p: Provenance) -> list[tuple[str, str]]:

@@ -422,6 +422,25 @@ class ExchangeRow:
     defence_scale: float | None
     """Factor of the defence on the change: 0 if it was left out, 1 without a defence; None if the
     update was not aggregated."""
+    download_j: float | None = None
+    """Energy of the whole device in `download_s`; None: unknown, likewise the eight below."""
+    decode_j: float | None = None
+    """Energy in `decode_s`."""
+    load_j: float | None = None
+    """Energy in `load_s`."""
+    evaluate_j: float | None = None
+    """Energy in `evaluate_s`."""
+    train_j: float | None = None
+    """Energy in `train_s`."""
+    personal_j: float | None = None
+    """Energy in `personal_s`."""
+    encode_j: float | None = None
+    """Energy in `encode_s`."""
+    upload_j: float | None = None
+    """Energy in `upload_s`."""
+    energy_j: float | None = None
+    """Sum over the phases; without an arrival, over those before the upload. None if a part of it
+    is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

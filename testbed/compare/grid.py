@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from fairbed.coordinator.policy.config import PositiveFloat, Section
 from fairbed.testbed.compare.measures import (
+    ENERGY,
     FAIRNESS,
     FINAL_ACCURACY,
     MACHINE_TIME,
@@ -254,6 +255,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     _known("target.of", config.target.of or baseline, names)
     trains = all(config.fleet == "run" or arm.experiment.trains_in_replay for arm in arms)
     has_personal = any(arm.experiment.personalisation.is_on for arm in arms)
+    has_energy = all(g.profile is not None for arm in arms for g in arm.experiment.fleet)
     has_attack = any(g.malicious is not None for arm in arms for g in arm.experiment.fleet)
     return Grid(
         name=name,
@@ -264,7 +266,13 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         primary=_metric(
             "primary",
             config.primary or (FINAL_ACCURACY if trains else TOTAL_TIME),
-            _metrics(config, trains=trains, has_attack=has_attack, has_personal=has_personal),
+            _metrics(
+                config,
+                trains=trains,
+                has_attack=has_attack,
+                has_personal=has_personal,
+                has_energy=has_energy,
+            ),
         ),
         budget_metric=_metric(
             "budget_metric",
@@ -276,11 +284,12 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
 
 
 def _metrics(
-    config: GridConfig, *, trains: bool, has_attack: bool, has_personal: bool
+    config: GridConfig, *, trains: bool, has_attack: bool, has_personal: bool, has_energy: bool
 ) -> list[str]:
     """Return the keys of the metrics of a grid whose differences are tested."""
     unknown = {
         *(() if trains else (*SCORES, *FAIRNESS, *UNDER_ATTACK_IF_TRAINED)),
+        *(() if has_energy else (ENERGY,)),
         *(() if has_attack else UNDER_ATTACK),
         *(() if trains and has_personal else PERSONAL),
         *(() if config.fleet == "run" else (MACHINE_TIME,)),

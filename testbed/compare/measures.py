@@ -107,6 +107,7 @@ METRICS = (
     Metric("round_median_s", "time", "median round", "round", "s", "less", 3),
     Metric("device_s", "time", "device-seconds", "device-s", "", "less", 1),
     Metric("wall_s", "time", "machine time", "machine", "s", "less", 1),
+    Metric("energy_j", "exchange", "energy", "energy", "J", "less", 1),
     Metric("tau_median_s", "exchange", "median tau", "tau", "s", "less", 3),
     Metric("tau_p95_s", "exchange", "p95 tau", "p95 tau", "s", "less", 3),
     Metric("min_rate_selected", "selection", "min rate selected", "min sel", "", "more", 3),
@@ -140,6 +141,8 @@ METRICS = (
 )
 """Metrics of every run; those of a target or a budget are added when these are known."""
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
+ENERGY = "energy_j"
+"""Known where the profile of every device has its power."""
 SCORES = tuple(metric.key for metric in METRICS if metric.group == "accuracy")
 """Metrics of each evaluation: columns of its row in the store."""
 FAIRNESS = tuple(metric.key for metric in METRICS if metric.group == "fairness")
@@ -199,12 +202,13 @@ def measure(folder: Path) -> RunMeasures:
         rounds, counts = reader.rounds(), reader.selection_counts()
         evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
-    attackers, personal = summary.attackers, summary.personal
+    attackers, personal, energy = summary.attackers, summary.personal, summary.energy
     values = {
         "virtual_s": summary.virtual_s,
         "round_median_s": summary.round_s.median,
         "device_s": summary.device_s,
         "wall_s": summary.wall_s,
+        "energy_j": energy.total_j if energy is not None and energy.is_complete else None,
         "tau_median_s": summary.exchange.median_s,
         "tau_p95_s": summary.exchange.p95_s,
         "min_rate_selected": _least_rate(counts, "selected"),

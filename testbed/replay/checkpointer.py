@@ -21,6 +21,7 @@ from fairbed.coordinator.store.tables import (
     Record,
     SelectionRow,
 )
+from fairbed.testbed.emulation.power import PhasePower
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.engine.rows import (
     exchange_rows,
@@ -97,6 +98,7 @@ class Checkpointer:
         engine: The engine whose state a checkpoint holds, with the fleet statistics.
         checkpoint_s: Interval of checkpoints, seconds of this machine.
         device_records: For a vector fleet, the records of the device of a row.
+        powers: Power of each device, by row; empty if it is unknown.
     """
 
     def __init__(
@@ -106,8 +108,9 @@ class Checkpointer:
         engine: ReplayEngine,
         checkpoint_s: float = CHECKPOINT_S,
         device_records: DeviceRecords | None = None,
+        powers: Sequence[PhasePower] = (),
     ) -> None:
-        self._store, self._engine = store, engine
+        self._store, self._engine, self._powers = store, engine, powers
         self._checkpoint_s = checkpoint_s
         self._lists_all = len(names) <= MAX_LISTED
         self._names = list(names) if self._lists_all else names
@@ -188,7 +191,7 @@ class Checkpointer:
 
     def _exchanges(self, replayed: ReplayedRound) -> Columns[ExchangeRow]:
         needs_loss = self._engine.decisions.aggregator.needs_loss
-        return exchange_rows(replayed, self._names, needs_loss=needs_loss)
+        return exchange_rows(replayed, self._names, needs_loss=needs_loss, powers=self._powers)
 
     def _selections(self, replayed: ReplayedRound) -> Columns[SelectionRow]:
         decisions = self._engine.decisions

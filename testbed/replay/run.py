@@ -72,7 +72,9 @@ def replay_setup(
     found = provenance(origin or Path(), setup.data)
     store = _open_store(experiment, folder, run_id, len(setup.names), found)
     engine = ReplayEngine(setup.decisions, setup.world, cohort=learning, attacks=setup.attacks)
-    checkpointer = Checkpointer(store, setup.names, engine, checkpoint_s, setup.device_records)
+    checkpointer = Checkpointer(
+        store, setup.names, engine, checkpoint_s, setup.device_records, setup.powers
+    )
     rounds, aggregated = 0, 0
     try:
         checkpointer.restore()

@@ -18,6 +18,7 @@ from fairbed.coordinator.store.tables import DeviceRow, Record
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.profiles import Profile
 from fairbed.testbed.emulation.malicious import Attack
+from fairbed.testbed.emulation.power import PhasePower, phase_power
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
@@ -63,6 +64,8 @@ class ReplaySetup:
     """Of a vector fleet, the records of the device of a row; None for other fleets."""
     attacks: Mapping[int, Attack] = field(default_factory=dict)
     """Behaviour of each malicious device, by its row."""
+    powers: Sequence[PhasePower] = ()
+    """Power of each device, by its row; empty if it is unknown."""
 
     def findings(self) -> Iterator[PreflightFinding]:
         """Yield the warnings about settings before the first round."""
@@ -236,7 +239,10 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
     data, examples = _examples(experiment, dataset, names, attacks)
     world, decisions = _world(experiment, dataset, columns_of(devices), examples)
     rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
-    return ReplaySetup(experiment, names, world, decisions, rows, data, attacks=attacks)
+    powers = [phase_power(device.profile) for device in devices]
+    return ReplaySetup(
+        experiment, names, world, decisions, rows, data, attacks=attacks, powers=powers
+    )
 
 
 def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:

@@ -10,7 +10,13 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records import rows as records
-from fairbed.coordinator.records.rows import PHASE_COLUMNS, finite_or_nan, metric_rows
+from fairbed.coordinator.records.rows import (
+    ENERGY_PHASES,
+    PHASE_COLUMNS,
+    TRANSFERS,
+    finite_or_nan,
+    metric_rows,
+)
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
@@ -23,10 +29,12 @@ from fairbed.coordinator.store.tables import (
     TruthRow,
 )
 from fairbed.testbed.emulation.malicious import Attack
+from fairbed.testbed.emulation.power import UNKNOWN, PhasePower
 from fairbed.testbed.replay.engine.engine import ReplayedRound, column, flags
 from fairbed.testbed.replay.engine.training import PersonalScoreOf
 from fairbed.testbed.replay.world.linear import LinearLaw
 from fairbed.testbed.replay.world.world import ReplayedExchange
+from fairbed.wire.messages import DEVICE_PHASES
 
 
 def device_rows(
@@ -149,12 +157,17 @@ def personal_rows(
 
 
 def exchange_rows(
-    replayed: ReplayedRound, names: Sequence[str], *, needs_loss: bool = False
+    replayed: ReplayedRound,
+    names: Sequence[str],
+    *,
+    needs_loss: bool = False,
+    powers: Sequence[PhasePower] = (),
 ) -> Columns[ExchangeRow]:
     """Return the exchanges that ended in a round, and those of the round that continue late.
 
     As in a live run, phases are known from the offer on, the exchange time from the arrival on.
-    With `needs_loss`, devices report the loss of the model that was sent.
+    With `needs_loss`, devices report the loss of the model that was sent. `powers` is the power of
+    each device, by row; empty if it is unknown.
     """
     late = [x for x in replayed.exchanges if x.entry.is_open_late]
     rows = [*replayed.over, *late]
@@ -171,6 +184,8 @@ def exchange_rows(
         values = [getattr(x.known, name) for x in rows]
         return finite_or_nan(np.array(values, dtype=np.float64))
 
+    phases_s = {name: offered(name) for name in PHASE_COLUMNS}
+    phases_s["upload_s"] = arrived(column(rows, "upload_s"))
     others = len(replayed.table.exchanges) - 1
     entries, losses = [x.entry for x in rows], finite_or_nan(column(rows, "loss"))
     return Columns(
@@ -190,9 +205,8 @@ def exchange_rows(
             "busy_s": finite_or_nan(column(rows, "busy_s")),
             "signal_s": finite_or_nan(column(rows, "signal_s")),
             "unaccounted_s": arrived(zeros_s),
-            **{name: offered(name) for name in PHASE_COLUMNS},
+            **phases_s,
             "train_cpu_s": None,
-            "upload_s": arrived(column(rows, "upload_s")),
             "coordinator_decode_s": None,
             "contended_s": None,
             "is_contended": False,
@@ -228,8 +242,27 @@ def exchange_rows(
             "weight_share": [None if e.weight is None else e.weight.share for e in entries],
             "n_share": [None if e.weight is None else e.weight.n_share for e in entries],
             "defence_scale": [None if e.weight is None else e.weight.scale for e in entries],
+            **_energy(phases_s, [powers[x.row] if powers else UNKNOWN for x in rows]),
         },
     )
+
+
+def _energy(phases_s: Mapping[str, Floats], powers: Sequence[PhasePower]) -> dict[str, Floats]:
+    """Return the energy of exchanges, power x duration of each phase; NaN is unknown.
+
+    Args:
+        phases_s: Durations by column, seconds, each of shape (K,).
+        powers: Powers of the devices of the exchanges, shape (K,).
+    """
+    transfer_w = np.array([power.transfer_w for power in powers], dtype=np.float64)
+    compute_w = np.array([power.compute_w for power in powers], dtype=np.float64)
+    energy = {
+        f"{phase}_j": phases_s[f"{phase}_s"] * (transfer_w if phase in TRANSFERS else compute_w)
+        for phase in ENERGY_PHASES
+    }
+    at_device = sum((energy[f"{phase}_j"] for phase in DEVICE_PHASES), np.zeros(len(powers)))
+    has_arrived = np.isfinite(phases_s["upload_s"])
+    return energy | {"energy_j": at_device + np.where(has_arrived, energy["upload_j"], 0.0)}
 
 
 def _bytes_down(x: ReplayedExchange) -> int:

@@ -8,6 +8,7 @@ from fairbed.coordinator.report.quantities import (
     MISSING,
     bandwidth,
     clock,
+    energy,
     percent,
     ratio,
     seconds,
@@ -61,6 +62,14 @@ def test_a_rate_has_a_prefix(value: float | None, text: str) -> None:
 )
 def test_bytes_have_a_prefix(value: float | None, text: str) -> None:
     assert size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, MISSING), (0.0, "0 J"), (0.344, "0.34 J"), (12.4, "12 J"), (4_800.0, "4.8 kJ")],
+)
+def test_energy_has_a_prefix(value: float | None, text: str) -> None:
+    assert energy(value) == text
 
 
 def test_unknown_ratios_and_percents_are_marked() -> None:

@@ -10,13 +10,14 @@ import pytest
 
 from fairbed import profiles
 from fairbed.coordinator.report.estimators import compare_estimators
-from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary import summarise_run, summary_table
 from fairbed.coordinator.state.registry import OFF_GRACE_S
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.coordinator.tui.app import ViewReader
 from fairbed.coordinator.tui.view import RunView
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.compare.measures import measure
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
@@ -76,6 +77,88 @@ def test_the_phases_of_an_exchange_follow_from_the_profile(device: str) -> None:
     np.testing.assert_allclose(rounds[1].tau_s, phases_s)
     np.testing.assert_allclose(rounds[1].snapshot.true_tau_s, phases_s, err_msg="as was expected")
     assert rounds[1].duration_s == rounds[1].tau_s.max()
+
+
+POWERED = (
+    DEVICE
+    + """
+[energy]
+idle_w = { value = 2.0, tag = "literature", source = "made up" }
+train_w = { value = 6.0, tag = "literature", source = "made up" }
+"""
+)
+COMPUTE_W = 2.0 + (6.0 - 2.0) / 4
+"""One of four cores is busy."""
+
+
+@pytest.fixture
+def powered(tmp_path: Path) -> str:
+    """Return the path of a profile with the power of the device."""
+    path = tmp_path / "powered.toml"
+    path.write_text(POWERED)
+    return str(path)
+
+
+def test_the_energy_of_an_exchange_is_power_times_time_in_each_phase(
+    powered: str, tmp_path: Path
+) -> None:
+    fleet = experiment({"profile": powered, "count": 3})
+    replay_experiment(fleet, tmp_path / "run", "run", lambda replayed: None)
+    with RunReader(tmp_path / "run") as reader:
+        exchanges, energy = reader.exchanges(), summarise_run(reader).energy
+    first = exchanges[0]
+    assert first.train_j == pytest.approx(COMPUTE_W * TRAIN_S)
+    assert first.load_j == pytest.approx(COMPUTE_W * LOAD_S)
+    assert first.download_s is not None
+    assert first.upload_s is not None
+    assert first.download_j == pytest.approx(2.0 * first.download_s)
+    assert first.upload_j == pytest.approx(2.0 * first.upload_s)
+    assert first.energy_j == pytest.approx(
+        COMPUTE_W * (TRAIN_S + LOAD_S) + 2.0 * (first.download_s + first.upload_s)
+    )
+    assert energy is not None
+    assert (energy.exchanges, energy.is_complete, energy.wasted_j) == (60, True, 0.0)
+    assert energy.total_j == pytest.approx(sum(x.energy_j or 0.0 for x in exchanges))
+    assert sum(energy.phases_j.values()) == pytest.approx(energy.total_j)
+    assert energy.phases_j["train"] == pytest.approx(60 * COMPUTE_W * TRAIN_S)
+    assert measure(tmp_path / "run").values["energy_j"] == energy.total_j
+
+
+def test_the_energy_of_a_late_exchange_is_wasted_and_lacks_its_upload(
+    powered: str, tmp_path: Path
+) -> None:
+    """The deadline is between the offer and the arrival; download and upload take 0.6 s."""
+    fleet = experiment(
+        {"profile": powered, "count": 2}, round={"deadline_s": LOAD_S + TRAIN_S + 0.3}, rounds=2
+    )
+    replay_experiment(fleet, tmp_path / "run", "run", lambda replayed: None)
+    with RunReader(tmp_path / "run") as reader:
+        exchanges, summary = reader.exchanges(), summarise_run(reader)
+    late = [x for x in exchanges if x.outcome == "late"]
+    assert late
+    for x in late:
+        assert x.upload_j is None
+        assert x.download_s is not None
+        assert x.load_s is not None
+        worked_j = COMPUTE_W * (TRAIN_S + x.load_s) + 2.0 * x.download_s
+        assert x.energy_j == pytest.approx(worked_j)
+    assert summary.energy is not None
+    assert summary.energy.wasted_j == pytest.approx(sum(x.energy_j or 0.0 for x in late))
+
+
+def test_the_energy_of_devices_without_power_is_unknown(
+    powered: str, device: str, tmp_path: Path
+) -> None:
+    mixed = experiment({"profile": device, "count": 1}, {"profile": powered, "count": 1}, rounds=2)
+    replay_experiment(mixed, tmp_path / "run", "run", lambda replayed: None)
+    with RunReader(tmp_path / "run") as reader:
+        exchanges, summary = reader.exchanges(), summarise_run(reader)
+    known = {x.device: x.energy_j is not None for x in exchanges}
+    assert known == {"plain-1": False, "powered-1": True}
+    assert summary.energy is not None
+    assert (summary.energy.exchanges, summary.energy.is_complete) == (2, False)
+    assert " J in 2 of 4 exchanges, whose power is known; " in summary_table(summary)
+    assert measure(tmp_path / "run").values["energy_j"] is None
 
 
 def test_contexts_equal_the_measurements_of_an_agent(device: str) -> None:
