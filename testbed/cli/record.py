@@ -14,6 +14,7 @@ from fairbed import profiles
 from fairbed.profiles import Profile, ProfileError, unknown_numbers
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.host.termination import unwound_by_signals
 from fairbed.testbed.recording.analysis.compose import (
     Identity,
     IncompleteProfile,
@@ -34,6 +35,11 @@ MIN_WATCH_S = 1.0
 
 def main(options: argparse.Namespace) -> int:
     """Record a device; return the exit code."""
+    with unwound_by_signals():
+        return _main(options)
+
+
+def _main(options: argparse.Namespace) -> int:
     if options.serve is not None:
         return _serve(options.serve)
     name = options.as_name or options.name

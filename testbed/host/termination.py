@@ -1,0 +1,51 @@
+"""Clean-up of a command that a signal ends.
+
+SIGTERM and SIGHUP end a process without its `finally` blocks, which remove files and end children.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(SystemExit):
+    """A signal ends this process; a SystemExit, because event loops raise no other exception."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = signal.Signals(number)
+
+
+@contextmanager
+def unwound_by_signals() -> Iterator[None]:
+    """Run all `finally` blocks within at SIGTERM or SIGHUP, then end by that signal.
+
+    Later ones are ignored, so that they do not interrupt the clean-up. A signal that was ignored
+    before (`nohup`) stays ignored. Call it in the main thread.
+    """
+    before = {number: signal.getsignal(number) for number in ENDING}
+    handled = [number for number in ENDING if before[number] is not signal.SIG_IGN]
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        for other in handled:
+            signal.signal(other, signal.SIG_IGN)
+        raise Terminated(number)
+
+    for number in handled:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    except Terminated as ended:
+        sys.stderr.write(f"fairbed: ended by {ended.number.name}\n")
+        sys.stderr.flush()
+        signal.signal(ended.number, signal.SIG_DFL)
+        os.kill(os.getpid(), ended.number)
+        raise
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
