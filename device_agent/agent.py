@@ -6,6 +6,7 @@ An invalid message of the coordinator is logged and ignored; an internal error f
 
 import logging
 import platform
+import random
 import secrets
 import sys
 from collections.abc import Callable, Collection
@@ -60,6 +61,7 @@ from fairbed.wire.messages import (
 )
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+from fairbed.wire.transport.client import backoff_s
 
 if sys.version_info >= (3, 11):
     from typing import assert_never
@@ -112,6 +114,9 @@ def agent_version() -> str:
 OFF_STATUS_TIMEOUT_S = 1.0
 """Longest wait for the broker to take the `off` status at exit."""
 
+STATUS_CAP_S = 30.0
+"""Longest wait between two subscriptions to the status of a coordinator while there is none."""
+
 
 class Agent:
     """The agent of one device.
@@ -137,6 +142,7 @@ class Agent:
         self._name = config.name
         self._topics = Topics(config.tenant)
         self._boot = secrets.randbits(40)
+        self._random = random.Random()
         self._name_conflict = NameConflict(self._boot)
         self._phase = Phase.OFFLINE
         self._fault: AgentRefused | None = None
@@ -157,7 +163,9 @@ class Agent:
         return has_joined and self._worker.is_prepared
 
     async def run(self) -> None:
-        """Serve coordinators until cancelled, refused, or (with `once`) until a run is over.
+        """Serve coordinators until cancelled, refused for good, or (with `once`) a run is over.
+
+        An agent that is refused for one run, or by a broker whose transport waits, waits.
 
         A cancelled agent still publishes its `off` status, which arrives earlier than the last
         will.
@@ -276,10 +284,16 @@ class Agent:
         A broker may lose a retained message that is published during a subscription (NATS 2.15
         did in 10 of 300 tries); a second subscription delivers it.
         """
+        base_s = self._config.timeouts.hello_s
+        tries = 0
         while True:
-            await anyio.sleep(self._config.timeouts.hello_s)
+            cap_s = max(base_s, STATUS_CAP_S)
+            await anyio.sleep(backoff_s(tries, self._random.random(), base_s, cap_s))
             if self._phase is Phase.WAITING:
                 self._publisher.subscribe(self._topics.coordinator, qos=1)
+                tries += 1
+            else:
+                tries = 0
 
     async def _receive(self, transport: Transport) -> None:
         topics, name = self._topics, self._name
@@ -403,11 +417,11 @@ class Agent:
             self._joining.on_welcome(welcome)
 
     def _on_refuse(self, refuse: Refuse) -> None:
-        if refuse.is_final:
-            self._finish(AgentRefused(f"{self._name}: refused by the coordinator: {refuse.reason}"))
-            return
-        _log.warning("%s: refused by the coordinator: %s", self._name, refuse.reason)
-        self._joining.hello_later()
+        problem = f"refused by the coordinator: {refuse.reason}"
+        if refuse.is_final or self._config.once:  # there is no later run to wait for
+            self._finish(AgentRefused(f"{self._name}: {problem}"))
+        else:
+            self._joining.hello_later(problem)
 
     def _on_goodbye(self, goodbye: Goodbye) -> None:
         _log.info("%s: the coordinator ended the run: %s", self._name, goodbye.reason)

@@ -4,6 +4,7 @@ The preparation downloads the missing task and shard, checks them, and measures 
 """
 
 import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,11 +20,16 @@ from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, Phase
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Hello, Manifest, Welcome
+from fairbed.wire.transport.client import backoff_s
 
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 """Downloads of a blob before the preparation fails; a second one follows a wrong hash."""
+
+REFUSED_CAP_S = 300.0
+"""Longest delay of the next `Hello` to the same coordinator, which refuses for its whole run; a new
+coordinator gets one at once."""
 
 
 class Preparation:
@@ -131,6 +137,11 @@ class Joining:
         self._on_end = on_end
         self._wakeup = Notify()
         self._hello_at = 0.0
+        self._random = random.Random()
+        self._failures = 0
+        """Refusals and failed preparations since a coordinator came online."""
+        self._problem = ""
+        """The last of them, which was logged."""
         self._running: tuple[Welcome, anyio.CancelScope] | None = None
 
     async def send_hellos(self) -> None:
@@ -148,11 +159,22 @@ class Joining:
 
     def hello_now(self) -> None:
         """Send the next `Hello` at once: a coordinator is online."""
+        self._failures, self._problem = 0, ""
         self._hello_in(0.0)
 
-    def hello_later(self) -> None:
-        """Delay the next `Hello`: the coordinator refused, or the preparation failed."""
-        self._hello_in(self._context.timeouts.refused_s)
+    def hello_later(self, problem: str) -> None:
+        """Delay the next `Hello`, longer each time; log the problem if it is another one.
+
+        Args:
+            problem: The coordinator refused, or the preparation failed: one line.
+        """
+        if problem != self._problem:
+            _log.warning("%s: %s", self._context.name, problem)
+        self._problem = problem
+        base_s = self._context.timeouts.refused_s
+        cap_s = max(base_s, REFUSED_CAP_S)
+        self._hello_in(backoff_s(self._failures, self._random.random(), base_s, cap_s))
+        self._failures += 1
 
     def repeat_hello(self) -> None:
         """Send `Hello` during work: one side had lost its link."""
@@ -185,18 +207,18 @@ class Joining:
             self._running = None
 
     async def _prepare(self, welcome: Welcome, scope: anyio.CancelScope) -> None:
-        event = Event.UNPREPARED
+        problem = None
         with scope:
             try:
                 await self._preparation.prepare(welcome)
-                event = Event.PREPARED
             except NotPrepared as exc:
-                _log.warning("%s: preparation failed: %s", self._context.name, exc)
+                problem = f"preparation failed: {exc}"
         if self._running != (welcome, scope):
             return
         self._running = None
-        self.hello_later()
-        self._step(event)
+        if problem is not None:
+            self.hello_later(problem)
+        self._step(Event.PREPARED if problem is None else Event.UNPREPARED)
         self._on_end()
 
     def _hello_in(self, delay_s: float) -> None:

@@ -46,19 +46,37 @@ def run_agent(
         AgentError: Bad configuration or data, or the agent was refused.
         EngineError: The training engine is not installed.
     """
-
-    def transport(will: Will) -> Transport:
-        # One client id per name: after a power failure the broker replaces the dead session, so
-        # that its last will cannot arrive later and contradict the new status.
-        client_id = f"fairbed-{config.tenant}-{config.name}"
-        try:
-            return MqttTransport(config.broker_url, client_id, will=will, keepalive_s=keepalive_s)
-        except ValueError as exc:
-            raise ConfigError(str(exc)) from exc
-
     _share_one_heap()
-    agent = Agent(config, host, transport)
+    agent = Agent(config, host, lambda will: link(config, will, keepalive_s=keepalive_s))
     anyio.run(_serve, agent, backend_options={"loop_factory": loop_factory})
+
+
+def link(
+    config: AgentConfig,
+    will: Will,
+    *,
+    keepalive_s: int = KEEPALIVE_S,
+    backoff: Callable[[int], float] | None = None,
+) -> Transport:
+    """Return the link of an agent; unless it serves once, it waits while the broker refuses it.
+
+    Raises:
+        ConfigError: The URL is not a broker address, or its certificates cannot be read.
+    """
+    # One client id per name: after a power failure the broker replaces the dead session, so
+    # that its last will cannot arrive later and contradict the new status.
+    client_id = f"fairbed-{config.tenant}-{config.name}"
+    try:
+        return MqttTransport(
+            config.broker_url,
+            client_id,
+            will=will,
+            keepalive_s=keepalive_s,
+            backoff=backoff,
+            waits_if_refused=not config.once,
+        )
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 def log_to_stderr(level: str) -> None:

@@ -35,4 +35,4 @@ class Disconnected(TransportError):
 
 
 class Refused(TransportError):
-    """The broker refused this client; a retry will not succeed."""
+    """The broker refused this client; a retry fails until one side is changed."""

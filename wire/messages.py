@@ -560,7 +560,8 @@ class Refuse(Message, frozen=True, kw_only=True, tag="refuse"):
 
     reason: Text
     is_final: bool = False
-    """A retry would be refused, too: the agent stops."""
+    """Every run would refuse this device: the agent stops. Otherwise it waits, for this run or the
+    next; with `--once` it stops."""
 
 
 class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):

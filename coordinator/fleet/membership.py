@@ -99,7 +99,8 @@ class Fleet:
             self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
             return False
         if hello.n_k == 0:
-            self._refuse(name, "its own data must hold at least 1 example, got 0")
+            reason = "its own data must hold at least 1 example, got 0"
+            self._refuse(name, reason, is_final=True)
             return False
         shard = None
         if hello.n_k is None:
@@ -190,9 +191,10 @@ class Fleet:
         self._private.offer(name, manifest, data)
         return manifest, shard.n
 
-    def _refuse(self, name: str, reason: str) -> None:
+    def _refuse(self, name: str, reason: str, *, is_final: bool = False) -> None:
+        """Refuse a device for this run, or for every run (`is_final`)."""
         self._event_log.warn("refused", reason, device=name)
-        self._publisher.publish(name, Refuse(reason=reason, is_final=True))
+        self._publisher.publish(name, Refuse(reason=reason, is_final=is_final))
 
     def _record(self, device: Device, was_known: bool) -> None:
         capabilities = device.capabilities

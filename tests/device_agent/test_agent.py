@@ -162,12 +162,52 @@ async def test_a_final_refusal_ends_the_agent(setup: AgentSetup) -> None:
     assert str(setup.fault) == f"{NAME}: refused by the coordinator: the run is full"
 
 
-async def test_a_refusal_that_is_not_final_is_tried_again(setup: AgentSetup) -> None:
+async def test_a_refusal_for_one_run_is_logged_once_and_tried_again(
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with setup.running() as (_, coordinator):
+        reasons = ["no data left"] * 4 + ["the run is full"] * 2
+        for reason in reasons:
+            await coordinator.expect(Hello)
+            await coordinator.send(Refuse(reason=reason))
+        await coordinator.join(TASK, SHARD)
+    lines = [line for line in caplog.messages if "refused by the coordinator" in line]
+    assert [line.split(": ", 2)[2] for line in lines] == ["no data left", "the run is full"]
+
+
+async def test_a_new_coordinator_is_greeted_at_once_after_many_refusals(setup: AgentSetup) -> None:
+    setup.timeouts = type(setup.timeouts)(refused_s=1e6)
     async with setup.running() as (_, coordinator):
         await coordinator.expect(Hello)
-        await coordinator.send(Refuse(reason="not yet"))
-        await coordinator.expect(Hello)
+        await coordinator.send(Refuse(reason="the run is full"))
+        await coordinator.expect_context(is_ready=False, phase="joining")
+        began = anyio.current_time()
+        coordinator.boot = 2
+        coordinator.status_on = CoordinatorStatus(state="on", boot=2)
+        await coordinator.announce()
         await coordinator.join(TASK, SHARD)
+        assert anyio.current_time() - began < 1e5
+
+
+async def test_any_refusal_ends_an_agent_that_serves_once(setup: AgentSetup) -> None:
+    setup.once = True
+    async with setup.running() as (_, coordinator):
+        await coordinator.expect(Hello)
+        await coordinator.send(Refuse(reason="no data left"))
+        with anyio.fail_after(TIMEOUT_S):
+            await setup.ended.wait()
+    assert isinstance(setup.fault, AgentRefused)
+
+
+async def test_a_task_that_cannot_be_used_is_logged_once(
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with setup.running() as (_, coordinator):
+        for _ in range(3):
+            await coordinator.welcome(TASK, b"not a shard")
+            await coordinator.expect(Hello)
+        await coordinator.join(TASK, SHARD)
+    assert len([line for line in caplog.messages if "preparation failed" in line]) == 1
 
 
 @pytest.mark.parametrize("once", [True, False])

@@ -16,6 +16,9 @@ import pytest
 
 from fairbed import device_agent, wire
 from fairbed.coordinator.task.catalogue import load_task
+from fairbed.device_agent.agent import Agent
+from fairbed.device_agent.config import AgentConfig
+from fairbed.device_agent.process import link
 from fairbed.testbed.run.broker import Broker, start_broker
 from fairbed.wire.artifact import encode_artifact, initial_vector
 from fairbed.wire.codec import encode
@@ -23,7 +26,9 @@ from fairbed.wire.messages import Goodbye, Hello, Status
 from fairbed.wire.shard import encode_shard, make_shard
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.client import MqttTransport
+from tests.device_agent.conftest import real_host_for_tests
 from tests.device_agent.coordinator import TIMEOUT_S, FakeCoordinator
+from tests.device_agent.softmax import N_VALUES, examples, open_softmax, softmax_task
 
 pytestmark = [
     pytest.mark.anyio,
@@ -128,13 +133,60 @@ async def test_the_broker_publishes_the_will_of_a_killed_agent(tmp_path: Path) -
             assert status.boot == hello.boot
 
 
-async def test_an_agent_that_the_broker_refuses_ends(tmp_path: Path) -> None:
+async def test_an_agent_for_one_run_that_the_broker_refuses_ends(tmp_path: Path) -> None:
     async with start_broker("mosquitto", folder=tmp_path) as broker:
         broker_url = broker.url.replace(broker.password, "wrong")
         command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", broker_url]
-        done = await anyio.run_process([*command, "--name", NAME], check=False)
+        done = await anyio.run_process([*command, "--name", NAME, "--once"], check=False)
     stderr = done.stderr.decode()
     assert done.returncode == 1
     assert stderr.splitlines()[-1].startswith("device-agent: mqtt://")
     assert "refused" in stderr.splitlines()[-1]
     assert "wrong" not in stderr
+
+
+async def test_an_agent_waits_while_it_is_refused_and_serves_run_after_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def place(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        return folder
+
+    async with start_broker("mosquitto", folder=place("port")) as broker:
+        port, url = broker.port, broker.url
+    password = broker.password
+    config = AgentConfig(
+        broker_url=url,
+        name=NAME,
+        cache_folder=str(tmp_path / "cache"),
+        state_folder=str(tmp_path / "state"),
+    )
+    async with anyio.create_task_group() as group:
+        agent = Agent(
+            config,
+            real_host_for_tests(),
+            lambda will: link(config, will, backoff=lambda retry: 0.01),
+            open_softmax,
+        )
+        group.start_soon(agent.run)
+        for run in range(3):
+            async with start_broker("mosquitto", folder=place(f"other-{run}"), port=port):
+                with anyio.fail_after(TIMEOUT_S):
+                    while caplog.text.count("not authorised") <= run:  # noqa: ASYNC110  # a log
+                        await anyio.sleep(0.01)
+            async with start_broker(
+                "mosquitto", folder=place(f"run-{run}"), port=port, password=password
+            ) as broker:
+                transport = MqttTransport(broker.url, "coordinator")
+                coordinator = FakeCoordinator(transport, Topics(), NAME, boot=run + 1)
+                async with coordinator.running():
+                    await coordinator.join(softmax_task(), encode_shard(examples(40)))
+                    offer, _ = await coordinator.run_round(1, np.zeros(N_VALUES, np.float32))
+                    assert offer.n_k == 40
+                    await coordinator.transport.publish(
+                        coordinator.topics.control_all, encode(Goodbye()), qos=1
+                    )
+        group.cancel_scope.cancel()
+    assert caplog.text.count("not authorised") == 3
+    assert password not in caplog.text

@@ -67,6 +67,8 @@ def parse_url(url: str) -> Address:
         raise ValueError(f"broker address: must end after the port, got {shown!r}")
     if parts.password is not None and not parts.username:
         raise ValueError(f"broker address: a password needs a user before it, got {shown!r}")
+    if "\0" in unquote(f"{parts.username}{parts.password}"):
+        raise ValueError(f"broker address: must have no zeros in user and password, got {shown!r}")
     query = parse_qs(parts.query, keep_blank_values=True)
     if query.keys() - {"client", "cafile"} or ("cafile" in query and parts.scheme != "mqtts"):
         raise ValueError(

@@ -33,23 +33,30 @@ from fairbed.wire.transport.link import (
 from fairbed.wire.transport.own_client import OwnConnection
 from fairbed.wire.transport.receive_queue import ReceiveQueue
 
+REFUSED_BASE_S, REFUSED_CAP_S = 1.0, 60.0
+"""Backoff of a link that waits while the broker refuses it. The cap is half of the default
+`round.join_timeout_s`: the device is back before the run gives up."""
 
-def full_jitter(
-    rng: random.Random, base_s: float = 0.1, cap_s: float = 5.0
-) -> Callable[[int], float]:
-    """Return a backoff: seconds to wait before the n-th consecutive retry, n from 0.
+
+def backoff_s(retry: int, draw: float, base_s: float = 0.1, cap_s: float = 5.0) -> float:
+    """Return the seconds to wait before the n-th consecutive retry ("full jitter").
 
     The wait is uniform between half of `base_s` and `base_s` x 2^(n + 1), at most `cap_s`. A fleet
-    that lost its broker therefore reconnects spread over time; a short failure costs 50 to 200 ms.
+    that lost its broker therefore reconnects spread over time; by default a short failure costs 50
+    to 200 ms.
+
+    Args:
+        retry: n, from 0.
+        draw: A random number, uniform in [0, 1].
+        base_s: Seconds.
+        cap_s: Longest wait, seconds.
 
     Source:
         Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("full jitter").
     """
-
-    def backoff(retry: int) -> float:
-        return rng.uniform(base_s / 2, min(cap_s, base_s * 2.0 ** min(retry + 1, 30)))
-
-    return backoff
+    least = min(cap_s, base_s / 2)
+    most = min(cap_s, base_s * 2.0 ** min(retry + 1, 64))
+    return least + draw * (most - least)
 
 
 class Subscriptions:
@@ -131,7 +138,10 @@ class MqttTransport(Transport):
         publish_timeout_s: For one operation, plus the time that its bytes and the bytes queued
             before it take at 100 kbit/s; after it the link is closed and made again. The
             keepalive detects a dead link sooner.
-        backoff: Seconds before the n-th consecutive retry.
+        backoff: Seconds before the n-th consecutive retry; None is `backoff_s`.
+        waits_if_refused: A refusal of the broker (credentials, permissions, certificate, protocol)
+            is tried again, too, more slowly; its reason is logged when it changes. Otherwise
+            `events()` raises it.
 
     Raises:
         ValueError: The URL is not a broker address, or its certificates cannot be read.
@@ -147,6 +157,7 @@ class MqttTransport(Transport):
         connect_timeout_s: float = 10.0,
         publish_timeout_s: float = 60.0,
         backoff: Callable[[int], float] | None = None,
+        waits_if_refused: bool = False,
     ) -> None:
         self.url, self.client_id = redact(url), client_id
         self.down_reason: str | None = NOT_CONNECTED
@@ -164,7 +175,8 @@ class MqttTransport(Transport):
             connect_timeout_s=connect_timeout_s,
             publish_timeout_s=publish_timeout_s,
         )
-        self._backoff = backoff or full_jitter(random.Random())
+        self._backoff, self._random = backoff, random.Random()
+        self._waits_if_refused = waits_if_refused
         self._received, self._subscriptions = ReceiveQueue(), Subscriptions()
         self._connection: Connection | None = None
         self._before_link_up: list[tuple[Packet, int]] = []
@@ -252,26 +264,38 @@ class MqttTransport(Transport):
         return self._connection
 
     async def _run(self, tasks: TaskGroup) -> None:
-        """Keep the link up until cancelled or refused."""
+        """Keep the link up until cancelled, or refused and not waiting."""
         retry = 0
         while True:
-            up_since = math.inf
+            up_since, is_refused = math.inf, False
             connection = make_connection(self._options, self._on_packet, tasks)
             try:
                 await connection.connect()
                 up_since = anyio.current_time()
                 await self._serve(connection)
             except Refused as exc:
+                if not self._waits_if_refused:
+                    self.down_reason = str(exc)
+                    _log.info("%s", self.down_reason)  # the consumer gets the error
+                    self._received.fail(exc)
+                    return
+                is_refused = True
+                if self.down_reason != str(exc):
+                    _log.warning("%s; it waits and tries again", exc)
                 self.down_reason = str(exc)
-                _log.info("%s", self.down_reason)  # the consumer gets the error
-                self._received.fail(exc)
-                return
             except Disconnected as exc:
                 self._report_down(f"cannot connect: {exc}")
             finally:
                 connection.abort()
             retry = 0 if anyio.current_time() - up_since > STABLE_S else retry + 1
-            await anyio.sleep(self._backoff(retry - 1 if retry else 0))
+            await anyio.sleep(self._retry_s(max(retry - 1, 0), is_refused=is_refused))
+
+    def _retry_s(self, retry: int, *, is_refused: bool) -> float:
+        if self._backoff is not None:
+            return self._backoff(retry)
+        if is_refused:
+            return backoff_s(retry, self._random.random(), REFUSED_BASE_S, REFUSED_CAP_S)
+        return backoff_s(retry, self._random.random())
 
     async def _serve(self, connection: Connection) -> None:
         """Report the link as up, then as down when it is lost; disconnect cleanly if cancelled."""

@@ -27,7 +27,7 @@ _ADVICE = {
     1: NOT_MQTT,
     2: "choose another client id",
     4: "check user and password",
-    5: "check the permissions of this user",
+    5: "check the password and the permissions of this user",  # mosquitto: a wrong password
 }
 """Advice for the permanent codes; code 3 is temporary."""
 

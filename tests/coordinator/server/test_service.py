@@ -176,7 +176,7 @@ async def test_a_device_without_data_is_refused_with_what_to_do(tmp_path: Path) 
         refused = [e for _, e in reader.events() if e.kind == "refused"]
         names = {d.name for d in reader.devices()}
     assert len(names) == 2
-    assert len(place.refused) == 1
+    assert not place.refused  # the agent waits for the next run
     assert "--data" in refused[0].text
 
 

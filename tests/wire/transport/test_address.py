@@ -43,6 +43,8 @@ def test_parses_valid_addresses(url: str, address: Address) -> None:
         ("mqtt://u:secret@[::1", "write mqtt://host:port"),
         ("mqtt://u:secret@host/topic", "must end after the port"),
         ("mqtt://:secret@host", "a password needs a user"),
+        ("mqtt://us%00er:secret@host", "must have no zeros in user and password"),
+        ("mqtt://user:sec%00ret@host", "must have no zeros in user and password"),
         ("mqtt://u:secret@host?cafile=x", "takes only .client=NAME, and .cafile=FILE with mqtts"),
         ("mqtts://u:secret@host?verify=no", "takes only .client=NAME, and .cafile=FILE"),
         ("mqtt://u:secret@host?client=paho", "client must be direct or aiomqtt"),

@@ -20,7 +20,7 @@ from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.errors import Disconnected, Refused
 from fairbed.wire.transport.address import Client
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet
-from fairbed.wire.transport.client import MqttTransport, full_jitter
+from fairbed.wire.transport.client import REFUSED_CAP_S, MqttTransport, backoff_s
 from tests.brokers import BROKERS
 from tests.wire.transport.drivers import up
 
@@ -95,7 +95,7 @@ def link_to(url: str, **options: float) -> MqttTransport:
         (PROTOCOL, "correct host and port, or start a broker"),
         (CLIENT_ID, "choose another client id"),
         (PASSWORD, "check user and password"),
-        (NOT_ALLOWED, "check the permissions of this user"),
+        (NOT_ALLOWED, "check the password and the permissions of this user"),
     ],
     ids=["protocol", "client-id", "password", "not-allowed"],
 )
@@ -301,14 +301,44 @@ async def test_disconnecting_at_any_time_of_connecting_disturbs_no_other_link(
             assert other.down_reason is None
 
 
-def test_the_backoff_begins_quickly_grows_and_stays_below_its_cap() -> None:
-    backoff = full_jitter(random.Random(1), base_s=0.1, cap_s=5.0)
-    firsts = [backoff(0) for _ in range(200)]
-    assert 0.05 <= min(firsts) < max(firsts) <= 0.2
-    lasts = [backoff(1_000) for _ in range(200)]
-    assert max(lasts) <= 5.0
-    assert sum(lasts) / 200 > 2.0
-    assert len(set(lasts)) == 200
+@pytest.mark.parametrize(("base_s", "cap_s"), [(0.1, 5.0), (1.0, REFUSED_CAP_S), (30.0, 5.0)])
+def test_the_backoff_doubles_its_range_up_to_the_cap(base_s: float, cap_s: float) -> None:
+    for retry in (0, 1, 2, 5, 1_000, 10**9):
+        least, most = (backoff_s(retry, draw, base_s, cap_s) for draw in (0.0, 1.0))
+        assert least == min(cap_s, base_s / 2)
+        assert most == min(cap_s, base_s * 2.0 ** min(retry + 1, 64))
+        assert backoff_s(retry, 0.5, base_s, cap_s) == pytest.approx((least + most) / 2)
+
+
+async def test_a_link_that_waits_is_refused_again_and_again_with_a_line_per_reason(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = [PASSWORD, PASSWORD, NOT_ALLOWED, NOT_ALLOWED, NOT_ALLOWED, PASSWORD]
+    scripts = [replies(answer) for answer in refusals]
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            scripted_broker(client, *scripts, replies_and_stays(ACCEPTED)) as url,
+            MqttTransport(url, "me", backoff=lambda retry: 0.0, waits_if_refused=True) as link,
+        ):
+            assert await anext(link.events()) == LinkUp(1)
+    lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert ["permissions" in line for line in lines] == [False, True, False]
+    assert all("waits" in line and "secret" not in line for line in lines)
+
+
+async def test_a_link_that_waits_outlasts_a_refused_subscription(client: Client) -> None:
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            scripted_broker(
+                client,
+                replies_and_stays(ACCEPTED, NOT_SUBSCRIBED),
+                replies_and_stays(ACCEPTED, SUBSCRIBED),
+            ) as url,
+            MqttTransport(url, "me", backoff=lambda retry: 0.0, waits_if_refused=True) as link,
+        ):
+            with suppress(Disconnected):
+                await link.subscribe("x")
+            assert await anext(link.events()) == LinkUp(1)
 
 
 @pytest.mark.parametrize("kind", BROKERS)

@@ -115,9 +115,9 @@ async def test_a_server_of_another_protocol_is_refused(first: bytes) -> None:
                 await anext(link.events())
 
 
-async def test_a_user_name_that_mqtt_forbids_is_refused() -> None:
+async def test_a_client_id_that_mqtt_forbids_is_refused() -> None:
     with anyio.fail_after(TIMEOUT_S):
-        async with broker() as url, link_to(url.replace("user", "%00")) as link:
+        async with broker() as url, MqttTransport(url, "me\0") as link:
             with pytest.raises(Refused, match="a text must be without zeros"):
                 await anext(link.events())
 
