@@ -125,7 +125,7 @@ async def failure_of(setup: AgentSetup, local: LocalTraining, coding: Coding) ->
     [
         ("Raising", "gradient() must not raise, got RuntimeError: no gradient of this rule"),
         ("Reshaping", f"gradient() must leave float32 of shape ({N_PARAMS},), got float32 of "),
-        ("Forgetful", "end() must return the vectors change and no other, got none"),
+        ("Forgetful", "end() must return change, may return c_k, and no other, got none"),
         ("Missing", "must be importable as package.module:Name, got AttributeError"),
     ],
 )
