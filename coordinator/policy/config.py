@@ -480,6 +480,13 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
         return self.weights or ("n" if self.rule in RULES_BY_EXAMPLES else "equal")
 
 
+JOIN_TIMEOUT_S = 600.0
+"""Time to start the agents of a few devices by hand, before round 1."""
+
+EMULATED_JOIN_TIMEOUT_S = 120.0
+"""The same for emulated devices, which start by themselves."""
+
+
 class RoundConfig(Section, frozen=True, kw_only=True):
     """`[round]`: when a round ends."""
 
@@ -504,10 +511,12 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     """Select this many more than per_round; the first per_round updates are merged."""
     void_wait_s: Duration = 1.0
     """Duration of a round without available devices."""
-    min_devices: PositiveInt = 1
-    """Wait for this many devices before round 1."""
-    join_timeout_s: Duration = 120.0
-    """The run fails if fewer than min_devices have joined by then."""
+    min_devices: PositiveInt | None = None
+    """Round 1 begins when this many devices are ready; not set: all devices of an emulated fleet,
+    else as many as a round selects."""
+    join_timeout_s: Duration | None = None
+    """The run fails if fewer than min_devices are ready by then; not set: 120 s for an emulated
+    fleet, else 600 s."""
 
     def __post_init__(self) -> None:
         if self.mode == "sync" and (self.buffer is not None or self.concurrency is not None):
@@ -743,6 +752,16 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
         if self.round.is_buffered:
             return self.round.concurrency or self.selection.per_round
         return self.selection.per_round + self.round.over_select
+
+    @property
+    def min_devices(self) -> int:
+        """Number of ready devices with which round 1 begins."""
+        return self.round.min_devices or self.cohort_size
+
+    @property
+    def join_timeout_s(self) -> float:
+        """Longest wait for these devices, seconds."""
+        return self.round.join_timeout_s or JOIN_TIMEOUT_S
 
     @property
     def max_computing(self) -> int:

@@ -48,6 +48,7 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.rounds.update_store import UpdateStore
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState, upload_slots
+from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import MetricRow, Record, RoundRow
@@ -67,6 +68,34 @@ class NothingAggregatedError(Exception):
             "`fairbed watch` shows why each exchange failed; raise round.deadline_s if they are "
             "late, or see the devices' logs: fairbed logs NAME"
         )
+
+
+REPORT_CHANGE_S, REPORT_REPEAT_S = 3.0, 10.0
+"""Least time between two reports of the wait for round 1: with another and with the same number."""
+
+UNREADY_SHOWN = 5
+"""Devices that are not ready, in such a report."""
+
+
+def waiting_line(registry: Registry, now: float, wanted: int, left_s: float) -> str:
+    """Return one line: which devices round 1 waits for, and how to start one.
+
+    Args:
+        registry: The devices that have joined or are expected.
+        now: On the coordinator's clock.
+        wanted: Number of ready devices with which round 1 begins.
+        left_s: Seconds until the run fails.
+    """
+    is_ready = registry.available(now)
+    line = f"{is_ready.sum()} of {wanted} devices are ready for round 1, {left_s:.0f} s left"
+    unready = [x for x, ready in zip(registry, is_ready, strict=True) if not ready]
+    if unready:
+        shown = ", ".join(f"{x.name} {x.status(now)}" for x in unready[:UNREADY_SHOWN])
+        more = len(unready) - UNREADY_SHOWN
+        line += f"; not ready: {shown}" + (f" and {more} more" if more > 0 else "")
+    if len(registry) < wanted:
+        line += "; start one by the command that this prints: fairbed enroll NAME"
+    return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +125,8 @@ class RunServices:
     side_traffic: SideTraffic
     evaluator: Evaluator | None
     on_progress: Callable[[RoundProgress], None]
+    on_waiting: Callable[[str], None]
+    """Receives the reports of the wait for round 1."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,17 +259,31 @@ class TrainingLoop:
         self._decisions.load_state(saved["decisions"])
 
     async def _wait_for_fleet(self) -> None:
-        wanted, limit = self._config.round.min_devices, self._config.round.join_timeout_s
-        deadline = self._event_log.now() + limit
+        """Wait for the devices of round 1; report it when their number changes, and at intervals.
+
+        Raises:
+            FleetMissingError: Too few devices were ready in time.
+        """
+        wanted, limit = self._config.min_devices, self._config.join_timeout_s
+        reported_at = self._event_log.now()
+        deadline, reported = reported_at + limit, -1
         while (ready := int(self._registry.available(self._event_log.now()).sum())) < wanted:
-            left = deadline - self._event_log.now()
+            now = self._event_log.now()
+            left = deadline - now
             if left <= 0:
                 raise FleetMissingError(
                     f"fleet: {wanted} devices must be ready within {limit:g} s, got {ready} ready "
-                    f"of {self._registry.joined} joined; read their logs, or raise "
-                    "round.join_timeout_s"
+                    f"of {self._registry.joined} joined; read their logs, lower "
+                    "round.min_devices, or raise round.join_timeout_s"
                 )
-            await self._fleet.wait_change(left)
+            due = reported_at + (REPORT_REPEAT_S if ready == reported else REPORT_CHANGE_S)
+            if now < due:
+                await self._fleet.wait_change(min(left, due - now))
+                continue
+            reported_at, reported = now, ready
+            line = waiting_line(self._registry, now, wanted, left)
+            self._event_log.event("waiting", line)
+            self._services.on_waiting(line)
 
     async def _query_losses(self, round_id: int) -> ReportedLosses | None:
         """Query devices for the losses that the selector needs; None if it needs none."""

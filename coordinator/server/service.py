@@ -104,6 +104,7 @@ class Coordinator:
         host: HostServices,
         *,
         on_progress: Callable[[RoundProgress], None] = lambda progress: None,
+        on_waiting: Callable[[str], None] = lambda line: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._setup = setup
@@ -113,7 +114,7 @@ class Coordinator:
         self._topics = link.topics
         self._boot = link.boot
         self._max_chunk_bytes = link.max_chunk_bytes
-        self._on_progress = on_progress
+        self._on_progress, self._on_waiting = on_progress, on_waiting
         self._event_log = EventLog(store, now, self._fail)
         self._loop_lag = LagMeter(now)
         self._transport = link.transport(Will(link.topics.coordinator, encode(self._status("off"))))
@@ -257,6 +258,7 @@ class Coordinator:
             side_traffic=side_traffic,
             evaluator=self._host.evaluator,
             on_progress=self._on_progress,
+            on_waiting=self._on_waiting,
         )
 
     def _restore(self, loop: TrainingLoop) -> int:

@@ -566,7 +566,7 @@ class EventRow:
     level: str
     """info, warning, error."""
     kind: str
-    """joined, left, rejoined, refused, dispatched, failed, late, rejected, void, command, ..."""
+    """joined, left, rejoined, refused, waiting, dispatched, failed, late, rejected, void, ..."""
     round: int | None
     """Round, counted from 1."""
     device: str | None

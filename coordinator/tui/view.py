@@ -213,6 +213,12 @@ class RunView:
         return any(device.malicious for device in self.devices)
 
     @property
+    def waiting(self) -> str:
+        """The newest report of the wait for round 1; empty once there is a round."""
+        reports = (event.text for _, event in reversed(self.events) if event.kind == "waiting")
+        return "" if self.rounds else next(reports, "")
+
+    @property
     def beta(self) -> float | None:
         """Guaranteed selection rate."""
         return self.info.plan.beta if self.info else None

@@ -215,6 +215,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         plan,
         lambda progress: _print(out, progress_line(progress, rounds)),
         lambda: _print(sys.stderr, "fairbed: stopping; press Ctrl-C again to stop immediately"),
+        lambda line: _print(out, f"waiting: {line}"),
         is_attached=options.attached,
     )
     try:

@@ -13,6 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from fairbed.coordinator.policy.config import (
+    EMULATED_JOIN_TIMEOUT_S,
+    JOIN_TIMEOUT_S,
     AggregationConfig,
     ColdStartCoding,
     CoordinatorConfig,
@@ -325,6 +327,12 @@ class Experiment(Section, frozen=True, kw_only=True):
         return self.round.concurrency or self.selection.per_round
 
     @property
+    def _cohort(self) -> int:
+        if self.round.is_buffered:
+            return self._concurrency
+        return self.selection.per_round + self.round.over_select
+
+    @property
     def devices(self) -> int:
         """Number of emulated devices."""
         return sum(group.count for group in self.fleet)
@@ -332,7 +340,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     @property
     def shards(self) -> int:
         """Number of shards: one per device of the fleet, or enough for the first round."""
-        return self.devices or max(self.round.min_devices, self.selection.per_round)
+        return self.devices or max(self.round.min_devices or 0, self._cohort)
 
     @property
     def trains_in_replay(self) -> bool:
@@ -353,12 +361,19 @@ class Experiment(Section, frozen=True, kw_only=True):
 
         Args:
             starts_fleet: `[[fleet]]` is emulated, so the first round waits for all its devices;
-                otherwise an unknown number of devices join by themselves.
+                otherwise an unknown number of devices join by themselves, and it waits for as many
+                as a round selects.
             absent: Devices of the fleet that cannot join at first.
         """
         settings = self.round
-        if self.fleet and starts_fleet and settings.min_devices == 1:
-            settings = msgspec.structs.replace(settings, min_devices=max(1, self.devices - absent))
+        default, limit_s = min(self._cohort, self.shards), JOIN_TIMEOUT_S
+        if self.fleet and starts_fleet:
+            default, limit_s = max(1, self.devices - absent), EMULATED_JOIN_TIMEOUT_S
+        settings = msgspec.structs.replace(
+            settings,
+            min_devices=settings.min_devices or default,
+            join_timeout_s=settings.join_timeout_s or limit_s,
+        )
         return CoordinatorConfig(
             name=self.name,
             seed_init=self.seed_for("init"),

@@ -88,6 +88,7 @@ async def run_experiment(
     plan: RunPlan,
     listener: Callable[[RoundProgress], None],
     interrupted: Callable[[], None] = lambda: None,
+    waiting: Callable[[str], None] = lambda line: None,
     *,
     is_attached: bool = False,
 ) -> End:
@@ -95,6 +96,7 @@ async def run_experiment(
 
     The first SIGINT, SIGTERM or SIGHUP ends the run gracefully, the second one immediately. The
     end of standard input also ends an attached run gracefully, unless `DETACH` was read first.
+    `waiting` receives a line from time to time while too few devices are ready for round 1.
 
     Raises:
         Exception: A one-line error of a package: data, profile, broker, store, ...
@@ -110,7 +112,7 @@ async def run_experiment(
         failure: Exception | None = None
         with stop.scope:
             try:
-                end = await _run(plan, listener, stop, group)
+                end = await _run(plan, listener, waiting, stop, group)
             except Exception as exc:  # raised below, outside the group, which would wrap it
                 failure = innermost(exc)
         group.cancel_scope.cancel()
@@ -121,7 +123,11 @@ async def run_experiment(
 
 
 async def _run(
-    plan: RunPlan, listener: Callable[[RoundProgress], None], stop: StopControl, group: TaskGroup
+    plan: RunPlan,
+    listener: Callable[[RoundProgress], None],
+    waiting: Callable[[str], None],
+    stop: StopControl,
+    group: TaskGroup,
 ) -> End:
     experiment = plan.experiment
     planned = plan_fleet(experiment, os.environ) if plan.has_fleet else []
@@ -145,7 +151,7 @@ async def _run(
                 store.add(device.truth_row())
             parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices)
             monitor = _contention_monitor(devices, backend, broker, plan.dilation)
-            stop.coordinator = _coordinator(plan, parts, monitor, listener)
+            stop.coordinator = _coordinator(plan, parts, monitor, listener, waiting)
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
             for finding in preflight_findings(experiment, devices, choice, plan.dilation):
@@ -259,6 +265,7 @@ def _coordinator(
     parts: _Parts,
     monitor: ContentionMonitor | None,
     listener: Callable[[RoundProgress], None],
+    waiting: Callable[[str], None],
 ) -> Coordinator:
     store, endpoint, artifact = parts.store, parts.endpoint, parts.artifact
     config = plan.experiment.coordinator(
@@ -296,6 +303,7 @@ def _coordinator(
         store,
         ports,
         on_progress=listener,
+        on_waiting=waiting,
         now=dilated(time.perf_counter, plan.dilation),
     )
 

@@ -131,6 +131,8 @@ class Lab:
         self.shards = Shards(width=artifact.spec.x_shape[0])
         self.evaluator = NormEvaluator()
         self.progress: list[RoundProgress] = []
+        self.waiting: list[str] = []
+        """Reports of the wait for round 1."""
         self.refused: dict[str, str] = {}
         self.on_progress: Callable[[RoundProgress], None] = lambda progress: None
         self._group = group
@@ -189,7 +191,13 @@ class Lab:
         )
         ports = HostServices(shards=self.shards, evaluator=self.evaluator)
         return Coordinator(
-            setup, link, store, ports, on_progress=self._on_progress, now=LoopClock().now
+            setup,
+            link,
+            store,
+            ports,
+            on_progress=self._on_progress,
+            on_waiting=self.waiting.append,
+            now=LoopClock().now,
         )
 
     def open_store(self, name: str = "run") -> Store:

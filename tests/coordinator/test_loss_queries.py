@@ -338,7 +338,7 @@ async def test_without_replies_the_rounds_are_void(tmp_path: Path) -> None:
         config = make_config(
             rounds=2,
             selection=pow_d(loss_query_timeout_s=0.3),
-            round=RoundConfig(join_timeout_s=30.0, void_wait_s=0.05),
+            round=RoundConfig(min_devices=1, join_timeout_s=30.0, void_wait_s=0.05),
         )
         with pytest.raises(NothingAggregatedError):
             await place.run(config)

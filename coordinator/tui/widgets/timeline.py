@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby, zip_longest
+from textwrap import wrap
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from rich.markup import escape
@@ -64,6 +65,8 @@ class RoundTimeline(Widget):
     }
 
     rounds: reactive[tuple[RoundView, ...]] = reactive((), repaint=False)
+    waiting: reactive[str] = reactive("", repaint=False)
+    """The report of the wait for round 1, shown while there is no round."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -80,10 +83,16 @@ class RoundTimeline(Widget):
         spent = f"{device_time(view.device_s)} device-seconds · " if view.device_s else ""
         if spent + newest != (self.border_subtitle or ""):
             self.border_subtitle = spent + newest
+        self.waiting = view.waiting
         self.rounds = view.rounds
 
     def watch_rounds(self, rounds: tuple[RoundView, ...]) -> None:
         """Draw the changed lines."""
+        if self.is_on_screen:
+            self._draw()
+
+    def watch_waiting(self) -> None:
+        """Draw the new report."""
         if self.is_on_screen:
             self._draw()
 
@@ -100,7 +109,9 @@ class RoundTimeline(Widget):
         return Strip(segments).adjust_cell_length(width, base)
 
     def _draw(self) -> None:
-        before, self._lines = self._lines, timeline_lines(self.rounds, *self.content_size)
+        width, height = self.content_size
+        before = self._lines
+        self._lines = timeline_lines(self.rounds, width, height, self.waiting)
         for y, (old, new) in enumerate(zip_longest(before, self._lines)):
             if old != new:
                 self.refresh(Region(0, y, self.content_size.width, 1))
@@ -117,11 +128,18 @@ class RoundTimeline(Widget):
         return self.get_component_rich_style(f"timeline--{name}", partial=True)
 
 
-def timeline_lines(rounds: tuple[RoundView, ...], width: int, height: int) -> list[Line]:
-    """Return the lines of as many rounds as fit into `width` columns and `height` lines."""
+def timeline_lines(
+    rounds: tuple[RoundView, ...], width: int, height: int, waiting: str = ""
+) -> list[Line]:
+    """Return the lines of as many rounds as fit into `width` columns and `height` lines.
+
+    Without a round they are `waiting`, the report of the wait for round 1.
+    """
     shown = fitting(rounds, height - 1)
     if not shown:
-        return [(StyledText("no round yet", "dim"),)]
+        report = "" if rounds else waiting
+        parts = wrap(report or "no round yet", max(1, width))
+        return [(StyledText(part, "dim"),) for part in parts[: max(1, height)]]
     scale_s = max(
         [round_.duration_s for round_ in shown]
         + [x.spans[-1].end_s for r in shown for x in r.exchanges if x.spans]

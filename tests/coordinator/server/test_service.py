@@ -16,7 +16,13 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
 )
 from fairbed.coordinator.records.rows import UNACCOUNTED_FLOOR_S
-from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError, RoundProgress
+from fairbed.coordinator.rounds.loop import (
+    FleetMissingError,
+    NothingAggregatedError,
+    RoundProgress,
+    waiting_line,
+)
+from fairbed.coordinator.state.registry import Registry
 from fairbed.wire.codec import encode
 from fairbed.wire.messages import OperatorCommand
 from fairbed.wire.topics import Topics
@@ -185,6 +191,36 @@ async def test_a_missing_fleet_is_one_clear_line(tmp_path: Path) -> None:
         hurried = RoundConfig(min_devices=2, join_timeout_s=1.0)
         with pytest.raises(FleetMissingError, match="2 devices must be ready within 1 s, got"):
             await place.run(make_config(round=hurried))
+
+
+async def test_the_wait_for_round_1_is_counted_down_and_shows_how_to_start_an_agent(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path, agents=1) as place:
+        patient = RoundConfig(min_devices=2, join_timeout_s=20.4)
+        with pytest.raises(FleetMissingError, match=r"lower round\.min_devices, or"):
+            await place.run(make_config(round=patient))
+    enrol = "start one by the command that this prints: fairbed enroll NAME"
+    assert place.waiting == [
+        f"1 of 2 devices are ready for round 1, {left_s} s left; {enrol}" for left_s in (17, 7)
+    ]
+    with place.reader() as reader:
+        assert [e.text for _, e in reader.events() if e.kind == "waiting"] == place.waiting
+
+
+async def test_a_fleet_that_is_ready_soon_is_not_reported_as_waited_for(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=3) as place:
+        await place.run(make_config(rounds=1, round=RoundConfig(min_devices=3)))
+    assert place.waiting == []
+
+
+def test_the_wait_for_an_expected_fleet_names_the_first_devices_that_are_not_ready() -> None:
+    registry = Registry()
+    registry.expect(f"pi-{i}" for i in range(7))
+    assert waiting_line(registry, now=0.0, wanted=7, left_s=95.4) == (
+        "0 of 7 devices are ready for round 1, 95 s left; not ready: pi-0 awaited, pi-1 awaited, "
+        "pi-2 awaited, pi-3 awaited, pi-4 awaited and 2 more"
+    )
 
 
 async def test_an_agent_killed_during_a_run_costs_only_itself(tmp_path: Path) -> None:

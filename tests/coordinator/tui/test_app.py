@@ -17,6 +17,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 
 from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import EventRow
 from fairbed.coordinator.tui.app import ControlRoom, ViewReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.exit_dialog import ExitDialog
@@ -220,6 +221,26 @@ async def test_a_run_without_devices_can_be_watched(tmp_path: Path) -> None:
         assert await shows(app, pilot, "no devices", "no round yet")
         await pilot.press("enter", "x")
     empty.store.close()
+
+
+async def test_the_wait_for_round_1_is_shown_in_place_of_the_rounds(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "waiting", devices=1)
+    for left_s in (17, 7):
+        row = EventRow(
+            at_s=20.0 - left_s,
+            wall="2026-01-01T00:00:00Z",
+            level="info",
+            kind="waiting",
+            round=None,
+            device=None,
+            text=f"1 of 2 devices are ready for round 1, {left_s} s left",
+        )
+        run.store.add(row)
+    run.store.flush()
+    async with room(run.folder) as (app, pilot):
+        assert await shows(app, pilot, "1 of 2 devices are ready for round 1, 7 s left")
+        assert "no round yet" not in text_of(app)
+    run.store.close()
 
 
 async def test_p_pauses_and_resumes(run: FakeRun) -> None:

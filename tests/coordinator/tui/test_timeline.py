@@ -1,4 +1,4 @@
-"""Names on the timeline: short enough for the bars, and distinct."""
+"""Names on the timeline: short enough for the bars, and distinct; what it shows without a round."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +8,7 @@ from fairbed.coordinator.tui.widgets.timeline import (
     NAME_WIDTH,
     NUMBER_WIDTH,
     shortened,
+    timeline_lines,
     width_of_names,
 )
 
@@ -42,3 +43,17 @@ def test_long_names_are_shown_whole_where_there_is_room() -> None:
     assert width_of_names(["raspberry-pi-3b-plus-12"], 76) == 24
     assert width_of_names(["raspberry-pi-3b-plus-12"], 56) == 18
     assert width_of_names(["pi-1"], 76) == NAME_WIDTH
+
+
+def test_without_a_round_the_report_of_the_wait_is_shown_on_as_many_lines_as_fit() -> None:
+    report = "1 of 2 devices are ready for round 1, 7 s left"
+
+    def texts(width: int, height: int, waiting: str) -> list[str]:
+        return [
+            "".join(x.text for x in line) for line in timeline_lines((), width, height, waiting)
+        ]
+
+    assert texts(60, 9, "") == ["no round yet"]
+    assert texts(60, 9, report) == [report]
+    assert texts(30, 9, report) == ["1 of 2 devices are ready for", "round 1, 7 s left"]
+    assert texts(30, 1, report) == ["1 of 2 devices are ready for"]

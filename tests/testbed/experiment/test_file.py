@@ -132,14 +132,43 @@ def test_a_run_waits_for_the_whole_emulated_fleet() -> None:
     experiment = parse_experiment({"name": "x", "fleet": [{"count": 7}]}, "test")
     assert experiment.coordinator().round.min_devices == 7
 
+    assert experiment.coordinator(absent=2).round.min_devices == 5
+    assert experiment.coordinator().round.join_timeout_s == 120.0
 
-def test_devices_that_join_by_themselves_need_not_be_as_many_as_the_fleet() -> None:
-    experiment = parse_experiment({"name": "x", "fleet": [{"count": 7}]}, "test")
-    assert experiment.coordinator(starts_fleet=False).round.min_devices == 1
-    experiment = parse_experiment(
-        {"name": "x", "fleet": [{"count": 7}], "round": {"min_devices": 3}}, "test"
-    )
-    assert experiment.coordinator(starts_fleet=False).round.min_devices == 3
+
+@pytest.mark.parametrize(
+    ("sections", "wanted", "shards"),
+    [
+        ({"selection": {"per_round": 4}}, 4, 4),
+        ({"selection": {"per_round": 4}, "round": {"over_select": 2}}, 6, 6),
+        ({"selection": {"per_round": 4}, "round": {"mode": "async", "concurrency": 3}}, 3, 3),
+        ({"selection": {"per_round": 4}, "round": {"min_devices": 9}}, 9, 9),
+        ({"selection": {"per_round": 4}, "fleet": [{"count": 7}]}, 4, 7),
+        (
+            {"selection": {"per_round": 4}, "fleet": [{"count": 4}], "round": {"over_select": 2}},
+            4,
+            4,
+        ),
+        (
+            {"selection": {"per_round": 4}, "fleet": [{"count": 7}], "round": {"min_devices": 1}},
+            1,
+            7,
+        ),
+    ],
+)
+def test_devices_that_join_by_themselves_are_waited_for_until_a_round_is_full(
+    sections: dict[str, object], wanted: int, shards: int
+) -> None:
+    experiment = parse_experiment({"name": "x", **sections}, "test")
+    config = experiment.coordinator(starts_fleet=False)
+    assert (config.round.min_devices, experiment.shards) == (wanted, shards)
+    assert config.round.join_timeout_s == 600.0
+
+
+def test_a_smaller_number_is_enough_for_an_emulated_fleet_where_it_is_asked_for() -> None:
+    for wanted in (1, 3):
+        raw = {"name": "x", "fleet": [{"count": 7}], "round": {"min_devices": wanted}}
+        assert parse_experiment(raw, "test").coordinator().round.min_devices == wanted
 
 
 json_values = st.recursive(
