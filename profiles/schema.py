@@ -30,13 +30,17 @@ Celsius: TypeAlias = Annotated[float, Meta(ge=-60.0, le=150.0)]
 Watts: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e5)]
 
 
+_UNKNOWN = "unknown; the emulation takes the default"
+
+
 def _unknown(value: float, meaning: str) -> Varying[float, float]:
-    source = f"unknown; the emulation takes the default, {meaning}"
-    return Varying(value=value, tag="unknown", source=source)
+    return Varying(value=value, tag="unknown", source=f"{_UNKNOWN}, {meaning}")
 
 
 # What the emulation takes for the numbers of a device that its file lacks; stated here only.
-UNKNOWN_STORAGE = _unknown(85e6, "a microSD card in a UHS-I slot")
+UNKNOWN_STORAGE = Quantity(
+    value=85e6, tag="unknown", source=f"{_UNKNOWN}, a microSD card in a UHS-I slot"
+)
 UNKNOWN_LOAD = _unknown(0.05, "system services at 5 % of a core")
 UNKNOWN_RATE = _unknown(94e6, "TCP payload of Fast Ethernet")
 UNKNOWN_DELAY = _unknown(0.0002, "half of a round trip of 0.4 ms in a local network")

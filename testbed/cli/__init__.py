@@ -46,6 +46,7 @@ _MODULES = {
     "profiles": "profiles",
     "data": "data",
     "record": "record",
+    "twin": "twin",
     "shape": "shape",
     "doctor": "doctor",
     "bench": "bench",

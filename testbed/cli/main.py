@@ -194,6 +194,21 @@ def make_parser() -> argparse.ArgumentParser:
 
     _record(command("record", "write the profile of a device from measurements"))
 
+    twin = command("twin", "compare the devices of a run with their profiles, phase by phase")
+    twin.add_argument("run", help="run id, its first characters, a folder, or latest")
+    twin.add_argument(
+        "device", nargs="*", help="names of devices (default: all that are not emulated)"
+    )
+    twin.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    twin.add_argument(
+        "--profiles",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder with the profile NAME.toml of each device (default: this one)",
+    )
+    twin.add_argument("--json", action="store_true", help="one JSON array on stdout")
+
     data = command("data", "list data sets, or verify their files")
     data.add_argument("action", choices=("list", "verify"), help="what to do")
     data.add_argument("what", metavar="NAME", nargs="*", help="names of data sets (default: all)")

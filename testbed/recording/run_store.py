@@ -7,6 +7,7 @@ import anyio
 import msgspec
 
 from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import TruthRow
 from fairbed.profiles.load import near_names
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
@@ -14,7 +15,6 @@ from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
-from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import Capabilities
 
@@ -52,6 +52,11 @@ def read_device(folder: Path, name: str) -> DeviceOfRun:
         )
 
 
+def is_emulated(truth: TruthRow) -> bool:
+    """Return whether the testbed slowed a device down, to the speed of a profile."""
+    return truth.profile != "this-machine"
+
+
 def read_training(folder: Path) -> TrainingSettings:
     """Return the settings of local training in a run, and the costs of its steps.
 
@@ -62,6 +67,7 @@ def read_training(folder: Path) -> TrainingSettings:
     Raises:
         BackendError: The costs cannot be measured.
         ExperimentError: The experiment cannot be read.
+        StoreError: The store cannot be read.
     """
     experiment = load_experiment(folder / CONFIG)
     if (replayed := experiment.replay.task_costs) is not None:
@@ -69,7 +75,9 @@ def read_training(folder: Path) -> TrainingSettings:
         epochs, batch_size = experiment.training.epochs, experiment.training.batch_size
         return TrainingSettings(epochs, batch_size, costs, core_speed=1.0)
     speed = experiment.emulation.host_core_speed
-    if speed == "auto" or not (folder / WORK).exists():
+    with RunReader(folder) as reader:
+        has_emulated = any(map(is_emulated, reader.truths()))
+    if speed == "auto" or not has_emulated:
         speed = host_speed(os.environ).core_speed
     training = experiment.training
     try:

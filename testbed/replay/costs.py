@@ -117,7 +117,7 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
             found = _measured(experiment, dataset)
         else:
             found = _of_run(Path(where), experiment.exchange)
-        return found if found.load_s or shipped is None else _with_load(found, shipped)
+        return found if found.load_s or shipped is None else with_load(found, shipped)
     if shipped is None:
         load_task(model, dataset.x_shape, dataset.classes)  # raises if there is no such model
         raise ExperimentError(
@@ -127,7 +127,7 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     return shipped
 
 
-def _with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
+def with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
     """Return the costs with that of opening a session, which a run does not measure.
 
     The ratio of that cost to a step is the one of the shipped costs.

@@ -2,73 +2,23 @@
 
 import json
 import re
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from fairbed import profiles
-from fairbed.coordinator.store import NewRun, Store
-from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
+from fairbed.testbed.host.speed import REFERENCE_STEP_S, HostSpeed
+from fairbed.testbed.recording.run_store import read_training
 from fairbed.testbed.run.preflight import settings_findings
-from fairbed.testbed.run_folder import WORK
-from tests.testbed.recording.rows import CAPABILITIES, COSTS, World
-
-EXPERIMENT = """
-name = "by-hand"
-[training]
-epochs = 2
-batch_size = 20
-[emulation]
-host_core_speed = 2.0
-"""
-
-
-def _make_run(root: Path, world: World, experiment: str = EXPERIMENT) -> Path:
-    """Return the folder of a run with one device and stored training costs."""
-    folder, device = root / "by-hand", world.device()
-    resolved = msgspec.toml.decode(experiment, type=Experiment).resolved_toml()
-    with closing(
-        Store.create(
-            folder,
-            NewRun(
-                run_id="by-hand",
-                name="by-hand",
-                experiment_toml=resolved,
-                seed=0,
-                config_hash="",
-                version="0",
-            ),
-        )
-    ) as store:
-        capabilities = msgspec.json.encode(CAPABILITIES).decode()
-        store.add(replace(device.row, capabilities=capabilities))
-        for context in device.telemetry:
-            store.add(context)
-        for exchange in device.exchanges:
-            store.add(exchange)
-        end = EventRow(
-            at_s=device.length_s,
-            wall="",
-            level="info",
-            kind="done",
-            round=None,
-            device=None,
-            text="the end",
-        )
-        store.add(end)
-    (folder / WORK).write_bytes(msgspec.json.encode(COSTS))
-    return folder
+from tests.testbed.recording.rows import World, make_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Return the folder of a run of one device."""
-    return _make_run(tmp_path / "runs", World())
+    return make_run(tmp_path / "runs", World())
 
 
 def _record(*arguments: str | Path) -> int:
@@ -112,8 +62,19 @@ def test_a_run_alone_gives_a_profile_that_names_what_is_unknown(
     assert "unknown numbers have default values: storage_read_bytes_per_s = 8.5e+07;" in events[0]
 
 
+def test_every_recording_of_physical_devices_takes_the_speed_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = HostSpeed(cpu="any", cores=4, engine="any", step_s=REFERENCE_STEP_S / 5.0)
+    monkeypatch.setattr("fairbed.testbed.recording.run_store.host_speed", lambda _: measured)
+    # The step costs are stored already, as by an earlier recording.
+    physical = make_run(tmp_path / "physical", World(), is_emulated=False)
+    assert read_training(physical).core_speed == 5.0
+    assert read_training(make_run(tmp_path / "emulated", World())).core_speed == 2.0
+
+
 def test_numbers_that_vary_are_written_to_a_trace_file(tmp_path: Path) -> None:
-    run = _make_run(tmp_path, World(down_bps=[16e6, 4e6]))
+    run = make_run(tmp_path, World(down_bps=[16e6, 4e6]))
     arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path)
     assert _record(*arguments, "--as", "on-the-train") == 0
     profile = profiles.load(tmp_path / "on-the-train.toml")
@@ -177,7 +138,7 @@ def test_an_unknown_run_lists_those_that_exist(
 def test_a_run_that_is_too_short_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = _make_run(tmp_path, World(rounds=1))
+    run = make_run(tmp_path, World(rounds=1))
     assert _record("pi-1", "--run", run, "--out", tmp_path) == 1
     assert "needs 3 rounds of training" in capsys.readouterr().err
 

@@ -1,13 +1,25 @@
 """Rows of a run's store, built by hand: one device with known numbers."""
 
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
+from fairbed.coordinator.store import NewRun, Store
+from fairbed.coordinator.store.tables import (
+    DeviceRow,
+    EventRow,
+    ExchangeRow,
+    TelemetryRow,
+    TruthRow,
+)
 from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
+from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
+from fairbed.testbed.run_folder import WORK
 from fairbed.wire.messages import Capabilities
 
 COSTS = WorkCosts(
@@ -163,3 +175,68 @@ class World:
 def with_exchanges(device: DeviceOfRun, *exchanges: ExchangeRow) -> DeviceOfRun:
     """Return a device with these exchanges before its own."""
     return replace(device, exchanges=[*exchanges, *device.exchanges])
+
+
+EXPERIMENT = """
+name = "by-hand"
+[training]
+epochs = 2
+batch_size = 20
+[emulation]
+host_core_speed = 2.0
+"""
+
+
+def make_run(
+    root: Path, world: World, experiment: str = EXPERIMENT, *, is_emulated: bool = True
+) -> Path:
+    """Return the folder of a run with one device and stored training costs."""
+    folder, device = root / "by-hand", world.device()
+    resolved = msgspec.toml.decode(experiment, type=Experiment).resolved_toml()
+    with closing(
+        Store.create(
+            folder,
+            NewRun(
+                run_id="by-hand",
+                name="by-hand",
+                experiment_toml=resolved,
+                seed=0,
+                config_hash="",
+                version="0",
+            ),
+        )
+    ) as store:
+        capabilities = msgspec.json.encode(CAPABILITIES).decode()
+        store.add(replace(device.row, capabilities=capabilities))
+        if is_emulated:
+            store.add(_truth())
+        for context in device.telemetry:
+            store.add(context)
+        for exchange in device.exchanges:
+            store.add(exchange)
+        end = EventRow(
+            at_s=device.length_s,
+            wall="",
+            level="info",
+            kind="done",
+            round=None,
+            device=None,
+            text="the end",
+        )
+        store.add(end)
+    (folder / WORK).write_bytes(msgspec.json.encode(COSTS))
+    return folder
+
+
+def _truth() -> TruthRow:
+    return TruthRow(
+        name="pi-1",
+        profile="raspberry-pi-4b",
+        cpu_speed=0.4,
+        cores=4,
+        down_bps=16e6,
+        up_bps=8e6,
+        delay_s=0.02,
+        malicious=None,
+        details="{}",
+    )
