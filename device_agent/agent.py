@@ -202,6 +202,8 @@ class Agent:
             try:
                 with self._scope:
                     group.start_soon(self._telemetry.run, name=f"agent[{self._name}].telemetry")
+                    if self._host.energy is not None:
+                        group.start_soon(self._host.energy.run, name=f"agent[{self._name}].energy")
                     group.start_soon(self._joining.send_hellos, name=f"agent[{self._name}].hello")
                     group.start_soon(
                         self._refresh_coordinator_status, name=f"agent[{self._name}].status"
@@ -246,6 +248,7 @@ class Agent:
             worker=self._worker,
             link=self._link,
             timeouts=config.timeouts,
+            energy=self._host.energy,
         )
         self._rounds = CurrentAssignment(
             context, group, lambda: self._phase, self._step, self._apply_deferred

@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
     from fairbed.device_agent.config import load_config, with_password
 
     given = {key: getattr(args, flag) for flag, key in _KEYS.items()}
@@ -60,11 +62,13 @@ def _run(args: argparse.Namespace) -> None:
     from fairbed.device_agent.memory import defer_urllib
 
     defer_urllib()
+    from fairbed.device_agent.power import energy_meter
     from fairbed.device_agent.process import log_to_stderr, run_agent
     from fairbed.device_agent.sensors import real_host
 
     log_to_stderr(config.log_level)
-    run_agent(config, real_host(config.owner()))
+    host = real_host(config.owner())
+    run_agent(config, replace(host, energy=energy_meter(config.power, host.clock)))
 
 
 class _Version(argparse.Action):

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from fairbed.device_agent.availability import OwnerSchedule, parse_hours
 from fairbed.device_agent.errors import ConfigError
-from fairbed.wire.messages import DeviceName, is_device_name
+from fairbed.wire.messages import MAX_WATTS, DeviceName, is_device_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +39,36 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Longest wait for the reply to a link probe; 64 KB take this long at 35 kbit/s."""
     prepare_s: PositiveSeconds = 600.0
     """Longest time to download and check task and data."""
+
+
+Watts = Annotated[float, Meta(ge=0.0, le=MAX_WATTS)]
+
+
+class PowerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[power]`: source of the device's power; by default the sensor of a Jetson board."""
+
+    rails: tuple[str, ...] = ()
+    """Rails of INA3221 sensors to add; empty is the rail of the whole module, if there is one."""
+    file: str | None = None
+    """A file that begins with the power of the whole device."""
+    command: tuple[str, ...] = ()
+    """A program and its arguments; it prints the power of the whole device and ends."""
+    unit: Literal["W", "mW", "uW"] = "W"
+    """Unit of `file` and `command`."""
+    interval_s: Annotated[float, Meta(ge=0.05, le=3600.0)] = 0.5
+    """Interval of readings during a round."""
+    transfer_w: Watts | None = None
+    """Power during download and upload, without a sensor."""
+    compute_w: Watts | None = None
+    """Power during the other phases, without a sensor."""
+
+    def __post_init__(self) -> None:
+        stated = self.transfer_w is not None or self.compute_w is not None
+        given = [bool(self.rails), self.file is not None, bool(self.command), stated]
+        if sum(given) > 1:
+            raise ValueError(
+                "must name one source: rails, file, command, or transfer_w and compute_w"
+            )
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +102,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Threads of one training step."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     timeouts: Timeouts = Timeouts()
+    power: PowerConfig = PowerConfig()
 
     def owner(self) -> OwnerSchedule:
         """Return the owner's rules for participation.
@@ -194,6 +225,8 @@ def _explained(exc: msgspec.ValidationError) -> str:
     """Return the decoder's error as one line: key, rule, value and what to do."""
     text = _one_line(exc)
     if unknown := _UNKNOWN_FIELD.search(text):
+        if text.endswith("`$.power`"):
+            return _unknown(unknown["name"], PowerConfig, "power.")
         return _unknown(unknown["name"], Timeouts, "timeouts.")
     match = _RULE.match(text)
     if match is None or match["key"] is None:

@@ -109,6 +109,26 @@ class Behaviour(Protocol):
         ...
 
 
+class EnergyMeter(Protocol):
+    """Measures the energy of the whole device in the phases of a round."""
+
+    async def run(self) -> None:
+        """Read the sensor while a round is on, until cancelled."""
+        ...
+
+    def begin(self) -> None:
+        """Begin the first phase of a round."""
+        ...
+
+    def lap(self, phase: str, duration_s: float) -> float | None:
+        """End a phase; return its energy in joules, None if it is unknown. Any thread calls it."""
+        ...
+
+    def end(self) -> None:
+        """End the round."""
+        ...
+
+
 class Honest:
     """Sends every result as it is."""
 
@@ -135,6 +155,8 @@ class Host:
     pace: Pace
     sensors: Sensors
     behaviour: Behaviour = field(default_factory=Honest)
+    energy: EnergyMeter | None = None
+    """None if its power is unknown."""
 
 
 class UnlimitedPace:

@@ -7,7 +7,7 @@ which is extended while the coordinator or the broker is offline.
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from fairbed.device_agent.config import Timeouts
 from fairbed.device_agent.errors import RoundFailed
-from fairbed.device_agent.host import Clock
+from fairbed.device_agent.host import Clock, EnergyMeter
 from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.state.lifecycle import Event
@@ -40,6 +40,7 @@ from fairbed.wire.messages import (
     Manifest,
     Offer,
     PersonalScore,
+    PhaseEnergy,
     Phases,
     Train,
     UploadAck,
@@ -124,6 +125,7 @@ class RoundContext:
     worker: TrainingThread
     link: LinkEstimate
     timeouts: Timeouts
+    energy: EnergyMeter | None = None
 
 
 class DeviceRound:
@@ -147,7 +149,7 @@ class DeviceRound:
     ) -> None:
         self.train = train
         self._context = context
-        self._watch = Stopwatch(context.clock, arrived_s)
+        self._watch = Stopwatch(context.clock, arrived_s, context.energy)
         self.deadline = Deadline(
             context.clock, arrived_s + train.deadline_s, context.timeouts.outage_s
         )
@@ -167,6 +169,9 @@ class DeviceRound:
         Raises:
             RoundFailed: The round cannot be finished, or took too long.
         """
+        energy = self._context.energy
+        if energy is not None:
+            energy.begin()
         try:
             with self.deadline.scope:
                 await self._work()
@@ -175,6 +180,8 @@ class DeviceRound:
                 raise
         finally:
             self._push = None  # breaks a reference cycle that would keep the update in memory
+            if energy is not None:
+                energy.end()
         if self.deadline.is_stopped or self._result is not None:
             return
         if self._offer is not None and self._grant is None:
@@ -245,6 +252,7 @@ class DeviceRound:
         upload = Upload(self._offer.manifest, update, self._context.link.uplink_bps)
         push = Push(upload, self._context.publisher, self._context.clock, self._send_done_if_ready)
         self._push = push
+        self._watch.lap("queue")
         self._progress(Event.GRANTED)
         await push.run(grant.window)
         if push.elapsed_s is not None:
@@ -289,6 +297,7 @@ class DeviceRound:
             manifest=manifest,
             phases=Phases(
                 train_cpu_s=trained.train_cpu_s,
+                energy=_energy(watch.joules),
                 **{f"{phase}_s": watch[phase] for phase in DEVICE_PHASES},
             ),
             n_k=trained.n_k,
@@ -341,11 +350,13 @@ class DeviceRound:
         """Send `UploadDone` as soon as the hash is known and every chunk has been sent."""
         push = self._push
         if self._done is None and self._sha256 is not None and push is not None and push.is_sent:
+            self._watch.lap("upload")
             self._done = UploadDone(
                 round=self.train.round,
                 id=push.upload.manifest.id,
                 sha256=self._sha256,
                 resent_chunks=push.upload.resent,
+                upload_j=self._watch.joules.get("upload"),
             )
             self._context.publisher.publish(self._done)
             self._progress(Event.SENT)
@@ -355,6 +366,14 @@ class DeviceRound:
             if not await self._wakeup.wait(self._context.timeouts.resend_s):
                 self.repeat()
         return self._result
+
+
+def _energy(joules: Mapping[str, float | None]) -> PhaseEnergy | None:
+    """Return the energy of the phases before the upload; None if a part of it is unknown."""
+    known = {
+        f"{phase}_j": value for phase in DEVICE_PHASES if (value := joules.get(phase)) is not None
+    }
+    return PhaseEnergy(**known) if len(known) == len(DEVICE_PHASES) else None
 
 
 class DeviceEvaluation:

@@ -23,7 +23,7 @@ from fairbed.device_agent.engines.base import Engine, EngineError, Examples
 from fairbed.device_agent.engines.onnx import OnnxEngine, release_memory, self_check, trim_heap
 from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
 from fairbed.device_agent.examples import BlobCache, ExampleSource
-from fairbed.device_agent.host import Clock, Host, Meter, Section
+from fairbed.device_agent.host import Clock, EnergyMeter, Host, Meter, Section
 from fairbed.device_agent.local_training import GuardedRule, allowed_rule
 from fairbed.device_agent.state.lifecycle import Event
 from fairbed.device_agent.stored_vector import KEPT, PERSONAL, StoredVector, VectorStore
@@ -39,8 +39,10 @@ from fairbed.wire.transfer import Download
 class Stopwatch:
     """Measures the phases of one round as laps; each lap begins at the end of the previous one."""
 
-    def __init__(self, clock: Clock, started_s: float) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, started_s: float, energy: EnergyMeter | None = None) -> None:
+        self._clock, self._energy = clock, energy
+        self.joules: dict[str, float | None] = {}
+        """Energy of each lap; empty without a meter."""
         self._last_s = started_s
         self._laps: dict[str, float] = {}
 
@@ -49,6 +51,8 @@ class Stopwatch:
         now = self._clock.now()
         self._laps[name] = max(0.0, now - self._last_s)
         self._last_s = now
+        if self._energy is not None:
+            self.joules[name] = self._energy.lap(name, self._laps[name])
         return self._laps[name]
 
     def __getitem__(self, name: str) -> float:

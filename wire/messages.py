@@ -30,6 +30,9 @@ MIN_CHUNK_BYTES = 1 << 10
 MAX_CHUNK_BYTES = 960 * 1024
 """With its header a chunk stays below 1 MB, the default payload limit of NATS and EMQX."""
 
+MAX_WATTS = 10_000.0
+"""Highest power of a device that is believed."""
+
 MAX_TEXT = 500
 """Characters of a text; longer texts are truncated."""
 
@@ -38,6 +41,7 @@ NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e15)]
+Joules: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
 RoundId: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 BlobId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -354,6 +358,18 @@ COMPUTE_PHASES = ("decode", "evaluate", "train", "personal", "encode")
 """Those in which the processor works on the round; loading depends on the cold start."""
 
 
+class PhaseEnergy(Message, frozen=True, kw_only=True, tag="phase-energy"):
+    """Energy of the whole device in each phase of one round, as the device measures it."""
+
+    download_j: Joules
+    decode_j: Joules
+    load_j: Joules
+    evaluate_j: Joules
+    train_j: Joules
+    personal_j: Joules
+    encode_j: Joules
+
+
 class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     """Durations of the phases of one round on the device's clock.
 
@@ -375,6 +391,21 @@ class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     personal_s: Seconds = 0.0
     """Training and saving of the personal model, between `train_s` and `encode_s`; about 0 unless
     `Train.personal`."""
+    energy: PhaseEnergy | None = None
+    """None if the device cannot measure its power."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.energy is None:
+            return
+        for phase in DEVICE_PHASES:
+            joules = getattr(self.energy, f"{phase}_j")
+            limit_j = MAX_WATTS * getattr(self, f"{phase}_s")
+            if joules > limit_j:
+                raise ValueError(
+                    f"energy.{phase}_j must be at most {MAX_WATTS:g} W x {phase}_s = {limit_j:g}, "
+                    f"got {joules:g}"
+                )
 
 
 class SteadyTransfer(Message, frozen=True, kw_only=True, tag="steady-transfer"):
@@ -419,6 +450,8 @@ class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
     id: BlobId
     sha256: Sha256
     resent_chunks: Count = 0
+    upload_j: Joules | None = None
+    """Energy of the whole device from the grant on; None if it cannot measure its power."""
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):

@@ -25,6 +25,7 @@ class _Upload:
     """The model that an encoded update is relative to, shape (n_values,)."""
     sha256: bytes | None = None
     resent: int = 0
+    upload_j: float | None = None
     vector: Vector | None = None
     """The update, shape (n_values,), once it has been verified."""
     decode_s: float | None = None
@@ -39,6 +40,8 @@ class CompletedUpload:
     bytes_up: int
     duplicates: int
     resent: int
+    upload_j: float | None
+    """As the device reports it."""
     steady: SteadyTransfer | None
 
 
@@ -108,6 +111,7 @@ class Uploads:
         if upload is None or upload.receiver.manifest.id != done.id:
             return None
         upload.sha256, upload.resent = done.sha256, done.resent_chunks
+        upload.upload_j = done.upload_j
         return self._complete(upload)
 
     async def check(self, device: str) -> str | None:
@@ -167,6 +171,7 @@ class Uploads:
             bytes_up=receiver.received_bytes,
             duplicates=receiver.duplicates,
             resent=upload.resent,
+            upload_j=upload.upload_j,
             steady=receiver.steady,
         )
 

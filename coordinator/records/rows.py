@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from fairbed.coordinator.store.tables import (
 from fairbed.wire.messages import (
     COMPUTE_PHASES,
     DEVICE_PHASES,
+    MAX_WATTS,
     EvaluateRequest,
     Offer,
     Train,
@@ -262,7 +264,26 @@ def exchange_row(
         weight_share=weight.share if weight else None,
         n_share=weight.n_share if weight else None,
         defence_scale=weight.scale if weight else None,
+        **_energy(exchange),
     )
+
+
+def _energy(exchange: Exchange) -> dict[str, Any]:
+    """Return the energy columns of an exchange, as its device reports them.
+
+    The energy of an upload is unknown if no device could have taken so much in that time.
+    """
+    reported = None if exchange.offer is None else exchange.offer.phases.energy
+    if reported is None:
+        return {}
+    energy = {f"{phase}_j": getattr(reported, f"{phase}_j") for phase in DEVICE_PHASES}
+    at_device_j = sum(energy.values())
+    upload_s, upload_j = exchange.upload_s, exchange.upload_j
+    if upload_s is None:
+        return energy | {"energy_j": at_device_j}
+    if upload_j is None or upload_j > MAX_WATTS * upload_s:
+        return energy
+    return energy | {"upload_j": upload_j, "energy_j": at_device_j + upload_j}
 
 
 def round_row(

@@ -363,6 +363,7 @@ class RoundExecutor:
         if exchange is None:
             return
         exchange.resent_up, exchange.steady = complete.resent, complete.steady
+        exchange.upload_j = complete.upload_j
         self._contention.record(exchange)
         self._on(
             Arrived(

@@ -125,6 +125,8 @@ class Exchange:
     bytes_up: int = 0
     duplicates_up: int = 0
     resent_up: int = 0
+    upload_j: float | None = None
+    """Energy of the upload as the device reports it."""
     steady: SteadyTransfer | None = None
     """Steady part of the upload, after its first chunk."""
     decode_s: float | None = None

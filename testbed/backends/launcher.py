@@ -22,6 +22,7 @@ from msgspec import Struct
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.errors import one_line
 from fairbed.device_agent.host import Host, Meter, Section
+from fairbed.device_agent.power import StatedPower
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors, real_host
 from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from fairbed.testbed.backends.gauges import (
@@ -236,7 +237,8 @@ def host_for(
     sensors = EmulatedSensors(device, readings=None if gauge is None else _gauge_reader(gauge))
     headroom = None if sandbox is None else _headroom(device, gauge, sandbox)
     pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
-    return Host(clock=clock, pace=pace, sensors=sensors)
+    energy = StatedPower(device.transfer_w, device.compute_w)
+    return Host(clock=clock, pace=pace, sensors=sensors, energy=energy)
 
 
 def _headroom(device: EmulatedDevice, gauge: Gauge | None, sandbox: Sandbox) -> Headroom:

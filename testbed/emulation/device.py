@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, structs
 
 from fairbed.profiles import Profile
 from fairbed.testbed.emulation.cpu import RecentShare
+from fairbed.testbed.emulation.power import phase_power
 
 
 class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +28,10 @@ class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     speed_ratio: Annotated[float, Meta(gt=0.0)]
     """Speed of training relative to one core of this machine; 1 or more is not slowed."""
     storage_read_bytes_per_s: Annotated[float, Meta(gt=0.0)]
+    transfer_w: float | None = None
+    """Power of the device during download and upload, watts; None is unknown."""
+    compute_w: float | None = None
+    """Power of the device during the other phases."""
     dilation: Annotated[float, Meta(ge=1.0)] = 1.0
     """Seconds of this machine per second of the device; speed and storage rate include it."""
 
@@ -57,6 +62,7 @@ def emulated_device(profile: Profile, host_core_speed: float = 1.0) -> EmulatedD
             f"emulation.host_core_speed must be > 0, got {host_core_speed}; "
             "1.0 is one core of an Intel N100"
         )
+    power = phase_power(profile)
     return EmulatedDevice(
         title=profile.title,
         cores=profile.cores,
@@ -65,6 +71,8 @@ def emulated_device(profile: Profile, host_core_speed: float = 1.0) -> EmulatedD
         engine_threads=profile.engine_threads,
         speed_ratio=profile.training_speed / host_core_speed,
         storage_read_bytes_per_s=profile.storage_read_bytes_per_s,
+        transfer_w=power.transfer_w,
+        compute_w=power.compute_w,
     )
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+from msgspec import structs
+
 from fairbed.wire.messages import (
     AnyMessage,
     Cancel,
@@ -29,6 +31,7 @@ from fairbed.wire.messages import (
     Packed,
     Personal,
     PersonalScore,
+    PhaseEnergy,
     Phases,
     Ping,
     Pong,
@@ -195,6 +198,25 @@ MESSAGES: Mapping[str, AnyMessage] = {
         was_cold=False,
         pulled=UPDATE_ID,
     ),
+    "offer-energy": Offer(
+        round=3,
+        manifest=UPDATE,
+        phases=structs.replace(
+            PHASES,
+            energy=PhaseEnergy(
+                download_j=0.5,
+                decode_j=0.0,
+                load_j=0.0,
+                evaluate_j=0.25,
+                train_j=3.5,
+                personal_j=0.0,
+                encode_j=0.125,
+            ),
+        ),
+        n_k=600,
+        steps=30,
+        was_cold=False,
+    ),
     "offer-personal": Offer(
         round=3, manifest=UPDATE, phases=PERSONAL, n_k=600, steps=30, was_cold=False
     ),
@@ -234,6 +256,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
         coding=Coding(keep_model=True),
     ),
     "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST),
+    "upload-done-energy": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, upload_j=0.75),
     "upload-done-resent": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, resent_chunks=2),
     "personal-score": PersonalScore(round=3, n=60, correct=45, loss=0.75),
     "personal-score-none": PersonalScore(round=3, attempt=1, n=0),

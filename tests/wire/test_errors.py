@@ -212,6 +212,14 @@ def _fields(message: AnyMessage) -> Any:
     return msgspec.msgpack.decode(encode(message)[1:])
 
 
+def test_energy_that_no_device_can_take_is_refused() -> None:
+    """Training takes 1.5 s."""
+    sent = _with(_fields(MESSAGES["offer-energy"]), ("phases", "energy", "train_j"), 15_001.0)
+    rule = r"energy\.train_j must be at most 10000 W x train_s = 15000, got 15001"
+    with pytest.raises(DecodeError, match=rule):
+        decode_from_device(VERSION + msgspec.msgpack.encode(sent))
+
+
 @EACH
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_refuses_what_is_not_finite_in_every_field(message: AnyMessage, value: float) -> None:

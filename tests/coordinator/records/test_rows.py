@@ -23,6 +23,8 @@ from fairbed.coordinator.records.rows import (
 from fairbed.coordinator.state.exchange import Contention, Exchange
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Round, Tick
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.wire.messages import MAX_WATTS, Offer, PhaseEnergy
 from tests.coordinator.builders import TRAIN, context, hello, offer
 
 TAU_S = 1.31 + 0.5
@@ -55,6 +57,66 @@ def selection() -> Selection:
 def test_time_outside_phases_and_signal_is_unaccounted() -> None:
     exchange = measured_round(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
     assert unaccounted_s(exchange) == pytest.approx(0.03)
+
+
+JOULES = PhaseEnergy(
+    download_j=0.5,
+    decode_j=0.0,
+    load_j=0.25,
+    evaluate_j=0.0,
+    train_j=3.0,
+    personal_j=0.0,
+    encode_j=0.125,
+)
+
+
+def with_energy(sent: Offer) -> Offer:
+    """Return an offer with the energy of its phases."""
+    return structs.replace(sent, phases=structs.replace(sent.phases, energy=JOULES))
+
+
+def row_of(exchange: Exchange, table: Round) -> ExchangeRow:
+    """Return the row of an exchange."""
+    registry = Registry()
+    registry.join("pi-1", hello(), now=1.0)
+    known = known_at_selection(registry["pi-1"], selection(), now=9.5)
+    return exchange_row(exchange, table, known, train=TRAIN, dispatched_at_s=10.0, lag_p99_s=0.001)
+
+
+@pytest.mark.parametrize(
+    ("upload_j", "energy"),
+    [
+        (1.5, (3.0, 1.5, 0.5 + 0.25 + 3.0 + 0.125 + 1.5)),
+        (None, (3.0, None, None)),
+        (0.5 * MAX_WATTS + 1.0, (3.0, None, None)),
+    ],
+    ids=["measured", "not measured", "more than any device takes in half a second"],
+)
+def test_the_energy_of_an_exchange_is_what_its_device_reports(
+    upload_j: float | None, energy: tuple[float | None, ...]
+) -> None:
+    table = measured_round()
+    exchange = table.exchanges["pi-1"]
+    assert exchange.offer is not None
+    exchange.granted = 10.0 + 0.02 + 1.31
+    exchange.offer, exchange.upload_j = with_energy(exchange.offer), upload_j
+    row = row_of(exchange, table)
+    assert (row.train_j, row.upload_j, row.energy_j) == energy
+
+
+def test_without_an_arrival_the_energy_is_that_before_the_upload() -> None:
+    table = measured_round()
+    exchange = table.exchanges["pi-1"]
+    assert exchange.offer is not None
+    exchange.offer = with_energy(exchange.offer)
+    exchange.arrived = None
+    row = row_of(exchange, table)
+    assert (row.upload_j, row.energy_j) == (None, 0.5 + 0.25 + 3.0 + 0.125)
+
+
+def test_an_exchange_without_energy_has_none() -> None:
+    table = measured_round()
+    assert row_of(table.exchanges["pi-1"], table).energy_j is None
 
 
 def test_decoding_is_a_phase_of_the_device() -> None:
