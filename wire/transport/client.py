@@ -265,7 +265,7 @@ class MqttTransport(Transport):
 
     async def _run(self, tasks: TaskGroup) -> None:
         """Keep the link up until cancelled, or refused and not waiting."""
-        retry = 0
+        retry, was_refused = 0, False
         while True:
             up_since, is_refused = math.inf, False
             connection = make_connection(self._options, self._on_packet, tasks)
@@ -287,7 +287,9 @@ class MqttTransport(Transport):
                 self._report_down(f"cannot connect: {exc}")
             finally:
                 connection.abort()
-            retry = 0 if anyio.current_time() - up_since > STABLE_S else retry + 1
+            is_stable = anyio.current_time() - up_since > STABLE_S
+            retry = 0 if is_stable or is_refused != was_refused else retry + 1
+            was_refused = is_refused
             await anyio.sleep(self._retry_s(max(retry - 1, 0), is_refused=is_refused))
 
     def _retry_s(self, retry: int, *, is_refused: bool) -> float:

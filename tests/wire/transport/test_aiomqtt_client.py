@@ -326,6 +326,23 @@ async def test_a_link_that_waits_is_refused_again_and_again_with_a_line_per_reas
     assert all("waits" in line and "secret" not in line for line in lines)
 
 
+async def test_the_backoff_begins_anew_when_a_broker_that_was_away_refuses(client: Client) -> None:
+    retries: list[int] = []
+
+    def backoff(retry: int) -> float:
+        retries.append(retry)
+        return 0.0
+
+    scripts = [replies(answer) for answer in [UNAVAILABLE] * 4 + [PASSWORD] * 4]
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            scripted_broker(client, *scripts, replies_and_stays(ACCEPTED)) as url,
+            MqttTransport(url, "me", backoff=backoff, waits_if_refused=True) as link,
+        ):
+            assert await anext(link.events()) == LinkUp(1)
+    assert retries == [0, 1, 2, 3, 0, 0, 1, 2]
+
+
 async def test_a_link_that_waits_outlasts_a_refused_subscription(client: Client) -> None:
     with anyio.fail_after(TIMEOUT_S):
         async with (
