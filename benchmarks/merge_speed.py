@@ -1,4 +1,4 @@
-"""Speed of the merge beside a plain copy of the same models, and of the weights of AAggFF and AFL.
+"""Speed of the merge and of defences beside a plain copy, and of the weights of AAggFF and AFL.
 
     fairbed bench merge-speed [--devices 100] [--values 10000000] [--clients 1000000] [--silos 50]
         [--json]
@@ -12,6 +12,8 @@ default). The merges:
 - aaggff-d: models that arrived before are summed in one pass once the weights are known; the
   checks at their arrival are timed separately.
 - aaggff-d, adam: the same, with the server step.
+- median, trimmed-mean, geometric-median, krum, multi-krum: the end of the round of a defence, with
+  the weights of fedavg.
 
 Then what a checkpoint stores on disk: the model, and the moments of adam. Last, one round of the
 weights alone: AAggFF-D and AFL with a million clients, of which a thousand report,
@@ -63,6 +65,8 @@ class Speeds:
     """aaggff-d: the end of the round."""
     stored_adam_s: float
     """The same with `server = "adam"`."""
+    defence_s: dict[str, float]
+    """The end of the round, by defence."""
     model_file_s: float
     """Elapsed time of storing the model after a round, on disk."""
     moments_bytes: int
@@ -77,6 +81,15 @@ class Speeds:
     silos: int
     aaggff_s_s: float
     """Weights of AAggFF-S, one round."""
+
+
+DEFENCES = {
+    "median": AggregationConfig(pseudo_gradient="median"),
+    "trimmed-mean": AggregationConfig(pseudo_gradient="trimmed-mean"),
+    "geometric-median": AggregationConfig(pseudo_gradient="geometric-median"),
+    "krum": AggregationConfig(defence="krum"),
+    "multi-krum": AggregationConfig(defence="multi-krum"),
+}
 
 
 class Resident(list[Vector]):
@@ -108,15 +121,17 @@ def main(arguments: list[str]) -> int:
         print(msgspec.json.encode(asdict(speeds)).decode())
         return 0
     copied = speeds.copy_s
-    print(f"{speeds.devices} updates of {speeds.values:,} values    processor time  copy / time")
+    title = f"{speeds.devices} updates of {speeds.values:,} values"
+    print(f"{title:<40}  processor time  copy / time  time / copy")
     for name, spent in (
         ("copy", copied),
         ("fedavg, running sum", speeds.running_s),
         ("aaggff-d, checks at arrival", speeds.arrival_s),
         ("aaggff-d, sum of stored models", speeds.stored_s),
         ("aaggff-d, the same and adam", speeds.stored_adam_s),
+        *speeds.defence_s.items(),
     ):
-        print(f"{name:<40}{spent:>10.2f} s{copied / spent:>13.2f}")
+        print(f"{name:<40}{spent:>14.2f} s{copied / spent:>13.2f}{spent / copied:>13.1f}")
     for name, spent in (
         (f"weights of aaggff-d, {speeds.clients:,} clients", speeds.aaggff_d_s),
         (f"weights of afl, {speeds.clients:,} clients", speeds.afl_s),
@@ -147,6 +162,7 @@ def measure(devices: int, values: int, clients: int, silos: int, repeats: int) -
         "running": AggregationConfig(rule="fedavg"),
         "stored": AggregationConfig(rule="aaggff-d"),
         "adam": AggregationConfig(rule="aaggff-d", server="adam"),
+        **DEFENCES,
     }
     spent: dict[str, list[float]] = {"copy": [], "arrival": [], **{name: [] for name in merges}}
     copy()
@@ -156,9 +172,10 @@ def measure(devices: int, values: int, clients: int, silos: int, repeats: int) -
             arrival_s, end_s = _merge_s(config, sent, models)
             if name == "running":
                 spent[name].append(arrival_s + end_s)
-            else:
+                continue
+            spent[name].append(end_s)
+            if name not in DEFENCES:  # theirs also compute norms
                 spent["arrival"].append(arrival_s)
-                spent[name].append(end_s)
     medians = {name: statistics.median(times) for name, times in spent.items()}
     return Speeds(
         devices=devices,
@@ -168,6 +185,7 @@ def measure(devices: int, values: int, clients: int, silos: int, repeats: int) -
         arrival_s=medians["arrival"],
         stored_s=medians["stored"],
         stored_adam_s=medians["adam"],
+        defence_s={name: medians[name] for name in DEFENCES},
         **_stored(sent, repeats),
         clients=clients,
         aaggff_d_s=weights_s("aaggff-d", clients, min(REPORTING, clients)),

@@ -13,6 +13,9 @@ def test_a_small_benchmark_prints_every_time(capsys: pytest.CaptureFixture[str])
     sizes = ["--devices", "3", "--values", "20000", "--clients", "2000", "--silos", "5"]
     assert merge_speed.main([*sizes, "--repeats", "1", "--json"]) == 0
     speeds = json.loads(capsys.readouterr().out)
+    of_defences = speeds.pop("defence_s")
+    assert sorted(of_defences) == sorted(merge_speed.DEFENCES)
+    assert all(spent_s > 0.0 for spent_s in of_defences.values())
     assert min(speed for name, speed in speeds.items() if name.endswith("_file_s")) > 0.0
     assert all(speed >= 0.0 for speed in speeds.values())
     assert speeds["moments_bytes"] == pytest.approx(2 * 4 * 20_000, rel=0.01)
@@ -20,6 +23,7 @@ def test_a_small_benchmark_prints_every_time(capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert "aaggff-d, sum of stored models" in printed
     assert "weights of afl, 2,000 clients" in printed
+    assert "multi-krum" in printed
 
 
 @pytest.mark.parametrize("rule", ["aaggff-d", "afl"])

@@ -56,8 +56,11 @@ class Stack:
         )
 
 
-PARTS = 131_072
-"""Values of K changes whose products are summed at a time: 1 MiB of float64 stays in the cache."""
+PARTS = 1024
+"""Values of K changes whose products are summed at a time, 2^10: 100 changes fit a cache."""
+
+BITS = 21
+"""Bits of the integers that a value consists of: a sum of PARTS products is at most 2^52."""
 
 
 class Changes:
@@ -97,11 +100,12 @@ class Changes:
         """Number of values of a change."""
         return self._sent.size
 
-    def part(self, start: int, stop: int) -> Floats:
-        """Return values `start` to `stop` of all changes, shape (K, stop - start)."""
-        block = np.empty((len(self), stop - start))
+    def part(self, start: int, stop: int, out: Floats | None = None) -> Floats:
+        """Return values `start` to `stop` of all changes, shape (K, stop - start), in `out`."""
+        block = np.empty((len(self), stop - start)) if out is None else out
         for k, model in enumerate(self._models):
-            np.subtract(model[start:stop], self._sent[start:stop], out=block[k], dtype=np.float64)
+            block[k] = model[start:stop]
+        block -= self._sent[start:stop]
         if self._scale is not None:
             block *= self._scale[:, np.newaxis]
         return block
@@ -115,16 +119,69 @@ class Changes:
     def inner_products(self) -> Floats:
         """Return <D_i, D_j> over the parameters, shape (K, K).
 
-        BLAS is not used: its last bits depend on the number of threads.
+        The bits do not depend on the number of threads.
         """
+        return self._products(is_centred=False)
+
+    def squared_distances(self) -> Floats:
+        """Return |D_i - D_j|^2 over the parameters, shape (K, K).
+
+        The bits do not depend on the number of threads. The products are of differences from one
+        change: a part that all changes share would otherwise cancel with large errors. The change
+        is of median size, so that it is not one that a malicious device has made large.
+        """
+        products = self._products(is_centred=True)
+        norms = np.diag(products)
+        distances: Floats = np.maximum(norms[:, None] + norms[None, :] - 2.0 * products, 0.0)
+        return distances
+
+    def _products(self, *, is_centred: bool) -> Floats:
         K = len(self)
-        products, size = np.zeros((K, K)), max(PARTS // K, 1)
-        for start in range(0, self.n_params, size):
-            rows = self.part(start, min(start + size, self.n_params))
-            for k in range(K):
-                products[k, : k + 1] += np.einsum("jp,p->j", rows[: k + 1], rows[k])
-        both: Floats = products + np.tril(products, -1).T
-        return both
+        products, space = np.zeros((K, K)), np.empty((3, K, min(PARTS, self.n_params)))
+        for start in range(0, self.n_params, PARTS):
+            stop = min(start + PARTS, self.n_params)
+            rows, high, low = space[:, :, : stop - start]
+            self.part(start, stop, out=rows)
+            if is_centred:
+                order = np.argsort(_largest(rows), kind="stable")
+                rows -= rows[order[(K - 1) // 2]].copy()
+            products += _exact_products(rows, high, low)
+        return products
+
+
+def _exact_products(rows: Floats, high: Floats, low: Floats) -> Floats:
+    """Return the products of K rows of at most `PARTS` values, shape (K, K).
+
+    The rows change; `high` and `low` are memory for h and l, of the shape of the rows.
+
+    Each row is the sum of two rows of integers of `BITS` bits, each times a power of two, with an
+    error of 2^-43 of its largest value: x = h + l. A sum of products of two of them is at most
+    2^53 units, so it is exact in whatever order BLAS adds. Products of two l are left out: their
+    sum is at most 2^-32 of the product of the two largest values, and usually far less.
+
+    Source:
+        Ozaki et al., Numer. Algorithms 59 (2012): error-free splitting of matrices.
+    """
+    exponents = np.frexp(_largest(rows))[1][:, np.newaxis]
+    _round(rows, exponents - BITS, high)
+    rows -= high
+    _round(rows, exponents - 2 * BITS - 1, low)
+    crossed = high @ low.T
+    products: Floats = high @ high.T + (crossed + crossed.T)
+    return products
+
+
+def _largest(rows: Floats) -> Floats:
+    """Return the largest absolute value of each row, shape (K,)."""
+    largest: Floats = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+    return largest
+
+
+def _round(rows: Floats, exponents: Ints, out: Floats) -> None:
+    """Round the rows to multiples of 2^exponents, shape (K, 1); each is below 2^51 of them."""
+    shift = np.ldexp(1.5, exponents + 52)
+    np.add(rows, shift, out=out)
+    out -= shift
 
 
 @dataclass(frozen=True, slots=True)

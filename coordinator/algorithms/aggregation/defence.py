@@ -111,7 +111,7 @@ class Krum:
         assert updates.changes is not None, "krum needs the changes"
         if m == 1:
             return _keep(1, np.array([0]))
-        scores = krum_scores(squared_distances(updates.changes), f)
+        scores = krum_scores(updates.changes.squared_distances(), f)
         order = np.argsort(scores, kind="stable")
         return _keep(m, order[: max(m - f, 1) if self._is_multiple else 1])
 
@@ -136,28 +136,22 @@ def krum_scores(distances: Floats, f: int) -> Floats:
     return scores
 
 
-def squared_distances(changes: Changes) -> Floats:
-    """Return |D_i - D_j|^2 over the parameters, shape (K, K).
-
-    The products are of float64 differences from the mean change: a part that all changes share
-    would otherwise cancel with large errors.
-    """
-    k = len(changes)
-    gram = np.zeros((k, k))
-    for block in blocks(changes):
-        block -= block.mean(axis=0)
-        gram += block @ block.T
-    norms = np.diag(gram)
-    distances: Floats = np.maximum(norms[:, None] + norms[None, :] - 2.0 * gram, 0.0)
-    np.fill_diagonal(distances, 0.0)
-    return distances
-
-
-def blocks(changes: Changes, *, with_buffers: bool = False) -> Iterator[Floats]:
-    """Yield the K changes, `BLOCK` values at a time, as arrays of shape (K, <= BLOCK)."""
-    size = changes.n_values if with_buffers else changes.n_params
+def blocks(changes: Changes) -> Iterator[Floats]:
+    """Yield the K changes with their buffers, `BLOCK` values at a time, shape (K, <= BLOCK)."""
+    size = changes.n_values
     for at in range(0, size, BLOCK):
         yield changes.part(at, min(at + BLOCK, size))
+
+
+def sorted_blocks(changes: Changes) -> Iterator[Floats]:
+    """Yield the values of the K changes in ascending order, shape (<= BLOCK, K).
+
+    K values beside each other are sorted several times faster than K rows.
+    """
+    for block in blocks(changes):
+        columns = np.ascontiguousarray(block.T)
+        columns.sort(axis=1)
+        yield columns
 
 
 class Median:
@@ -170,8 +164,9 @@ class Median:
     def combine(self, updates: Updates, a: Floats) -> Floats:
         """Return d, shape (n_values,)."""
         assert updates.changes is not None, "the median needs the changes"
-        parts = blocks(updates.changes, with_buffers=True)
-        return np.concatenate([np.median(x, axis=0) for x in parts])
+        low, high = (len(updates) - 1) // 2, len(updates) // 2
+        parts = sorted_blocks(updates.changes)
+        return np.concatenate([0.5 * (x[:, low] + x[:, high]) for x in parts])
 
     def to_state(self) -> dict[str, Any]:
         """Return the empty state."""
@@ -196,12 +191,8 @@ class TrimmedMean:
         assert updates.changes is not None, "the trimmed mean needs the changes"
         m = len(updates)
         b = min(expected_malicious(m, self._share), (m - 1) // 2)
-        parts = []
-        for x in blocks(updates.changes, with_buffers=True):
-            if b:
-                x.partition((b, m - b - 1), axis=0)
-            parts.append(x[b : m - b].mean(axis=0))
-        return np.concatenate(parts)
+        parts = sorted_blocks(updates.changes)
+        return np.concatenate([x[:, b : m - b].mean(axis=1) for x in parts])
 
     def problem(self, m: int) -> str:
         """Return why no value would be left: it needs 2 f < m."""
@@ -232,8 +223,9 @@ class GeometricMedian:
     def combine(self, updates: Updates, a: Floats) -> Floats:
         """Return d, shape (n_values,)."""
         assert updates.changes is not None, "the geometric median needs the changes"
-        weights = geometric_median_weights(squared_distances(updates.changes), a)
-        return np.concatenate([weights @ x for x in blocks(updates.changes, with_buffers=True)])
+        weights = geometric_median_weights(updates.changes.squared_distances(), a)
+        parts = blocks(updates.changes)
+        return np.concatenate([np.einsum("k,kp->p", weights, x) for x in parts])
 
     def to_state(self) -> dict[str, Any]:
         """Return the empty state."""
@@ -263,8 +255,8 @@ def geometric_median_weights(distances: Floats, a: Floats) -> Floats:
         return p
     for _ in range(MAX_STEPS):
         # |x_k - z|^2 for z = sum p_j x_j with sum p = 1, from the distances alone.
-        to_points = distances @ p
-        r = np.sqrt(np.maximum(to_points - 0.5 * float(p @ to_points), 0.0) / largest)
+        to_points = _times(distances, p)
+        r = np.sqrt(np.maximum(to_points - 0.5 * total_of(p * to_points), 0.0) / largest)
         at = r <= SMALLEST_DISTANCE
         pull = np.where(at, 0.0, a / np.where(at, 1.0, r))
         if not pull.any():
@@ -273,7 +265,8 @@ def geometric_median_weights(distances: Floats, a: Floats) -> Floats:
         if at.any():
             # z is a point: it stays if its own weight outweighs the pull R of the others.
             shift = step - p
-            length = math.sqrt(max(float(-0.5 * shift @ distances @ shift), 0.0) / largest)
+            moved = -0.5 * total_of(shift * _times(distances, shift))
+            length = math.sqrt(max(moved, 0.0) / largest)
             pulled = total_of(pull) * length
             held = float(a[at].sum())
             if pulled <= held:
@@ -283,6 +276,12 @@ def geometric_median_weights(distances: Floats, a: Floats) -> Floats:
             return step
         p = step
     return p
+
+
+def _times(matrix: Floats, vector: Floats) -> Floats:
+    """Return a product, shape (K,), whose bits do not depend on the number of threads of BLAS."""
+    product: Floats = np.einsum("ij,j->i", matrix, vector)
+    return product
 
 
 def _keep(m: int, at: Any) -> Treatment:

@@ -1,5 +1,10 @@
 """Defences: the worked example, oracles in float64, and changes with a large common part."""
 
+import math
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,13 +24,12 @@ from fairbed.coordinator.algorithms.aggregation.defence import (
     expected_malicious,
     geometric_median_weights,
     krum_scores,
-    squared_distances,
 )
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import defence_problem, make_aggregator
 from tests.coordinator.algorithms.aggregation.rounds import merged, reports, vector
-from tests.tiers import examples
+from tests.tiers import ROOT, examples
 
 U = np.array([[1.0, 0.0], [1.0, 0.2], [0.8, 0.0], [1.2, -0.2], [10.0, 10.0]])
 FIFTH = 0.2
@@ -75,7 +79,7 @@ def test_worked_example_of_the_filters() -> None:
 def test_worked_example_of_krum_scores() -> None:
     five = updates(U)
     assert five.changes is not None
-    scores = krum_scores(squared_distances(five.changes), 1)
+    scores = krum_scores(five.changes.squared_distances(), 1)
     assert scores.tolist() == pytest.approx([0.08, 0.12, 0.12, 0.28, 358.04], abs=1e-5)
 
 
@@ -103,7 +107,7 @@ def test_robust_means_agree_with_brute_force(seed: int, m: int, shift: float) ->
     np.testing.assert_allclose(TrimmedMean(0.3).combine(given_, np.ones(m)), trimmed, rtol=1e-6)
     direct = np.array([[((x - y) ** 2).sum() for y in D] for x in D])
     np.testing.assert_allclose(
-        squared_distances(given_.changes), direct, rtol=1e-6, atol=1e-9 * max(direct.max(), 1e-9)
+        given_.changes.squared_distances(), direct, rtol=1e-6, atol=1e-9 * max(direct.max(), 1e-9)
     )
     scores = [sum(sorted(np.delete(row, k))[: max(m - f - 2, 1)]) for k, row in enumerate(direct)]
     if m > 1:
@@ -126,6 +130,89 @@ def test_the_geometric_median_is_the_minimum(seed: int, m: int, shift: float) ->
     assert cost(found) <= min(best, *(cost(point) for point in D)) * (1.0 + 1e-9) + 1e-12
 
 
+def test_a_common_part_of_a_million_times_the_differences_changes_nothing() -> None:
+    """Beside an attacker, too: against all pairs in float64, and Weiszfeld's iteration."""
+    rng = np.random.default_rng(4)
+    changes = rng.standard_normal((9, 3000))
+    changes[8] *= 100.0
+    given_ = updates(changes + 1e6 * rng.standard_normal(3000))
+    assert given_.changes is not None
+    D = np.array(list(given_.changes))
+    direct = np.array([[np.square(x - y).sum() for y in D] for x in D])
+    np.testing.assert_allclose(given_.changes.squared_distances(), direct, rtol=1e-6)
+    scores = [np.delete(np.sort(row), 0)[:5].sum() for row in direct]
+    best = np.argsort(scores)
+    assert np.flatnonzero(Krum(FIFTH).treat(given_).is_kept).tolist() == [best[0]]
+    multiple = Krum(FIFTH, is_multiple=True).treat(given_)
+    assert np.flatnonzero(multiple.is_kept).tolist() == sorted(best[:8].tolist())
+    z = D.mean(axis=0)
+    for _ in range(1000):
+        pull = 1.0 / np.sqrt(np.square(D - z).sum(axis=1))
+        z = (pull[:, None] * D).sum(axis=0) / pull.sum()
+    found = GeometricMedian().combine(given_, np.ones(9))
+    np.testing.assert_allclose(found - D.mean(axis=0), z - D.mean(axis=0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e6, 1e12])
+def test_a_huge_update_does_not_change_the_distances_of_the_others(size: float) -> None:
+    """As a difference from the mean, it would be in all of them and cancel with large errors."""
+    rng = np.random.default_rng(6)
+    changes = rng.standard_normal((7, 3000))
+    changes[:2] *= size
+    given_ = updates(changes)
+    assert given_.changes is not None
+    D = np.array(list(given_.changes))
+    direct = np.array([[np.square(x - y).sum() for y in D] for x in D])
+    np.testing.assert_allclose(given_.changes.squared_distances(), direct, rtol=1e-8)
+
+
+def test_inner_products_are_those_of_exact_sums() -> None:
+    rng = np.random.default_rng(5)
+    exact = updates(rng.lognormal(0.0, 3.0, (4, 5000)) * rng.choice([-1, 1], (4, 5000))).changes
+    assert exact is not None
+    expected = [[math.fsum((x * y).tolist()) for y in exact] for x in exact]
+    lengths = np.sqrt(np.diag(expected))
+    error = np.abs(exact.inner_products() - expected) / (lengths[:, None] * lengths[None, :])
+    assert error.max() < 1e-9
+    nothing = updates(np.zeros((2, 3))).changes
+    assert nothing is not None
+    assert not nothing.squared_distances().any()
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    """Products of this size are divided among threads, and so is the sum of the weighted rows."""
+    program = """
+import hashlib, numpy as np
+from fairbed.coordinator.algorithms.aggregation.base import Changes
+from fairbed.coordinator.policy.config import AggregationConfig
+from fairbed.coordinator.policy.factories import make_aggregator
+from tests.coordinator.algorithms.aggregation.rounds import merged, reports
+rng = np.random.default_rng(0)
+sent = rng.standard_normal(40_000).astype(np.float32)
+models = [sent + rng.standard_normal(40_000).astype(np.float32) for _ in range(100)]
+for keys in ({"defence": "krum"}, {"defence": "multi-krum"}, {"rule": "fedmgda+"},
+             {"pseudo_gradient": "geometric-median"}):
+    merge = merged(make_aggregator(AggregationConfig(**keys)), sent, 40_000, reports(models))
+    print(hashlib.sha256(merge.vector.tobytes() + merge.weights.tobytes()).hexdigest())
+print(hashlib.sha256(Changes(sent, models, 40_000).squared_distances().tobytes()).hexdigest())
+"""
+    found = []
+    for threads in ("1", "2"):
+        limits = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), threads)
+        found.append(
+            subprocess.run(
+                [sys.executable, "-c", program],
+                env=os.environ | limits,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
+    assert len(found[0].splitlines()) == 5
+    assert found[0] == found[1]
+
+
 def test_the_geometric_median_of_a_line_is_its_weighted_median() -> None:
     points = np.array([0.0, 1.0, 5.0])
     distances = np.square(points[:, None] - points[None, :])
@@ -141,7 +228,7 @@ def test_blocks_do_not_change_a_result() -> None:
     D = np.array(list(wide.changes))
     np.testing.assert_allclose(Median().combine(wide, np.ones(5)), np.median(D, axis=0), rtol=1e-12)
     direct = np.array([[((x - y) ** 2).sum() for y in D] for x in D])
-    np.testing.assert_allclose(squared_distances(wide.changes), direct, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(wide.changes.squared_distances(), direct, rtol=1e-9, atol=1e-6)
 
 
 def test_a_defence_says_when_a_round_is_too_small() -> None:
