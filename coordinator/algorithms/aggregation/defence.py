@@ -109,8 +109,6 @@ class Krum:
         """Keep the updates with the lowest scores; of equal scores the lower row."""
         m, f = len(updates), expected_malicious(len(updates), self._share)
         assert updates.changes is not None, "krum needs the changes"
-        if m == 1:
-            return _keep(1, np.array([0]))
         scores = krum_scores(updates.changes.squared_distances(), f)
         order = np.argsort(scores, kind="stable")
         return _keep(m, order[: max(m - f, 1) if self._is_multiple else 1])

@@ -203,3 +203,36 @@ def test_a_fleet_without_benign_devices_gives_a_warning(
         if warns
         else []
     )
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "line"),
+    [
+        ({"defence": "krum"}, ""),
+        (
+            {"defence": "krum", "malicious_share": 0.4},
+            "aggregation: krum needs at least 2 f + 3 updates per round, got 4 with f = 1",
+        ),
+        (
+            {"defence": "multi-krum", "malicious_share": 0.4},
+            "aggregation: multi-krum needs at least 2 f + 3 updates per round, got 4 with f = 1",
+        ),
+        (
+            {"pseudo_gradient": "trimmed-mean", "malicious_share": 0.5},
+            "aggregation: trimmed-mean needs at least 2 f + 1 updates per round, got 4 with f = 2",
+        ),
+        ({"defence": "k-norm", "malicious_share": 0.9}, ""),
+        ({"defence": "k-loss", "malicious_share": 1.0}, "aggregation.malicious_share: "),
+    ],
+)
+def test_rounds_that_are_too_small_for_a_defence_are_refused(
+    aggregation: dict[str, Any], line: str
+) -> None:
+    """Rounds of four updates."""
+    if not line:
+        an_experiment(None, aggregation=aggregation)
+        return
+    with pytest.raises(ExperimentError) as caught:
+        an_experiment(None, aggregation=aggregation)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)

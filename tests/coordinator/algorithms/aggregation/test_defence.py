@@ -221,6 +221,33 @@ def test_the_geometric_median_of_a_line_is_its_weighted_median() -> None:
         assert float(weights @ points) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("points", "a", "expected"),
+    [
+        ([-1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], 0.0),
+        ([-2.0, 1.0, 0.0], [5.0, 10.0, 1.0], 1.0),
+        ([0.0, 1.0], [1.0, 0.0], 0.0),
+    ],
+    ids=["it is the median", "the others pull it away", "the others have no weight"],
+)
+def test_the_geometric_median_may_begin_at_a_point(
+    points: list[float], a: list[float], expected: float
+) -> None:
+    """The weighted mean, where the iteration begins, is exactly 0."""
+    x = np.array(points)
+    weights = geometric_median_weights(np.square(x[:, None] - x[None, :]), np.array(a))
+    assert float(weights @ x) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_tie_between_a_point_and_the_pull_of_the_others_ends_at_the_limit() -> None:
+    """The distance from the point, the median, falls like 1 / steps only."""
+    points = np.array([[0.0, 0.0], [3.0, 4.0], [3.0, -4.0]])
+    distances = np.array([[0.0, 25.0, 25.0], [25.0, 0.0, 64.0], [25.0, 64.0, 0.0]])
+    weights = geometric_median_weights(distances, np.array([1.0, 5 / 6, 5 / 6]))
+    assert np.abs(weights @ points).max() < 1e-3
+    assert weights.sum() == pytest.approx(1.0)
+
+
 def test_blocks_do_not_change_a_result() -> None:
     rng = np.random.default_rng(1)
     wide = updates(rng.standard_normal((5, BLOCK + 7)))
@@ -237,6 +264,13 @@ def test_a_defence_says_when_a_round_is_too_small() -> None:
     assert KNorm(0.5).problem(2) == KLoss(0.5).problem(2) == Clip().problem(1) == ""
     assert KNorm(1.0).problem(2).startswith("k-norm needs at least f + 1 updates")
     assert TrimmedMean(0.5).problem(4).startswith("trimmed-mean needs at least 2 f + 1 updates")
+
+
+def test_a_round_of_one_update_keeps_it() -> None:
+    one = updates(U[:1])
+    for defence in (Clip(), KNorm(0.4), KLoss(0.4), Krum(0.4), Krum(0.4, is_multiple=True)):
+        treated = defence.treat(one)
+        assert (treated.is_kept.tolist(), treated.scale.tolist()) == ([True], [1.0])
 
 
 def test_all_malicious_still_leaves_an_update() -> None:
