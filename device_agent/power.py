@@ -86,7 +86,8 @@ class SensedPower:
         self._read, self._clock, self._interval_s, self._is_slow = read, clock, interval_s, is_slow
         self._lock = threading.Lock()
         self._wakeup = Notify()
-        self._is_measuring = False
+        self._rounds = 0
+        """Rounds under way: a new one may begin before the one that it replaces has ended."""
         self._at = 0.0
         self._watts: float | None = None
         self._lap_j: float | None = 0.0
@@ -96,7 +97,7 @@ class SensedPower:
         """Read the sensor once, and then during rounds, until cancelled."""
         await anyio.to_thread.run_sync(self.sample, abandon_on_cancel=True)
         while True:
-            while not self._is_measuring:
+            while self._rounds == 0:
                 await self._wakeup.wait()
             await anyio.to_thread.run_sync(self.sample, abandon_on_cancel=True)
             await anyio.sleep(self._interval_s)
@@ -106,7 +107,7 @@ class SensedPower:
         watts = self._watts if self._is_slow else self._reading()
         with self._lock:
             self._watts, self._at, self._lap_j = watts, self._clock.now(), 0.0
-        self._is_measuring = True
+        self._rounds += 1
         self._wakeup.notify()
 
     def sample(self) -> None:
@@ -125,7 +126,7 @@ class SensedPower:
 
     def end(self) -> None:
         """A round is over: stop reading."""
-        self._is_measuring = False
+        self._rounds -= 1
 
     def _advance(self, watts: float | None) -> None:
         """Add the energy up to now, at which the power is `watts`."""

@@ -392,6 +392,20 @@ class RunReader:
         rows = self._query(_DEVICE_S, (since_round, until_round, STRAGGLER_ROUNDS))
         return float(rows[0][0])
 
+    def energy_j(self, since_round: int, until_round: int) -> float:
+        """Return the known energy of the exchanges of rounds after `since_round`, joules.
+
+        Exchanges up to round `until_round` count, those that were merged late in the round of their
+        merge. One that is abandoned in a later round than its own does not count here.
+        """
+        rows = self._query(
+            "SELECT ifnull(sum(energy_j), 0.0) FROM exchange "
+            "WHERE ifnull(aggregated_round, round) > ? AND ifnull(aggregated_round, round) <= ? "
+            "AND (outcome = 'done' OR busy_s IS NOT NULL)",
+            (since_round, until_round),
+        )
+        return float(rows[0][0])
+
     def metrics(self, since: int = 0) -> list[MetricRow]:
         """Return the evaluations after round `since`."""
         return self._select(MetricRow, "WHERE round > ? ORDER BY round", (since,))

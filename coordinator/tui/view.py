@@ -165,6 +165,8 @@ class ViewUpdate:
     """Quality of the exchanges of `rounds`."""
     device_s: float = 0.0
     """Device-seconds of `rounds`."""
+    energy_j: float = 0.0
+    """Known energy of the exchanges of `rounds`."""
     selections: Sequence[SelectionRow] = ()
     """Selection of the newest round."""
     metrics: Sequence[MetricRow] = ()
@@ -199,6 +201,8 @@ class RunView:
     """Quality of all exchanges of closed rounds."""
     device_s: float = 0.0
     """Device-seconds of all closed rounds."""
+    energy_j: float = 0.0
+    """Known energy of the exchanges of all closed rounds."""
     stragglers: Stragglers = Stragglers()
     """Late exchanges of all closed rounds."""
     events: tuple[tuple[int, EventRow], ...] = ()
@@ -253,6 +257,7 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         queues=view.queues + queues,
         quality=view.quality + update.quality,
         device_s=view.device_s + update.device_s,
+        energy_j=view.energy_j + update.energy_j,
         stragglers=view.stragglers.plus(update.rounds),
         events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
         open_since_s=open_since_s,

@@ -177,9 +177,13 @@ async def test_a_sensor_is_read_in_rounds_only() -> None:
         meter.begin()
         await anyio.sleep(2.2)
         assert sensor.readings == 1 + 1 + 5
+        meter.begin()
+        meter.end()
+        await anyio.sleep(2.0)
+        assert sensor.readings == 1 + 1 + 5 + 1 + 4, "a round is still on"
         meter.end()
         await anyio.sleep(60.0)
-        assert sensor.readings <= 8
+        assert sensor.readings <= 1 + 1 + 5 + 1 + 4 + 1
         group.cancel_scope.cancel()
 
 

@@ -15,7 +15,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from fairbed.coordinator.report.quantities import device_time, seconds
+from fairbed.coordinator.report.quantities import device_time, energy, seconds
 from fairbed.coordinator.tui.bars import bar
 from fairbed.coordinator.tui.phase_spans import MISSED, PHASES
 from fairbed.coordinator.tui.view import ExchangeView, RoundView, RunView
@@ -74,13 +74,15 @@ class RoundTimeline(Widget):
         self._lines: Sequence[Line] = ()
 
     def show(self, view: RunView) -> None:
-        """Show the steps of the aggregation, device-seconds and newest round in the border."""
+        """Show aggregation, energy, device-seconds and newest round in the border."""
         steps = view.info.plan.steps if view.info else ""
         title = f"Rounds by phase · {escape(steps)}" if steps else "Rounds by phase"
         if title != self._title:
             self.border_title = self._title = title
         newest = f"round {view.rounds[-1].round}" if view.rounds else ""
         spent = f"{device_time(view.device_s)} device-seconds · " if view.device_s else ""
+        if view.energy_j:
+            spent = f"{energy(view.energy_j)} · {spent}"
         if spent + newest != (self.border_subtitle or ""):
             self.border_subtitle = spent + newest
         self.waiting = view.waiting

@@ -214,6 +214,14 @@ async def test_the_rounds_are_headed_by_the_steps_of_the_aggregation(tmp_path: P
         )
 
 
+async def test_the_energy_of_the_exchanges_is_shown_if_it_is_known(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "energy")
+    run.play(3)
+    run.store.add(replace(run.exchange(0), round=3, attempt=9, energy_j=1_840.0))
+    async with room(run.finish()) as (app, pilot):
+        assert await shows(app, pilot, "1.8 kJ · ", "device-seconds · round 3")
+
+
 async def test_a_run_without_devices_can_be_watched(tmp_path: Path) -> None:
     empty = FakeRun(tmp_path / "empty", devices=0)
     empty.store.flush()

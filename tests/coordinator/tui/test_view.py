@@ -92,6 +92,24 @@ def test_exchange_quality_is_accumulated(run: FakeRun, feed: ViewReader) -> None
     assert view.quality.done > 0
 
 
+def test_energy_is_accumulated_once_per_exchange(run: FakeRun, feed: ViewReader) -> None:
+    """One of round 1 is open at the first read, and merged in round 4; one of round 5 is open."""
+    run.play(3)
+    late = replace(run.exchange(0), round=1, attempt=9, energy_j=7.0)
+    waiting = replace(late, outcome="late", busy_s=None, aggregated_round=None)
+    run.store.add(replace(late, attempt=8, outcome="failed", aggregated_round=None, energy_j=2.0))
+    run.store.add(waiting)
+    view = next_view(run, feed, RunView())
+    assert view.energy_j == 2.0
+    run.store.add(replace(late, outcome="done", aggregated_round=4))
+    run.play(1)
+    run.store.add(replace(late, round=5, outcome="done", aggregated_round=None))
+    view = next_view(run, feed, view)
+    assert view.energy_j == 9.0
+    run.play(1)
+    assert next_view(run, feed, view).energy_j == 16.0
+
+
 def test_device_seconds_are_accumulated(run: FakeRun, feed: ViewReader) -> None:
     """Among them those of an exchange of round 2 that ended in round 5."""
     run.play(4)
