@@ -137,22 +137,22 @@ class Changes:
 
     def _products(self, *, is_centred: bool) -> Floats:
         K = len(self)
-        products, space = np.zeros((K, K)), np.empty((3, K, min(PARTS, self.n_params)))
+        products, space = np.zeros((K, K)), np.empty((2, K, min(PARTS, self.n_params)))
         for start in range(0, self.n_params, PARTS):
             stop = min(start + PARTS, self.n_params)
-            rows, high, low = space[:, :, : stop - start]
+            rows, high = space[:, :, : stop - start]
             self.part(start, stop, out=rows)
             if is_centred:
                 order = np.argsort(_largest(rows), kind="stable")
                 rows -= rows[order[(K - 1) // 2]].copy()
-            products += _exact_products(rows, high, low)
+            products += _exact_products(rows, high)
         return products
 
 
-def _exact_products(rows: Floats, high: Floats, low: Floats) -> Floats:
+def _exact_products(rows: Floats, high: Floats) -> Floats:
     """Return the products of K rows of at most `PARTS` values, shape (K, K).
 
-    The rows change; `high` and `low` are memory for h and l, of the shape of the rows.
+    The rows change: they become l; `high` is memory for h, of the same shape.
 
     Each row is the sum of two rows of integers of `BITS` bits, each times a power of two, with an
     error of 2^-43 of its largest value: x = h + l. A sum of products of two of them is at most
@@ -165,8 +165,8 @@ def _exact_products(rows: Floats, high: Floats, low: Floats) -> Floats:
     exponents = np.frexp(_largest(rows))[1][:, np.newaxis]
     _round(rows, exponents - BITS, high)
     rows -= high
-    _round(rows, exponents - 2 * BITS - 1, low)
-    crossed = high @ low.T
+    _round(rows, exponents - 2 * BITS - 1, rows)
+    crossed = high @ rows.T
     products: Floats = high @ high.T + (crossed + crossed.T)
     return products
 
