@@ -323,13 +323,32 @@ def test_the_rule_weights_those_that_a_filter_leaves() -> None:
     assert merge.vector.tolist() == pytest.approx([1.02, -0.04], abs=1e-6)
 
 
-def test_a_round_that_is_too_small_is_reported() -> None:
-    rule = make_aggregator(AggregationConfig(defence="krum", malicious_share=0.4))
-    merge = merged(rule, vector(0, 0), 2, reports(U[:3].tolist()))
+@pytest.mark.parametrize(
+    ("keys", "needs"),
+    [
+        ({"defence": "krum"}, "krum needs at least 2 f + 3"),
+        ({"defence": "multi-krum"}, "multi-krum needs at least 2 f + 3"),
+        ({"pseudo_gradient": "trimmed-mean"}, "trimmed-mean needs at least 2 f + 1"),
+    ],
+)
+def test_a_round_that_is_too_small_is_reported_and_merged(keys: dict[str, str], needs: str) -> None:
+    """Rounds of five or more are planned, and four updates arrive."""
+    config = AggregationConfig(malicious_share=0.5, **keys)  # type: ignore[arg-type]
+    merge = merged(make_aggregator(config), vector(0, 0), 2, reports(U[:4].tolist()))
     (note,) = merge.notes
     assert note.kind == "defence"
-    assert note.about(["pi-0", "pi-1", "pi-2"]) == note.text
-    assert note.text.startswith("krum needs at least 2 f + 3 updates per round, got 3 with f")
-    config = AggregationConfig(pseudo_gradient="trimmed-mean", malicious_share=0.5)
-    assert defence_problem(config, 4).startswith("trimmed-mean needs at least 2 f + 1 updates")
-    assert defence_problem(config, 5) == ""
+    assert note.about(["pi-0", "pi-1", "pi-2", "pi-3"]) == note.text
+    assert note.text == (
+        f"{needs} updates per round, got 4 with f = 2 expected malicious ones; raise "
+        "selection.per_round, or lower aggregation.malicious_share"
+    )
+    assert np.abs(merge.vector - [1.0, 0.0]).max() < 0.3
+    assert defence_problem(config, 4) == note.text
+
+
+def test_a_round_that_is_large_enough_is_not_reported() -> None:
+    for keys, m in (({"defence": "krum"}, 7), ({"pseudo_gradient": "trimmed-mean"}, 5)):
+        config = AggregationConfig(malicious_share=0.3, **keys)  # type: ignore[arg-type]
+        models = [[1.0, 0.01 * k] for k in range(m)]
+        merge = merged(make_aggregator(config), vector(0, 0), 2, reports(models))
+        assert (merge.notes, defence_problem(config, m)) == ((), "")
