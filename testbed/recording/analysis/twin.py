@@ -164,10 +164,7 @@ def _fitted(
     """Return the row with the first number that can make the twin as slow as the device."""
     for key in KEYS.get(row.phase, _PROCESSOR)[:2]:
         value = number_of(profile, key)
-        found = _bisected(profile, key, value or row.device_s, row.device_s, phase_s)
-        if found is None:
-            continue
-        fits, then_s = found
+        fits, then_s = _bisected(profile, key, value or row.device_s, row.device_s, phase_s)
         if abs(then_s - row.device_s) > OFF_RATIO * row.device_s:
             continue
         why = findings.missing.get(key, "the value that the run measured does not explain it")
@@ -184,27 +181,25 @@ def _fitted(
 
 def _bisected(
     profile: Profile, key: str, near: float, target_s: float, phase_s: Callable[[Profile], float]
-) -> tuple[float, float] | None:
-    """Return the value of a number with which a phase takes `target_s`, and the phase then.
+) -> tuple[float, float]:
+    """Return the value of a number with which a phase comes to `target_s`, and the phase then.
 
-    None if the profile cannot have such values.
+    A value that the profile cannot have counts as too large.
     """
 
     def with_value(value: float) -> float:
         return phase_s(with_number(profile, key, Finding(value, "found with the twin")))
 
     low, high = near / FIT_FACTOR, near * FIT_FACTOR
-    try:
-        grows = with_value(near * 1.1) > with_value(near)
-        for _ in range(FIT_STEPS):
-            middle = float(np.sqrt(low * high))
-            if (with_value(middle) < target_s) == grows:
-                low = middle
-            else:
-                high = middle
-    except msgspec.ValidationError:
-        return None
-    return high, with_value(high)
+    grows = with_value(near) > with_value(near / 1.1)
+    for _ in range(FIT_STEPS):
+        middle = float(np.sqrt(low * high))
+        try:
+            is_too_small = (with_value(middle) < target_s) == grows
+        except msgspec.ValidationError:
+            is_too_small = False
+        low, high = (middle, high) if is_too_small else (low, middle)
+    return low, with_value(low)
 
 
 def number_of(profile: Profile, key: str) -> float | None:
