@@ -137,7 +137,8 @@ async def test_an_agent_for_one_run_that_the_broker_refuses_ends(tmp_path: Path)
     async with start_broker("mosquitto", folder=tmp_path) as broker:
         broker_url = broker.url.replace(broker.password, "wrong")
         command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", broker_url]
-        done = await anyio.run_process([*command, "--name", NAME, "--once"], check=False)
+        with anyio.fail_after(TIMEOUT_S):
+            done = await anyio.run_process([*command, "--name", NAME, "--once"], check=False)
     stderr = done.stderr.decode()
     assert done.returncode == 1
     assert stderr.splitlines()[-1].startswith("device-agent: mqtt://")
