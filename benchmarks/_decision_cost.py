@@ -114,6 +114,7 @@ class DecisionBench:
             loss=self._rng.lognormal(0.0, 0.5, k),
             at_least_s=np.full(k, np.nan),
             context=np.full((k, CONTEXT), np.nan),
+            was_cold=np.zeros(k, dtype=np.bool_),
         )
 
     def _phases_s(self, rows: Ints, context: Floats) -> Floats:

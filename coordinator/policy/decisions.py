@@ -27,6 +27,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
     Prediction,
 )
+from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
 from fairbed.coordinator.algorithms.local_training import LocalMerge, ServerHalf
 from fairbed.coordinator.algorithms.random_streams import seeds
 from fairbed.coordinator.algorithms.selection.audit import audit
@@ -40,6 +41,7 @@ from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import (
     make_aggregator,
+    make_context_check,
     make_estimator,
     make_local_half,
     make_miss_limit,
@@ -93,6 +95,10 @@ class Decisions:
         self.local_half = local_half
         """The coordinator's half of a local rule that is a plug-in; None if there is none."""
         self.miss_limit = make_miss_limit(config.selection)
+        self.context_check = make_context_check(config.selection)
+        """Replaces claims that exchanges contradict; None: contexts are used as claimed."""
+        self.context_changes: list[ContextChange] = []
+        """Claims that the last call of `learn` began or ceased to replace, by row."""
         self._registered = 0
         """Number of devices at the last selection."""
 
@@ -196,7 +202,7 @@ class Decisions:
             has_replied = np.isfinite(loss)
             context = context.copy()
             context[has_replied, COLD] = context[has_replied, DOWN] = 0.0
-        prediction = self.estimator.predict(context)
+        prediction = self.estimator.predict(self._believed(context, round_id))
         candidates = Candidates(
             round=round_id,
             is_available=is_available,
@@ -208,6 +214,11 @@ class Decisions:
             loss=loss,
         )
         return candidates, context, prediction
+
+    def _believed(self, context: Floats, round_id: int) -> Floats:
+        """Return the contexts that the estimator gets, shape (N, 4), from claimed ones."""
+        check = self.context_check
+        return context if check is None else check.believed(context, round_id)
 
     def _without_excluded(self, candidates: Candidates) -> Candidates:
         """Return the candidates without the devices that the miss limit excludes."""
@@ -243,6 +254,7 @@ class Decisions:
             aggregated=observed.rows[observed.is_aggregated],
             missed=observed.rows[observed.timed_out & ~observed.is_aggregated],
         )
+        self.context_changes = []
         is_of_this_round: Bools = np.logical_and.reduce(np.isnan(observed.context), axis=1)
         self._update_estimator(selection, observed, ~is_of_this_round)
         self._update_estimator(selection, observed, is_of_this_round)
@@ -259,6 +271,13 @@ class Decisions:
         rows, at = (np.array(list(column)) for column in (last.keys(), last.values()))
         context = observed.context[at]
         context = np.where(np.isnan(context), selection.context[rows], context)
+        if self.context_check is not None:
+            steps = self.config.training.local_steps(selection.n_k[rows])
+            cold, phases_s = observed.was_cold[at], observed.phases_s[at]
+            context, changes = self.context_check.observe(
+                rows, context, cold, phases_s, steps, selection.round
+            )
+            self.context_changes += changes
         is_bound: Bools = np.isnan(observed.tau_s[at])
         self.estimator.observe(rows, context, Measured(time_s[at], observed.phases_s[at], is_bound))
 
@@ -369,6 +388,7 @@ class Decisions:
             "estimator": self.estimator.to_state(),
             "aggregator": self.aggregator.to_state(),
             "miss_limit": self.miss_limit.to_state(),
+            "context_check": None if self.context_check is None else self.context_check.to_state(),
             "local": None if self.local_half is None else self.local_half.to_state(),
         }
 
@@ -378,6 +398,8 @@ class Decisions:
         self.estimator.load_state(state["estimator"])
         self.aggregator.load_state(state["aggregator"])
         self.miss_limit.load_state(state["miss_limit"])
+        if self.context_check is not None:
+            self.context_check.load_state(state["context_check"])
         if self.local_half is not None:
             self.local_half.load_state(state["local"])
 

@@ -38,6 +38,7 @@ from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
 from fairbed.coordinator.algorithms.aggregation.server_step import FedOpt, Plain
 from fairbed.coordinator.algorithms.aggregation.term import Term
 from fairbed.coordinator.algorithms.estimation.base import Estimator
+from fairbed.coordinator.algorithms.estimation.context_check import ContextCheck
 from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
@@ -82,6 +83,11 @@ def make_estimator(config: SelectionConfig) -> Estimator:
             return PhaseEstimator(config.ridge_lambda, config.discount)
         case name:
             return GuardedEstimator(name, ESTIMATOR.make(name, config.estimator_options))
+
+
+def make_context_check(config: SelectionConfig) -> ContextCheck | None:
+    """Return the check of contexts; None if contexts are used as devices claim them."""
+    return None if config.context_check is None else ContextCheck(config.context_check)
 
 
 def make_local_half(config: TrainingConfig) -> ServerHalf | None:

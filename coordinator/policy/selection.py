@@ -31,6 +31,8 @@ class Observation:
     context: Floats | None = None
     """Its context at the selection, shape (4,), if that was in an earlier round; None: the context
     of this round."""
+    was_cold: bool = False
+    """The device claims that it had to load data and session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class Observations:
     at_least_s: Floats
     context: Floats
     """Shape (K, 4)."""
+    was_cold: Bools
 
     @classmethod
     def of(cls, observations: Sequence[Observation]) -> "Observations":
@@ -66,6 +69,7 @@ class Observations:
             loss=_column([o.loss for o in observations]),
             at_least_s=_column([o.at_least_s for o in observations]),
             context=np.array(contexts, dtype=np.float64).reshape(-1, CONTEXT),
+            was_cold=np.array([o.was_cold for o in observations], dtype=np.bool_),
         )
 
     def __len__(self) -> int:

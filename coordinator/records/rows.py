@@ -180,6 +180,7 @@ def observation(
         loss=_loss(exchange.offer),
         at_least_s=exchange.at_least_s if was_ended_early and is_bound else None,
         context=context,
+        was_cold=exchange.offer is not None and exchange.offer.was_cold,
     )
 
 

@@ -428,6 +428,7 @@ class TrainingLoop:
         self._decisions.learn(closed.selection, Observations.of(observations))
         self._report_frozen(table.id)
         self._report_misses(table.id)
+        self._report_context_changes(table.id)
         self._registry.close_round(
             table.exchanges,
             trained=[x.device for x in ended if x.offer is not None],
@@ -552,6 +553,15 @@ class TrainingLoop:
             text = self._decisions.miss_limit_text()
             self._event_log.event(
                 "misses", text, level="warning", device=names[row], round_id=round_id
+            )
+
+    def _report_context_changes(self, round_id: int) -> None:
+        """Write an event for each claim that the context check began or ceased to replace."""
+        names = self._registry.names()
+        for change in self._decisions.context_changes:
+            device, text = names[change.row], change.text()
+            self._event_log.event(
+                "context check", text, level="warning", device=device, round_id=round_id
             )
 
 

@@ -160,6 +160,9 @@ class Checkpointer:
         for row in replayed.reached_miss_limit.tolist():
             text = self._engine.decisions.miss_limit_text()
             store.add(self._warning(replayed, "misses", text, self._names[row]))
+        for change in replayed.context_changes:
+            device, text = self._names[change.row], change.text()
+            store.add(self._warning(replayed, "context check", text, device))
         for note in () if cohort is None else cohort.notes:
             store.add(self._warning(replayed, note.kind, note.about(self._names)))
         if self._fleet_stats is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT
+from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import Observations, Selection, SelectionBuilder
 from fairbed.coordinator.ports import Score
@@ -78,6 +79,8 @@ class ReplayedRound:
     """Result of the loss query; None if the selector needs none."""
     reached_miss_limit: Ints
     """Rows of the devices that have reached the miss limit for the first time."""
+    context_changes: Sequence[ContextChange] = ()
+    """Claims that the context check began or ceased to replace."""
 
     @property
     def query_s(self) -> float:
@@ -199,6 +202,7 @@ class ReplayEngine:
             after=self.at,
             queried=current.queried,
             reached_miss_limit=self.decisions.miss_limit.reached,
+            context_changes=self.decisions.context_changes,
         )
 
     def to_state(self) -> dict[str, Any]:
@@ -416,6 +420,7 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
         loss=column(over, "loss"),
         at_least_s=np.array([_at_least_s(x) for x in over], dtype=np.float64),
         context=context,
+        was_cold=flags(over, "was_cold"),
     )
 
 

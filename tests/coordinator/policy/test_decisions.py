@@ -203,6 +203,57 @@ def test_each_of_two_exchanges_of_a_device_is_learned_with_its_own_context() -> 
     assert made.to_state()["estimator"] == alone.to_state()["estimator"]
 
 
+def observe_liar(made: Decisions, registry: Registry, round_id: int, speed: float) -> None:
+    """Run a round of equal devices, of which device 0 claims `speed` times its cores and rates."""
+    claim = context(round_id + 1, mu_cores=speed, downlink_bps=8e6 * speed, uplink_bps=4e6 * speed)
+    registry.update_context("pi-0", claim, now=1.0)
+    selection = made.select(round_id, registry, BOTH_WAYS, now=1.0)
+    phases_s = (1.0, 0.5, 3.0, 2.0, 0.1)
+    rows = selection.rows.tolist()
+    made.learn(
+        selection, Observations.of([Observation(n, 6.6, phases_s, True, False) for n in rows])
+    )
+
+
+@pytest.mark.parametrize("estimator", ["ridge", "phases"])
+def test_a_context_that_exchanges_contradict_is_replaced_for_the_estimator(estimator: str) -> None:
+    registry, settings = fleet(5), {"estimator": estimator, "per_round": 5}
+    made, believing = decisions(context_check=5.0, **settings), decisions(**settings)
+    for round_id in range(1, 9):
+        speed = 1.0 if round_id < 4 else 20.0
+        observe_liar(believing, registry, round_id, speed)
+        observe_liar(made, registry, round_id, speed)
+        assert [c.row for c in made.context_changes] == ([0, 0, 0] if round_id == 6 else [])
+    chosen = made.select(9, registry, BOTH_WAYS, now=1.0)
+    times_s = chosen.prediction.tau_hat_s
+    assert chosen.context[0, DOWN] == pytest.approx(0.05), "the store keeps the claim"
+    assert times_s[0] == pytest.approx(times_s[1], rel=1e-9)
+    deceived_s = believing.select(9, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
+    assert deceived_s[0] < 0.9 * deceived_s[1]
+    assert believing.context_changes == []
+
+
+def test_the_check_of_contexts_is_in_the_checkpoint() -> None:
+    registry, made = fleet(5), decisions(context_check=5.0, per_round=5)
+    resumed = decisions(context_check=5.0, per_round=5)
+    observe_liar(made, registry, 1, 20.0)
+    observe_liar(made, registry, 2, 20.0)
+    resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(made.to_state())))
+    observe_liar(made, registry, 3, 20.0)
+    observe_liar(resumed, registry, 3, 20.0)
+    assert made.context_changes
+    assert resumed.context_changes == made.context_changes
+    assert resumed.to_state() == made.to_state()
+
+
+def test_an_honest_fleet_is_selected_as_without_the_check() -> None:
+    registry = fleet(5)
+    made, plain = decisions(context_check=5.0), decisions()
+    for round_id in range(1, 30):
+        assert observe(made, registry, round_id, 1.0) == observe(plain, registry, round_id, 1.0)
+    assert made.to_state()["estimator"] == plain.to_state()["estimator"]
+
+
 def test_queues_grow_in_a_round_without_available_devices() -> None:
     registry, made = fleet(3), decisions(beta=0.2)
     selection = made.select(1, registry, BOTH_WAYS, now=99.0)

@@ -162,6 +162,13 @@ def test_the_example_of_lying_contexts_runs(
         honest = share[f"{arm},speed=1.0"]
         assert share[f"{arm},speed=10.0"] == pytest.approx(honest, abs=0.005)
         assert share[f"{arm}-later"] == pytest.approx(honest, abs=0.04)
+    for arm in ("fedcs-ridge", "fedcs-phases", "rbcs-f-ridge", "rbcs-f-phases", "oort"):
+        honest = share[f"{arm},speed=1.0"]
+        assert share[f"{arm}-checked,speed=1.0"] == honest, (
+            "the check finds no fault with the truth"
+        )
+        assert share[f"{arm}-checked,speed=10.0"] == pytest.approx(honest, abs=0.03)
+        assert share[f"{arm}-later-checked"] == pytest.approx(honest, abs=0.03)
 
 
 @pytest.mark.full

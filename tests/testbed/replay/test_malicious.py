@@ -97,6 +97,18 @@ def test_a_device_that_is_honest_at_first_lies_after_its_exchanges(tmp_path: Pat
         assert found.mu_cores == pytest.approx((4.0 if lies else 1.0) * honest.mu_cores)
 
 
+def test_a_replay_distrusts_contexts_that_exchanges_contradict(tmp_path: Path) -> None:
+    selection = {"policy": "uniform", "per_round": 8, "context_check": 5.0}
+    lie = LIE | {"speed": 50.0}
+    of = an_experiment(PROFILES | {"malicious": lie}, selection=selection, rounds=5)
+    replay_experiment(of, tmp_path / "run", "run", ignore)
+    with RunReader(tmp_path / "run") as reader:
+        events = [event for _, event in reader.events() if event.kind == "context check"]
+        liars = {truth.name for truth in reader.truths() if truth.malicious}
+    assert {(event.device, event.round) for event in events} == {(name, 3) for name in liars}
+    assert all("contradict its claims, so predictions use" in event.text for event in events)
+
+
 def test_fedcs_believes_a_device_that_claims_to_be_fast(tmp_path: Path) -> None:
     slow = {"profile": "raspberry-pi-zero-2w", "name": "zero", "count": 2}
     fast = {"profile": "raspberry-pi-4b", "name": "pi", "count": 6}
