@@ -25,7 +25,7 @@ from fairbed.coordinator.policy.selection import Observation, Observations, Repo
 from fairbed.coordinator.state.registry import Registry
 from fairbed.wire.plugins import PluginError
 from tests.coordinator.builders import context, hello
-from tests.local_rules import DRIFT
+from tests.local_rules import DRIFT, HERE
 
 BOTH_WAYS = (8e6, 8e6)
 """Bits down and up."""
@@ -451,6 +451,31 @@ def test_a_round_without_a_usable_update_leaves_the_vectors() -> None:
     made, model = drift(), np.zeros(3, dtype=np.float32)
     assert made.begin_merge(1, model, 2, models).finish().vector.tolist() == [0.0] * 3
     assert made.with_vectors(model, 2).tolist() == [0.0] * 5
+
+
+def test_the_coordinator_half_may_move_the_model_without_vectors() -> None:
+    training = TrainingConfig(rule=f"{HERE}:Momentum", rule_options={"beta": 0.5})
+    made = make_decisions(config(training=training))
+    model, n_merged = np.zeros(3, dtype=np.float32), []
+    for round_id in (1, 2):
+        merge = made.begin_merge(round_id, model, 2, models)
+        update = model + np.array([2.0, 4.0, 0.0], dtype=np.float32)
+        merge.add(Report(row=0, n_k=10, model=update, loss_before=None))
+        model = merge.finish().vector
+        n_merged.append(model.tolist())
+    # v = (2, 4); w = (2, 4) + (2, 4) + v / 2; buffers stay
+    assert n_merged == [[2.0, 4.0, 0.0], [5.0, 10.0, 0.0]]
+
+
+@pytest.mark.parametrize("rule", [DRIFT, f"{HERE}:Keeping"])
+@pytest.mark.parametrize("settings", [{"mode": "async"}, {"late": "merge"}])
+def test_refuses_vectors_of_a_local_rule_where_late_updates_are_merged(
+    settings: dict[str, str], rule: str
+) -> None:
+    late = msgspec.convert(settings, RoundConfig)
+    with_vectors = config(training=TrainingConfig(rule=rule))
+    with pytest.raises(PluginError, match="must have no vectors where late updates are merged"):
+        make_decisions(msgspec.structs.replace(with_vectors, round=late))
 
 
 def test_a_device_gets_the_local_rule_unless_it_is_sgd() -> None:

@@ -15,7 +15,6 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
     TrainingConfig,
 )
-from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.device_agent.stored_vector import KEPT, file_of
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.tensors import BYTES_PER_VALUE
@@ -169,10 +168,3 @@ async def test_a_fault_at_the_coordinator_ends_the_run_at_its_last_closed_round(
     )
     with place.reader() as reader:
         assert reader.rounds() == []
-
-
-@pytest.mark.parametrize("rule", [DRIFT, f"{HERE}:Keeping"])
-def test_a_rule_with_vectors_is_refused_where_late_updates_are_merged(rule: str) -> None:
-    config = with_rule(rule, round=RoundConfig(mode="async"))
-    with pytest.raises(PluginError, match="must have no vectors where late updates are merged"):
-        make_decisions(config)

@@ -347,3 +347,24 @@ def test_malicious_devices_are_shown_after_the_run_or_on_request(tmp_path: Path)
     assert [device.malicious for device in over.devices] == [
         device.malicious for device in revealed.devices
     ]
+
+
+def test_the_wait_for_devices_is_shown_until_the_first_round(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    for left in (20, 10):
+        run.store.add(
+            EventRow(
+                at_s=float(-left),
+                wall="",
+                level="info",
+                kind="waiting",
+                round=None,
+                device=None,
+                text=f"1 of 4 devices are ready, {left} s left",
+            )
+        )
+    view = next_view(run, feed, RunView())
+    assert view.waiting == "1 of 4 devices are ready, 10 s left"
+    run.play(1)
+    assert next_view(run, feed, view).waiting == ""

@@ -1,16 +1,22 @@
 """Phases that no number of a profile explains."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fairbed import profiles
+from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.profiles import Profile
+from fairbed.profiles.series import Series
 from fairbed.testbed.recording.analysis.findings import Finding, Findings
 from fairbed.testbed.recording.analysis.twin import (
     PHASES,
     PhaseTimes,
     PhaseTwin,
     compare_phases,
+    number_of,
     with_number,
 )
 from tests.testbed.recording.rows import World
@@ -68,3 +74,48 @@ def test_a_phase_without_time_is_left_out() -> None:
         "upload_s",
     }
     assert all(row.difference == 0.0 and not row.is_off for row in rows)
+
+
+def _compare(
+    found: dict[str, Finding], exchanges: Sequence[ExchangeRow] = EXCHANGES
+) -> dict[str, PhaseTwin]:
+    """Compare with a Raspberry Pi 4B that trains for 60 s at its own speed, and has findings."""
+    pi = profiles.load("raspberry-pi-4b")
+
+    def predict(changed: Profile) -> PhaseTimes:
+        times = {phase: np.array([getattr(x, phase) for x in exchanges]) for phase in PHASES}
+        slower = float(pi.core_speed) / float(changed.core_speed)
+        return {**times, "train_s": np.full(len(exchanges), 60.0 * slower)}
+
+    rows = compare_phases(exchanges, pi, Findings(found=found), predict)
+    return {row.phase: row for row in rows}
+
+
+def test_a_measured_value_that_explains_the_phase_is_named() -> None:
+    pi = profiles.load("raspberry-pi-4b")
+    device_s = _compare({})["train_s"].device_s
+    right = float(pi.core_speed) * 60.0 / device_s
+    row = _compare({"core_speed": Finding(right, "the training of 4 exchanges")})["train_s"]
+    assert (row.key, row.value, row.fits) == ("core_speed", float(pi.core_speed), right)
+    assert row.twin_then_s == pytest.approx(device_s)
+    assert row.reason == "the training of 4 exchanges"
+    half_way = Finding(float(pi.core_speed) * 1.01, "a poor measurement")
+    assert _compare({"core_speed": half_way})["train_s"].reason.startswith("found with the twin")
+
+
+def test_a_measured_value_that_a_profile_cannot_have_explains_nothing() -> None:
+    row = _compare({"engine_threads": Finding(1e6, "made up")})["train_s"]
+    assert row.key != "engine_threads"
+
+
+def test_a_measured_number_over_time_is_taken_with_its_mean_in_its_range() -> None:
+    pi = profiles.load("raspberry-pi-4b")
+    series = Series((0.0, 10.0), (0.5, 0.75), 20.0)
+    changed = with_number(pi, "clock_ratio", Finding(0.8, "made up", series))
+    assert number_of(changed, "clock_ratio") == 0.75
+
+
+def test_loading_counts_for_cold_devices_alone() -> None:
+    warm = [replace(x, was_cold=False) for x in EXCHANGES]
+    assert "load_s" in _compare({})
+    assert "load_s" not in _compare({}, warm)
