@@ -328,3 +328,8 @@ def test_the_events_state_claim_and_measurement() -> None:
         "claims 4 s for its upload, and its exchange shows 4 s; none of the last 5 contradicts its "
         "claims, so predictions use them again"
     )
+
+
+def test_a_cold_start_that_is_believed_again_is_said_so() -> None:
+    change = ContextChange(0, COLD, is_distrusted=False, claimed=1.0, shown=1.0)
+    assert change.text() == "its claimed cold starts agree with its loading times again"
