@@ -1,4 +1,4 @@
-"""Links between the pages lead to files and headings that exist."""
+"""Links between the pages, and paths that they name, lead to files and headings that exist."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMING = [*(page for page in PAGES if page.parent.name != "decisions"), ROOT / "CHANGELOG.md"]
+"""Decisions also name files that they decide against."""
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED = re.compile(
+    r"(?<![\w./-])"
+    r"(?:benchmarks|coordinator|device_agent|docs|examples|experiments|profiles|testbed|tests|tools|wire)"
+    r"/[\w./-]*\w\.(?:csv|json|md|py|svg|toml|txt)\b"
+)
+"""A file of this repository in a text or a command."""
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -29,3 +37,9 @@ def test_every_link_of_a_page_leads_to_something(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    named = set(NAMED.findall(page.read_text(encoding="utf-8")))
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []

@@ -115,6 +115,20 @@ def test_the_example_of_a_literal_world_runs(
 
 
 @pytest.mark.full
+def test_the_example_of_equal_weights_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With equal weights, plain FedAvg is as accurate over devices as two fair rules."""
+    arguments = ["--out", str(calls), "--seeds", "2", "--set", "rounds=40", "--json"]
+    path = str(GRIDS / "equal-weights.toml")
+    assert main(["compare", path, "--no-figures", *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    accuracy = {arm["name"]: arm["values"]["accuracy_mean"]["mean"] for arm in report["arms"]}
+    assert list(accuracy) == ["fedavg-n", "fedavg-equal", "aaggff-d", "corefed"]
+    assert accuracy["fedavg-n"] < accuracy["fedavg-equal"] - 0.1
+    for rule in ("aaggff-d", "corefed"):
+        assert accuracy[rule] == pytest.approx(accuracy["fedavg-equal"], abs=0.1)
+
+
+@pytest.mark.full
 def test_the_example_of_fair_rules_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(GRIDS / "fair.toml")
     arguments = ["--out", str(calls), "--no-figures", "--seeds", "1", "--set", "rounds=6", "--json"]
