@@ -30,7 +30,7 @@ from fairbed.device_agent.stored_vector import KEPT, PERSONAL, StoredVector, Vec
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
 from fairbed.wire.errors import DecodeError, EncodeError
-from fairbed.wire.messages import EvaluateRequest, Manifest, Personal, Train
+from fairbed.wire.messages import EvaluateRequest, Manifest, OptionValue, Personal, Train
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import Download
@@ -172,7 +172,7 @@ class _MadeRule:
     """The local rule of the last round."""
 
     name: str
-    options: tuple[tuple[str, bool | int | float | str], ...]
+    options: tuple[tuple[str, OptionValue], ...]
     rule: GuardedRule
 
 
@@ -352,7 +352,7 @@ class TrainingThread:
         task, train, watch = self._task, job.train, job.watch
         if task is None:
             raise NotPrepared(NO_TASK)
-        layout, rule = task.spec.layout, self._rule_for(train)
+        layout = task.spec.layout
         received = self._model_vector(job, _layout_of(task.spec, train))
         vector = received[: layout.n_values]
         watch.lap("decode")
@@ -364,7 +364,7 @@ class TrainingThread:
             job.progress(pending)
             pending = []
         with self._section("load", job.should_stop) as meter:
-            loaded = self._load(task, meter)
+            loaded, rule = self._load(task, meter), self._rule_for(train)
         watch.lap("load")
         pending.append(Event.LOADED)
 

@@ -51,7 +51,11 @@ ChunkList: TypeAlias = Annotated[list[Annotated[int, Meta(ge=0, le=1 << 22)]], M
 Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1 << 19)]
 CodecName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 VectorCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_VECTORS)]
-Option: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+OptionName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+OptionValue: TypeAlias = bool | Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | float | Text
+"""An integer in these bounds is the same number on every device and in every language."""
+MAX_OPTIONS = 32
+"""Most options of a local rule."""
 Word: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
@@ -145,7 +149,7 @@ class LocalTraining(Message, frozen=True, kw_only=True, tag="local-training"):
     rule: Text
     """One of `Capabilities.local_rules`."""
     options: Annotated[
-        tuple[tuple[Option, bool | int | float | Text], ...], Meta(max_length=32)
+        tuple[tuple[OptionName, OptionValue], ...], Meta(max_length=MAX_OPTIONS)
     ] = ()
     """Names and values of the rule's arguments."""
     run: Text

@@ -10,7 +10,15 @@ from msgspec import Meta, Struct
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.wire.messages import Hyperparameters, Lambda, LambdaChoice, Personal
+from fairbed.wire.messages import (
+    MAX_OPTIONS,
+    Hyperparameters,
+    Lambda,
+    LambdaChoice,
+    OptionName,
+    OptionValue,
+    Personal,
+)
 
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
@@ -65,13 +73,13 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     rule: Annotated[str, Meta(examples=list(LOCAL_RULES))] = "sgd"
     """Change of local training: none (sgd), proportional fairness of each mini-batch (propfair), or
     a plug-in as `package.module:Name` or by entry point."""
-    rule_options: dict[str, bool | int | float | str] = {}
+    rule_options: Annotated[dict[OptionName, OptionValue], Meta(max_length=MAX_OPTIONS)] = {}
     """Keyword arguments of a plug-in rule; they are sent to devices."""
     M: Annotated[float, Meta(gt=0.2, le=1e6)] = 3.0
     """propfair: bound of the loss of a mini-batch, nats; take one above every usual loss."""
 
     @property
-    def local_options(self) -> dict[str, bool | int | float | str]:
+    def local_options(self) -> dict[str, OptionValue]:
         """Arguments of the local rule."""
         return {"base": self.M} if self.rule == "propfair" else self.rule_options
 

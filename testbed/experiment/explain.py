@@ -7,6 +7,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
     match = _AT.match(str(error))
     assert match is not None
     message, steps = match["message"], _steps(match["path"] or "$")
+    if match["path"] and match["path"].endswith("[...]"):
+        steps[-1] = _key_at_fault(str(error), raw, kind, steps[:-1])
     where = _dotted(steps)
     if unknown := _UNKNOWN.match(message):
         names = sorted(_fields(inspect.type_info(kind), steps))
@@ -47,6 +50,24 @@ def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
         rule = f"must be one of {', '.join(map(repr, names))}"
     got = "" if isinstance(value, dict | list) else f", got {_short(value)}"
     return f"{where}: {rule}{got}" if where else rule
+
+
+def _key_at_fault(error: str, raw: Any, kind: type, steps: list[str | int]) -> str | int:
+    """Return the key of a table of any keys whose value is wrong; the decoder does not name it."""
+    table = _lookup(raw, steps)
+    if not isinstance(table, dict):
+        return 0
+    for key, value in table.items():
+        alone = deepcopy(raw)
+        parent = _lookup(alone, steps)
+        parent.clear()
+        parent[key] = value
+        try:
+            msgspec.convert(alone, kind)
+        except msgspec.ValidationError as exc:
+            if str(exc) == error:
+                return str(key)
+    return 0
 
 
 def first_not_finite(raw: Any, where: str = "") -> str | None:

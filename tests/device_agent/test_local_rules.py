@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fairbed.device_agent import trainer
-from fairbed.device_agent.local_training import make_rule
+from fairbed.device_agent import trainer, worker
+from fairbed.device_agent.local_training import GuardedRule, allowed_rule, make_rule
 from fairbed.device_agent.stored_vector import KEPT, VectorStore
+from fairbed.device_agent.worker import Stopwatch
 from fairbed.wire.messages import (
+    DEVICE_PHASES,
     Coding,
     Failed,
     Hello,
@@ -86,6 +88,32 @@ async def test_trains_by_the_rule_and_returns_its_vector(setup: AgentSetup) -> N
         assert hello.capabilities.local_rules == ("propfair", DRIFT)
         update = await a_round(coordinator, 1, merged=None)
     assert update.tobytes() == expected(w(1), ZERO, 1)[0].tobytes()
+
+
+async def test_the_time_to_import_the_rule_is_loading_time(
+    setup: AgentSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, lap = list[str](), Stopwatch.lap
+
+    def noted_lap(watch: Stopwatch, name: str) -> float:
+        if name in DEVICE_PHASES:
+            order.append(name)
+        return lap(watch, name)
+
+    def noted_rule(*arguments: Any) -> GuardedRule:
+        order.append("rule")
+        return allowed_rule(*arguments)
+
+    monkeypatch.setattr(Stopwatch, "lap", noted_lap)
+    monkeypatch.setattr(worker, "allowed_rule", noted_rule)
+    setup.local_rules = (DRIFT,)
+    async with setup.running() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+        await a_round(coordinator, 1, merged=None)
+        await a_round(coordinator, 2, merged=1)
+    before_load = DEVICE_PHASES.index("load")
+    first = [*DEVICE_PHASES[:before_load], "rule", *DEVICE_PHASES[before_load:]]
+    assert order == [*first, *DEVICE_PHASES]
 
 
 async def test_a_kept_vector_counts_only_if_the_update_was_merged(setup: AgentSetup) -> None:

@@ -38,6 +38,14 @@ def test_the_resolved_experiment_is_the_same_experiment(path: Path, tmp_path: Pa
         ("selection.policy=rbcsf", "selection.policy: must be one of 'fastest-known', 'fedcs'"),
         ("selection.V=abc", "selection.V: must be a number, got 'abc'"),
         ("selection.V=-1", "selection.V: must be a number >= 0, got -1"),
+        (
+            "training.rule_options={ a = 1, rate = 99999999999999999999 }",
+            "training.rule_options.rate: must be a whole number <= 9007199254740992, got 9999",
+        ),
+        (
+            "training.rule_options={ b = 'x', a = [1] }",
+            "training.rule_options.a: must be true or false or a whole number or a number or a",
+        ),
         ("rounds=0", "rounds: must be a whole number >= 1, got 0"),
         ("rounds=true", "rounds: must be a whole number, got True"),
         ("fleet=3", "fleet: must be a list, got 3"),

@@ -44,7 +44,7 @@ RECIPE = RECIPES["softmax-60-10"]
 DATA = fleet_data(RECIPE)
 TRAINING = TrainingConfig(learning_rate=0.05, rule=SPLIT_DRIFT, rule_options={"share": 0.5})
 SMALL = ["model.name=softmax", "training.epochs=1"]
-NOBODY = np.zeros(0, dtype=np.int64)
+NO_DEVICE = np.zeros(0, dtype=np.int64)
 
 Engine = Literal["batched", "device", "torch"]
 
@@ -123,7 +123,7 @@ def test_a_round_without_updates_changes_no_vector(tmp_path: Path) -> None:
     learning = with_rule(tmp_path)
     train(learning, DATA, ALL_DEVICES, ALL_DEVICES)
     before = common_of(learning).tobytes(), kept_of(learning).tobytes()
-    train(learning, DATA, ALL_DEVICES, NOBODY, 2)
+    train(learning, DATA, ALL_DEVICES, NO_DEVICE, 2)
     assert (common_of(learning).tobytes(), kept_of(learning).tobytes()) == before
 
 
