@@ -1,6 +1,7 @@
 """Errors of the testbed; each message is one line with the problem and what to do.
 
 UsageError              the command line, or a file that it names, cannot be used: exit code 2
++-- LabError            a lab cannot be used, or refuses a request
 RunError                the command failed: exit code 1
 BackendError            this machine cannot run the fleet, or a process of the testbed has died
 +-- BackendUnavailable  the backend that the experiment names does not work here
@@ -9,6 +10,10 @@ BackendError            this machine cannot run the fleet, or a process of the t
 
 class UsageError(Exception):
     """The command line, or a file that it names, cannot be used."""
+
+
+class LabError(UsageError):
+    """A lab cannot be used, or refuses a request."""
 
 
 class RunError(Exception):

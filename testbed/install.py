@@ -19,6 +19,7 @@ EXTRAS = {
         ),
         "testbed",
     ),
+    **dict.fromkeys(("bcrypt", "cryptography", "segno"), "lab"),
     "amqtt": "broker",
     "matplotlib": "figures",
     "onnx": "torch",

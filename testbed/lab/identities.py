@@ -1,0 +1,557 @@
+"""The identities of a lab: devices and persons, enrolment tokens, last contacts. One SQLite file.
+
+The broker's configuration is generated from it, so it is the one truth. Each call is one
+transaction; several processes and threads may use the file at the same time. Passwords and tokens
+are random and are stored as hashes only.
+"""
+
+import base64
+import hashlib
+import hmac
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import Struct
+
+from fairbed.testbed.errors import LabError
+from fairbed.testbed.install import install_command
+from fairbed.wire.messages import is_device_name
+
+Role: TypeAlias = Literal["device", "viewer", "operator", "coordinator"]
+
+COORDINATOR: tuple[Role, str] = ("coordinator", "main")
+"""Identity of the coordinator of each run on this host."""
+OPERATOR: tuple[Role, str] = ("operator", "local")
+"""Identity of commands on this host: `fairbed stop`, the control room."""
+LAB_SERVICE: tuple[Role, str] = ("coordinator", "lab")
+"""Identity with which `fairbed lab up` notes the contacts of devices."""
+
+ALL_TENANTS = "+"
+
+PASSWORD_BYTES = 24
+"""Random bytes of a password or token: 192 bits."""
+
+PBKDF2_ITERATIONS = 101
+"""The default of mosquitto_passwd. A random password of 192 bits needs no more."""
+
+BCRYPT_COST = 4
+"""The least cost, for the same reason."""
+
+BUSY_TIMEOUT_S = 10.0
+"""How long to wait for another process's transaction, which takes milliseconds."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS identity (
+    name TEXT NOT NULL, role TEXT NOT NULL, tenant TEXT NOT NULL,
+    created_s REAL NOT NULL, expires_s REAL, revoked_s REAL,
+    mosquitto_hash TEXT NOT NULL, nats_hash TEXT NOT NULL, run TEXT,
+    PRIMARY KEY (name, role)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS alias (  -- earlier names of renamed devices
+    old TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (old, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS token (
+    hash TEXT PRIMARY KEY, name TEXT, role TEXT NOT NULL, tenant TEXT NOT NULL,
+    made_s REAL NOT NULL, expires_s REAL NOT NULL, used_s REAL,
+    identity_expires_s REAL, replaces INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contact (
+    name TEXT PRIMARY KEY, at_s REAL NOT NULL, address TEXT, agent TEXT, state TEXT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS change (count INTEGER NOT NULL);
+INSERT INTO change SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM change);
+CREATE TRIGGER IF NOT EXISTS identity_added AFTER INSERT ON identity
+    BEGIN UPDATE change SET count = count + 1; END;
+CREATE TRIGGER IF NOT EXISTS identity_changed AFTER UPDATE ON identity
+    BEGIN UPDATE change SET count = count + 1; END;
+CREATE TRIGGER IF NOT EXISTS identity_removed AFTER DELETE ON identity
+    BEGIN UPDATE change SET count = count + 1; END;
+"""
+
+_COLUMNS = "name, role, tenant, created_s, expires_s, revoked_s, mosquitto_hash, nats_hash, run"
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """A login of the broker of a lab."""
+
+    name: str
+    """1 to 32 of a-z, 0-9 and hyphen; unique within its role."""
+    role: Role
+    tenant: str
+    """Tenant of a device; `+`, all tenants, for the other roles."""
+    created_s: float
+    """Unix time, UTC; so are the next two."""
+    expires_s: float | None
+    """None never expires."""
+    revoked_s: float | None
+    """None is not revoked."""
+    mosquitto_hash: str
+    """Hash of the password in mosquitto's format: PBKDF2-HMAC-SHA512."""
+    nats_hash: str
+    """Hash of the password in NATS' format: bcrypt."""
+    run: str | None
+    """Run of an emulated device, removed with it; None for all others."""
+
+    @property
+    def user(self) -> str:
+        """MQTT user name; a device's has no underscore, so no role can be confused with one."""
+        return user_of(self.name, self.role)
+
+    def is_accepted(self, now_s: float) -> bool:
+        """Return whether the broker accepts it at a Unix time."""
+        return self.revoked_s is None and (self.expires_s is None or now_s < self.expires_s)
+
+
+class Contact(Struct, frozen=True, kw_only=True):
+    """What is known of a device from its messages."""
+
+    name: str
+    at_s: float
+    """Unix time of its last message."""
+    address: str | None = None
+    """Address that it enrolled from; None if unknown."""
+    agent: str | None = None
+    """Version of its agent."""
+    state: str | None = None
+    """`online`, `offline`, or None if unknown."""
+
+
+def user_of(name: str, role: Role) -> str:
+    """Return the MQTT user name of an identity."""
+    return name if role == "device" else f"{role}_{name}"
+
+
+def mosquitto_hash(password: str) -> str:
+    """Return a hash in the format of `mosquitto_passwd`: $7$iterations$salt$PBKDF2-HMAC-SHA512."""
+    salt = secrets.token_bytes(12)
+    return _mosquitto_hash(password, salt, PBKDF2_ITERATIONS)
+
+
+def _mosquitto_hash(password: str, salt: bytes, iterations: int) -> str:
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations)
+    encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
+    return f"$7${iterations}${encoded[0]}${encoded[1]}"
+
+
+def is_password_of(password: str, mosquitto: str) -> bool:
+    """Return whether a password fits a hash of `mosquitto_hash`; takes constant time."""
+    _, _, iterations, salt, _ = mosquitto.split("$")
+    found = _mosquitto_hash(password, base64.b64decode(salt), int(iterations))
+    return hmac.compare_digest(found.encode(), mosquitto.encode())
+
+
+def require_packages() -> None:
+    """Check that the packages of the extra `lab` are installed.
+
+    Raises:
+        LabError: One is missing.
+    """
+    missing = [name for name in ("cryptography", "bcrypt", "segno") if find_spec(name) is None]
+    if missing:
+        raise LabError(
+            f"lab: the package {missing[0]} must be installed, got none; run: "
+            f"{install_command('fairbed[lab]')}"
+        )
+
+
+class Identities:
+    """The registry of a lab; use it as `with Identities(path) as identities:`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, and make it if it does not exist.
+
+        Raises:
+            LabError: The file cannot be used.
+        """
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite keeps the mode
+        except OSError as exc:
+            raise LabError(f"{path}: must be writable, got {exc.strerror}") from exc
+        with self._translated():
+            self._db = sqlite3.connect(
+                path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = FULL")  # an enrolment outlives power cuts
+                if self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None:
+                    self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+            except BaseException:
+                self._db.close()
+                raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> "Identities":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def create(
+        self,
+        name: str,
+        role: Role = "device",
+        *,
+        tenant: str = "main",
+        now_s: float | None = None,
+        expires_s: float | None = None,
+        run: str | None = None,
+    ) -> str:
+        """Add an identity, or renew a revoked or expired one.
+
+        Args:
+            name: Its name.
+            role: Its role.
+            tenant: Tenant of a device; other roles belong to all.
+            now_s: Unix time; None is that of the system.
+            expires_s: Unix time; None never expires.
+            run: Run of an emulated device.
+
+        Returns:
+            Its password.
+
+        Raises:
+            LabError: The name is not valid or taken.
+        """
+        _check(name, role, tenant)
+        with self._transaction() as db:
+            return self._create(db, name, role, tenant, now_s, expires_s, run)
+
+    def create_many(
+        self, names: Iterable[str], *, tenant: str = "main", run: str, now_s: float | None = None
+    ) -> dict[str, str]:
+        """Add the emulated devices of a run, all or none.
+
+        Emulated devices of an earlier run of this tenant are replaced: a run that was killed
+        cannot remove its own, and a tenant has one run at a time.
+
+        Returns:
+            Passwords by name.
+
+        Raises:
+            LabError: A name is not valid, or taken by an enrolled device.
+        """
+        wanted = list(names)
+        for name in wanted:
+            _check(name, "device", tenant)
+        with self._transaction() as db:
+            for name in wanted:
+                db.execute(
+                    "DELETE FROM identity WHERE name = ? AND role = 'device' AND tenant = ? "
+                    "AND run IS NOT NULL",
+                    (name, tenant),
+                )
+            return {
+                name: self._create(db, name, "device", tenant, now_s, None, run) for name in wanted
+            }
+
+    def remove_run(self, run: str) -> None:
+        """Remove the emulated devices of a run, and their contacts."""
+        with self._transaction() as db:
+            db.execute(
+                "DELETE FROM contact WHERE name IN "
+                "(SELECT name FROM identity WHERE role = 'device' AND run = ?)",
+                (run,),
+            )
+            db.execute("DELETE FROM identity WHERE run = ?", (run,))
+
+    def get(self, name: str, role: Role = "device") -> Identity | None:
+        """Return an identity, revoked and expired ones too; None if there is none."""
+        with self._transaction("DEFERRED") as db:
+            return _get(db, name, role)
+
+    def all(self) -> list[Identity]:
+        """Return all identities, by role and name."""
+        with self._transaction("DEFERRED") as db:
+            rows = db.execute(f"SELECT {_COLUMNS} FROM identity ORDER BY role, name").fetchall()
+            return [_identity(row) for row in rows]
+
+    def accepted(self, now_s: float) -> list[Identity]:
+        """Return the identities that the broker is configured with at a Unix time."""
+        return [identity for identity in self.all() if identity.is_accepted(now_s)]
+
+    def authenticate(self, name: str, password: str) -> Identity | None:
+        """Return the device with a present or earlier name and a password, revoked or not.
+
+        A device that was renamed while it was offline so learns its new name.
+        """
+        with self._transaction("DEFERRED") as db:
+            names = [name] + [
+                row[0] for row in db.execute("SELECT name FROM alias WHERE old = ?", (name,))
+            ]
+            found = [_get(db, candidate, "device") for candidate in names]
+        for identity in found:
+            if identity is not None and is_password_of(password, identity.mosquitto_hash):
+                return identity
+        return None
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a device; its password stays, and its old name still authenticates it.
+
+        Raises:
+            LabError: There is no such device, or the new name is not valid or taken.
+        """
+        _check(new, "device", "main")
+        with self._transaction() as db:
+            _existing(db, old, "device")
+            if _get(db, new, "device") is not None:
+                raise LabError(f"device name {new}: taken; choose another, or see: fairbed devices")
+            where = (new, old)
+            db.execute("UPDATE identity SET name = ? WHERE name = ? AND role = 'device'", where)
+            db.execute("UPDATE OR REPLACE alias SET name = ? WHERE name = ?", where)
+            db.execute("INSERT OR REPLACE INTO alias (old, name) VALUES (?, ?)", (old, new))
+            db.execute("DELETE FROM alias WHERE old = name")
+            db.execute("UPDATE OR REPLACE contact SET name = ? WHERE name = ?", where)
+
+    def revoke(self, name: str, role: Role = "device", *, now_s: float) -> None:
+        """Revoke an identity; a second call changes nothing.
+
+        Raises:
+            LabError: There is no such identity.
+        """
+        with self._transaction() as db:
+            _existing(db, name, role)
+            db.execute(
+                "UPDATE identity SET revoked_s = ? WHERE name = ? AND role = ? "
+                "AND revoked_s IS NULL",
+                (now_s, name, role),
+            )
+
+    def version(self) -> int:
+        """Return a number that grows with every change of an identity."""
+        with self._transaction("DEFERRED") as db:
+            count: int = db.execute("SELECT count FROM change").fetchone()[0]
+            return count
+
+    def new_token(
+        self,
+        name: str | None,
+        role: Role = "device",
+        *,
+        tenant: str = "main",
+        now_s: float,
+        lifetime_s: float,
+        identity_expires_s: float | None = None,
+        replaces: bool = False,
+    ) -> str:
+        """Return a token that can be redeemed once; only its hash is stored.
+
+        Args:
+            name: The one name that it is good for; None takes any.
+            role: Role of the new identity.
+            tenant: Its tenant.
+            now_s: Unix time.
+            lifetime_s: Seconds until the token expires.
+            identity_expires_s: Unix time at which the identity expires; None never.
+            replaces: The new identity may replace a valid one of this name.
+
+        Raises:
+            LabError: The name is not valid.
+        """
+        if name is not None:
+            _check(name, role, tenant)
+        token = secrets.token_urlsafe(PASSWORD_BYTES)
+        with self._transaction() as db:
+            db.execute("DELETE FROM token WHERE expires_s < ?", (now_s - _TOKEN_MEMORY_S,))
+            db.execute(
+                "INSERT INTO token VALUES (?, ?, ?, ?, ?, ?, NULL, ?, ?)",
+                (
+                    _token_hash(token),
+                    name,
+                    role,
+                    tenant,
+                    now_s,
+                    now_s + lifetime_s,
+                    identity_expires_s,
+                    replaces,
+                ),
+            )
+        return token
+
+    def redeem(self, token: str, name: str, *, now_s: float) -> tuple[Identity, str]:
+        """Use a token once: return the new identity with its password.
+
+        A refused request does not use the token up.
+
+        Raises:
+            LabError: The token is unknown, used, expired or for another name; or the name is not
+                valid or taken.
+        """
+        with self._transaction() as db:
+            row = db.execute(
+                "SELECT name, role, tenant, expires_s, used_s, identity_expires_s, replaces "
+                "FROM token WHERE hash = ?",
+                (_token_hash(token),),
+            ).fetchone()
+            if row is None:
+                raise LabError(f"token: not known to this lab; {_NEW_TOKEN}")
+            only_name, role, tenant, expires_s, used_s, identity_expires_s, replaces = row
+            if used_s is not None:
+                raise LabError(f"token: already used; {_NEW_TOKEN}")
+            if now_s >= expires_s:
+                raise LabError(f"token: expired; {_NEW_TOKEN}")
+            if only_name is not None and only_name != name:
+                raise LabError(f"token: made for the name {only_name}, got {name!r}; {_NEW_TOKEN}")
+            _check(name, role, tenant)
+            password = self._create(
+                db, name, role, tenant, now_s, identity_expires_s, None, replaces=bool(replaces)
+            )
+            db.execute("UPDATE token SET used_s = ? WHERE hash = ?", (now_s, _token_hash(token)))
+            return _existing(db, name, role), password
+
+    def saw(
+        self,
+        name: str,
+        *,
+        at_s: float,
+        address: str | None = None,
+        agent: str | None = None,
+        state: str | None = None,
+    ) -> None:
+        """Note a contact of a device; None keeps what is known. Unknown devices are ignored."""
+        with self._transaction() as db:
+            if _get(db, name, "device") is None:
+                return
+            db.execute(
+                "INSERT INTO contact VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+                "at_s = max(at_s, excluded.at_s), address = coalesce(excluded.address, address), "
+                "agent = coalesce(excluded.agent, agent), state = coalesce(excluded.state, state)",
+                (name, at_s, address, agent, state),
+            )
+
+    def contacts(self) -> dict[str, Contact]:
+        """Return the last contact of each device that was seen, by name."""
+        with self._transaction("DEFERRED") as db:
+            rows = db.execute("SELECT name, at_s, address, agent, state FROM contact").fetchall()
+        return {
+            name: Contact(name=name, at_s=at_s, address=address, agent=agent, state=state)
+            for name, at_s, address, agent, state in rows
+        }
+
+    def _create(
+        self,
+        db: sqlite3.Connection,
+        name: str,
+        role: Role,
+        tenant: str,
+        now_s: float | None,
+        expires_s: float | None,
+        run: str | None,
+        *,
+        replaces: bool = False,
+    ) -> str:
+        require_packages()
+        import bcrypt
+
+        now_s = time.time() if now_s is None else now_s
+        found = _get(db, name, role)
+        if found is not None and found.is_accepted(now_s) and not replaces:
+            kind = "device name" if role == "device" else role
+            raise LabError(
+                f"{kind} {name}: taken; choose another, revoke it, or enrol it again with --replace"
+            )
+        password = secrets.token_urlsafe(PASSWORD_BYTES)
+        salt = bcrypt.gensalt(BCRYPT_COST, prefix=b"2a")
+        db.execute(
+            "INSERT OR REPLACE INTO identity VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?)",
+            (
+                name,
+                role,
+                tenant if role == "device" else ALL_TENANTS,
+                now_s,
+                expires_s,
+                mosquitto_hash(password),
+                bcrypt.hashpw(password.encode(), salt).decode(),
+                run,
+            ),
+        )
+        return password
+
+    @contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        """Commit what the block writes, or roll all of it back."""
+        with self._lock, self._translated():
+            self._db.execute(f"BEGIN {kind}")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk may have rolled back by itself
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as exc:
+            cause = str(exc)
+            advice = next((a for key, a in _ADVICE.items() if key in cause), "see the cause")
+            raise LabError(
+                f"{self._path}: the identities must be usable, got {cause!r}; {advice}"
+            ) from exc
+
+
+_TOKEN_MEMORY_S = 30 * 86400.0
+"""For how long a used or expired token is known as such, seconds."""
+
+_NEW_TOKEN = "make a new one on the lab's host with: fairbed enroll"
+
+_ADVICE = {
+    "full": "free space",
+    "locked": "repeat the command",
+    "readonly": "correct the rights of the folder",
+    "unable to open": "correct the rights of the folder",
+    "malformed": "restore a copy of the lab's folder",
+    "not a database": "restore a copy of the lab's folder",
+    "disk I/O": "check the disk",
+}
+
+
+def _check(name: str, role: Role, tenant: str) -> None:
+    if not is_device_name(name):
+        what = "device name" if role == "device" else f"name of the {role}"
+        raise LabError(f"{what}: must be 1 to 32 of a-z, 0-9 and hyphen, got {name[:60]!r}")
+    if role not in get_args(Role):
+        raise LabError(f"role: must be one of {', '.join(get_args(Role))}, got {role!r}")
+    if not is_device_name(tenant):
+        raise LabError(f"tenant: must be 1 to 32 of a-z, 0-9 and hyphen, got {tenant[:60]!r}")
+
+
+def _token_hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
+
+
+def _identity(row: tuple[object, ...]) -> Identity:
+    return msgspec.convert(dict(zip(_COLUMNS.split(", "), row, strict=True)), Identity)
+
+
+def _get(db: sqlite3.Connection, name: str, role: Role) -> Identity | None:
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM identity WHERE name = ? AND role = ?", (name, role)
+    ).fetchone()
+    return None if row is None else _identity(row)
+
+
+def _existing(db: sqlite3.Connection, name: str, role: Role) -> Identity:
+    found = _get(db, name, role)
+    if found is None:
+        kind = "device" if role == "device" else role
+        raise LabError(
+            f"{kind} {name}: must be enrolled, got none of this name; see: fairbed devices"
+        )
+    return found
