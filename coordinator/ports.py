@@ -1,10 +1,11 @@
 """Interfaces that the testbed implements for the coordinator, which never imports the testbed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.wire.messages import OperatorCommand
 from fairbed.wire.shard import Shard
 
 
@@ -68,3 +69,5 @@ class HostServices:
     """None: no evaluation."""
     host_monitor: HostMonitor | None = None
     """None: no device is emulated."""
+    audit: Callable[[OperatorCommand, str], None] = lambda command, operator: None
+    """Notes a command and its operator outside of the run, before it is executed."""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from fairbed.wire.messages import MAX_CHUNK_BYTES
+from fairbed.wire.topics import LOCAL_OPERATOR
 
 ENDPOINT_FILE = "endpoint.json"
 
@@ -28,6 +29,10 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     password: str | None = None
     max_chunk_bytes: int = MAX_CHUNK_BYTES
     """The largest chunk that the broker accepts."""
+    operator: str = LOCAL_OPERATOR
+    """Name of the operator on this machine."""
+    operator_url: str | None = None
+    """Broker address with the operator's user and password; None if it is `url`."""
 
 
 def write_endpoint(folder: Path, endpoint: Endpoint) -> None:

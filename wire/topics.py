@@ -1,7 +1,7 @@
 """All MQTT topics. `t` is the tenant: one topic tree, used by one coordinator at a time.
 
     fairbed/t/coordinator            CoordinatorStatus, retained, will
-    fairbed/t/command                OperatorCommand, from operators
+    fairbed/t/command/<operator>     OperatorCommand, from one operator
     fairbed/t/d/<name>/status        Status, retained, will
     fairbed/t/d/<name>/tel           Context, QoS 0
     fairbed/t/d/<name>/up            Hello, Offer, UploadDone, Failed, requests
@@ -24,15 +24,21 @@ from fairbed.wire.messages import is_device_name
 
 ROOT = "fairbed"
 
+ANY = "+"
+"""Matches one level of a topic: all tenants, devices, operators or blobs."""
+
+LOCAL_OPERATOR = "local"
+"""Name of the operator where the broker knows no operators: at the broker of one run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics of one tenant."""
+    """The topics of one tenant, or filters for all tenants (`+`)."""
 
     tenant: str = "main"
 
     def __post_init__(self) -> None:
-        if not is_device_name(self.tenant):
+        if self.tenant != ANY and not is_device_name(self.tenant):
             raise ValueError(f"tenant: must be 1 to 32 of a-z, 0-9 and hyphen, got {self.tenant!r}")
 
     @property
@@ -45,10 +51,9 @@ class Topics:
         """Status of the coordinator."""
         return f"{self.base}/coordinator"
 
-    @property
-    def command(self) -> str:
-        """Commands of operators to the run."""
-        return f"{self.base}/command"
+    def command(self, operator: str) -> str:
+        """Commands of one operator to the run (`+` for all)."""
+        return f"{self.base}/command/{operator}"
 
     @property
     def control_all(self) -> str:
@@ -83,13 +88,24 @@ class Topics:
         """Intent record of a public blob, by hexadecimal id (`+` for all)."""
         return f"{self.base}/b/{blob}/intent"
 
-    def chunk(self, blob: str, index: int) -> str:
-        """One retained chunk of a public blob, by hexadecimal id."""
+    def chunk(self, blob: str, index: int | str) -> str:
+        """One retained chunk of a public blob, by hexadecimal id (`+` for all)."""
         return f"{self.base}/b/{blob}/c/{index}"
 
     def limit(self, probe: str) -> str:
-        """Messages of a client to itself that test the broker's payload limit."""
+        """Messages of a client to itself that test the broker's payload limit (`+` for all)."""
         return f"{self.base}/limit/{probe}"
+
+    def operator_of(self, topic: str) -> str | None:
+        """Return the operator of a topic of commands; None if it is another topic.
+
+        Raises:
+            DecodeError: The name is not valid.
+        """
+        prefix = self.command("")
+        if not topic.startswith(prefix):
+            return None
+        return _name(topic.removeprefix(prefix), "operator")
 
     def device_of(self, topic: str) -> tuple[str, str]:
         """Return (device name, channel) of a topic that a device published on.
@@ -109,8 +125,10 @@ class Topics:
                 channel = "upload"
             case _:
                 raise DecodeError(f"topic: must be one of a device, got {topic[:120]!r}")
-        if not is_device_name(name):
-            raise DecodeError(
-                f"device name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name[:60]!r}"
-            )
-        return name, channel
+        return _name(name, "device name"), channel
+
+
+def _name(name: str, where: str) -> str:
+    if not is_device_name(name):
+        raise DecodeError(f"{where}: must be 1 to 32 of a-z, 0-9 and hyphen, got {name[:60]!r}")
+    return name

@@ -1,4 +1,7 @@
-"""Operator commands to a live run: recorded, then executed; duplicates are ignored."""
+"""Operator commands to a live run: recorded, then executed; duplicates are ignored.
+
+The operator is taken from the topic, because the broker of a lab checks it.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -24,16 +27,18 @@ class OperatorCommands:
         registry: Registry,
         event_log: EventLog,
         stop: Callable[[], None],
+        audit: Callable[[OperatorCommand, str], None],
     ) -> None:
         self._loop = loop
         self._executor = executor
         self._registry = registry
         self._event_log = event_log
         self._stop = stop
+        self._audit = audit
         self._seen: deque[bytes] = deque(maxlen=REMEMBERED)
 
-    def on_command(self, command: OperatorCommand) -> None:
-        """Execute a command, unless it is a duplicate."""
+    def on_command(self, command: OperatorCommand, operator: str) -> None:
+        """Execute a command of an operator, unless it is a duplicate."""
         if command.id in self._seen:
             return
         self._seen.append(command.id)
@@ -43,9 +48,11 @@ class OperatorCommands:
                 at_s=self._event_log.at_s(),
                 action=command.action,
                 device=command.device,
+                operator=operator,
             )
         )
-        self._event_log.event("command", command.action, device=command.device)
+        self._event_log.event("command", f"{command.action} by {operator}", device=command.device)
+        self._audit(command, operator)
         match command.action:
             case "pause":
                 self._loop.pause()

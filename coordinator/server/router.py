@@ -55,7 +55,8 @@ class Routes:
     personal_scores: PersonalScores
     public: PublicBlobs
     private: PrivateBlobs
-    on_command: Callable[[OperatorCommand], None]
+    on_command: Callable[[OperatorCommand, str], None]
+    """Takes the command and the name of its operator."""
 
 
 class Router:
@@ -81,7 +82,7 @@ class Router:
         """Subscribe to all messages of devices and operators; subscriptions outlast reconnects."""
         t = self._topics
         with suppress(Disconnected):
-            await transport.subscribe(t.up("+"), t.status("+"), t.command, qos=1)
+            await transport.subscribe(t.up("+"), t.status("+"), t.command("+"), qos=1)
         with suppress(Disconnected):
             await transport.subscribe(t.telemetry("+"), t.upload("+"), qos=0)
 
@@ -103,8 +104,9 @@ class Router:
             self._group.start_soon(self._public.on_intent, packet)
             return
         try:
-            if packet.topic == self._topics.command:
-                self._on_command(decode_command(packet.payload))
+            operator = self._topics.operator_of(packet.topic)
+            if operator is not None:
+                self._on_command(decode_command(packet.payload), operator)
                 return
             device, channel = self._topics.device_of(packet.topic)
         except DecodeError as exc:

@@ -181,7 +181,7 @@ class Coordinator:
         query_executor = LossQueryExecutor(self._publisher, log)
         services = self._build_services(fleet, executor, query_executor, side_traffic)
         loop = TrainingLoop(services, self._setup.attempt)
-        commands = OperatorCommands(loop, executor, registry, log, self.stop)
+        commands = OperatorCommands(loop, executor, registry, log, self.stop, self._host.audit)
         routes = Routes(
             fleet=fleet,
             executor=executor,

@@ -590,6 +590,8 @@ class CommandRow:
     """What the operator requested."""
     device: str | None
     """Name of the device."""
+    operator: str
+    """Name of the operator; `local` without a lab."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,14 +68,16 @@ async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
     Raises:
         TransportError: The broker cannot be reached.
     """
-    transport = MqttTransport(endpoint.url, f"operator-{secrets.token_hex(6)}")
+    url = endpoint.operator_url or endpoint.url
+    transport = MqttTransport(url, f"operator-{secrets.token_hex(6)}")
+    topic = Topics(endpoint.tenant).command(endpoint.operator)
     try:
         with anyio.fail_after(CONNECT_S):
             async with transport:
                 async for event in transport.events():
                     if isinstance(event, LinkUp):
                         break
-                await transport.publish(Topics(endpoint.tenant).command, encode(command), qos=1)
+                await transport.publish(topic, encode(command), qos=1)
     except TimeoutError as exc:
         raise TransportError(
             f"{transport.url}: must answer within {CONNECT_S:g} s, got "

@@ -10,8 +10,6 @@ largest message that it forwards. A broker drops a larger message, or the connec
 the measurement uses a connection of its own, before the run.
 """
 
-import base64
-import hashlib
 import importlib.util
 import json
 import os
@@ -33,6 +31,13 @@ from anyio.abc import Process
 
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.install import install_command
+from fairbed.testbed.lab.brokers import (
+    MAX_PACKET_BYTES,
+    Listener,
+    mosquitto_conf,
+    mosquitto_hash,
+    nats_conf,
+)
 from fairbed.wire.chunks import CHUNK_TIME_S, HEADER_BYTES
 from fairbed.wire.errors import Disconnected, TransportError
 from fairbed.wire.messages import MAX_CHUNK_BYTES
@@ -112,14 +117,6 @@ BrokerKind: TypeAlias = Literal["mosquitto", "nats", "amqtt"]
 BrokerChoice: TypeAlias = Literal["auto", "mosquitto", "nats", "amqtt"]
 
 USER = "fairbed"
-
-MAX_PACKET_BYTES = 1 << 20
-"""Above Fairbed's largest message (1,000,000 bytes); the default of NATS."""
-
-MAX_QUEUED_BYTES = 256 << 20
-"""Queue of one slow client: four times the sum of all upload windows."""
-
-MAX_QUEUED_MESSAGES = 10_000
 
 READY_S = 20.0
 """Longest start, seconds: amqtt takes 0.35 s on an idle machine; a busy one can be 50x slower."""
@@ -380,30 +377,15 @@ def _find_mosquitto() -> list[str] | None:
 
 def _configure_mosquitto(setup: _Setup) -> list[str]:
     passwords, config = setup.folder / "passwords", setup.folder / "mosquitto.conf"
-    _write(passwords, f"{USER}:{_mosquitto_hash(setup.password)}\n")
-    lines = [
-        f"listener {setup.port} {setup.host}",
-        "allow_anonymous false",
-        f"password_file {passwords}",
-        "persistence false",
-        "log_dest stderr",
-        f"max_packet_size {setup.max_packet_bytes}",
-        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
-        f"max_queued_bytes {MAX_QUEUED_BYTES}",
-        "max_inflight_messages 100",
-        "set_tcp_nodelay true",
-        *(["user root"] if os.geteuid() == 0 else []),  # a change of user would clear the guard
-    ]
-    _write(config, "\n".join(lines) + "\n")
+    _write(passwords, f"{USER}:{mosquitto_hash(setup.password, secrets.token_bytes(12))}\n")
+    text = mosquitto_conf(
+        [Listener(port=setup.port, host=setup.host)],
+        password_file=str(passwords),
+        user="root" if os.geteuid() == 0 else None,  # a change of user would clear the guard
+        max_packet_bytes=setup.max_packet_bytes,
+    )
+    _write(config, text)
     return ["-c", str(config)]
-
-
-def _mosquitto_hash(password: str) -> str:
-    """Return a hash in the format of `mosquitto_passwd`: $7$iterations$salt$PBKDF2-HMAC-SHA512."""
-    salt, iterations = secrets.token_bytes(12), 101
-    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations)
-    encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
-    return f"$7${iterations}${encoded[0]}${encoded[1]}"
 
 
 def _find_nats() -> list[str] | None:
@@ -415,17 +397,14 @@ def _find_nats() -> list[str] | None:
 
 def _configure_nats(setup: _Setup) -> list[str]:
     config = setup.folder / "nats.json"
-    settings = {
-        "server_name": f"{USER}-{setup.port}",
-        "host": setup.host,
-        "port": -1,  # NATS' own protocol; unused
-        "max_payload": setup.max_packet_bytes,
-        "max_pending": MAX_QUEUED_BYTES,
-        "authorization": {"user": USER, "password": setup.password},
-        "jetstream": {"store_dir": str(setup.folder / "jetstream")},  # QoS 1 and retained
-        "mqtt": {"host": setup.host, "port": setup.port, "max_ack_pending": 100},
-    }
-    _write(config, json.dumps(settings, indent=1))
+    text = nats_conf(
+        Listener(port=setup.port, host=setup.host),
+        [{"user": USER, "password": setup.password}],
+        server_name=f"{USER}-{setup.port}",
+        data_folder=str(setup.folder / "jetstream"),
+        max_packet_bytes=setup.max_packet_bytes,
+    )
+    _write(config, text)
     return ["-c", str(config)]
 
 

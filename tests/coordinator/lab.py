@@ -33,7 +33,7 @@ from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.sensors import real_host
 from fairbed.wire.artifact import Artifact, initial_vector
-from fairbed.wire.messages import MAX_CHUNK_BYTES
+from fairbed.wire.messages import MAX_CHUNK_BYTES, OperatorCommand
 from fairbed.wire.shard import Shard, make_shard
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Transport, Will
@@ -132,6 +132,7 @@ class Lab:
         self.evaluator = NormEvaluator()
         self.progress: list[RoundProgress] = []
         self.waiting: list[str] = []
+        self.audited: list[tuple[OperatorCommand, str]] = []
         """Reports of the wait for round 1."""
         self.refused: dict[str, str] = {}
         self.on_progress: Callable[[RoundProgress], None] = lambda progress: None
@@ -189,7 +190,11 @@ class Lab:
             boot=self._boots,
             max_chunk_bytes=self.max_chunk_bytes,
         )
-        ports = HostServices(shards=self.shards, evaluator=self.evaluator)
+        ports = HostServices(
+            shards=self.shards,
+            evaluator=self.evaluator,
+            audit=lambda command, operator: self.audited.append((command, operator)),
+        )
         return Coordinator(
             setup,
             link,

@@ -16,7 +16,7 @@ NAMES = st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True)
 
 def test_lists_the_topics_of_a_tenant() -> None:
     assert TOPICS.coordinator == "fairbed/lab-2/coordinator"
-    assert TOPICS.command == "fairbed/lab-2/command"
+    assert TOPICS.command("alice") == "fairbed/lab-2/command/alice"
     assert TOPICS.control_all == "fairbed/lab-2/ctl"
     assert TOPICS.status("pi-7") == "fairbed/lab-2/d/pi-7/status"
     assert TOPICS.telemetry("pi-7") == "fairbed/lab-2/d/pi-7/tel"
@@ -66,6 +66,20 @@ def test_a_probe_of_the_payload_limit_is_no_topic_of_a_device() -> None:
     assert topic == "fairbed/lab-2/limit/1f"
     with pytest.raises(DecodeError):
         TOPICS.device_of(topic)
+
+
+def test_finds_the_operator_of_a_command() -> None:
+    assert TOPICS.operator_of(TOPICS.command("alice")) == "alice"
+    assert TOPICS.operator_of(TOPICS.up("alice")) is None
+    assert TOPICS.operator_of("fairbed/lab-2/command") is None
+    for name in ("", "a/b", "+", "A", "x" * 33):
+        with pytest.raises(DecodeError, match=r"^operator: must be 1 to 32 of a-z, 0-9 and hyphen"):
+            TOPICS.operator_of(f"fairbed/lab-2/command/{name}")
+
+
+def test_covers_all_tenants() -> None:
+    assert Topics("+").command("alice") == "fairbed/+/command/alice"
+    assert Topics("+").chunk("+", "+") == "fairbed/+/b/+/c/+"
 
 
 @pytest.mark.parametrize("name", ["", "Pi", "pi.7", "pi 7", "pi_7", "ü", "x" * 33, "pi\n", "+"])

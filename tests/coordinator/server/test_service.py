@@ -298,7 +298,7 @@ async def send(place: Lab, action: str, device: str | None = None, twice: bool =
             if isinstance(event, LinkUp):
                 break
         for _ in range(2 if twice else 1):
-            await operator.publish(Topics().command, encode(message), qos=1)
+            await operator.publish(Topics().command("alice"), encode(message), qos=1)
 
 
 async def test_an_operator_pauses_excludes_and_resumes(tmp_path: Path) -> None:
@@ -335,14 +335,21 @@ async def test_an_operator_pauses_excludes_and_resumes(tmp_path: Path) -> None:
         later = [x.device for x in reader.exchanges(0) if x.round > closed + 1]
         assert later
         assert "pi-1" not in later
-        assert [row.action for row in reader.commands()] == [
-            "pause",
-            "exclude",
-            "exclude",
-            "resume",
+        assert [(row.action, row.operator) for row in reader.commands()] == [
+            ("pause", "alice"),
+            ("exclude", "alice"),
+            ("exclude", "alice"),
+            ("resume", "alice"),
         ]
         warnings = [e.text for _, e in reader.events() if e.kind == "command"]
         assert "no device 'pi-9' is known to this run" in warnings
+        assert "pause by alice" in warnings
+    assert [(command.action, operator) for command, operator in place.audited] == [
+        ("pause", "alice"),
+        ("exclude", "alice"),
+        ("exclude", "alice"),
+        ("resume", "alice"),
+    ]
 
 
 async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:

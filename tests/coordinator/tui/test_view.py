@@ -196,7 +196,11 @@ def state_of(view: RunView, name: str) -> str:
 def test_operator_commands_show_at_once(run: FakeRun, feed: ViewReader) -> None:
     name, view = run.names[3], next_view(run, feed, RunView())
     for number, (action, state) in enumerate([("exclude", "excluded"), ("include", "idle")]):
-        run.store.add(CommandRow(id=str(number), at_s=3.0 + number, action=action, device=name))
+        run.store.add(
+            CommandRow(
+                id=str(number), at_s=3.0 + number, action=action, device=name, operator="alice"
+            )
+        )
         view = next_view(run, feed, view)
         assert state_of(view, name) == state
 

@@ -13,8 +13,8 @@ import anyio
 import psutil
 import pytest
 
+from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
-    MAX_PACKET_BYTES,
     Broker,
     BrokerError,
     BrokerKind,

@@ -10,9 +10,9 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
     CHUNK_SIZES,
-    MAX_PACKET_BYTES,
     BrokerKind,
     find_broker,
     largest_chunk,

@@ -1,0 +1,237 @@
+"""The text of broker configurations.
+
+mosquitto and the NATS server read these files again on SIGHUP, and close the connections of users
+that are no longer listed. They must be replaced atomically: mosquitto lets everybody in that it
+knew before if its password file is missing. For other brokers there are rules to copy.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fairbed.testbed.lab.permissions import Account, Permissions, Role, permissions
+
+MAX_PACKET_BYTES = 1 << 20
+"""Above Fairbed's largest message (1,000,000 bytes); the default of NATS."""
+
+MAX_QUEUED_BYTES = 256 << 20
+"""Queue of one slow client: four times the sum of all upload windows."""
+
+MAX_QUEUED_MESSAGES = 10_000
+
+MAX_INFLIGHT = 100
+"""Unacknowledged messages of QoS 1 to one client."""
+
+HASH_ITERATIONS = 101
+"""Of PBKDF2. Passwords are random and long, so a slow hash would protect nothing."""
+
+SESSION_S = 3600
+"""A session that a client asked to keep is removed this long after the client left, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """An address that a broker listens on."""
+
+    port: int
+    host: str | None = None
+    """None is every address of the machine."""
+    certificate: str | None = None
+    """Path of the server's certificate; None is without TLS."""
+    key: str | None = None
+    """Path of its key."""
+
+
+def mosquitto_hash(password: str, salt: bytes) -> str:
+    """Return a hash in the format of `mosquitto_passwd`: $7$iterations$salt$PBKDF2-HMAC-SHA512.
+
+    Args:
+        password: The password.
+        salt: 12 random bytes.
+    """
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, HASH_ITERATIONS)
+    encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
+    return f"$7${HASH_ITERATIONS}${encoded[0]}${encoded[1]}"
+
+
+def mosquitto_conf(
+    listeners: Sequence[Listener],
+    *,
+    password_file: str,
+    acl_file: str | None = None,
+    user: str | None = None,
+    max_packet_bytes: int = MAX_PACKET_BYTES,
+) -> str:
+    """Return `mosquitto.conf`.
+
+    Args:
+        listeners: At least one.
+        password_file: Path of `mosquitto_passwords`.
+        acl_file: Path of `mosquitto_acl`; None lets every user publish and read everything.
+        user: User that the broker runs as if root starts it; None is mosquitto's default.
+        max_packet_bytes: Largest packet.
+    """
+    lines = [
+        *(line for listener in listeners for line in _mosquitto_listener(listener)),
+        "allow_anonymous false",
+        f"password_file {password_file}",
+        *([] if acl_file is None else [f"acl_file {acl_file}"]),
+        "persistence false",
+        f"persistent_client_expiration {SESSION_S // 3600}h",
+        "sys_interval 0",
+        "log_dest stderr",
+        f"max_packet_size {max_packet_bytes}",
+        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
+        f"max_queued_bytes {MAX_QUEUED_BYTES}",
+        f"max_inflight_messages {MAX_INFLIGHT}",
+        "set_tcp_nodelay true",
+        *([] if user is None else [f"user {user}"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _mosquitto_listener(listener: Listener) -> list[str]:
+    lines = [f"listener {listener.port} {listener.host or ''}".rstrip()]
+    if listener.certificate is not None:
+        lines += [
+            f"certfile {listener.certificate}",
+            f"keyfile {listener.key}",
+            "tls_version tlsv1.2",  # the oldest that is accepted
+        ]
+    return lines
+
+
+def mosquitto_passwords(accounts: Iterable[Account]) -> str:
+    """Return mosquitto's password file."""
+    return "".join(f"{account.user}:{account.mosquitto_hash}\n" for account in accounts)
+
+
+def mosquitto_acl(accounts: Iterable[Account]) -> str:
+    """Return mosquitto's access control list."""
+    blocks = []
+    for account in accounts:
+        allowed = _permissions(account)
+        lines = [
+            f"user {account.user}",
+            *(f"topic write {topic}" for topic in allowed.publishes),
+            *(f"topic read {topic}" for topic in allowed.reads),
+        ]
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def nats_conf(
+    listener: Listener,
+    users: Sequence[dict[str, object]],
+    *,
+    server_name: str,
+    data_folder: str,
+    max_packet_bytes: int = MAX_PACKET_BYTES,
+) -> str:
+    """Return the configuration of the NATS server.
+
+    NATS' own protocol cannot be turned off: it gets a free port on loopback.
+
+    Args:
+        listener: For MQTT.
+        users: `nats_users`, or entries of NATS' `authorization.users`.
+        server_name: Name in logs.
+        data_folder: Keeps messages of QoS 1 and retained messages.
+        max_packet_bytes: Largest packet.
+    """
+    mqtt: dict[str, object] = {
+        "host": listener.host or "::",
+        "port": listener.port,
+        "max_ack_pending": MAX_INFLIGHT,
+    }
+    if listener.certificate is not None:
+        mqtt["tls"] = {
+            "cert_file": listener.certificate,
+            "key_file": listener.key,
+            "min_version": "1.2",
+        }
+    settings = {
+        "server_name": server_name,
+        "host": "127.0.0.1",
+        "port": -1,
+        "max_payload": max_packet_bytes,
+        "max_pending": MAX_QUEUED_BYTES,
+        "authorization": {"users": list(users)},
+        "jetstream": {"store_dir": data_folder},
+        "mqtt": mqtt,
+    }
+    return json.dumps(settings, indent=1) + "\n"
+
+
+def nats_users(accounts: Iterable[Account]) -> list[dict[str, object]]:
+    """Return the users of `nats_conf`, which may speak MQTT only."""
+    return [
+        {
+            "user": account.user,
+            "password": account.nats_hash,
+            "allowed_connection_types": ["MQTT"],
+            "permissions": {
+                "publish": {"allow": _subjects(_permissions(account).publishes)},
+                "subscribe": {"allow": _subjects(_permissions(account).reads)},
+            },
+        }
+        for account in accounts
+    ]
+
+
+def _subjects(topics: Sequence[str]) -> list[str]:
+    """Return the NATS subjects of MQTT topic filters; an empty list would allow everything."""
+    subjects = [topic.replace("/", ".").replace("+", "*").replace("#", ">") for topic in topics]
+    return subjects or [NOTHING]
+
+
+NOTHING = "fairbed.nothing"
+"""A subject that nothing uses."""
+
+
+def emqx_acl(accounts: Iterable[Account]) -> str:
+    """Return `acl.conf` of EMQX 5; set `authorization.no_match = deny` beside it."""
+    lines = []
+    for account in accounts:
+        allowed = _permissions(account)
+        for action, topics in (("publish", allowed.publishes), ("subscribe", allowed.reads)):
+            if topics:
+                names = ", ".join(f'"{topic}"' for topic in topics)
+                lines.append(f'{{allow, {{username, "{account.user}"}}, {action}, [{names}]}}.')
+    return "\n".join([*lines, "{deny, all}."]) + "\n"
+
+
+_ROLES: tuple[tuple[Role, str], ...] = (
+    ("device", "NAME"),
+    ("viewer", "viewer_NAME"),
+    ("operator", "operator_NAME"),
+    ("coordinator", "coordinator_NAME"),
+)
+
+
+def generic_rules() -> str:
+    """Return the rules of each role as text, for any other MQTT 3.1.1 or 5 broker."""
+    lines = [
+        "# Rules for an MQTT broker that Fairbed does not configure.",
+        "# NAME is the name of the device or person, TENANT the tenant of the device.",
+        "# Forbid everything else, anonymous clients included; offer TLS 1.2 or newer only.",
+        f"# Accept packets of {MAX_PACKET_BYTES} bytes, retained messages and QoS 1.",
+        "# A user whose password is removed must lose its connection at once.",
+    ]
+    for role, user in _ROLES:
+        allowed = permissions(role, "name", "tenant" if role == "device" else "+")
+        lines += ["", f"{role} (user {user})"]
+        lines += [f"  publish    {_with_marks(topic)}" for topic in allowed.publishes]
+        lines += [f"  subscribe  {_with_marks(topic)}" for topic in allowed.reads]
+    return "\n".join(lines) + "\n"
+
+
+def _with_marks(topic: str) -> str:
+    levels = {"name": "NAME", "tenant": "TENANT"}
+    return "/".join(levels.get(level, level) for level in topic.split("/"))
+
+
+def _permissions(account: Account) -> Permissions:
+    return permissions(account.role, account.name, account.tenant)
