@@ -1,8 +1,8 @@
 """The text of broker configurations.
 
 mosquitto and the NATS server read these files again on SIGHUP, and close the connections of users
-that are no longer listed. They must be replaced atomically: mosquitto lets everybody in that it
-knew before if its password file is missing. For other brokers there are rules to copy.
+that are no longer listed. They must be replaced atomically: without its password file mosquitto
+accepts any password. For other brokers there are rules to copy.
 """
 
 import base64
@@ -44,16 +44,17 @@ class Listener:
     """Path of its key."""
 
 
-def mosquitto_hash(password: str, salt: bytes) -> str:
+def mosquitto_hash(password: str, salt: bytes, iterations: int = HASH_ITERATIONS) -> str:
     """Return a hash in the format of `mosquitto_passwd`: $7$iterations$salt$PBKDF2-HMAC-SHA512.
 
     Args:
         password: The password.
         salt: 12 random bytes.
+        iterations: Of PBKDF2; the default is that of `mosquitto_passwd`.
     """
-    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, HASH_ITERATIONS)
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations)
     encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
-    return f"$7${HASH_ITERATIONS}${encoded[0]}${encoded[1]}"
+    return f"$7${iterations}${encoded[0]}${encoded[1]}"
 
 
 def mosquitto_conf(

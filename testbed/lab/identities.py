@@ -17,16 +17,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import msgspec
 from msgspec import Struct
 
 from fairbed.testbed.errors import LabError
 from fairbed.testbed.install import install_command
+from fairbed.testbed.lab.brokers import mosquitto_hash
+from fairbed.testbed.lab.permissions import Role
 from fairbed.wire.messages import is_device_name
-
-Role: TypeAlias = Literal["device", "viewer", "operator", "coordinator"]
 
 COORDINATOR: tuple[Role, str] = ("coordinator", "main")
 """Identity of the coordinator of each run on this host."""
@@ -40,11 +40,8 @@ ALL_TENANTS = "+"
 PASSWORD_BYTES = 24
 """Random bytes of a password or token: 192 bits."""
 
-PBKDF2_ITERATIONS = 101
-"""The default of mosquitto_passwd. A random password of 192 bits needs no more."""
-
 BCRYPT_COST = 4
-"""The least cost, for the same reason."""
+"""The least cost: a random password of 192 bits needs no more."""
 
 BUSY_TIMEOUT_S = 10.0
 """How long to wait for another process's transaction, which takes milliseconds."""
@@ -130,22 +127,10 @@ def user_of(name: str, role: Role) -> str:
     return name if role == "device" else f"{role}_{name}"
 
 
-def mosquitto_hash(password: str) -> str:
-    """Return a hash in the format of `mosquitto_passwd`: $7$iterations$salt$PBKDF2-HMAC-SHA512."""
-    salt = secrets.token_bytes(12)
-    return _mosquitto_hash(password, salt, PBKDF2_ITERATIONS)
-
-
-def _mosquitto_hash(password: str, salt: bytes, iterations: int) -> str:
-    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations)
-    encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
-    return f"$7${iterations}${encoded[0]}${encoded[1]}"
-
-
 def is_password_of(password: str, mosquitto: str) -> bool:
     """Return whether a password fits a hash of `mosquitto_hash`; takes constant time."""
     _, _, iterations, salt, _ = mosquitto.split("$")
-    found = _mosquitto_hash(password, base64.b64decode(salt), int(iterations))
+    found = mosquitto_hash(password, base64.b64decode(salt), int(iterations))
     return hmac.compare_digest(found.encode(), mosquitto.encode())
 
 
@@ -474,7 +459,7 @@ class Identities:
                 tenant if role == "device" else ALL_TENANTS,
                 now_s,
                 expires_s,
-                mosquitto_hash(password),
+                mosquitto_hash(password, secrets.token_bytes(12)),
                 bcrypt.hashpw(password.encode(), salt).decode(),
                 run,
             ),
