@@ -125,6 +125,7 @@ class SyntheticRun:
                     n_k=100,
                     capabilities=json.dumps({"cores": 4, "machine": "aarch64"}),
                     has_own_data=False,
+                    kind="emulated",
                 )
             )
             self._store.add(

@@ -209,6 +209,7 @@ class Fleet:
                 n_k=device.n_registered,
                 capabilities=msgspec.json.encode(capabilities).decode(),
                 has_own_data=device.has_own_data,
+                kind="emulated" if device.name in self.registry.emulated else "physical",
             )
         )
         self._event_log.event(

@@ -3,7 +3,7 @@
 Start reading at `TrainingLoop.run_round`: it is one complete round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -88,14 +88,25 @@ def waiting_line(registry: Registry, now: float, wanted: int, left_s: float) -> 
     """
     is_ready = registry.available(now)
     line = f"{is_ready.sum()} of {wanted} devices are ready for round 1, {left_s:.0f} s left"
-    unready = [x for x, ready in zip(registry, is_ready, strict=True) if not ready]
+    missing = registry.missing_physical
+    if missing:
+        line += f"; physical devices missing: {_some(missing)}"
+    unready = [
+        f"{x.name} {x.status(now)}"
+        for x, ready in zip(registry, is_ready, strict=True)
+        if not ready and x.name not in missing
+    ]
     if unready:
-        shown = ", ".join(f"{x.name} {x.status(now)}" for x in unready[:UNREADY_SHOWN])
-        more = len(unready) - UNREADY_SHOWN
-        line += f"; not ready: {shown}" + (f" and {more} more" if more > 0 else "")
+        line += f"; not ready: {_some(unready)}"
     if len(registry) < wanted:
         line += "; start one by the command that this prints: fairbed enroll NAME"
     return line
+
+
+def _some(items: Sequence[str]) -> str:
+    """Return the first items on one line, and the number of the others."""
+    more = len(items) - UNREADY_SHOWN
+    return ", ".join(items[:UNREADY_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +282,11 @@ class TrainingLoop:
             now = self._event_log.now()
             left = deadline - now
             if left <= 0:
+                missing = self._registry.missing_physical
+                absent = f" (physical devices missing: {_some(missing)})" if missing else ""
                 raise FleetMissingError(
                     f"fleet: {wanted} devices must be ready within {limit:g} s, got {ready} ready "
-                    f"of {self._registry.joined} joined; read their logs, lower "
+                    f"of {self._registry.joined} joined{absent}; read their logs, lower "
                     "round.min_devices, or raise round.join_timeout_s"
                 )
             due = reported_at + (REPORT_REPEAT_S if ready == reported else REPORT_CHANGE_S)

@@ -5,7 +5,7 @@ are in `rounds.loop`.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -64,6 +64,8 @@ class TrainingSetup:
     """How often the first round was attempted before: 0 unless the run is resumed."""
     device_names: Sequence[str] = ()
     """Devices in row order; other devices get the next rows as they join."""
+    emulated: Collection[str] = ()
+    """The emulated ones, for reports only; the others are physical."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,7 @@ class Coordinator:
         registry = Registry(
             personalises=self._config.personalisation.is_on,
             local_rule=self._config.training.rule,
+            emulated=self._setup.emulated,
         )
         task = encode_artifact(self._setup.artifact)
         task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))

@@ -5,7 +5,7 @@ coordinator restarts.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +131,8 @@ class Registry:
     """Devices train personal models."""
     local_rule: str = "sgd"
     """Local rule of the run; a device without it is not available."""
+    emulated: Collection[str] = ()
+    """Emulated devices; only reports differ for them."""
     _devices: dict[str, Device] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -158,6 +160,13 @@ class Registry:
         for name in names:
             if name not in self._devices:
                 self._devices[name] = Device(name=name, row=len(self._devices))
+
+    @property
+    def missing_physical(self) -> list[str]:
+        """Expected physical devices of a partly emulated fleet that have sent no hello yet."""
+        if not self.emulated:
+            return []
+        return [x.name for x in self if x.boot == NEVER and x.name not in self.emulated]
 
     @property
     def joined(self) -> int:

@@ -240,6 +240,8 @@ class DeviceRow:
     """JSON."""
     has_own_data: bool
     """The device trains on data of its own, not on a shard."""
+    kind: str
+    """physical, emulated or replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,12 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
     host, port = _listen(getattr(options, "listen", "127.0.0.1"))
     has_fleet = options.command != "coordinator"
     _check_policy(experiment)
+    if has_fleet and experiment.physical and experiment.broker.url == "embedded":
+        raise UsageError(
+            "broker.url: must be a broker that physical devices such as "
+            f'{experiment.physical[0]} reach, got "embedded", which serves this machine alone; '
+            'set it to "lab" (fairbed lab init makes one) or to mqtts://user:password@host'
+        )
     return RunPlan(
         experiment=experiment,
         folder=folder,
@@ -202,12 +208,10 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    emulated = plan.experiment.devices if plan.has_fleet else 0
-    rounds = plan.experiment.rounds
-    _print(
-        out,
-        f"run {plan.run_id}: {rounds} rounds, {emulated} emulated devices, in {plan.folder}",
-    )
+    physical, rounds = len(plan.experiment.physical), plan.experiment.rounds
+    emulated = plan.experiment.devices - physical if plan.has_fleet else 0
+    devices = f"{emulated} emulated devices" + (f" and {physical} physical" if physical else "")
+    _print(out, f"run {plan.run_id}: {rounds} rounds, {devices}, in {plan.folder}")
     if not plan.has_fleet:
         _print(out, f"to add a device, run: fairbed enroll NAME {plan.folder}")
     run = functools.partial(

@@ -71,14 +71,16 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 def physical_devices(folder: Path) -> list[str]:
-    """Return the devices of a run that the testbed did not slow down.
+    """Return the physical devices of a run; without any, those that the testbed did not slow down.
 
     Raises:
         StoreError: The store cannot be read.
     """
     with RunReader(folder) as reader:
         emulated = {row.name for row in reader.truths() if is_emulated(row)}
-        return [row.name for row in reader.devices() if row.name not in emulated]
+        devices = reader.devices()
+    physical = [row.name for row in devices if row.kind == "physical"]
+    return physical or [row.name for row in devices if row.name not in emulated]
 
 
 def read_task(folder: Path) -> Task:

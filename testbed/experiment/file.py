@@ -52,7 +52,7 @@ from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.explain import explain, first_not_finite, override
 from fairbed.testbed.experiment.malicious import MaliciousConfig
-from fairbed.wire.messages import NAME_PATTERN
+from fairbed.wire.messages import NAME_PATTERN, DeviceName
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url
 
 if sys.version_info >= (3, 11):
@@ -123,6 +123,9 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     `profile`."""
     count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     """Number of devices; a fleet has at most 10,000 emulated or 1,000,000 replayed ones."""
+    physical: tuple[DeviceName, ...] = ()
+    """Names of physical devices, which join by themselves, each with its own shard; round 1 waits
+    for them. Of the other keys only `profile` goes with it: their recorded profile, for replays."""
     link: str | None = None
     """Name of a link; not set: the profile's link."""
     trace: Annotated[str, Meta(min_length=1)] | None = None
@@ -152,6 +155,7 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     """An exchange time deviates by up to this share, uniformly."""
 
     def __post_init__(self) -> None:
+        self._check_physical()
         if (self.model is None) != (self.theta is None):
             raise ValueError(
                 'theta must be given with model = "linear" and only then, got '
@@ -176,6 +180,25 @@ class FleetConfig(Section, frozen=True, kw_only=True):
                 "profile and population exclude each other, got "
                 f"{self.profile!r} and {self.population!r}; remove one"
             )
+
+    def _check_physical(self) -> None:
+        """Check that a group of physical devices has no key of emulated ones.
+
+        Raises:
+            ValueError: It has one.
+        """
+        for field in msgspec.structs.fields(type(self)) if self.physical else ():
+            value = getattr(self, field.name)
+            if field.name not in ("physical", "profile") and value != field.default:
+                raise ValueError(
+                    f"{field.name} must not be set for physical devices, got {value!r}; remove "
+                    "it, or put the devices to emulate into a [[fleet]] of their own"
+                )
+
+    @property
+    def size(self) -> int:
+        """Number of devices of the group."""
+        return len(self.physical) or self.count
 
 
 class ReplayConfig(Section, frozen=True, kw_only=True):
@@ -259,7 +282,12 @@ class Experiment(Section, frozen=True, kw_only=True):
     seeds: SeedsConfig = SeedsConfig()
 
     def __post_init__(self) -> None:
-        devices = self.devices
+        names = self.physical
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(
+                f"fleet.physical: names must differ, got {twice!r} twice; list each device once"
+            )
+        devices = self.shards if self.fleet else 0
         if devices and not self.round.is_buffered and self.selection.per_round > devices:
             raise ValueError(
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
@@ -334,13 +362,23 @@ class Experiment(Section, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> int:
-        """Number of emulated devices."""
-        return sum(group.count for group in self.fleet)
+        """Number of devices of `[[fleet]]`, emulated and physical."""
+        return sum(group.size for group in self.fleet)
+
+    @property
+    def physical(self) -> tuple[str, ...]:
+        """Names of the physical devices of `[[fleet]]`."""
+        return tuple(name for group in self.fleet for name in group.physical)
+
+    @property
+    def has_emulated(self) -> bool:
+        """Whether `[[fleet]]` has a device to emulate."""
+        return any(not group.physical for group in self.fleet)
 
     @property
     def shards(self) -> int:
-        """Number of shards: one per device of the fleet, or enough for the first round."""
-        return self.devices or max(self.round.min_devices or 0, self._cohort)
+        """Number of shards: one per device of the fleet, and enough for the first round."""
+        return max(self.devices or self._cohort, self.round.min_devices or 0)
 
     @property
     def trains_in_replay(self) -> bool:
@@ -360,15 +398,18 @@ class Experiment(Section, frozen=True, kw_only=True):
         """Return the coordinator's part of the experiment.
 
         Args:
-            starts_fleet: `[[fleet]]` is emulated, so the first round waits for all its devices;
-                otherwise an unknown number of devices join by themselves, and it waits for as many
-                as a round selects.
+            starts_fleet: The devices of `[[fleet]]` are known: the testbed emulates them, or they
+                are named physical ones. So the first round waits for all of them; otherwise an
+                unknown number of devices join by themselves, and it waits for as many as a round
+                selects.
             absent: Devices of the fleet that cannot join at first.
         """
         settings = self.round
         default, limit_s = min(self._cohort, self.shards), JOIN_TIMEOUT_S
         if self.fleet and starts_fleet:
-            default, limit_s = max(1, self.devices - absent), EMULATED_JOIN_TIMEOUT_S
+            default = max(1, self.devices - absent)
+            if not self.physical and self.shards == self.devices:
+                limit_s = EMULATED_JOIN_TIMEOUT_S
         settings = msgspec.structs.replace(
             settings,
             min_devices=settings.min_devices or default,

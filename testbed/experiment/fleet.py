@@ -1,4 +1,4 @@
-"""Plan the emulated fleet of an experiment: the devices and the profile, link and seed of each."""
+"""Plan the fleet of an experiment: the devices and the profile, link and seed of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,6 +64,8 @@ class PlannedDevice:
     host_core_speed: float = 1.0
     unavailable_as: UnavailableAs = "unwilling"
     outages: tuple[OutageWindow, ...] = ()
+    is_physical: bool = False
+    """It joins a live run by itself; a replay takes its recorded profile."""
 
     @property
     def schedule(self) -> Schedule:
@@ -145,7 +147,8 @@ def check_fleet(experiment: Experiment, environ: Mapping[str, str]) -> None:
 def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[PlannedDevice]:
     """Return the devices of `[[fleet]]` in order, named by their group and a number from 1.
 
-    The random draws of a device do not depend on the devices after it.
+    A live run does not start the physical ones among them. The random draws of a device do not
+    depend on the devices after it.
 
     Args:
         experiment: Provides the fleet and two seeds. `fleet` draws devices from populations;
@@ -155,7 +158,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
 
     Raises:
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
-        ExperimentError: There are too many devices, or a name is too long.
+        ExperimentError: There are too many devices, a name is too long, or an emulated device has
+            the name of a physical one.
         ValueError: The speed of this machine has not been measured.
     """
     if experiment.devices > MAX_EMULATED:
@@ -164,7 +168,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             f"{experiment.devices:,}; use fairbed replay for a larger fleet"
         )
     devices: list[PlannedDevice] = []
-    members: list[list[str]] = []
+    members: list[Sequence[str]] = []
     counts: dict[str, int] = {}
     read_trace = TraceReader(environ)
     rule, speed = experiment.training.rule, experiment.emulation.host_core_speed
@@ -184,30 +188,54 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
         )
         first = device_profiles[0]
         prefix = group.name or (first.name if first is not None else "device")
-        if len(f"{prefix}-{counts.get(prefix, 0) + group.count}") > MAX_NAME:
-            raise ExperimentError(
-                f"fleet[{number}].name: name and device number must have at most {MAX_NAME} "
-                f"characters, got {prefix!r} for {group.count} devices; give a shorter name"
-            )
-        members.append([])
-        for profile in device_profiles:
-            counts[prefix] = counts.get(prefix, 0) + 1
+        before = counts.get(prefix, 0)
+        names = group.physical or [f"{prefix}-{before + k + 1}" for k in range(group.count)]
+        if not group.physical:
+            counts[prefix] = before + group.count
+            _check_names(number, prefix, names, experiment.physical)
+        members.append(names)
+        for name, profile in zip(names, device_profiles, strict=True):
             link = own_link or (profile.link if profile is not None else None)
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
-            spec = device_spec(f"{prefix}-{counts[prefix]}", profile, link, speed)
-            spec = replace(spec, local_rules=local_rules)
-            members[-1].append(spec.name)
+            spec = replace(device_spec(name, profile, link, speed), local_rules=local_rules)
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
             if group.available_hours:
                 hours = hours_series(group.available_hours, experiment.emulation.start_time)
                 tracks = replace(tracks, available=hours)
             unavailable_as = experiment.emulation.unavailable_as
-            planned = PlannedDevice(spec, profile, link, tracks, speed, unavailable_as, outages)
+            planned = PlannedDevice(
+                spec,
+                profile,
+                link,
+                tracks,
+                speed,
+                unavailable_as,
+                outages,
+                is_physical=bool(group.physical),
+            )
             devices.append(planned.with_is_driven())
     attacks = attacks_of(experiment, members)
     return [device.with_attack(attacks.get(device.spec.name)) for device in devices]
+
+
+def _check_names(number: int, prefix: str, names: Sequence[str], physical: Sequence[str]) -> None:
+    """Check the names of the emulated devices of a group.
+
+    Raises:
+        ExperimentError: One is too long, or is the name of a physical device.
+    """
+    if len(names[-1]) > MAX_NAME:
+        raise ExperimentError(
+            f"fleet[{number}].name: name and device number must have at most {MAX_NAME} "
+            f"characters, got {prefix!r} for {len(names)} devices; give a shorter name"
+        )
+    if taken := set(names).intersection(physical):
+        raise ExperimentError(
+            f"fleet[{number}].name: an emulated device must not have the name of a physical one, "
+            f"got {min(taken)!r} for both; give this group another name"
+        )
 
 
 def attacks_of(experiment: Experiment, members: Sequence[Sequence[str]]) -> dict[str, Attack]:
@@ -235,9 +263,9 @@ def _profiles(group: FleetConfig, rng: np.random.Generator) -> list[Profile | No
     if group.population is not None:
         found = profiles.sample(profiles.load_population(group.population), group.count, rng)
     elif group.profile is not None:
-        found = [profiles.load(group.profile)] * group.count
+        found = [profiles.load(group.profile)] * group.size
     else:
-        return [None] * group.count
+        return [None] * group.size
     if not group.always_available:
         return [*found]
     return [msgspec.structs.replace(profile, availability=None) for profile in found]

@@ -224,6 +224,12 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
             f'{experiment.replay.cold_start_coding!r}; only a fleet with model = "linear" has it'
         )
     for number, group in enumerate(experiment.fleet):
+        if group.physical and group.profile is None:
+            raise ExperimentError(
+                f"fleet[{number}].profile: must be given for a replay of physical devices, got "
+                f"none for {group.physical[0]}; fairbed record --all --run RUN --out DIR writes "
+                "their profiles and an experiment with them"
+            )
         if group.profile is None and group.population is None:
             raise ExperimentError(
                 f"fleet[{number}].profile: must be given for a replay, got none; create a profile "
@@ -345,6 +351,7 @@ def _device_rows(devices: Sequence[PlannedDevice], examples: Ints) -> list[Recor
             n_k=int(examples[row]),
             capabilities=msgspec.json.encode(_capabilities(device.profile)).decode(),
             has_own_data=False,
+            kind="replayed",
         )
         for row, device in enumerate(devices)
         if device.profile is not None

@@ -107,6 +107,7 @@ class VectorFleet:
                 n_k=int(examples[row]),
                 capabilities=msgspec.json.encode(capabilities).decode(),
                 has_own_data=False,
+                kind="replayed",
             ),
             TruthRow(
                 name=name,

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from fairbed import profiles
@@ -76,7 +77,7 @@ def infeasible_rate(experiment: Experiment) -> str | None:
         return None
     availability = np.concatenate(
         [
-            np.full(group.count, group.availability if group.model else 1.0)
+            np.full(group.size, group.availability if group.model else 1.0)
             for group in experiment.fleet
         ]
     )
@@ -111,7 +112,7 @@ def counted_twice(experiment: Experiment) -> str | None:
 def no_benign_device(experiment: Experiment) -> str | None:
     """Return why benign metrics are unknown: all devices are malicious; else None."""
     malicious = [
-        0 if group.malicious is None else group.malicious.size(group.count)
+        0 if group.malicious is None else group.malicious.size(group.size)
         for group in experiment.fleet
     ]
     if not malicious or sum(malicious) < experiment.devices:
@@ -145,9 +146,9 @@ def defaults_of(group: FleetConfig) -> str | None:
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
     """Return the processor demand of the `max_computing` devices that may compute at once.
 
-    A device that is not throttled demands nothing.
+    A device that is not throttled demands nothing, nor does a physical one.
     """
-    emulated = (planned.spec.device for planned in devices)
+    emulated = (planned.spec.device for planned in devices if not planned.is_physical)
     speeds = ((d.speed_ratio, d.engine_threads) for d in emulated if d)
     return Demand.of(speeds, experiment.coordinator().max_computing)
 
@@ -182,11 +183,18 @@ def choose_dilation(
             + _misfit(demand, cores, configured, experiment.round)
             + f', or set it to {fitting} or "auto"'
         )
-    unthrottled = next((d.spec.name for d in devices if d.spec.device is None), None)
+    plain = (d.spec.name for d in devices if d.spec.device is None and not d.is_physical)
+    unthrottled = next(plain, None)
     if dilation > 1.0 and unthrottled is not None:
         raise ExperimentError(
             f"emulation.dilation: must be 1 for devices without a profile, got {dilation:g}; "
             f"give {unthrottled} a profile, or slow the others with host_core_speed"
+        )
+    if dilation > 1.0 and experiment.physical:
+        raise ExperimentError(
+            f"emulation.dilation: must be 1 with physical devices such as "
+            f"{experiment.physical[0]}, whose clocks cannot be slowed, got {dilation:g}; emulate "
+            "fewer or slower devices, or select fewer per round"
         )
     return dilation
 
@@ -253,11 +261,14 @@ def preflight_findings(
 
     Args:
         experiment: The experiment.
-        devices: The emulated fleet.
+        devices: The emulated devices.
         backend: The chosen backend; None if no device is emulated.
         dilation: Seconds of this machine in one second of the fleet.
     """
-    yield from settings_findings(experiment, trains=True)
+    fleet = tuple(  # the profile of a physical device is for replays
+        msgspec.structs.replace(g, profile=None) if g.physical else g for g in experiment.fleet
+    )
+    yield from settings_findings(msgspec.structs.replace(experiment, fleet=fleet), trains=True)
     if backend is not None:
         others = "".join(f"; {name} was rejected: {why}" for name, why in backend.rejected.items())
         yield PreflightFinding(

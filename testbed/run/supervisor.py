@@ -73,7 +73,7 @@ class RunPlan:
     folder: Path
     run_id: str
     has_fleet: bool = True
-    """Start the emulated devices of `[[fleet]]`; otherwise devices join by themselves."""
+    """Start the emulated devices of `[[fleet]]`; otherwise all devices join by themselves."""
     listen_host: str = "127.0.0.1"
     """Address of the embedded broker."""
     listen_port: int | None = None
@@ -82,6 +82,11 @@ class RunPlan:
     """Seconds of this machine in one second of the fleet, and of the event loop of the run."""
     origin: Path = Path()
     """Folder of the experiment file."""
+
+    @property
+    def knows_fleet(self) -> bool:
+        """Whether the names of the devices are known before they join."""
+        return self.has_fleet or not self.experiment.has_emulated
 
 
 async def run_experiment(
@@ -130,16 +135,16 @@ async def _run(
     group: TaskGroup,
 ) -> End:
     experiment = plan.experiment
-    planned = plan_fleet(experiment, os.environ) if plan.has_fleet else []
-    devices = [device.dilated(plan.dilation) for device in planned]
+    planned = plan_fleet(experiment, os.environ) if plan.knows_fleet else []
+    devices = [device.dilated(plan.dilation) for device in planned if not device.is_physical]
     plan.folder.mkdir(parents=True, exist_ok=True)
     async with (
         _choose_backend(plan, devices) as choice,
         _endpoint(plan, choice, stop, group) as (endpoint, broker),
         _fleet(choice, endpoint, stop) as backend,
     ):
-        names = [device.spec.name for device in devices]
-        attacks = [device.spec.attack for device in devices]
+        names = [device.spec.name for device in planned]
+        attacks = [device.spec.attack for device in planned]
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names, attacks)
         if backend is not None:
             await backend.start(await _costs(plan, devices, artifact))
@@ -149,7 +154,7 @@ async def _run(
         try:
             for device in devices:
                 store.add(device.truth_row())
-            parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices)
+            parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices, names)
             monitor = _contention_monitor(devices, backend, broker, plan.dilation)
             stop.coordinator = _coordinator(plan, parts, monitor, listener, waiting)
             if moved is not None:
@@ -258,6 +263,9 @@ class _Parts:
     evaluator: FleetEvaluator
     endpoint: Endpoint
     devices: list[PlannedDevice]
+    """The emulated ones."""
+    names: list[str]
+    """Names of all devices of `[[fleet]]`, in its order."""
 
 
 def _coordinator(
@@ -269,7 +277,8 @@ def _coordinator(
 ) -> Coordinator:
     store, endpoint, artifact = parts.store, parts.endpoint, parts.artifact
     config = plan.experiment.coordinator(
-        starts_fleet=plan.has_fleet, absent=count_unplugged(parts.devices, store.resume_offset_s())
+        starts_fleet=plan.knows_fleet,
+        absent=count_unplugged(parts.devices, store.resume_offset_s()),
     )
     boot = secrets.randbits(40)
 
@@ -284,7 +293,8 @@ def _coordinator(
         vector=initial_vector(artifact.spec, config.seed_init),
         decisions=make_decisions(config),
         attempt=parts.attempt,
-        device_names=[device.spec.name for device in parts.devices],
+        device_names=parts.names,
+        emulated=frozenset(device.spec.name for device in parts.devices),
     )
     link = LinkSetup(
         transport=transport,
@@ -388,7 +398,7 @@ def _load(
         devices=experiment.shards,
         seed=seed,
         names=names,
-        assignments=StoredShards.read(plan.folder) if not names else None,
+        assignments=StoredShards.read(plan.folder),
         poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),
         sends_held_out=experiment.personalisation.is_on,

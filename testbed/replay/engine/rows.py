@@ -61,6 +61,7 @@ def linear_rows(
             n_k=n_k,
             capabilities=json.dumps({"model": group}),
             has_own_data=False,
+            kind="replayed",
         ),
         TruthRow(
             name=name,

@@ -93,6 +93,7 @@ class FakeRun:
     """Keys of `[aggregation]`."""
     malicious: Mapping[int, str] = field(default_factory=dict)
     """Kinds of malicious devices, by row."""
+    kind: str = "emulated"
     round: int = 0
     now_s: float = 0.0
     names: list[str] = field(init=False)
@@ -115,6 +116,7 @@ class FakeRun:
                     n_k=int(self.n_k[row]),
                     capabilities=json.dumps({"cores": 4, "machine": "aarch64", "model": profile}),
                     has_own_data=False,
+                    kind=self.kind,
                 )
             )
             self.store.add(

@@ -151,7 +151,15 @@ def test_columns_must_be_whole_and_of_one_length() -> None:
 
 
 def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connection) -> None:
-    row = DeviceRow(name="a", row=0, first_seen_s=0.0, n_k=1, capabilities="{}", has_own_data=False)
+    row = DeviceRow(
+        name="a",
+        row=0,
+        first_seen_s=0.0,
+        n_k=1,
+        capabilities="{}",
+        has_own_data=False,
+        kind="physical",
+    )
     write(connection, row)
     write(connection, dataclasses.replace(row, n_k=2))
     assert read(connection, DeviceRow) == [dataclasses.replace(row, n_k=2)]

@@ -160,7 +160,13 @@ class World:
         """Return the device with all its rows."""
         length_s = 5.0 + self.rounds * self.every_s
         row = DeviceRow(
-            name="pi-1", row=0, first_seen_s=0.0, n_k=N_K, capabilities="", has_own_data=False
+            name="pi-1",
+            row=0,
+            first_seen_s=0.0,
+            n_k=N_K,
+            capabilities="",
+            has_own_data=False,
+            kind="emulated",
         )
         return DeviceOfRun(
             row=row,
@@ -207,7 +213,8 @@ def make_run(
         )
     ) as store:
         capabilities = msgspec.json.encode(CAPABILITIES).decode()
-        store.add(replace(device.row, capabilities=capabilities))
+        kind = "emulated" if is_emulated else "physical"
+        store.add(replace(device.row, capabilities=capabilities, kind=kind))
         if is_emulated:
             store.add(_truth())
         for context in device.telemetry:
