@@ -3,6 +3,7 @@
 UsageError              the command line, or a file that it names, cannot be used: exit code 2
 +-- LabError            a lab cannot be used, or refuses a request
 RunError                the command failed: exit code 1
+BrokerError             no broker could be started or reached
 BackendError            this machine cannot run the fleet, or a process of the testbed has died
 +-- BackendUnavailable  the backend that the experiment names does not work here
 """
@@ -18,6 +19,10 @@ class LabError(UsageError):
 
 class RunError(Exception):
     """The command failed."""
+
+
+class BrokerError(Exception):
+    """No broker could be started or reached; the message is one line."""
 
 
 class BackendError(Exception):

@@ -41,7 +41,7 @@ from fairbed.testbed.backends.choice import (
     problem_with,
 )
 from fairbed.testbed.cli import DONE, FAILED
-from fairbed.testbed.errors import BackendError, UsageError, innermost
+from fairbed.testbed.errors import BackendError, BrokerError, UsageError, innermost
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
@@ -50,7 +50,6 @@ from fairbed.testbed.install import install_command
 from fairbed.testbed.local_rules import PROPERTIES as LOCAL_PROPERTIES
 from fairbed.testbed.local_rules import make_halves
 from fairbed.testbed.run.broker import (
-    BrokerError,
     BrokerKind,
     await_broker,
     find_broker,

@@ -31,13 +31,18 @@ from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.cli import DONE, FAILED, RUNS, without_errno
-from fairbed.testbed.errors import BackendError, BackendUnavailable, RunError, UsageError
+from fairbed.testbed.errors import (
+    BackendError,
+    BackendUnavailable,
+    BrokerError,
+    RunError,
+    UsageError,
+)
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.host.speed import host_speed
-from fairbed.testbed.run.broker import BrokerError
 from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.testbed.run_folder import foreign_files

@@ -8,8 +8,8 @@
 On Linux both request a signal from the kernel at the parent's death (`PR_SET_PDEATHSIG`), and a
 guarded program replaces the guard, so no extra process remains. The signal is SIGKILL: after the
 parent's death no process could kill a child that ignores SIGTERM, is stopped or hangs. On other
-systems the guard stays as the program's parent, forwards SIGTERM and SIGINT, and kills the program
-when its own parent changes.
+systems the guard stays as the program's parent, forwards SIGTERM, SIGINT and SIGHUP, and
+kills the program when its own parent changes.
 
 Three limits:
 
@@ -98,7 +98,7 @@ def _stay(argv: Sequence[str], parent: int) -> int:
     def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, note)
     child = subprocess.Popen(argv)
     while os.getppid() == parent:

@@ -16,9 +16,7 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import sys
-import sysconfig
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,10 +24,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import anyio
-import psutil
-from anyio.abc import Process
 
-from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.errors import BrokerError
+from fairbed.testbed.host.broker_process import BrokerProcess, find_mosquitto, find_nats
 from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.brokers import (
     MAX_PACKET_BYTES,
@@ -118,23 +115,7 @@ BrokerChoice: TypeAlias = Literal["auto", "mosquitto", "nats", "amqtt"]
 
 USER = "fairbed"
 
-READY_S = 20.0
-"""Longest start, seconds: amqtt takes 0.35 s on an idle machine; a busy one can be 50x slower."""
-
-STOP_S = 3.0
-"""From SIGTERM to SIGKILL, seconds."""
-
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
-"""Settings of glibc's allocator, ignored elsewhere: keep up to 16 MiB of freed memory. Returning it
-chunk by chunk costs mosquitto 0.8 ms of processor time per MB that it forwards."""
-
-POLL_S = 0.01
 PORT_ATTEMPTS = 3
-LOG_LINES = 3
-
-
-class BrokerError(Exception):
-    """No broker could be started or reached; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +194,7 @@ class Broker:
         self.port = port
         self.password = password or secrets.token_urlsafe(24)
         self._setup = _Setup(folder / f"broker-{port}", host, port, self.password, max_packet_bytes)
-        self._command = command
-        self._process: Process | None = None
+        self._process = BrokerProcess(kind, command, (host, port), self.url, self.log)
 
     @property
     def url(self) -> str:
@@ -225,7 +205,7 @@ class Broker:
     @property
     def pid(self) -> int | None:
         """Process id; None after `stop` or `kill`."""
-        return self._process.pid if self._process else None
+        return self._process.pid
 
     async def start(self) -> None:
         """Start the broker, and return when it accepts a login.
@@ -234,48 +214,20 @@ class Broker:
             BrokerError: It does not start.
         """
         self._setup.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        arguments = _KINDS[self.kind].configure(self._setup)
-        with self.log.open("ab") as log:
-            try:
-                self._process = await anyio.open_process(
-                    guarded([*self._command, *arguments]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | ALLOCATOR,
-                    start_new_session=True,  # Ctrl-C must not end the broker before the run
-                )
-            except OSError as exc:
-                raise BrokerError(f"{self.kind}: cannot start {self._command[0]}, {exc}") from exc
         try:
-            await self._await_ready(self._process)
+            await self._process.start(_KINDS[self.kind].configure(self._setup))
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.stop()
+            shutil.rmtree(self._setup.folder, ignore_errors=True)
             raise
 
     async def stop(self) -> None:
         """Stop the broker, by SIGTERM first, and remove its files except the log."""
-        process = self._process
-        if process is not None:
-            if process.returncode is None:
-                process.terminate()
-            with anyio.move_on_after(STOP_S):
-                await process.wait()
-            await self.kill()
+        await self._process.stop()
         shutil.rmtree(self._setup.folder, ignore_errors=True)
 
     async def kill(self) -> None:
         """Kill the broker as `kill -9` does; its files stay for the next `start`."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
-            for child in psutil.Process(process.pid).children():  # if the guard stays as parent
-                child.kill()
-            process.kill()
-        await process.wait()
-        await process.aclose()
+        await self._process.kill()
 
     async def restart(self) -> None:
         """Kill the broker, and start it again with the same address and password.
@@ -288,55 +240,7 @@ class Broker:
 
     async def wait(self) -> str:
         """Wait until the broker ends by itself; return the end of its log."""
-        if self._process is not None:
-            await self._process.wait()
-        return self._log_end()
-
-    async def _await_ready(self, process: Process) -> None:
-        """Return when the broker has accepted a login."""
-        problem = f"no answer in {READY_S:.0f} s"
-        with anyio.move_on_after(READY_S):
-            while process.returncode is None:
-                try:
-                    await (await anyio.connect_tcp(self._setup.host, self._setup.port)).aclose()
-                except OSError:
-                    await anyio.sleep(POLL_S)
-                    continue
-                if await self._accepts(process) and process.returncode is None:
-                    return
-                problem = "a refused login"
-                break
-        if process.returncode is not None:
-            problem = f"exit status {process.returncode}"
-        raise BrokerError(
-            f"{self.kind}: must start and accept a login at {self._setup.host}:{self._setup.port}, "
-            f"got {problem}; end of its log: {self._log_end()}; see {self.log}"
-        )
-
-    async def _accepts(self, process: Process) -> bool:
-        is_up = False
-        try:
-            link = MqttTransport(self.url, f"ready-{secrets.token_hex(4)}")
-            async with link, anyio.create_task_group() as tasks:
-                tasks.start_soon(_cancel_at_end, process, tasks.cancel_scope)
-                is_up = isinstance(await anext(link.events()), LinkUp)
-                tasks.cancel_scope.cancel()
-        except TransportError:
-            return False
-        return is_up
-
-    def _log_end(self) -> str:
-        """Return the end of the log on one line."""
-        try:
-            lines = self.log.read_text(errors="replace").split("\n")
-        except OSError:
-            return "no log"
-        return " | ".join([line.strip() for line in lines if line.strip()][-LOG_LINES:]) or "no log"
-
-
-async def _cancel_at_end(process: Process, scope: anyio.CancelScope) -> None:
-    await process.wait()
-    scope.cancel()
+        return await self._process.wait()
 
 
 def _choose(choice: BrokerChoice) -> tuple[BrokerKind, list[str]]:
@@ -369,12 +273,6 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _find_mosquitto() -> list[str] | None:
-    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
-    found = shutil.which("mosquitto", path=path)
-    return [found] if found else None
-
-
 def _configure_mosquitto(setup: _Setup) -> list[str]:
     passwords, config = setup.folder / "passwords", setup.folder / "mosquitto.conf"
     _write(passwords, f"{USER}:{mosquitto_hash(setup.password, secrets.token_bytes(12))}\n")
@@ -386,13 +284,6 @@ def _configure_mosquitto(setup: _Setup) -> list[str]:
     )
     _write(config, text)
     return ["-c", str(config)]
-
-
-def _find_nats() -> list[str] | None:
-    scripts = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
-    path = os.pathsep.join((*scripts, os.environ.get("PATH", os.defpath)))
-    found = shutil.which("nats-server", path=path)
-    return [found] if found else None
 
 
 def _configure_nats(setup: _Setup) -> list[str]:
@@ -434,8 +325,8 @@ class _Kind:
 
 
 _KINDS: Mapping[BrokerKind, _Kind] = {
-    "mosquitto": _Kind(_find_mosquitto, _configure_mosquitto),
-    "nats": _Kind(_find_nats, _configure_nats),
+    "mosquitto": _Kind(find_mosquitto, _configure_mosquitto),
+    "nats": _Kind(find_nats, _configure_nats),
     "amqtt": _Kind(_find_amqtt, _configure_amqtt),
 }
 

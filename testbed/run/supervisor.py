@@ -27,7 +27,7 @@ from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import WorkCosts
-from fairbed.testbed.errors import innermost
+from fairbed.testbed.errors import BrokerError, innermost
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
@@ -38,7 +38,6 @@ from fairbed.testbed.host.dilation import dilated
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.broker import (
     Broker,
-    BrokerError,
     await_broker,
     find_chunk_limit,
     start_broker,

@@ -13,10 +13,10 @@ import anyio
 import psutil
 import pytest
 
+from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
     Broker,
-    BrokerError,
     BrokerKind,
     find_broker,
     start_broker,
