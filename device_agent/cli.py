@@ -1,4 +1,4 @@
-"""`device-agent`: runs one agent on this machine.
+"""`device-agent`: runs one agent on this machine, enrols it at a lab, or looks for problems.
 
 Large modules are imported after the arguments are parsed, so that `--help` is fast.
 """
@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
@@ -30,26 +30,33 @@ _KEYS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the agent; return the exit code: 0 done, 1 failed, 2 bad usage or configuration."""
-    args = make_parser().parse_args(argv)
-    from fairbed.device_agent.errors import ConfigError, DataError, one_line
+    """Run a command, `run` if none is named; return the exit code.
+
+    0 done, 1 failed, 2 bad usage or configuration, 3 refused for good.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = words.pop(0) if words and words[0] in COMMANDS else RUN
+    args = make_parser(command).parse_args(words)
+    from fairbed.device_agent.errors import AgentRefused, ConfigError, DataError, one_line
 
     try:
-        _run(args)
+        return COMMANDS[command](args)
     except KeyboardInterrupt:
         return 0
     except Exception as exc:
         if args.debug:
             traceback.print_exc()
         print(f"device-agent: {one_line(exc)}", file=sys.stderr)
+        if isinstance(exc, AgentRefused):
+            return 3
         return 2 if isinstance(exc, (ConfigError, DataError)) else 1
-    return 0
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from fairbed.device_agent.config import load_config, with_password
+    from fairbed.device_agent.errors import Renamed
 
     given = {key: getattr(args, flag) for flag, key in _KEYS.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
@@ -68,7 +75,45 @@ def _run(args: argparse.Namespace) -> None:
 
     log_to_stderr(config.log_level)
     host = real_host(config.owner())
-    run_agent(config, replace(host, energy=energy_meter(config.power, host.clock)))
+    host = replace(host, energy=energy_meter(config.power, host.clock))
+    is_from_file = args.broker is None and args.name is None
+    try:
+        run_agent(config, host, config_path=args.config if is_from_file else None)
+    except Renamed:
+        os.execv(sys.executable, sys.orig_argv)  # the same process, with the new name
+    return 0
+
+
+def _join(args: argparse.Namespace) -> int:
+    from fairbed.device_agent.enrolment import Places, join, lab_at, read_token
+
+    def write(line: str) -> None:
+        print(f"device-agent: {line}", flush=True)
+
+    join(
+        lab_at(args.lab, args.ca),
+        lambda: read_token(os.environ, sys.stdin.readline),
+        write,
+        name=args.name,
+        places=None if args.folder is None else Places(args.folder, None, None),
+        unit=not args.no_service,
+        is_new=args.new,
+    )
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from fairbed.device_agent.doctor import examine, report
+
+    return report(examine(args.config), as_json=args.json, write=sys.stdout.write)
+
+
+RUN = "run"
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    RUN: _run,
+    "join": _join,
+    "doctor": _doctor,
+}
 
 
 class _Version(argparse.Action):
@@ -81,13 +126,67 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of `device-agent`."""
+def make_parser(command: str = RUN) -> argparse.ArgumentParser:
+    """Return the parser of a command of `device-agent`."""
+    parser = {RUN: _run_parser, "join": _join_parser, "doctor": _doctor_parser}[command]()
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    return parser
+
+
+def _join_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="device-agent join",
+        description="Enrol this device at a lab, and start its agent.",
+        epilog="The token is read from FAIRBED_TOKEN in the environment, else from the input.",
+    )
+    parser.add_argument(
+        "--lab", metavar="URL", required=True, help="https://host[:port] of the lab"
+    )
+    parser.add_argument(
+        "--ca", metavar="FILE", type=Path, required=True, help="certificate of the lab's CA"
+    )
+    parser.add_argument(
+        "--name", help="name of this device (default: that of the token, else its host name)"
+    )
+    parser.add_argument(
+        "--folder",
+        metavar="DIR",
+        type=Path,
+        help="where configuration and certificate are written (default: ~/.config/fairbed, for "
+        "the system's service /var/lib/fairbed)",
+    )
+    parser.add_argument(
+        "--no-service", action="store_true", help="write no systemd unit, and start nothing"
+    )
+    parser.add_argument(
+        "--new", action="store_true", help="redeem the token even if this device has an identity"
+    )
+    return parser
+
+
+def _doctor_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="device-agent doctor",
+        description="Look for what keeps this device from taking part.",
+        epilog="Exit codes: 0 no problem, 1 at least one problem, 2 bad usage.",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="configuration of the agent (default: the one that join wrote)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    return parser
+
+
+def _run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="device-agent",
         description="Train on this device for a Fairbed coordinator.",
-        epilog=f"{PASSWORD_VARIABLE} in the environment holds the broker's password. "
-        "Exit codes: 0 done, 1 failed, 2 bad usage or configuration.",
+        epilog="device-agent join enrols this device at a lab, device-agent doctor looks for "
+        f"problems; both have --help. {PASSWORD_VARIABLE} in the environment holds the broker's "
+        "password. Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 refused for good.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and stop")
     parser.add_argument("--broker", metavar="URL", help="mqtt://[user[:password]@]host[:port]")
@@ -123,7 +222,6 @@ def make_parser() -> argparse.ArgumentParser:
         choices=("debug", "info", "warning", "error"),
         help="least level that is logged",
     )
-    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     return parser
 
 

@@ -78,6 +78,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """`mqtt://[user[:password]@]host[:port]` or `mqtts://...`."""
     name: DeviceName
     tenant: DeviceName = "main"
+    lab_url: str | None = None
+    """Enrolment server of the lab, `https://host:port`: the agent asks there why the broker refuses
+    it. `device-agent join` writes it; None without a lab."""
     data: str | None = None
     """An `.npz` file with arrays x and y; None requests a shard from the coordinator."""
     cache_folder: str | None = None

@@ -4,6 +4,8 @@ AgentError
 ├── ConfigError     a flag or the configuration file breaks a rule
 ├── DataError       the device's own data cannot be used
 ├── AgentRefused    the coordinator or the broker refused this device for good
+├── LabProblem      a lab refused a request or cannot be reached, or a file cannot be written
+├── Renamed         the lab renamed this device; the agent starts again
 ├── NotPrepared     task or data cannot be obtained or used; another welcome may help
 └── RoundFailed     this round cannot be finished; the next one may
 """
@@ -23,6 +25,23 @@ class DataError(AgentError):
 
 class AgentRefused(AgentError):
     """The coordinator or the broker refused this device for good; a retry will not help."""
+
+
+class LabProblem(AgentError):
+    """A lab refused a request or cannot be reached, or a file of the identity cannot be written.
+
+    Args:
+        text: One line, with what to do.
+        status: HTTP status of the refusal; None without an answer of the lab.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Renamed(AgentError):
+    """The lab renamed this device, and the configuration has the new name."""
 
 
 class NotPrepared(AgentError):

@@ -9,14 +9,17 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.engines.base import EngineError
-from fairbed.device_agent.errors import AgentError, ConfigError
+from fairbed.device_agent.errors import AgentError, ConfigError, Renamed
 from fairbed.device_agent.host import Host
+from fairbed.device_agent.renewal import Renewal
+from fairbed.device_agent.systemd import notify_systemd
 from fairbed.wire.transport.base import KEEPALIVE_S, Transport, Will
 from fairbed.wire.transport.client import MqttTransport
 
@@ -32,6 +35,7 @@ def run_agent(
     *,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     keepalive_s: int = KEEPALIVE_S,
+    config_path: Path | None = None,
 ) -> None:
     """Run an agent until SIGINT, SIGTERM or (with `once`) the end of the run; blocks.
 
@@ -41,14 +45,23 @@ def run_agent(
         loop_factory: Returns the event loop; its clock must be that of the host.
         keepalive_s: The broker declares a silent agent lost after 1.5 times this, on the broker's
             clock.
+        config_path: File of the configuration, which gets the new name if a lab renames the device.
 
     Raises:
         AgentError: Bad configuration or data, or the agent was refused.
+        Renamed: A lab renamed the device; `config_path` has the new name.
         EngineError: The training engine is not installed.
     """
     _share_one_heap()
-    agent = Agent(config, host, lambda will: link(config, will, keepalive_s=keepalive_s))
-    anyio.run(_serve, agent, backend_options={"loop_factory": loop_factory})
+
+    async def serve() -> None:
+        renewal = Renewal(config, config_path)
+        agent = Agent(
+            config, host, lambda will: link(config, will, keepalive_s=keepalive_s, renewal=renewal)
+        )
+        await _serve(agent, renewal)
+
+    anyio.run(serve, backend_options={"loop_factory": loop_factory})
 
 
 def link(
@@ -57,6 +70,7 @@ def link(
     *,
     keepalive_s: int = KEEPALIVE_S,
     backoff: Callable[[int], float] | None = None,
+    renewal: Renewal | None = None,
 ) -> Transport:
     """Return the link of an agent; unless it serves once, it waits while the broker refuses it.
 
@@ -74,6 +88,7 @@ def link(
             keepalive_s=keepalive_s,
             backoff=backoff,
             waits_if_refused=not config.once,
+            on_refused=None if renewal is None else renewal.on_refused,
         )
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
@@ -97,10 +112,19 @@ def _share_one_heap() -> None:
             mallopt(M_ARENA_MAX, 1)
 
 
-async def _serve(agent: Agent) -> None:
+async def _serve(agent: Agent, renewal: Renewal) -> None:
     fault: Exception | None = None
+
+    async def stop_when_renamed() -> None:
+        nonlocal fault
+        await renewal.until_renamed()
+        fault = Renamed("the lab renamed this device")
+        group.cancel_scope.cancel()
+
     async with anyio.create_task_group() as group:
         group.start_soon(_stop_on_signal, group.cancel_scope, name="agent.signals")
+        group.start_soon(notify_systemd, name="agent.systemd")
+        group.start_soon(stop_when_renamed, name="agent.renamed")
         try:
             await agent.run()
         except (AgentError, EngineError) as exc:  # raised below, outside of an exception group

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fairbed.coordinator.store.schema import RECORDS
 from fairbed.coordinator.store.tables import Record
+from fairbed.device_agent.cli import COMMANDS as AGENT_COMMANDS
 from fairbed.device_agent.cli import make_parser as agent_parser
 from fairbed.testbed.cli.main import make_parser as fairbed_parser
 from fairbed.testbed.experiment.reference import UNITS, meanings, reference_page, schema_text
@@ -33,7 +34,8 @@ def cli_page() -> str:
         "`fairbed COMMAND --help` prints the same. Exit codes: 0 done, 1 failed, 2 bad usage or "
         "bad input, 130 interrupted.",
     ]
-    for parser in (fairbed_parser(), agent_parser()):
+    agent = [agent_parser(command) for command in AGENT_COMMANDS]
+    for parser in (fairbed_parser(), *agent):
         lines += _command_lines(parser)
     return "\n".join(lines) + "\n"
 

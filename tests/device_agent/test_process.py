@@ -140,7 +140,7 @@ async def test_an_agent_for_one_run_that_the_broker_refuses_ends(tmp_path: Path)
         with anyio.fail_after(TIMEOUT_S):
             done = await anyio.run_process([*command, "--name", NAME, "--once"], check=False)
     stderr = done.stderr.decode()
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert stderr.splitlines()[-1].startswith("device-agent: mqtt://")
     assert "refused" in stderr.splitlines()[-1]
     assert "wrong" not in stderr

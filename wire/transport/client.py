@@ -7,7 +7,8 @@ the filters that are restored after a reconnect. `make_connection` chooses the M
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -36,6 +37,10 @@ from fairbed.wire.transport.receive_queue import ReceiveQueue
 REFUSED_BASE_S, REFUSED_CAP_S = 1.0, 60.0
 """Backoff of a link that waits while the broker refuses it. The cap is half of the default
 `round.join_timeout_s`: the device is back before the run gives up."""
+
+
+OnRefused: TypeAlias = Callable[[Refused], Awaitable[float]]
+"""Called after a refusal; returns the least seconds until the next attempt."""
 
 
 def backoff_s(retry: int, draw: float, base_s: float = 0.1, cap_s: float = 5.0) -> float:
@@ -142,6 +147,7 @@ class MqttTransport(Transport):
         waits_if_refused: A refusal of the broker (credentials, permissions, certificate, protocol)
             is tried again, too, more slowly; its reason is logged when it changes. Otherwise
             `events()` raises it.
+        on_refused: Called after each refusal that is tried again.
 
     Raises:
         ValueError: The URL is not a broker address, or its certificates cannot be read.
@@ -158,6 +164,7 @@ class MqttTransport(Transport):
         publish_timeout_s: float = 60.0,
         backoff: Callable[[int], float] | None = None,
         waits_if_refused: bool = False,
+        on_refused: OnRefused | None = None,
     ) -> None:
         self.url, self.client_id = redact(url), client_id
         self.down_reason: str | None = NOT_CONNECTED
@@ -176,7 +183,7 @@ class MqttTransport(Transport):
             publish_timeout_s=publish_timeout_s,
         )
         self._backoff, self._random = backoff, random.Random()
-        self._waits_if_refused = waits_if_refused
+        self._waits_if_refused, self._on_refused = waits_if_refused, on_refused
         self._received, self._subscriptions = ReceiveQueue(), Subscriptions()
         self._connection: Connection | None = None
         self._before_link_up: list[tuple[Packet, int]] = []
@@ -267,7 +274,7 @@ class MqttTransport(Transport):
         """Keep the link up until cancelled, or refused and not waiting."""
         retry, was_refused = 0, False
         while True:
-            up_since, is_refused = math.inf, False
+            up_since, refusal, least_s = math.inf, None, 0.0
             connection = make_connection(self._options, self._on_packet, tasks)
             try:
                 await connection.connect()
@@ -279,7 +286,7 @@ class MqttTransport(Transport):
                     _log.info("%s", self.down_reason)  # the consumer gets the error
                     self._received.fail(exc)
                     return
-                is_refused = True
+                refusal = exc
                 if self.down_reason != str(exc):
                     _log.warning("%s; it waits and tries again", exc)
                 self.down_reason = str(exc)
@@ -288,9 +295,13 @@ class MqttTransport(Transport):
             finally:
                 connection.abort()
             is_stable = anyio.current_time() - up_since > STABLE_S
+            is_refused = refusal is not None
+            if refusal is not None and self._on_refused is not None:
+                least_s = await self._on_refused(refusal)
             retry = 0 if is_stable or is_refused != was_refused else retry + 1
             was_refused = is_refused
-            await anyio.sleep(self._retry_s(max(retry - 1, 0), is_refused=is_refused))
+            retry_s = self._retry_s(max(retry - 1, 0), is_refused=is_refused)
+            await anyio.sleep(max(retry_s, least_s))
 
     def _retry_s(self, retry: int, *, is_refused: bool) -> float:
         if self._backoff is not None:

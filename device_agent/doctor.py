@@ -1,0 +1,522 @@
+"""`device-agent doctor`: what keeps this device from taking part, one line each, and what to do.
+
+The checks go from the machine to the lab: a later check is left out where an earlier problem
+explains it. Nothing is changed, and the running agent is not disturbed: the doctor logs in under a
+client id of its own.
+"""
+
+import os
+import platform
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import anyio
+
+from fairbed.device_agent.cgroup import cpu_quotas, memory_limit_bytes, own_groups
+from fairbed.device_agent.config import AgentConfig, load_config
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.enrolment import (
+    Enrolled,
+    Lab,
+    Run,
+    ask_standing,
+    clock_problem,
+    connection_problem,
+    default_places,
+    enrolled,
+    has_systemd,
+    own_version,
+    parsed_date,
+    run_command,
+    utc_day,
+)
+from fairbed.device_agent.errors import AgentError, LabProblem
+from fairbed.device_agent.power import WHOLE_RAILS, energy_meter
+from fairbed.device_agent.sensors import MonotonicClock, RealSensors
+from fairbed.device_agent.systemd import UNIT
+from fairbed.wire.artifact import decode_artifact
+from fairbed.wire.enrolment import RenewReply
+from fairbed.wire.errors import TransportError
+from fairbed.wire.messages import PROTOCOL_VERSION
+from fairbed.wire.transport.address import Address, parse_url
+from fairbed.wire.transport.base import LinkUp
+from fairbed.wire.transport.client import MqttTransport
+
+State: TypeAlias = Literal["ok", "warning", "problem"]
+
+MIN_PYTHON = (3, 10)
+MIN_GLIBC = (2, 27)
+"""Of the onnxruntime wheels: manylinux_2_27 and manylinux_2_28."""
+
+MIN_MEMORY_BYTES, FEW_MEMORY_BYTES = 256 << 20, 512 << 20
+MIN_DISK_BYTES, FEW_DISK_BYTES = 100 << 20, 1 << 30
+
+LIMIT_S = 10.0
+"""Longest wait for one answer of the network."""
+
+CERTIFICATE_DAYS = 30
+"""A certificate that ends earlier is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    state: State
+    found: str
+    what_to_do: str = ""
+
+
+def report(findings: Iterable[Finding], *, as_json: bool, write: Callable[[str], object]) -> int:
+    """Write the findings, each when it is known; return 1 if one is a problem, else 0."""
+    kept = []
+    for finding in findings:
+        kept.append(finding)
+        if not as_json:
+            hint = f"; {finding.what_to_do}" if finding.what_to_do else ""
+            write(f"{finding.state:<7}  {finding.check:<12}  {finding.found}{hint}\n")
+    if as_json:
+        import json
+
+        write(json.dumps([asdict(finding) for finding in kept], indent=2) + "\n")
+    return 1 if any(finding.state == "problem" for finding in kept) else 0
+
+
+def examine(config_path: Path | None, run: Run = run_command) -> Iterator[Finding]:
+    """Yield the findings of this device.
+
+    Args:
+        config_path: Configuration of the agent; None is the one that `join` wrote, if there is one.
+        run: Runs `systemctl`.
+    """
+    sensors = RealSensors()
+    yield from machine_findings(
+        python=sys.version_info[:2],
+        machine=platform.machine(),
+        pointer_bits=8 * struct.calcsize("P"),
+        libc=platform.libc_ver(),
+        is_linux=sys.platform == "linux",
+    )
+    yield _engine()
+    yield memory_finding(sensors.memory_bytes())
+    path = config_path or default_places().config
+    if config_path is None and not path.exists():
+        yield disk_finding(Path.home(), shutil.disk_usage(Path.home()).free)
+        yield Finding(
+            "identity",
+            "problem",
+            f"none in {path}",
+            "on the lab host: fairbed enroll NAME, and run the line that it prints on this device; "
+            "or give --config FILE",
+        )
+        return
+    try:
+        config = load_config(path, {})
+    except AgentError as exc:
+        yield Finding("config", "problem", str(exc))
+        return
+    yield Finding("config", "ok", str(path))
+    yield from _access(path)
+    folder = _existing(config.cache_path)
+    yield disk_finding(folder, shutil.disk_usage(folder).free)
+    yield from _network(config)
+    yield from sensor_findings(sensors)
+    yield _power(config)
+    yield from limit_findings(Path("/"))
+    yield from unit_findings(run)
+
+
+# Machine ------------------------------------------------------------------------------------------
+
+
+def machine_findings(
+    *,
+    python: tuple[int, ...],
+    machine: str,
+    pointer_bits: int,
+    libc: tuple[str, str],
+    is_linux: bool,
+) -> Iterator[Finding]:
+    """Yield what is known of interpreter, processor and C library."""
+    version = ".".join(map(str, python))
+    is_new = python >= MIN_PYTHON
+    yield Finding(
+        "python",
+        "ok" if is_new else "problem",
+        f"{version}, {sys.executable}",
+        "" if is_new else "install Python 3.10 or newer and join again",
+    )
+    if pointer_bits == 32:
+        yield Finding(
+            "processor",
+            "problem",
+            f"{machine} with a 32-bit system, for which onnxruntime has no package",
+            "install the 64-bit edition of the operating system",
+        )
+    else:
+        yield Finding("processor", "ok", f"{machine}, {pointer_bits} bits")
+    if not is_linux:
+        return
+    name, number = libc
+    digits = tuple(int(part) for part in re.findall(r"\d+", number)[:2])
+    if name != "glibc":
+        yield Finding(
+            "libc",
+            "problem",
+            f"{name or 'musl or another C library'}, for which onnxruntime has no package",
+            "use a system with glibc, such as Debian, Ubuntu or Fedora",
+        )
+    elif digits < MIN_GLIBC:
+        yield Finding("libc", "problem", f"glibc {number}", "install a newer system: glibc 2.28")
+    else:
+        yield Finding("libc", "ok", f"glibc {number}")
+
+
+def _engine() -> Finding:
+    """Compute a gradient with the engine and compare it with the expected one."""
+    from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, self_check
+
+    hint = "install it again: run the line of fairbed enroll on this device"
+    try:
+        artifact = Path(__file__).with_name("engines") / "self_check.artifact"
+        self_check(OnnxEngine(decode_artifact(artifact.read_bytes())))
+        return Finding("engine", "ok", f"{engine_version()}, gradients are correct")
+    except (EngineError, ImportError, OSError) as exc:
+        return Finding("engine", "problem", " ".join(str(exc).split()), hint)
+
+
+def memory_finding(n_bytes: int) -> Finding:
+    """Return the finding for the memory that the agent may use."""
+    found = f"{n_bytes / 2**20:,.0f} MiB"
+    if n_bytes < MIN_MEMORY_BYTES:
+        return Finding("memory", "problem", found, "use a device with 512 MiB or more")
+    if n_bytes < FEW_MEMORY_BYTES:
+        return Finding("memory", "warning", found, "small models only; close other programs")
+    return Finding("memory", "ok", found)
+
+
+def disk_finding(folder: Path, n_bytes: int) -> Finding:
+    """Return the finding for the free space where tasks and shards are kept."""
+    found = f"{n_bytes / 2**20:,.0f} MiB free at {folder}"
+    if n_bytes < MIN_DISK_BYTES:
+        return Finding("disk", "problem", found, "free some space, or set cache_folder")
+    if n_bytes < FEW_DISK_BYTES:
+        return Finding("disk", "warning", found, "free some space, or set cache_bytes")
+    return Finding("disk", "ok", found)
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _access(path: Path) -> Iterator[Finding]:
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        yield Finding(
+            "secret",
+            "warning",
+            f"{path} has mode {mode:04o}, and others can read the password",
+            f"chmod 600 {path}",
+        )
+
+
+# Network ------------------------------------------------------------------------------------------
+
+
+def _network(config: AgentConfig) -> Iterator[Finding]:
+    try:
+        address = parse_url(config.broker_url)
+    except ValueError as exc:
+        yield Finding("broker", "problem", str(exc), "run the line of fairbed enroll again")
+        return
+    found = _resolved(address.host, address.port)
+    yield found
+    if found.state == "problem":
+        return
+    reachable = _reached("broker", address.host, address.port)
+    yield reachable
+    is_reached = reachable.state == "ok"
+    if is_reached and address.is_tls:
+        tls = certificate_finding(address)
+        yield tls
+        is_reached = tls.state != "problem"
+    identity = enrolled(config)
+    if identity is not None:
+        yield from lab_findings(identity, time.time())
+    elif config.lab_url is None:
+        yield Finding("lab", "ok", "none: this agent was started without enrolment")
+    if is_reached:
+        yield anyio.run(_login, config)
+
+
+def _resolved(host: str, port: int) -> Finding:
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError as exc:
+        return Finding(
+            "name",
+            "problem",
+            f"{host} must resolve to an address, got: {exc.strerror}",
+            "check the network; or enrol with the IP address: fairbed enroll NAME --address IP",
+        )
+    return Finding("name", "ok", f"{host} is {', '.join(sorted(map(str, found)))}")
+
+
+def _reached(check: str, host: str, port: int) -> Finding:
+    started = time.monotonic()
+    try:
+        with socket.create_connection((host, port), LIMIT_S):
+            took_s = time.monotonic() - started
+    except ConnectionRefusedError:
+        return Finding(
+            check,
+            "problem",
+            f"nothing listens on {host}:{port}",
+            "on the lab host: fairbed lab up",
+        )
+    except OSError as exc:
+        reason = "no answer" if isinstance(exc, TimeoutError) else exc.strerror
+        return Finding(
+            check,
+            "problem",
+            f"{host}:{port}: {reason}",
+            "check the network, and the firewall of the lab host",
+        )
+    return Finding(check, "ok", f"{host}:{port} answers after {took_s * 1e3:.0f} ms")
+
+
+def certificate_finding(address: Address) -> Finding:
+    """Return the finding for name, CA and dates of the broker's certificate."""
+    lab = Lab(address.host, address.port, Path(address.cafile or ""))
+    try:
+        context = address.tls_context()
+        assert context is not None, "the caller asks for TLS only"
+        with (
+            socket.create_connection((address.host, address.port), LIMIT_S) as link,
+            context.wrap_socket(link, server_hostname=address.host) as tls,
+        ):
+            until = str((tls.getpeercert() or {}).get("notAfter", ""))
+    except ValueError as exc:
+        return Finding("TLS", "problem", str(exc), "run the line of fairbed enroll again")
+    except OSError as exc:
+        return Finding("TLS", "problem", f"{address.host}: {connection_problem(exc, lab)}")
+    import ssl
+
+    days = (ssl.cert_time_to_seconds(until) - time.time()) / 86400.0 if until else 0.0
+    if days < CERTIFICATE_DAYS:
+        return Finding(
+            "TLS", "warning", f"the certificate ends in {days:.0f} days", "restart the lab"
+        )
+    return Finding("TLS", "ok", f"certificate is for {address.host}, until {until}")
+
+
+def lab_findings(identity: Enrolled, now_s: float) -> Iterator[Finding]:
+    """Yield clock, identity and versions, as the enrolment server knows them."""
+    lab = identity.lab
+    lab_s = _lab_clock(lab)
+    problem = clock_problem(lab_s, now_s)
+    if problem is not None:
+        yield Finding("clock", "warning", problem)
+    elif lab_s is not None:
+        yield Finding("clock", "ok", f"{abs(now_s - lab_s):.0f} s from the lab's")
+    try:
+        standing = ask_standing(identity, LIMIT_S)
+    except LabProblem as exc:
+        yield Finding("identity", "problem", str(exc))
+        return
+    yield standing_finding(identity.name, standing)
+    yield version_finding(own_version(), standing)
+
+
+def _lab_clock(lab: Lab) -> float | None:
+    """Return the time on the lab's clock, Unix seconds, also if its certificate is refused."""
+    import http.client
+    import ssl
+
+    # The time alone is read: an address without a valid certificate can mislead nothing but it.
+    unchecked = ssl._create_unverified_context()
+    link = http.client.HTTPSConnection(lab.host, lab.port, timeout=LIMIT_S, context=unchecked)
+    try:
+        link.request("GET", "/", headers={"Connection": "close"})
+        return parsed_date(link.getresponse().getheader("Date"))
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        link.close()
+
+
+def standing_finding(name: str, reply: RenewReply) -> Finding:
+    """Return the finding for the standing of an identity."""
+    again = f"on the lab host: fairbed enroll {reply.name}, and run its line on this device"
+    since = "" if reply.since_s is None else f" on {utc_day(reply.since_s)}"
+    match reply.standing:
+        case "revoked":
+            return Finding("identity", "problem", f"{name} was revoked{since}", again)
+        case "expired":
+            return Finding("identity", "problem", f"{name} expired{since}", again)
+        case "renamed":
+            return Finding(
+                "identity",
+                "warning",
+                f"{name} was renamed to {reply.name}",
+                "restart the agent, which takes the new name",
+            )
+        case _:
+            return Finding("identity", "ok", f"{name} is valid at the lab {reply.lab}")
+
+
+def version_finding(own: str, reply: RenewReply) -> Finding:
+    """Return the finding for the versions of agent and lab."""
+    found = f"agent {own}, lab {reply.version}"
+    again = "run the line of fairbed enroll on this device, which installs the lab's version"
+    if reply.protocol != PROTOCOL_VERSION:
+        if reply.protocol < PROTOCOL_VERSION:
+            again = f"upgrade the lab host: pip install 'fairbed=={own}'"
+        return Finding(
+            "version",
+            "problem",
+            f"{found}: protocols {PROTOCOL_VERSION} and {reply.protocol} do not fit",
+            again,
+        )
+    if own != reply.version:
+        return Finding("version", "warning", f"{found}; the protocols fit", again)
+    return Finding("version", "ok", found)
+
+
+async def _login(config: AgentConfig) -> Finding:
+    transport = MqttTransport(config.broker_url, f"fairbed-doctor-{os.urandom(6).hex()}")
+    try:
+        with anyio.fail_after(LIMIT_S):
+            async with transport:
+                async for event in transport.events():
+                    if isinstance(event, LinkUp):
+                        break
+    except TransportError as exc:
+        return Finding("login", "problem", str(exc))
+    except TimeoutError:
+        return Finding(
+            "login",
+            "problem",
+            f"{transport.url}: {transport.down_reason or 'no answer'}",
+            "see the lines above; on the lab host: fairbed lab status",
+        )
+    return Finding("login", "ok", f"the broker accepts {config.name}")
+
+
+# Sensors, limits, service -------------------------------------------------------------------------
+
+
+def sensor_findings(sensors: RealSensors) -> Iterator[Finding]:
+    """Yield the sensors that were found; each of them is optional."""
+    celsius, clock, causes = sensors.temperature_celsius(), sensors.clock_now(), sensors.throttled()
+    has = [
+        f"temperature {celsius:.0f} °C" if celsius is not None else "no temperature",
+        f"clock {clock:.0%} of nominal" if clock is not None else "no clock",
+        "no throttling sensor" if causes is None else f"throttled: {', '.join(causes) or 'no'}",
+    ]
+    board = sensors.board()
+    found = ", ".join([*([board] if board else []), *has])
+    if causes:
+        yield Finding("sensors", "warning", found, "cool the board, or use a stronger power supply")
+    else:
+        yield Finding("sensors", "ok", found)
+
+
+def _power(config: AgentConfig) -> Finding:
+    """Return the finding for the source of power, which is optional."""
+    power = config.power
+    try:
+        meter = energy_meter(power, MonotonicClock())
+    except OSError as exc:
+        return Finding("power", "warning", str(exc), "correct [power] in the configuration")
+    if power.transfer_w is not None or power.compute_w is not None:
+        return Finding("power", "ok", "stated in the configuration")
+    source = (
+        f"command {power.command[0]}"
+        if power.command
+        else f"file {power.file}"
+        if power.file is not None
+        else f"rails {', '.join(power.rails or WHOLE_RAILS)}"
+    )
+    if meter is None:
+        return Finding("power", "ok", "no sensor: energy is not measured ([power] names another)")
+    meter.begin()
+    time.sleep(power.interval_s)
+    joules = meter.lap("train", power.interval_s)
+    meter.end()
+    if joules is None:
+        return Finding("power", "warning", f"{source}: no reading", "correct [power]")
+    return Finding("power", "ok", f"{source}: {joules / power.interval_s:.2f} W")
+
+
+def limit_findings(root: Path) -> Iterator[Finding]:
+    """Yield the limits of the control group of this process, and whether memory can be limited."""
+    limit = memory_limit_bytes(root)
+    cores = min((quota.cores for quota in cpu_quotas(root)), default=None)
+    found = (
+        f"processor {'unlimited' if cores is None else f'{cores:g} cores'}, "
+        f"memory {'unlimited' if limit is None else f'{limit / 2**20:,.0f} MiB'}"
+    )
+    if sys.platform == "linux" and not any(True for _ in own_groups(root, "memory")):
+        yield Finding(
+            "limits",
+            "warning",
+            f"{found}; the kernel has no memory control group, so MemoryMax has no effect",
+            "Raspberry Pi: add cgroup_enable=memory to /boot/firmware/cmdline.txt and restart",
+        )
+    else:
+        yield Finding("limits", "ok", f"{found} (of this shell; those of the unit are in it)")
+
+
+def unit_findings(run: Run) -> Iterator[Finding]:
+    """Yield the state of the systemd unit."""
+    if not has_systemd():
+        yield Finding("service", "ok", "no systemd: start device-agent by other means")
+        return
+    for scope in ([], ["--user"]):
+        try:
+            shown = run(
+                [
+                    "systemctl",
+                    *scope,
+                    "show",
+                    UNIT,
+                    "--property=LoadState,ActiveState,SubState,NRestarts,UnitFileState",
+                ]
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        values = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+        if values.get("LoadState") == "loaded":
+            yield service_finding(values, " ".join(["systemctl", *scope]), is_user=bool(scope))
+            return
+    yield Finding(
+        "service", "warning", f"no {UNIT}", "run the line of fairbed enroll on this device"
+    )
+
+
+def service_finding(values: dict[str, str], systemctl: str, *, is_user: bool) -> Finding:
+    """Return the finding for the unit from the properties that `systemctl show` printed."""
+    state = values.get("ActiveState", "unknown")
+    restarts = values.get("NRestarts", "0")
+    found = f"{UNIT} is {state} ({values.get('SubState', '?')}), restarted {restarts} times"
+    log = f"journalctl {'--user ' if is_user else ''}-u {UNIT.removesuffix('.service')}"
+    if state != "active":
+        return Finding("service", "problem", found, f"see {log}; then {systemctl} restart {UNIT}")
+    if values.get("UnitFileState") != "enabled":
+        return Finding("service", "warning", found, f"start it at boot: {systemctl} enable {UNIT}")
+    if int(restarts) > 3:
+        return Finding("service", "warning", found, f"see {log}")
+    return Finding("service", "ok", found)
