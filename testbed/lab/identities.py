@@ -408,15 +408,24 @@ class Identities:
         state: str | None = None,
     ) -> None:
         """Note a contact of a device; None keeps what is known. Unknown devices are ignored."""
+        self.saw_many([Contact(name=name, at_s=at_s, address=address, agent=agent, state=state)])
+
+    def saw_many(self, contacts: Iterable[Contact]) -> None:
+        """Note contacts as `saw` does, in one transaction."""
         with self._transaction() as db:
-            if _get(db, name, "device") is None:
-                return
-            db.execute(
-                "INSERT INTO contact VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+            db.executemany(
+                "INSERT INTO contact SELECT ?1, ?2, ?3, ?4, ?5 WHERE EXISTS "
+                "(SELECT 1 FROM identity WHERE name = ?1 AND role = 'device') "
+                "ON CONFLICT (name) DO UPDATE SET "
                 "at_s = max(at_s, excluded.at_s), address = coalesce(excluded.address, address), "
                 "agent = coalesce(excluded.agent, agent), state = coalesce(excluded.state, state)",
-                (name, at_s, address, agent, state),
+                [(one.name, one.at_s, one.address, one.agent, one.state) for one in contacts],
             )
+
+    def all_offline(self) -> None:
+        """Note that no device is known to be online."""
+        with self._transaction() as db:
+            db.execute("UPDATE contact SET state = 'offline' WHERE state = 'online'")
 
     def contacts(self) -> dict[str, Contact]:
         """Return the last contact of each device that was seen, by name."""

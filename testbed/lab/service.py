@@ -1,0 +1,494 @@
+"""`fairbed lab up`: the broker of a lab, its enrolment server and the contacts of its devices.
+
+It runs until a signal. The broker's configuration is generated from the identities; a change of
+them reaches the broker within `POLL_S`. A broker that dies is started again.
+"""
+
+import fcntl
+import logging
+import math
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+import psutil
+from anyio.abc import TaskGroup, TaskStatus
+
+from fairbed.testbed.errors import BrokerError, LabError, innermost
+from fairbed.testbed.host.broker_process import BrokerProcess, find_mosquitto, find_nats
+from fairbed.testbed.install import install_command
+from fairbed.testbed.lab.audit import Audit
+from fairbed.testbed.lab.brokers import (
+    Listener,
+    mosquitto_acl,
+    mosquitto_conf,
+    mosquitto_passwords,
+    nats_conf,
+    nats_users,
+)
+from fairbed.testbed.lab.folder import Lab, LabSettings, sign_if_changed, write_private
+from fairbed.testbed.lab.identities import LAB_SERVICE, Contact, Identities, Identity, user_of
+from fairbed.wire.codec import decode
+from fairbed.wire.errors import DecodeError, Disconnected, VersionError
+from fairbed.wire.messages import Hello, Status, is_device_name
+from fairbed.wire.topics import ANY, Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
+
+POLL_S = 0.2
+"""From a change of an identity to the new configuration of the broker, seconds."""
+
+RETRY_S, RETRY_CAP_S = 0.5, 60.0
+"""Back-off of a broker that dies again and again, seconds."""
+
+STABLE_S = 60.0
+"""A broker that ran longer than this restarts the back-off."""
+
+FLUSH_S = 30.0
+"""Interval at which times of last contact are stored; changes of state are stored at once."""
+
+MAX_LOG_BYTES = 8 << 20
+"""Of the broker's log; one older log of this size is kept."""
+
+MAX_PENDING = 10_000
+"""Devices with a contact that is not stored yet; further ones wait for their next message."""
+
+LOCK_FILE = "lab.pid"
+
+_log = logging.getLogger(__name__)
+
+
+class Enrolment(Protocol):
+    """The enrolment server; it runs until it is cancelled."""
+
+    async def __call__(self, lab: Lab, identities: Identities, audit: Audit) -> None:
+        """Serve."""
+
+
+def running_pid(lab: Lab) -> int | None:
+    """Return the process that runs a lab; None if it is down."""
+    try:
+        with (lab.broker / LOCK_FILE).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or 0)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+@contextmanager
+def _locked(lab: Lab) -> Iterator[None]:
+    """Own the lab while the context lasts; the kernel releases it when this process dies."""
+    try:
+        lab.broker.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(lab.broker / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as exc:
+        raise LabError(f"{lab.broker}: must be writable, got {exc.strerror}") from exc
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise LabError(
+                f"{lab.folder}: the lab is up already, as process {running_pid(lab)}; "
+                "stop it first with: fairbed lab down"
+            ) from exc
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def check_ports(settings: LabSettings) -> None:
+    """Check that the ports of a lab are free.
+
+    Raises:
+        LabError: One is in use.
+    """
+    for key in ("port", "enrol_port", "local_port"):
+        port = getattr(settings, key)
+        if port is None:
+            continue
+        host = "127.0.0.1" if key == "local_port" else ""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does
+            try:
+                probe.bind((host, port))
+            except PermissionError as exc:
+                raise LabError(
+                    f"lab: {key} {port} needs the rights of root; choose one from 1024 on"
+                ) from exc
+            except OSError as exc:
+                raise LabError(
+                    f"lab: {key} {port} must be free, got {_user_of_port(port)}; stop that "
+                    f"program, or choose another {key}"
+                ) from exc
+
+
+def _user_of_port(port: int) -> str:
+    """Return the program that listens on a port, as far as this user may see it."""
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            is_it = connection.laddr and connection.laddr.port == port
+            if is_it and connection.status == psutil.CONN_LISTEN and connection.pid:
+                name = psutil.Process(connection.pid).name()
+                return f"{name} (process {connection.pid}) there"
+    return "another program there"
+
+
+def find_program(broker: str) -> list[str]:
+    """Return the command that runs the broker of a lab.
+
+    Raises:
+        LabError: It is not installed.
+    """
+    command = find_mosquitto() if broker == "mosquitto" else find_nats()
+    if command is None:
+        advice = (
+            "run: sudo apt install mosquitto"
+            if broker == "mosquitto"
+            else f"run: {install_command('fairbed[broker]')}"
+        )
+        raise LabError(f"lab: the broker {broker} must be installed, got none; {advice}")
+    return command
+
+
+class _Broker:
+    """The broker of a lab and its generated configuration."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab, self._is_ready, self._is_stale = lab, False, False
+        settings = lab.settings
+        self.log = lab.broker / "broker.log"
+        self._process = BrokerProcess(
+            settings.broker,
+            find_program(settings.broker),
+            ("127.0.0.1", settings.local_port or settings.port),
+            lab.url(user_of(LAB_SERVICE[1], LAB_SERVICE[0])),
+            self.log,
+        )
+
+    def configure(self, accounts: Sequence[Identity]) -> None:
+        """Write the configuration; a running broker reads it and drops those refused.
+
+        Raises:
+            LabError: It cannot be written.
+        """
+        if self._lab.settings.broker == "mosquitto":
+            self._write_mosquitto(accounts)
+        else:
+            self._write_nats(accounts)
+        if self._is_ready:
+            self._process.reload()
+        else:  # a signal would end a process that is just starting
+            self._is_stale = True
+
+    async def start(self) -> None:
+        """Start the broker, and return when it accepts a login.
+
+        Raises:
+            BrokerError: It does not start.
+        """
+        self._is_ready, self._is_stale = False, False
+        await self._process.start(["-c", str(self._config)])
+        self._is_ready = True
+        if self._is_stale:
+            self._process.reload()
+
+    async def stop(self) -> None:
+        """Stop the broker; returns when it has ended."""
+        self._is_ready = False
+        await self._process.stop()
+
+    async def keep_up(self) -> None:
+        """Start the broker again whenever it ends; the waits grow to `RETRY_CAP_S`."""
+        failures, last_problem = 0, ""
+        while True:
+            started_s = anyio.current_time()
+            log_end = await self._process.wait()
+            self._is_ready = False
+            problem = f"{self._lab.settings.broker} ended; end of its log: {log_end}"
+            if anyio.current_time() - started_s > STABLE_S:
+                failures = 0
+            await anyio.sleep(min(RETRY_CAP_S, RETRY_S * 2.0**failures))
+            failures = min(failures + 1, 20)
+            try:
+                await self._process.kill()
+                await self.start()
+                _log.warning("%s; it was started again", problem)
+                last_problem = ""
+            except BrokerError as exc:
+                if str(exc) != last_problem:
+                    _log.error("%s; it is tried again", exc)
+                last_problem = str(exc)
+
+    def trim_log(self) -> None:
+        """Bound the log of the broker, which appends to it."""
+        with suppress(OSError):
+            if self.log.stat().st_size > MAX_LOG_BYTES:
+                try:
+                    shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+                finally:  # even on a full disk
+                    os.truncate(self.log, 0)
+
+    @property
+    def _config(self) -> Path:
+        name = "mosquitto.conf" if self._lab.settings.broker == "mosquitto" else "nats.json"
+        return self._lab.broker / name
+
+    def _write_mosquitto(self, accounts: Sequence[Identity]) -> None:
+        lab, settings = self._lab, self._lab.settings
+        passwords, acl = lab.broker / "passwords", lab.broker / "acl"
+        write_private(acl, mosquitto_acl(accounts).encode())
+        write_private(passwords, mosquitto_passwords(accounts).encode())
+        assert settings.local_port is not None, "checked with the settings"
+        text = mosquitto_conf(
+            [self._tls_listener(), Listener(port=settings.local_port, host="127.0.0.1")],
+            password_file=str(passwords),
+            acl_file=str(acl),
+            user="root" if os.geteuid() == 0 else None,  # another one cannot read these files
+        )
+        write_private(self._config, text.encode())
+
+    def _write_nats(self, accounts: Sequence[Identity]) -> None:
+        text = nats_conf(
+            self._tls_listener(),
+            nats_users(accounts),
+            server_name=f"fairbed-{self._lab.settings.name}",
+            data_folder=str(self._lab.broker / "jetstream"),
+        )
+        write_private(self._config, text.encode())
+
+    def _tls_listener(self) -> Listener:
+        lab = self._lab
+        return Listener(
+            port=lab.settings.port, certificate=str(lab.server), key=str(lab.server_key)
+        )
+
+
+async def serve_lab(
+    lab: Lab,
+    *,
+    enrolment: Enrolment | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+    now: Callable[[], float] = time.time,
+) -> None:
+    """Run a lab until SIGINT, SIGTERM or SIGHUP.
+
+    Args:
+        lab: The lab; no other process may run it.
+        enrolment: The enrolment server; None runs none.
+        on_ready: Called once, when broker and enrolment server have been started.
+        now: Unix time.
+
+    Raises:
+        LabError: It is up already, a port is in use, or a file cannot be used.
+        BrokerError: The broker does not start.
+    """
+    failure: Exception | None = None
+    with _locked(lab):
+        check_ports(lab.settings)
+        sign_if_changed(lab, now_s=now())
+        shutil.rmtree(lab.broker / "jetstream", ignore_errors=True)  # messages of an earlier start
+        with Identities(lab.database) as identities:
+            broker = _Broker(lab)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    await tasks.start(_end_at_signal, tasks, name="lab.signals")
+                    version, accounts = identities.version(), identities.accepted(now())
+                    broker.configure(accounts)
+                    await broker.start()
+                    contacts = Contacts(identities, now)
+                    tasks.start_soon(broker.keep_up, name="lab.broker")
+                    tasks.start_soon(
+                        _follow,
+                        broker,
+                        identities,
+                        now,
+                        version,
+                        next_expiry_s(accounts),
+                        name="lab.identities",
+                    )
+                    tasks.start_soon(_listen, lab, contacts, name="lab.contacts")
+                    tasks.start_soon(_store, contacts, broker, name="lab.store")
+                    if enrolment is not None:
+                        tasks.start_soon(enrolment, lab, identities, Audit(lab.audit))
+                    on_ready()
+            except Exception as exc:  # raised below, outside the group, which would wrap it
+                failure = innermost(exc)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await broker.stop()
+    if failure is not None:
+        raise failure
+
+
+async def _end_at_signal(
+    tasks: TaskGroup, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
+        numbers.append(signal.SIGHUP)
+    with anyio.open_signal_receiver(*numbers) as signals:
+        task_status.started()
+        async for number in signals:
+            _log.info("ended by %s", signal.Signals(number).name)
+            tasks.cancel_scope.cancel()
+            return
+
+
+async def _follow(
+    broker: _Broker,
+    identities: Identities,
+    now: Callable[[], float],
+    version: int,
+    expires_s: float,
+) -> None:
+    """Configure the broker anew whenever an identity changes or expires.
+
+    Args:
+        broker: As it was configured for `version` of the identities.
+        identities: All of them.
+        now: Unix time.
+        version: Of the identities.
+        expires_s: Unix time at which the first of them expires.
+    """
+    last_problem = ""
+    while True:
+        await anyio.sleep(POLL_S)
+        try:
+            found, now_s = identities.version(), now()
+            if found == version and now_s < expires_s:
+                continue
+            accounts = identities.accepted(now_s)
+            broker.configure(accounts)
+            version, expires_s = found, next_expiry_s(accounts)
+            last_problem = ""
+        except LabError as exc:  # such as a full disk: try again
+            if str(exc) != last_problem:
+                _log.error("%s", exc)
+            last_problem = str(exc)
+
+
+def next_expiry_s(accounts: Iterable[Identity]) -> float:
+    """Return the Unix time at which the first of them expires; infinity if none does."""
+    return min((one.expires_s for one in accounts if one.expires_s is not None), default=math.inf)
+
+
+class Contacts:
+    """Notes the contacts of devices, and stores them in batches."""
+
+    def __init__(self, identities: Identities, now: Callable[[], float] = time.time) -> None:
+        self._identities, self._now = identities, now
+        self._pending: dict[str, Contact] = {}
+        self._known: dict[str, Contact] = {}
+        """As stored."""
+        self.is_urgent = False
+        """A state or a version has changed."""
+
+    def restart(self) -> None:
+        """Forget which devices are online: the broker sends their status after each connect."""
+        self._pending, self._known, self.is_urgent = {}, {}, True
+        self._identities.all_offline()
+
+    def on_packet(self, packet: Packet) -> None:
+        """Note a message of a device."""
+        match packet.topic.split("/"):
+            case ["fairbed", _, "d", name, ("status" | "tel" | "up") as channel] if is_device_name(
+                name
+            ):
+                self._note(name, channel, packet)
+
+    def _note(self, name: str, channel: str, packet: Packet) -> None:
+        if name not in self._pending and len(self._pending) >= MAX_PENDING:
+            return
+        state = "online"
+        agent: str | None = None
+        if channel != "tel" and packet.payload:
+            try:
+                match decode(packet.payload):
+                    case Status(state="off"):
+                        if packet.retained:  # an old one: see `restart`
+                            return
+                        state = "offline"
+                    case Hello(capabilities=capabilities):
+                        agent = capabilities.agent
+            except VersionError:
+                agent = f"protocol {packet.payload[0]}"
+            except DecodeError:
+                return
+        before = self._pending.get(name) or self._known.get(name)
+        merged = Contact(
+            name=name,
+            at_s=self._now(),
+            agent=agent or (before.agent if before is not None else None),
+            state=state,
+        )
+        if before is None or (before.state, before.agent) != (merged.state, merged.agent):
+            self.is_urgent = True
+        self._pending[name] = merged
+
+    def store(self) -> None:
+        """Store what is pending.
+
+        Raises:
+            LabError: The file cannot be used; what is pending stays.
+        """
+        pending, self._pending, self.is_urgent = self._pending, {}, False
+        try:
+            self._identities.saw_many(pending.values())
+        except LabError:
+            self._pending = pending | self._pending
+            raise
+        self._known |= pending
+
+
+async def _listen(lab: Lab, contacts: Contacts) -> None:
+    """Note the messages of all devices of all tenants."""
+    role, name = LAB_SERVICE
+    topics = Topics(ANY)
+    transport = MqttTransport(
+        lab.url(user_of(name, role)), f"lab-{secrets.token_hex(12)}", waits_if_refused=True
+    )
+    async with transport:
+        with suppress(Disconnected):
+            await transport.subscribe(topics.status(ANY), topics.telemetry(ANY), topics.up(ANY))
+        async for event in transport.events():
+            match event:
+                case LinkUp():
+                    contacts.restart()
+                case Packet():
+                    contacts.on_packet(event)
+
+
+async def _store(contacts: Contacts, broker: _Broker) -> None:
+    waited_s, last_problem = 0.0, ""
+    try:
+        while True:
+            await anyio.sleep(POLL_S)
+            waited_s += POLL_S
+            if waited_s < FLUSH_S and not contacts.is_urgent:
+                continue
+            waited_s = 0.0
+            broker.trim_log()
+            try:
+                contacts.store()
+                last_problem = ""
+            except LabError as exc:
+                if str(exc) != last_problem:
+                    _log.error("%s", exc)
+                last_problem = str(exc)
+    finally:
+        with suppress(LabError):
+            contacts.store()

@@ -1,0 +1,216 @@
+"""A lab that is up, with real brokers: identities take effect at once, and it survives faults."""
+
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from fairbed.testbed.errors import LabError
+from fairbed.testbed.lab.folder import Lab, LabBroker
+from fairbed.testbed.lab.identities import Identities
+from fairbed.testbed.lab.service import POLL_S, running_pid, serve_lab
+from fairbed.wire.codec import encode
+from fairbed.wire.errors import Refused
+from fairbed.wire.messages import PROTOCOL_VERSION, Status
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkDown, LinkUp, Will
+from fairbed.wire.transport.client import MqttTransport
+from tests.brokers import PRODUCTION_BROKERS
+from tests.testbed.lab.labs import NOW_S, make_lab
+
+LIMIT_S = 30.0
+"""Longest wait for what must happen; seconds."""
+
+DROPPED_S = 1.0
+"""From the revocation of an identity to the end of its connection; seconds."""
+
+TOPICS = Topics()
+ON = encode(Status(state="on", boot=1))
+OFF = encode(Status(state="off", boot=1))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=PRODUCTION_BROKERS)
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    kind: LabBroker = request.param
+    return make_lab(tmp_path, kind)
+
+
+class Clock:
+    """Unix time of a test."""
+
+    now_s = NOW_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@asynccontextmanager
+async def up(lab: Lab, clock: Clock | None = None) -> AsyncIterator[None]:
+    ready = anyio.Event()
+
+    async def serve() -> None:
+        await serve_lab(lab, on_ready=ready.set, now=clock or Clock())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve)
+        with anyio.fail_after(LIMIT_S):
+            await ready.wait()
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def device(lab: Lab, name: str, password: str, boot: int = 1) -> MqttTransport:
+    return MqttTransport(
+        f"mqtts://{name}:{password}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}",
+        f"fairbed-main-{name}-{boot}",
+        will=Will(TOPICS.status(name), OFF),
+    )
+
+
+async def await_up(link: MqttTransport) -> None:
+    with anyio.fail_after(LIMIT_S):
+        async for event in link.events():
+            if isinstance(event, LinkUp):
+                return
+
+
+async def until_refused(link: MqttTransport) -> None:
+    try:
+        async for event in link.events():
+            assert isinstance(event, LinkDown)
+    except Refused:
+        return
+
+
+async def until_state(identities: Identities, name: str, state: str) -> None:
+    with anyio.fail_after(LIMIT_S):
+        while (found := identities.contacts().get(name)) is None or found.state != state:  # noqa: ASYNC110  # a file
+            await anyio.sleep(POLL_S / 4)
+
+
+def brokers() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if child.name() in ("mosquitto", "nats-server")]
+
+
+@pytest.mark.anyio
+async def test_identities_take_effect_without_a_restart(lab: Lab) -> None:
+    clock = Clock()
+    with Identities(lab.database) as identities:
+        early = identities.create("early", now_s=NOW_S, expires_s=NOW_S + 60)
+        async with up(lab, clock):
+            (process,) = brokers()
+            late = identities.create("late", now_s=NOW_S)
+            async with (
+                device(lab, "early", early) as one,
+                MqttTransport(
+                    f"mqtts://late:{late}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}",
+                    "late",
+                    waits_if_refused=True,
+                    backoff=lambda retry: 0.05,
+                ) as other,
+            ):
+                await await_up(one)
+                await await_up(other)
+                identities.revoke("late", now_s=NOW_S)
+                with anyio.fail_after(DROPPED_S):
+                    assert isinstance(await anext(other.events()), LinkDown)
+                clock.now_s = NOW_S + 60
+                with anyio.fail_after(DROPPED_S):
+                    await until_refused(one)
+            assert brokers() == [process]
+    assert brokers() == []
+
+
+@pytest.mark.anyio
+async def test_every_listener_needs_a_password_and_all_but_loopback_tls(lab: Lab) -> None:
+    async with up(lab):
+        (process,) = brokers()
+        listening = {
+            (entry.laddr.ip, entry.laddr.port)
+            for entry in process.net_connections("tcp")
+            if entry.status == psutil.CONN_LISTEN
+        }
+        beyond = {port for host, port in listening if host not in ("127.0.0.1", "::1")}
+        assert beyond == {lab.settings.port}
+        context = ssl.create_default_context(cafile=str(lab.ca))
+        with (
+            socket.create_connection(("127.0.0.1", lab.settings.port)) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as secure,
+        ):
+            assert secure.version() in ("TLSv1.2", "TLSv1.3")
+        for url in (
+            f"mqtts://127.0.0.1:{lab.settings.port}?cafile={lab.ca}",
+            f"mqtts://device:wrong@127.0.0.1:{lab.settings.port}?cafile={lab.ca}",
+            *([f"mqtt://127.0.0.1:{lab.settings.local_port}"] if lab.settings.local_port else []),
+        ):
+            async with MqttTransport(url, "stranger") as link:
+                with anyio.fail_after(LIMIT_S):
+                    await until_refused(link)
+
+
+@pytest.mark.anyio
+async def test_a_broker_that_dies_is_started_again(lab: Lab) -> None:
+    with Identities(lab.database) as identities:
+        password = identities.create("pi-1", now_s=NOW_S)
+        async with up(lab), device(lab, "pi-1", password) as link:
+            await await_up(link)
+            for process in brokers():
+                process.kill()
+            with anyio.fail_after(LIMIT_S):
+                assert isinstance(await anext(link.events()), LinkDown)
+            identities.revoke("pi-1", now_s=NOW_S)  # while the broker is down
+            with anyio.fail_after(LIMIT_S):
+                await until_refused(link)
+
+
+@pytest.mark.anyio
+async def test_contacts_of_devices_are_noted(lab: Lab) -> None:
+    with Identities(lab.database) as identities:
+        password = identities.create("pi-1", now_s=NOW_S)
+        identities.create("pi-2", now_s=NOW_S)
+        identities.saw("pi-2", at_s=NOW_S - 9, state="online")  # before this start
+        async with up(lab):
+            async with device(lab, "pi-1", password) as link:
+                await await_up(link)
+                await link.publish(TOPICS.status("pi-1"), ON, qos=1, retain=True)
+                await until_state(identities, "pi-1", "online")
+                other = bytes([PROTOCOL_VERSION + 1]) + ON[1:]
+                await link.publish(TOPICS.up("pi-1"), other, qos=1)
+                await link.publish(TOPICS.status("pi-1"), OFF, qos=1, retain=True)
+                await until_state(identities, "pi-1", "offline")
+            assert identities.contacts()["pi-1"].agent == f"protocol {PROTOCOL_VERSION + 1}"
+            assert identities.contacts()["pi-1"].at_s == NOW_S
+            assert identities.contacts()["pi-2"].state == "offline"
+
+
+@pytest.mark.anyio
+async def test_one_folder_is_served_once(lab: Lab) -> None:
+    assert running_pid(lab) is None
+    async with up(lab):
+        assert running_pid(lab) == os.getpid()
+        with pytest.raises(LabError, match=f"the lab is up already, as process {os.getpid()}"):
+            await serve_lab(lab, now=Clock())
+    assert running_pid(lab) is None
+
+
+@pytest.mark.anyio
+async def test_a_port_in_use_is_named_with_its_program(lab: Lab) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", lab.settings.port))
+        taken.listen()
+        with pytest.raises(LabError, match=rf"port {lab.settings.port} must be free, got .*there;"):
+            await serve_lab(lab, now=Clock())
+    assert running_pid(lab) is None
+    assert brokers() == []
