@@ -60,6 +60,9 @@ LOG = "run.log"
 WORK = "work.json"
 """Measured costs of training steps; a resumed run reuses them."""
 
+CA_FILE = "ca.pem"
+"""Copy of the certificates with which emulated devices in containers check the broker's."""
+
 GAUGES = "gauges"
 """Memory shared by the devices and their backend while they run; removed at the end."""
 
@@ -68,6 +71,7 @@ RUN_FILES = {
     ENDPOINT_FILE,
     WORK,
     GAUGES,
+    CA_FILE,
     "broker.log",
     "cache",
     "experiment.toml",

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.run_folder import GAUGES
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.transport.address import with_login
 
 
 class AgentLauncher(Protocol):
@@ -113,6 +114,8 @@ class AgentPool:
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
         tenant: Tenant of the coordinator.
+        passwords: Password of each device at a broker that knows them by name; None: all devices
+            take the login of their site.
         on_end: Called on the event loop for every process that ends, as requested or not.
 
     Raises:
@@ -125,6 +128,7 @@ class AgentPool:
         folder: Path,
         *,
         tenant: str = "main",
+        passwords: Mapping[str, str] | None = None,
         on_end: OnEnd | None = None,
     ) -> None:
         _check_names(fleet)
@@ -132,7 +136,7 @@ class AgentPool:
         self.logs = folder.absolute() / "logs"
         self.on_end: OnEnd = on_end or _ignore
         self.folder = folder.absolute()
-        self._tenant = tenant
+        self._tenant, self._passwords = tenant, passwords
         self._agents: AgentLauncher | None = None
         self._gauges: Gauges | None = None
         self._freezer: Freezer | None = None
@@ -277,10 +281,13 @@ class AgentPool:
     def _launch(self, name: str) -> Launch:
         assert self._site is not None
         spec, site = self.fleet[name], self._site(name)
+        url = site.broker_url
         device = spec.device
+        if self._passwords is not None:
+            url = with_login(url, name, self._passwords[name])
         return Launch(
             agent=AgentConfig(
-                broker_url=site.broker_url,
+                broker_url=url,
                 name=name,
                 tenant=self._tenant,
                 cache_folder=str(self.folder / "cache" / name),

@@ -58,13 +58,20 @@ class BackendChoice:
         return None if self.network is None else self.network.hub_address
 
     def backend(
-        self, broker_url: str, *, tenant: str = "main", on_end: OnEnd | None = None
+        self,
+        broker_url: str,
+        *,
+        tenant: str = "main",
+        passwords: Mapping[str, str] | None = None,
+        on_end: OnEnd | None = None,
     ) -> AbstractAsyncContextManager[Backend]:
         """Return the backend; enter it inside `open_backend`.
 
         Args:
             broker_url: URL of the broker.
             tenant: Tenant of the coordinator.
+            passwords: Password of each device at a broker that knows them by name; None: all
+                devices take the login of `broker_url`.
             on_end: Called on the event loop for every process that ends, as requested or not.
 
         Raises:
@@ -77,12 +84,19 @@ class BackendChoice:
                 self.fleet,
                 self.folder,
                 tenant=tenant,
+                passwords=passwords,
                 on_end=on_end,
                 engine=self.engine,
             )
         fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.run.preflight` warns of it
         return ProcessBackend(
-            broker_url, fleet, self.folder, tenant=tenant, on_end=on_end, seed=self.seed
+            broker_url,
+            fleet,
+            self.folder,
+            tenant=tenant,
+            passwords=passwords,
+            on_end=on_end,
+            seed=self.seed,
         )
 
 
@@ -93,7 +107,6 @@ async def open_backend(
     folder: Path,
     run_id: str,
     *,
-    has_own_broker: bool = True,
     image: str | None = None,
     seed: int = 0,
 ) -> AsyncIterator[BackendChoice]:
@@ -104,7 +117,6 @@ async def open_backend(
         fleet: The devices.
         folder: Folder of the run.
         run_id: Name of the run.
-        has_own_broker: Whether the broker is started for this run, at any address.
         image: Container image; None is the root file system of this machine.
         seed: Seed of the jitter and loss of links.
 
@@ -112,7 +124,7 @@ async def open_backend(
         BackendUnavailable: The named backend does not work.
         BackendError: The network cannot be made.
     """
-    name, rejected = await choose(choice, fleet, has_own_broker=has_own_broker)
+    name, rejected = await choose(choice, fleet)
     if name == "process":
         yield BackendChoice(name, rejected, fleet, folder, seed)
         return
@@ -133,7 +145,7 @@ async def open_backend(
 
 
 async def choose(
-    choice: BackendKind, fleet: Sequence[DeviceSpec], *, has_own_broker: bool = True
+    choice: BackendKind, fleet: Sequence[DeviceSpec]
 ) -> tuple[BackendName, dict[BackendName, str]]:
     """Return the backend to use, and the reasons why better ones do not work.
 
@@ -142,27 +154,20 @@ async def choose(
     """
     rejected: dict[BackendName, str] = {}
     for name in BEST_FIRST if choice == "auto" else (choice,):
-        problem = await problem_with(name, fleet, has_own_broker=has_own_broker)
+        problem = await problem_with(name, fleet)
         if problem is None:
             return name, rejected
         rejected[name] = problem
     raise BackendUnavailable(_unavailable(choice, "; ".join(rejected.values())))
 
 
-async def problem_with(
-    name: BackendName, fleet: Sequence[DeviceSpec] = (), *, has_own_broker: bool = True
-) -> str | None:
+async def problem_with(name: BackendName, fleet: Sequence[DeviceSpec] = ()) -> str | None:
     """Try a backend; return why it does not work and what to do, or None if it works.
 
     The engine of containers is not tried.
     """
     if name == "process":
         return None
-    if not has_own_broker:
-        return (
-            "broker.url: devices in namespaces reach only the embedded broker, got another; "
-            'leave the key out, or use emulation.backend = "process"'
-        )
     try:
         for spec in fleet:
             check_share(spec.name, None if spec.device is None else spec.device.speed_ratio)

@@ -1,6 +1,7 @@
 """The namespace and container backends: each device has a network and control groups of its own.
 
-    host's namespace        coordinator, broker (at the hub's address), fork server
+    host's namespace        coordinator, fork server, broker at the hub's address or a forwarder
+                            there to another broker
     hub's namespace         all links, shaped here
     a device's namespace    its agent; its groups limit processor and memory
 
@@ -9,8 +10,9 @@ shapes links and limits the processor; the agent paces itself too, so that the d
 does not depend on other load (docs/decisions/0009).
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,9 +29,14 @@ from fairbed.testbed.backends.helper import HelperEnded, OnEnd
 from fairbed.testbed.backends.network.counters import LinkCounters
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.network import Network
-from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
+from fairbed.testbed.emulation.conditions import Conditions, Shape
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
+from fairbed.testbed.run_folder import CA_FILE
+from fairbed.wire.transport.address import parse_url, redirected, with_cafile
+
+FORWARDER = "forwarder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +52,18 @@ class NamespaceBackend:
 
     Args:
         network: Has a namespace for each device; must stay open while the backend is open.
-        broker_url: URL of the broker from the devices' namespaces.
+        broker_url: URL of the broker from this machine. Devices reach one at another address than
+            that of the hub through a forwarder at the hub's.
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
         tenant: Tenant of the coordinator.
+        passwords: Password of each device at a broker that knows them by name; None: all devices
+            take the login of `broker_url`.
         on_end: Called on the event loop for every process that ends, as requested or not.
         engine: Runs a container for each device; None starts agents from a fork server.
 
     Raises:
-        BackendError: A device name is invalid or occurs twice.
+        BackendError: A device name is invalid or occurs twice, or the broker's URL cannot be used.
     """
 
     def __init__(
@@ -64,12 +74,22 @@ class NamespaceBackend:
         folder: Path,
         *,
         tenant: str = "main",
+        passwords: Mapping[str, str] | None = None,
         on_end: OnEnd | None = None,
         engine: ContainerEngine | None = None,
     ) -> None:
         self._on_end, self._engine = on_end, engine
-        self._pool = AgentPool(fleet, folder, tenant=tenant, on_end=self._ended)
+        self._pool = AgentPool(
+            fleet, folder, tenant=tenant, passwords=passwords, on_end=self._ended
+        )
         self._network, self._url = network, broker_url
+        try:
+            self._broker = parse_url(broker_url)
+            if self._needs_forwarder:
+                redirected(broker_url, network.hub_address, 1)
+        except ValueError as exc:
+            raise BackendError(str(exc).replace("broker address", "broker.url", 1)) from exc
+        self._forwarder: ShapedLinks | None = None
         self._host = identity()
         self._stack = AsyncExitStack()
         self._groups: dict[str, Group] = {}
@@ -96,7 +116,12 @@ class NamespaceBackend:
     @property
     def path_pids(self) -> list[int]:
         """Process ids of helpers that relay the bytes of devices."""
-        return self._network.pids
+        return self._network.pids + ([] if self._forwarder is None else self._forwarder.pids)
+
+    @property
+    def _needs_forwarder(self) -> bool:
+        """Whether the broker is not the run's own, at the hub's address."""
+        return self._broker.host != self._network.hub_address
 
     def log_file(self, name: str) -> Path:
         """Return the file that receives the output of a device."""
@@ -114,6 +139,8 @@ class NamespaceBackend:
         if self._engine is not None:
             launcher = open_containers(self._engine, names, pool.folder, pool.on_end)
         try:  # in this order: on exit agents end by SIGTERM, then their groups kill what is left
+            if self._needs_forwarder:
+                await self._stack.enter_async_context(self._forwarded())
             self._groups = await self._stack.enter_async_context(open_groups(pool.fleet, names))
             await self._stack.enter_async_context(pool.open(self._site, launcher=launcher))
         except BaseException:
@@ -124,6 +151,26 @@ class NamespaceBackend:
     async def __aexit__(self, *exc: object) -> None:
         """End the agents by SIGTERM, then kill all remaining processes."""
         await self._stack.aclose()
+
+    @asynccontextmanager
+    async def _forwarded(self) -> AsyncIterator[None]:
+        """Forward connections at the hub's address to the broker while the context lasts."""
+        pool, hub, broker = self._pool, self._network.hub_address, self._broker
+        pool.logs.mkdir(parents=True, exist_ok=True)
+        if self._engine is not None and broker.cafile is not None:
+            # a container has the folder of the run, and its image may lack this file
+            shutil.copyfile(broker.cafile, pool.folder / CA_FILE)
+            self._url = with_cafile(self._url, str(pool.folder / CA_FILE))
+        async with shaped_links(
+            broker.host,
+            broker.port,
+            {FORWARDER: Shape()},
+            pool.logs / "forwarder.log",
+            pool.on_end,
+            listen_host=hub,
+        ) as self._forwarder:
+            self._url = redirected(self._url, hub, self._forwarder.ports[FORWARDER])
+            yield
 
     async def start(self, costs: WorkCosts | None = None) -> None:
         """Start all devices at once; return when every process exists.

@@ -10,7 +10,6 @@ Works without root and on macOS. All processes end with this process, even if it
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fairbed.testbed.backends.agent_pool import AgentPool, Method, Site
 from fairbed.testbed.backends.apply_conditions import ConditionApplier, loss_problem
@@ -21,7 +20,7 @@ from fairbed.testbed.backends.proxy.protocol import Shape
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
-from fairbed.wire.transport.address import Address, parse_url, with_client
+from fairbed.wire.transport.address import Address, parse_url, redirected
 
 
 class ProcessBackend:
@@ -32,6 +31,8 @@ class ProcessBackend:
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
         tenant: Tenant of the coordinator.
+        passwords: Password of each device at a broker that knows them by name; None: all devices
+            take the login of `broker_url`.
         method: How agents start; auto forks on Linux, where that is safe.
         on_end: Called on the event loop for every process that ends, as requested or not.
         seed: Seed of the jitter of links.
@@ -47,11 +48,12 @@ class ProcessBackend:
         folder: Path,
         *,
         tenant: str = "main",
+        passwords: Mapping[str, str] | None = None,
         method: Method = "auto",
         on_end: OnEnd | None = None,
         seed: int = 0,
     ) -> None:
-        self._pool = AgentPool(fleet, folder, tenant=tenant, on_end=on_end)
+        self._pool = AgentPool(fleet, folder, tenant=tenant, passwords=passwords, on_end=on_end)
         self._address = _checked(broker_url, fleet)
         self._url = broker_url
         self._method = method
@@ -167,7 +169,7 @@ class ProcessBackend:
     def _site(self, name: str) -> Site:
         assert self._links is not None
         port = self._links.ports.get(name)
-        return Site(self._url if port is None else _proxy_url(self._url, port))
+        return Site(self._url if port is None else redirected(self._url, "127.0.0.1", port))
 
 
 def _has_own_link(spec: DeviceSpec) -> bool:
@@ -179,19 +181,8 @@ def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:
         if spec.shape is not None and spec.shape.loss_ratio > 0.0:
             raise BackendError(loss_problem(spec.name, spec.shape.loss_ratio))
     try:
-        address = parse_url(broker_url)
+        if any(_has_own_link(spec) for spec in fleet):
+            redirected(broker_url, "127.0.0.1", 1)
+        return parse_url(broker_url)
     except ValueError as exc:
-        raise BackendError(str(exc)) from exc
-    if address.is_tls and any(_has_own_link(spec) for spec in fleet):
-        raise BackendError(
-            "broker.url: must not use TLS where the process backend shapes links, because the "
-            "broker's certificate does not match its proxies; use mqtt:// or the embedded broker, "
-            "or a fleet without links"
-        )
-    return address
-
-
-def _proxy_url(url: str, port: int) -> str:
-    """Return the broker's URL with the address of the proxy on `port`."""
-    user, at, _ = urlsplit(url).netloc.rpartition("@")
-    return with_client(f"mqtt://{user}{at}127.0.0.1:{port}", parse_url(url).client)
+        raise BackendError(str(exc).replace("broker address", "broker.url", 1)) from exc

@@ -193,7 +193,6 @@ async def _choose_backend(
         [device.spec for device in devices],
         plan.folder,
         plan.run_id,
-        has_own_broker=experiment.broker.url == "embedded",
         image=experiment.emulation.image,
         seed=experiment.seed_for("traces"),
     ) as choice:

@@ -16,12 +16,16 @@ from fairbed.coordinator.policy.config import JOIN_TIMEOUT_S
 from fairbed.coordinator.rounds.loop import waiting_line
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store import RunReader
+from fairbed.testbed.backends.choice import problem_with
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
 from fairbed.testbed.run.broker import start_broker
 from fairbed.testbed.run.preflight import choose_dilation, demand_of
 from tests.testbed.small_run import LIMIT_S, running
+from tests.wire.transport.test_tls import certificate, tls_broker
+
+__all__ = ["certificate"]  # a fixture
 
 MIXED = {
     "name": "mixed",
@@ -199,6 +203,22 @@ def physical_agent(url: str, name: str, folder: Path, config: str = "") -> Itera
         agent.wait(LIMIT_S)
 
 
+def assert_mixed(folder: Path) -> None:
+    """Check that a run had two emulated devices and the physical one, and knows which is which."""
+    with RunReader(folder) as reader:
+        devices = reader.devices()
+        assert {row.name for row in reader.truths()} == {"board-1", "zero-1"}
+        kitchen = reader.exchanges_of("pi-kitchen")
+    assert {row.name: row.kind for row in devices} == {
+        "board-1": "emulated",
+        "pi-kitchen": "physical",
+        "zero-1": "emulated",
+    }
+    assert [row.name for row in devices] == ["board-1", "pi-kitchen", "zero-1"]
+    assert any(x.outcome == "done" and x.is_valid for x in kitchen), [x.reason for x in kitchen]
+    assert all(x.contended_s is None for x in kitchen)
+
+
 @pytest.mark.anyio
 @pytest.mark.broker
 @pytest.mark.slow
@@ -211,11 +231,32 @@ async def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_pa
             code, out, err = await anyio.to_thread.run_sync(run.finish)
     assert code == 0, err
     assert json.loads(out)["status"] == "done"
-    with RunReader(run.folder) as reader:
-        kinds = {row.name: row.kind for row in reader.devices()}
-        assert [row.name for row in reader.devices()] == ["board-1", "pi-kitchen", "zero-1"]
-        assert {row.name for row in reader.truths()} == {"board-1", "zero-1"}
-        kitchen = reader.exchanges_of("pi-kitchen")
-    assert kinds == {"board-1": "emulated", "pi-kitchen": "physical", "zero-1": "emulated"}
-    assert any(x.outcome == "done" and x.is_valid for x in kitchen)
-    assert all(x.contended_s is None for x in kitchen)
+    assert_mixed(run.folder)
+
+
+@pytest.mark.anyio
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "process",
+        pytest.param("namespace", marks=pytest.mark.full),
+        pytest.param("container", marks=pytest.mark.full),
+    ],
+)
+async def test_emulated_devices_check_the_certificate_of_a_broker_behind_their_links(
+    backend: str, tmp_path: Path, certificate: Path
+) -> None:
+    if backend != "process" and (problem := (await problem_with("namespace"))) is not None:
+        pytest.skip(problem)
+    fleet = FLEET.replace('"process"', f'"{backend}"')
+    async with tls_broker(tmp_path, certificate) as plain:
+        url = f"{plain}?cafile={certificate}"
+        with (
+            physical_agent(url, "pi-kitchen", tmp_path),
+            running(tmp_path, 6, 1, fleet, url=url) as run,
+        ):
+            code, _, err = await anyio.to_thread.run_sync(run.finish)
+    assert code == 0, err
+    assert_mixed(run.folder)

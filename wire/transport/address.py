@@ -1,12 +1,14 @@
 """Broker addresses: `mqtt://user:password@host:port` and `mqtts://...?cafile=ca.pem`.
 
-Both take the option `?client=aiomqtt`, which selects the MQTT client.
+Both take the option `?client=aiomqtt`, which selects the MQTT client. With mqtts,
+`?server_name=NAME` is the name in the broker's certificate where the connection goes to another
+address, as through the shaping proxy of an emulated device.
 """
 
 import ssl
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
 
 Client: TypeAlias = Literal["direct", "aiomqtt"]
 """MQTT client: `wire.transport.own_client` or the library aiomqtt."""
@@ -28,6 +30,8 @@ class Address:
     is_tls: bool = False
     cafile: str | None = None
     """Certificates to trust, PEM; None trusts those of the system."""
+    server_name: str | None = None
+    """Name that the broker's certificate must have; None is `host`."""
     client: Client = DEFAULT_CLIENT
     """MQTT client on this side; the broker does not see it."""
 
@@ -70,14 +74,22 @@ def parse_url(url: str) -> Address:
     if "\0" in unquote(f"{parts.username}{parts.password}"):
         raise ValueError(f"broker address: must have no zeros in user and password, got {shown!r}")
     query = parse_qs(parts.query, keep_blank_values=True)
-    if query.keys() - {"client", "cafile"} or ("cafile" in query and parts.scheme != "mqtts"):
+    allowed = {"client", "cafile", "server_name"} if parts.scheme == "mqtts" else {"client"}
+    if query.keys() - allowed:
         raise ValueError(
-            f"broker address: takes only ?client=NAME, and ?cafile=FILE with mqtts, got {shown!r}"
+            "broker address: takes only ?client=NAME, and ?cafile=FILE and ?server_name=NAME with "
+            f"mqtts, got {shown!r}"
         )
     client = query["client"][-1] if "client" in query else DEFAULT_CLIENT
     if client not in get_args(Client):
         raise ValueError(
             f"broker address: client must be {' or '.join(get_args(Client))}, got {shown!r}"
+        )
+    server_name = query["server_name"][-1] if "server_name" in query else None
+    if server_name == "" or (server_name and client != "direct"):
+        raise ValueError(
+            "broker address: server_name must be a name, and needs the client direct, got "
+            f"{shown!r}; a proxy to a broker with TLS needs it, too"
         )
     return Address(
         host=parts.hostname,
@@ -86,8 +98,41 @@ def parse_url(url: str) -> Address:
         password=unquote(parts.password) if parts.password is not None else None,
         is_tls=parts.scheme == "mqtts",
         cafile=query["cafile"][-1] if "cafile" in query else None,
+        server_name=server_name,
         client=cast("Client", client),
     )
+
+
+def redirected(url: str, host: str, port: int) -> str:
+    """Return `url` with another host and port, where the same broker answers, as by a proxy.
+
+    Raises:
+        ValueError: `url` is no broker address, or its client cannot check the broker's certificate
+            at another address.
+    """
+    address, parts = parse_url(url), urlsplit(url)
+    login, at, _ = parts.netloc.rpartition("@")
+    query = parts.query
+    if address.is_tls and address.server_name is None:
+        query += f"{'&' if query else ''}server_name={quote(address.host, safe='')}"
+    where = f"[{host}]" if ":" in host else host
+    changed = urlunsplit(parts._replace(netloc=f"{login}{at}{where}:{port}", query=query))
+    parse_url(changed)
+    return changed
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    """Return `url` with this user and password."""
+    parts = urlsplit(url)
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}"
+    return urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}"))
+
+
+def with_cafile(url: str, cafile: str) -> str:
+    """Return `url` with another file of certificates to trust."""
+    parts = urlsplit(url)
+    query = {**parse_qs(parts.query), "cafile": [cafile]}
+    return urlunsplit(parts._replace(query=urlencode(query, doseq=True)))
 
 
 def with_client(url: str, client: Client) -> str:

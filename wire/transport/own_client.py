@@ -89,7 +89,11 @@ class OwnConnection(asyncio.BufferedProtocol):
             )
             with anyio.fail_after(options.connect_timeout_s):
                 await self._loop.create_connection(
-                    lambda: self, address.host, address.port, ssl=options.tls
+                    lambda: self,
+                    address.host,
+                    address.port,
+                    ssl=options.tls,
+                    server_hostname=address.server_name if options.tls else None,
                 )
             with anyio.fail_after(options.connect_timeout_s):
                 code = await self._connack

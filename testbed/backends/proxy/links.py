@@ -134,7 +134,7 @@ class ShapedLinks:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Port on loopback at which each device reaches the broker."""
+        """Port at which each device reaches the broker."""
         return {name: port for process in self._processes for name, port in process.ports.items()}
 
     async def change(self, states: Mapping[str, LinkState]) -> None:
@@ -157,7 +157,13 @@ class ShapedLinks:
 
 @asynccontextmanager
 async def shaped_links(
-    host: str, port: int, shapes: Mapping[str, Shape], log: Path, on_end: OnEnd, seed: int = 0
+    host: str,
+    port: int,
+    shapes: Mapping[str, Shape],
+    log: Path,
+    on_end: OnEnd,
+    seed: int = 0,
+    listen_host: str = "127.0.0.1",
 ) -> AsyncIterator[ShapedLinks]:
     """Shape the links of devices to a broker.
 
@@ -168,6 +174,7 @@ async def shaped_links(
         log: Receives the output of the processes.
         on_end: Called for every process that ends.
         seed: Seed of the jitter.
+        listen_host: Address of this machine at which devices find their ports.
 
     Raises:
         BackendError: A process cannot be started.
@@ -181,6 +188,7 @@ async def shaped_links(
                 port=port,
                 devices={name: shapes[name] for name in islice(names, DEVICES_PER_PROCESS)},
                 seed=seed,
+                listen_host=listen_host,
             ),
             log,
             on_end,

@@ -21,6 +21,8 @@ class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: dict[str, Shape]
     seed: int = 0
     """Seed of the jitter."""
+    listen_host: str = "127.0.0.1"
+    """Address of this machine at which devices find their ports."""
 
 
 class LinkState(Struct, frozen=True, kw_only=True, omit_defaults=True):

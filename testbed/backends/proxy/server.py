@@ -367,7 +367,7 @@ class Proxies:
 
     def __init__(self) -> None:
         self.ports: dict[str, int] = {}
-        """Port of each device, on loopback."""
+        """Port of each device, at `ProxySpec.listen_host`."""
         self._devices: dict[str, _DeviceLink] = {}
         self._lateness = WorstLateness()
 
@@ -382,7 +382,7 @@ class Proxies:
         for name, shape in spec.devices.items():
             random = Random(f"{spec.seed} {name}")
             device = _DeviceLink(shape, address, tasks, self._lateness, random)
-            server = await loop.create_server(device.accept, "127.0.0.1", 0)
+            server = await loop.create_server(device.accept, spec.listen_host, 0)
             servers.callback(server.close)
             self._devices[name] = device
             self.ports[name] = server.sockets[0].getsockname()[1]
@@ -401,7 +401,7 @@ class Proxies:
 
 @asynccontextmanager
 async def proxies(spec: ProxySpec) -> AsyncIterator[Proxies]:
-    """Serve one proxy per device on loopback.
+    """Serve one proxy per device.
 
     Raises:
         OSError: A port cannot be opened.

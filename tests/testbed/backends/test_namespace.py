@@ -168,7 +168,7 @@ def test_every_device_has_a_network_and_groups_of_its_own_and_all_is_removed(
     run(test)
     assert what_is_left(run_id) == []
     assert all(end.was_requested for end in ended)
-    assert {end.name for end in ended} == {"pi-1", "pi-2", "pi-3", "fork server"}
+    assert {end.name for end in ended} == {"pi-1", "pi-2", "pi-3", "fork server", "proxy-0"}
 
 
 def test_conditions_change_while_devices_run(tmp_path: Path, run_id: str) -> None:

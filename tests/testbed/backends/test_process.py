@@ -238,8 +238,12 @@ def test_nothing_outlives_the_testbed(
             [DeviceSpec("a"), DeviceSpec("a")],
             r"^fleet: names must differ, got 'a' 2 times",
         ),
-        ("nowhere", [DeviceSpec("a")], r"^broker address: must begin with mqtt://"),
-        ("mqtts://a:1", [DeviceSpec("a", None, Shape(up_bps=1e6))], r"^broker\.url: must not use"),
+        ("nowhere", [DeviceSpec("a")], r"^broker\.url: must begin with mqtt://"),
+        (
+            "mqtts://a:1?client=aiomqtt",
+            [DeviceSpec("a", None, Shape(up_bps=1e6))],
+            r"^broker\.url: server_name must be a name, and needs the client direct",
+        ),
     ],
 )
 def test_a_fleet_that_cannot_run_is_refused(

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from fairbed.wire.transport.address import DEFAULT_CLIENT, Address, parse_url, redact, with_client
+from fairbed.wire.transport.address import (
+    DEFAULT_CLIENT,
+    Address,
+    parse_url,
+    redact,
+    redirected,
+    with_cafile,
+    with_client,
+    with_login,
+)
 from fairbed.wire.transport.client import MqttTransport
 
 
@@ -45,8 +54,11 @@ def test_parses_valid_addresses(url: str, address: Address) -> None:
         ("mqtt://:secret@host", "a password needs a user"),
         ("mqtt://us%00er:secret@host", "must have no zeros in user and password"),
         ("mqtt://user:sec%00ret@host", "must have no zeros in user and password"),
-        ("mqtt://u:secret@host?cafile=x", "takes only .client=NAME, and .cafile=FILE with mqtts"),
-        ("mqtts://u:secret@host?verify=no", "takes only .client=NAME, and .cafile=FILE"),
+        ("mqtt://u:secret@host?cafile=x", "takes only .client=NAME, and .cafile=FILE and"),
+        ("mqtts://u:secret@host?verify=no", "takes only .client=NAME, and .cafile=FILE and"),
+        ("mqtt://u:secret@host?server_name=x", "server_name=NAME with mqtts"),
+        ("mqtts://u:secret@host?server_name=", "server_name must be a name"),
+        ("mqtts://u:secret@host?server_name=x&client=aiomqtt", "and needs the client direct"),
         ("mqtt://u:secret@host?client=paho", "client must be direct or aiomqtt"),
     ],
 )
@@ -92,3 +104,30 @@ def test_an_address_that_names_no_client_is_given_one(url: str, chosen: str) -> 
 
 def test_an_address_does_not_show_its_password() -> None:
     assert "secret" not in repr(parse_url("mqtt://user:secret@host"))
+
+
+@pytest.mark.parametrize(
+    ("url", "changed"),
+    [
+        ("mqtt://u:p%40@far:1883", "mqtt://u:p%40@127.0.0.1:9"),
+        ("mqtt://far?client=aiomqtt", "mqtt://127.0.0.1:9?client=aiomqtt"),
+        ("mqtts://u@far?cafile=c", "mqtts://u@127.0.0.1:9?cafile=c&server_name=far"),
+        ("mqtts://[::1]:1", "mqtts://127.0.0.1:9?server_name=%3A%3A1"),
+        ("mqtts://far?server_name=own", "mqtts://127.0.0.1:9?server_name=own"),
+    ],
+)
+def test_a_proxy_keeps_login_and_certificate_name(url: str, changed: str) -> None:
+    assert redirected(url, "127.0.0.1", 9) == changed
+    assert parse_url(changed).port == 9
+
+
+def test_the_library_client_cannot_reach_a_tls_broker_through_a_proxy() -> None:
+    with pytest.raises(ValueError, match="needs the client direct") as caught:
+        redirected("mqtts://u:secret@far?client=aiomqtt", "127.0.0.1", 9)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_login_and_a_cafile_are_replaced() -> None:
+    url = with_login("mqtts://a:b@far:1?cafile=c", "pi-1", "p/w")
+    assert url == "mqtts://pi-1:p%2Fw@far:1?cafile=c"
+    assert parse_url(with_cafile(url, "/run/ca.pem")).cafile == "/run/ca.pem"
