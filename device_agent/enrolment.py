@@ -523,9 +523,7 @@ def _enrol(places: Places, lab: Lab, token: str, name: str | None, write: Write)
     if reply.role != "device":
         path = places.folder / f"{reply.role}-{reply.name}.toml"
         write_private(path, with_keys("", {"broker_url": url, "role": reply.role}))
-        write(
-            f"{reply.name}: is {reply.role} of the lab {reply.lab}; {path} has the broker's address"
-        )
+        write(f"{reply.name}: {reply.role} of the lab {reply.lab}; {path} has the broker's address")
         return False
     values = {"name": reply.name, "tenant": reply.tenant, "broker_url": url, "lab_url": lab.url}
     if places.state is not None and places.cache is not None:

@@ -367,10 +367,18 @@ class Identities:
             )
         return token
 
-    def redeem(self, token: str, name: str, *, now_s: float) -> tuple[Identity, str]:
+    def redeem(
+        self, token: str, name: str | None, *, host_name: str = "", now_s: float
+    ) -> tuple[Identity, str]:
         """Use a token once: return the new identity with its password.
 
         A refused request does not use the token up.
+
+        Args:
+            token: The token.
+            name: Name of the new identity; None is that of the token, or else `host_name`.
+            host_name: Name for a token without one.
+            now_s: Unix time.
 
         Raises:
             LabError: The token is unknown, used, expired or for another name; or the name is not
@@ -389,6 +397,7 @@ class Identities:
                 raise LabError(f"token: already used; {_NEW_TOKEN}")
             if now_s >= expires_s:
                 raise LabError(f"token: expired; {_NEW_TOKEN}")
+            name = name or only_name or host_name
             if only_name is not None and only_name != name:
                 raise LabError(f"token: made for the name {only_name}, got {name!r}; {_NEW_TOKEN}")
             _check(name, role, tenant)
