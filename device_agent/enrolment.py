@@ -34,7 +34,7 @@ from msgspec import Struct
 from fairbed.device_agent.config import AgentConfig, load_config
 from fairbed.device_agent.errors import ConfigError, LabProblem
 from fairbed.device_agent.memory import installed_version
-from fairbed.device_agent.systemd import UNIT, unit_text
+from fairbed.device_agent.systemd import UNIT, quoted, unit_text
 from fairbed.wire.enrolment import (
     DEFAULT_PORT,
     MAX_REPLY_BYTES,
@@ -573,9 +573,7 @@ def start_unit(command: Sequence[str], run: Run, write: Write, *, is_system: boo
         base = os.environ.get("XDG_CONFIG_HOME")
         folder = (Path(base) if base else Path.home() / ".config") / "systemd" / "user"
     path = folder / UNIT
-    text = unit_text(
-        " ".join(map(_quoted, command)), is_system=is_system, cores=os.cpu_count() or 1
-    )
+    text = unit_text(" ".join(map(quoted, command)), is_system=is_system, cores=os.cpu_count() or 1)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -598,12 +596,6 @@ def start_unit(command: Sequence[str], run: Run, write: Write, *, is_system: boo
 
 def _user() -> str:
     return os.environ.get("USER", "$USER")
-
-
-def _quoted(word: str) -> str:
-    """Return a word of a command line in a unit (systemd.service(5), "Command lines")."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return escaped if re.fullmatch(r"[\w@/.:=+-]+", escaped) else f'"{escaped}"'
 
 
 def _await_seen(identity: Enrolled, seen_s: float, write: Write, *, is_system: bool) -> None:

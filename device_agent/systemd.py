@@ -7,6 +7,7 @@ Source: sd_notify(3), systemd.service(5), systemd.exec(5), systemd.resource-cont
 """
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 
@@ -116,6 +117,12 @@ _USER = """
 [Install]
 WantedBy=default.target
 """
+
+
+def quoted(word: str) -> str:
+    """Return a word of a command line in a unit (systemd.service(5), "Command lines")."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return escaped if re.fullmatch(r"[\w@/.:=+-]+", escaped) else f'"{escaped}"'
 
 
 def unit_text(command: str, *, is_system: bool, cores: int) -> str:

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct
 
 from fairbed.wire.messages import MAX_CHUNK_BYTES
-from fairbed.wire.topics import LOCAL_OPERATOR
 
 ENDPOINT_FILE = "endpoint.json"
 
@@ -21,7 +20,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address of a live run."""
 
     url: str
-    """Broker address with user and password."""
+    """Broker address with user and, without a lab, password."""
     tenant: str
     host: str | None = None
     """Address that the embedded broker listens on; None for an external broker."""
@@ -29,10 +28,9 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     password: str | None = None
     max_chunk_bytes: int = MAX_CHUNK_BYTES
     """The largest chunk that the broker accepts."""
-    operator: str = LOCAL_OPERATOR
-    """Name of the operator on this machine."""
-    operator_url: str | None = None
-    """Broker address with the operator's user and password; None if it is `url`."""
+    lab: str | None = None
+    """Folder of the lab whose broker the run uses: `url` has no password, the lab has it. None for
+    another broker."""
 
 
 def write_endpoint(folder: Path, endpoint: Endpoint) -> None:

@@ -30,7 +30,6 @@ from fairbed.coordinator.store.tables import (
     MetricRow,
     PersonalScoreRow,
     Record,
-    ReleaseRow,
     RoundRow,
     RunRow,
     SelectionRow,
@@ -72,7 +71,6 @@ RECORDS: tuple[type[Record], ...] = (
     FleetContextRow,
     LossQueryRow,
     ExchangeRow,
-    ReleaseRow,
     MetricRow,
     DeviceMetricRow,
     PersonalScoreRow,
@@ -96,8 +94,7 @@ PER_ROUND: tuple[type[Record], ...] = (
     PersonalScoreRow,
     CheckpointRow,
 )
-"""Tables whose rows are void when their round never closed; events, commands and releases are
-kept."""
+"""Tables whose rows are void when their round never closed; events and commands are kept."""
 
 INDICES: tuple[str, ...] = (
     "CREATE INDEX exchange_device ON exchange (device)",

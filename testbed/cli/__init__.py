@@ -43,6 +43,7 @@ _MODULES = {
     "rm": "runs",
     "logs": "runs",
     "enroll": "runs",
+    "lab": "lab",
     "profiles": "profiles",
     "data": "data",
     "record": "record",

@@ -41,12 +41,20 @@ from fairbed.testbed.backends.choice import (
     problem_with,
 )
 from fairbed.testbed.cli import DONE, FAILED
-from fairbed.testbed.errors import BackendError, BrokerError, UsageError, innermost
+from fairbed.testbed.errors import BackendError, BrokerError, LabError, UsageError, innermost
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.explain import part_options
-from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.experiment.file import (
+    EMBEDDED,
+    LAB,
+    Experiment,
+    ExperimentError,
+    load_experiment,
+)
 from fairbed.testbed.host.speed import cache_path, host_speed
 from fairbed.testbed.install import install_command
+from fairbed.testbed.lab.identities import COORDINATOR, user_of
+from fairbed.testbed.lab.service import open_running_lab
 from fairbed.testbed.local_rules import PROPERTIES as LOCAL_PROPERTIES
 from fairbed.testbed.local_rules import make_halves
 from fairbed.testbed.run.broker import (
@@ -232,7 +240,7 @@ def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
     config = experiment.broker if experiment is not None else None
     working = []
     for kind, hint in hints.items():
-        is_needed = config is not None and config.url == "embedded" and config.kind == kind
+        is_needed = config is not None and config.url == EMBEDDED and config.kind == kind
         try:
             seconds = anyio.run(_try_broker, kind)
         except (BrokerError, TimeoutError, OSError) as exc:
@@ -240,14 +248,16 @@ def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
             continue
         working.append(kind)
         yield CheckResult("broker", kind, True, f"answers after {seconds:.2f} s", "", is_needed)
-    if config is not None and config.url == "embedded" and config.kind == "auto":
+    if config is not None and config.url == EMBEDDED and config.kind == "auto":
         found = f"selects {working[0]}" if working else "none works"
         yield CheckResult("broker", "auto", bool(working), found, "install one of them", True)
-    if config is not None and config.url != "embedded":
+    if config is not None and config.url != EMBEDDED:
         try:
-            anyio.run(await_broker, config.url)
+            is_lab = config.url == LAB
+            url = open_running_lab().url(user_of(*COORDINATOR)) if is_lab else config.url
+            anyio.run(await_broker, url)
             yield CheckResult("broker", "url", True, "answers", "", True)
-        except BrokerError as exc:
+        except (BrokerError, LabError) as exc:
             yield CheckResult("broker", "url", False, str(exc), "", True)
 
 

@@ -190,6 +190,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
 
+    _lab(command("lab", "make, run, stop or show a lab: a broker that stays, for your own devices"))
+
     _profiles(command("profiles", "list, show, check, plot or import device profiles and links"))
 
     _record(command("record", "write the profile of a device from measurements"))
@@ -304,6 +306,65 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--force", action="store_true", help="replace existing files")
 
 
+def _lab(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        sub = actions.add_parser(name, help=text, description=text)
+        if name != "init":
+            sub.add_argument(
+                "--lab",
+                type=Path,
+                metavar="DIR",
+                help="folder of the lab (default: FAIRBED_LAB, else the first that was made)",
+            )
+        return sub
+
+    init = action("init", "make a lab: certificates, identities, configuration of the broker")
+    init.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help="new folder (default: ~/.local/share/fairbed/lab)",
+    )
+    init.add_argument("--name", default="lab", help="name of the lab (default lab)")
+    init.add_argument(
+        "--broker",
+        choices=("mosquitto", "nats"),
+        help="broker to run (default: the first of them that is installed)",
+    )
+    init.add_argument(
+        "--port", type=int, default=8883, metavar="N", help="port of the broker (default 8883)"
+    )
+    init.add_argument(
+        "--enrol-port",
+        type=int,
+        default=8884,
+        metavar="N",
+        help="port of the enrolment server (default 8884)",
+    )
+    init.add_argument(
+        "--address",
+        action="append",
+        metavar="HOST",
+        help="name or address of this machine that devices use; repeatable, the first is printed "
+        "by enrolment (default: the address on the default route)",
+    )
+    up = action("up", "run the lab until Ctrl-C, or as a service")
+    up.add_argument(
+        "--service",
+        action="store_true",
+        help="write a systemd unit, start it now and with this machine",
+    )
+    down = action("down", "stop the lab")
+    down.add_argument("--service", action="store_true", help="also remove the systemd unit")
+    status = action("status", "show whether the lab is up, its addresses, devices and certificates")
+    status.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    config = action("config", "print the access rules of the lab for another broker")
+    config.add_argument("broker", choices=("emqx", "generic"), help="kind of broker")
+
+
 def _record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", help="name of the profile; with --run, the device in that run"
@@ -336,11 +397,6 @@ def _record(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--run", help="record from this run: its id, its first characters, or latest"
-    )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="with --run: every device without a profile, and the experiment that replays the run",
     )
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     parser.add_argument(

@@ -39,7 +39,13 @@ from fairbed.testbed.errors import (
     UsageError,
 )
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
-from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.experiment.file import (
+    EMBEDDED,
+    LAB,
+    Experiment,
+    ExperimentError,
+    load_experiment,
+)
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.host.speed import host_speed
@@ -125,7 +131,7 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
     host, port = _listen(getattr(options, "listen", "127.0.0.1"))
     has_fleet = options.command != "coordinator"
     _check_policy(experiment)
-    if has_fleet and experiment.physical and experiment.broker.url == "embedded":
+    if has_fleet and experiment.physical and experiment.broker.url == EMBEDDED:
         raise UsageError(
             "broker.url: must be a broker that physical devices such as "
             f'{experiment.physical[0]} reach, got "embedded", which serves this machine alone; '
@@ -218,7 +224,8 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
     devices = f"{emulated} emulated devices" + (f" and {physical} physical" if physical else "")
     _print(out, f"run {plan.run_id}: {rounds} rounds, {devices}, in {plan.folder}")
     if not plan.has_fleet:
-        _print(out, f"to add a device, run: fairbed enroll NAME {plan.folder}")
+        of_run = "" if plan.experiment.broker.url == LAB else f" {plan.folder}"
+        _print(out, f"to add a device, run: fairbed enroll NAME{of_run}")
     run = functools.partial(
         run_experiment,
         plan,

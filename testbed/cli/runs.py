@@ -33,16 +33,18 @@ from fairbed.coordinator.store import (
 )
 from fairbed.coordinator.store.connection import CONFIG, is_locked
 from fairbed.testbed.cli import DONE, from_clone
-from fairbed.testbed.errors import BackendError, RunError, UsageError
+from fairbed.testbed.errors import BackendError, LabError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.lab.folder import open_lab
+from fairbed.testbed.lab.identities import OPERATOR, user_of
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import OperatorCommand, is_device_name
 from fairbed.wire.plugins import PluginError
-from fairbed.wire.topics import Topics
+from fairbed.wire.topics import LOCAL_OPERATOR, Topics
 from fairbed.wire.transport.base import LinkUp
 from fairbed.wire.transport.client import MqttTransport
 
@@ -66,11 +68,16 @@ async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
     """Publish a command to the run's broker; the coordinator records it when it acts on it.
 
     Raises:
-        TransportError: The broker cannot be reached.
+        TransportError: The broker cannot be reached, or its lab is not there any more.
     """
-    url = endpoint.operator_url or endpoint.url
+    url = endpoint.url
+    if endpoint.lab is not None:
+        try:
+            url = open_lab(Path(endpoint.lab)).url(user_of(*OPERATOR))
+        except LabError as exc:
+            raise TransportError(str(exc)) from exc
     transport = MqttTransport(url, f"operator-{secrets.token_hex(6)}")
-    topic = Topics(endpoint.tenant).command(endpoint.operator)
+    topic = Topics(endpoint.tenant).command(LOCAL_OPERATOR)
     try:
         with anyio.fail_after(CONNECT_S):
             async with transport:
@@ -278,6 +285,11 @@ def _enroll(options: argparse.Namespace) -> int:
     if not is_device_name(options.name):
         raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {options.name!r}")
     _, endpoint = live_endpoint(resolve_run(options.runs, options.run))
+    if endpoint.lab is not None:
+        raise UsageError(
+            f"{options.run}: must have a broker of its own, got the lab {endpoint.lab}; leave the "
+            f"run out: fairbed enroll {options.name}"
+        )
     tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
     url = endpoint.url
     for any_address in ("0.0.0.0", "[::]"):

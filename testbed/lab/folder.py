@@ -37,6 +37,7 @@ from fairbed.testbed.lab.identities import (
     OPERATOR,
     Identities,
     require_packages,
+    user_of,
 )
 from fairbed.wire.messages import is_device_name
 
@@ -271,8 +272,8 @@ def init_lab(
             sign_if_changed(lab, now_s=now_s)
             with Identities(lab.database) as identities:
                 passwords = {
-                    f"{role}_{name}": identities.create(name, role, now_s=now_s)
-                    for role, name in (COORDINATOR, OPERATOR, LAB_SERVICE)
+                    user_of(name, role): identities.create(name, role, now_s=now_s)
+                    for name, role in (COORDINATOR, OPERATOR, LAB_SERVICE)
                 }
             write_private(lab.coordinator, msgspec.json.encode(passwords))
             write_private(scratch / SETTINGS_FILE, _settings_toml(settings).encode())

@@ -27,12 +27,13 @@ from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.brokers import mosquitto_hash
 from fairbed.testbed.lab.permissions import Role
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.topics import LOCAL_OPERATOR
 
-COORDINATOR: tuple[Role, str] = ("coordinator", "main")
+COORDINATOR: tuple[str, Role] = ("main", "coordinator")
 """Identity of the coordinator of each run on this host."""
-OPERATOR: tuple[Role, str] = ("operator", "local")
+OPERATOR: tuple[str, Role] = (LOCAL_OPERATOR, "operator")
 """Identity of commands on this host: `fairbed stop`, the control room."""
-LAB_SERVICE: tuple[Role, str] = ("coordinator", "lab")
+LAB_SERVICE: tuple[str, Role] = ("lab", "coordinator")
 """Identity with which `fairbed lab up` notes the contacts of devices."""
 
 ALL_TENANTS = "+"

@@ -15,14 +15,15 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import anyio.to_thread
 import psutil
 from anyio.abc import TaskGroup, TaskStatus
 
+from fairbed.device_agent.systemd import notify_systemd
 from fairbed.testbed.errors import BrokerError, LabError, innermost
 from fairbed.testbed.host.broker_process import BrokerProcess, find_mosquitto, find_nats
 from fairbed.testbed.install import install_command
@@ -35,7 +36,8 @@ from fairbed.testbed.lab.brokers import (
     nats_conf,
     nats_users,
 )
-from fairbed.testbed.lab.folder import Lab, LabSettings, sign_if_changed, write_private
+from fairbed.testbed.lab.enrolment import serve_enrolment
+from fairbed.testbed.lab.folder import Lab, LabSettings, open_lab, sign_if_changed, write_private
 from fairbed.testbed.lab.identities import LAB_SERVICE, Contact, Identities, Identity, user_of
 from fairbed.wire.codec import decode
 from fairbed.wire.errors import DecodeError, Disconnected, VersionError
@@ -67,13 +69,6 @@ LOCK_FILE = "lab.pid"
 _log = logging.getLogger(__name__)
 
 
-class Enrolment(Protocol):
-    """The enrolment server; it runs until it is cancelled."""
-
-    async def __call__(self, lab: Lab, identities: Identities, audit: Audit) -> None:
-        """Serve."""
-
-
 def running_pid(lab: Lab) -> int | None:
     """Return the process that runs a lab; None if it is down."""
     try:
@@ -85,6 +80,21 @@ def running_pid(lab: Lab) -> int | None:
     except (OSError, ValueError):
         return None
     return None
+
+
+def open_running_lab() -> Lab:
+    """Return the lab on this machine, for `broker.url = "lab"`.
+
+    Raises:
+        LabError: There is none, or it is down.
+    """
+    lab = open_lab()
+    if running_pid(lab) is None:
+        raise LabError(
+            f"broker.url: the lab {lab.folder} must be up, got one that is down; start it with: "
+            "fairbed lab up"
+        )
+    return lab
 
 
 @contextmanager
@@ -175,7 +185,7 @@ class _Broker:
             settings.broker,
             find_program(settings.broker),
             ("127.0.0.1", settings.local_port or settings.port),
-            lab.url(user_of(LAB_SERVICE[1], LAB_SERVICE[0])),
+            lab.url(user_of(*LAB_SERVICE)),
             self.log,
         )
 
@@ -280,7 +290,6 @@ class _Broker:
 async def serve_lab(
     lab: Lab,
     *,
-    enrolment: Enrolment | None = None,
     on_ready: Callable[[], None] = lambda: None,
     now: Callable[[], float] = time.time,
 ) -> None:
@@ -288,7 +297,6 @@ async def serve_lab(
 
     Args:
         lab: The lab; no other process may run it.
-        enrolment: The enrolment server; None runs none.
         on_ready: Called once, when broker and enrolment server have been started.
         now: Unix time.
 
@@ -322,8 +330,9 @@ async def serve_lab(
                     )
                     tasks.start_soon(_listen, lab, contacts, name="lab.contacts")
                     tasks.start_soon(_store, contacts, broker, name="lab.store")
-                    if enrolment is not None:
-                        tasks.start_soon(enrolment, lab, identities, Audit(lab.audit))
+                    enrolment = partial(serve_enrolment, lab, identities, Audit(lab.audit), now=now)
+                    await tasks.start(enrolment, name="lab.enrolment")
+                    tasks.start_soon(notify_systemd, name="lab.systemd")
                     on_ready()
             except Exception as exc:  # raised below, outside the group, which would wrap it
                 failure = innermost(exc)
@@ -456,10 +465,9 @@ class Contacts:
 
 async def _listen(lab: Lab, contacts: Contacts) -> None:
     """Note the messages of all devices of all tenants."""
-    role, name = LAB_SERVICE
     topics = Topics(ANY)
     transport = MqttTransport(
-        lab.url(user_of(name, role)), f"lab-{secrets.token_hex(12)}", waits_if_refused=True
+        lab.url(user_of(*LAB_SERVICE)), f"lab-{secrets.token_hex(12)}", waits_if_refused=True
     )
     async with transport:
         with suppress(Disconnected):

@@ -27,14 +27,18 @@ from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import WorkCosts
-from fairbed.testbed.errors import BrokerError, innermost
+from fairbed.testbed.errors import BrokerError, LabError, innermost
 from fairbed.testbed.experiment.datasets.loading import load
-from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
 from fairbed.testbed.experiment.shards import FleetData, StoredShards
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
+from fairbed.testbed.lab.audit import Audit
+from fairbed.testbed.lab.folder import open_lab
+from fairbed.testbed.lab.identities import COORDINATOR, user_of
+from fairbed.testbed.lab.service import open_running_lab
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.broker import (
     Broker,
@@ -55,8 +59,9 @@ from fairbed.testbed.run_folder import (
     write_endpoint,
 )
 from fairbed.wire.artifact import Artifact, initial_vector
+from fairbed.wire.messages import OperatorCommand
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.address import with_client
+from fairbed.wire.transport.address import redact, with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
 
@@ -155,7 +160,9 @@ async def _run(
                 store.add(device.truth_row())
             parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices, names)
             monitor = _contention_monitor(devices, backend, broker, plan.dilation)
-            stop.coordinator = _coordinator(plan, parts, monitor, listener, waiting)
+            stop.coordinator = _coordinator(
+                plan, parts, monitor, _audit_of(plan, stop), listener, waiting
+            )
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
             for finding in preflight_findings(experiment, devices, choice, plan.dilation):
@@ -270,6 +277,7 @@ def _coordinator(
     plan: RunPlan,
     parts: _Parts,
     monitor: ContentionMonitor | None,
+    audit: Callable[[OperatorCommand, str], None],
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None],
 ) -> Coordinator:
@@ -304,6 +312,7 @@ def _coordinator(
         shards=StoredShards(parts.data, plan.folder),
         evaluator=parts.evaluator,
         host_monitor=monitor,
+        audit=audit,
     )
     return Coordinator(
         setup,
@@ -322,18 +331,19 @@ async def _endpoint(
 ) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
     """Start the broker, or check an external one; devices of a resumed run find the old address."""
     broker = plan.experiment.broker
-    if broker.url != "embedded":
-        url = with_client(broker.url, broker.client)
+    if broker.url != EMBEDDED:
+        lab = open_running_lab() if broker.url == LAB else None
+        url = with_client(lab.url(user_of(*COORDINATOR)) if lab else broker.url, broker.client)
+        topics = Topics(broker.tenant)
         await await_broker(url)
-        await check_tree_is_free(
-            MqttTransport(url, f"look-{secrets.token_hex(4)}"), Topics(broker.tenant)
-        )
-        endpoint = Endpoint(
-            url=url,
-            tenant=broker.tenant,
-            max_chunk_bytes=await find_chunk_limit(url, Topics(broker.tenant)),
-        )
-        write_endpoint(plan.folder, endpoint)
+        await check_tree_is_free(MqttTransport(url, f"look-{secrets.token_hex(4)}"), topics)
+        if lab is None:
+            limit = await find_chunk_limit(url, topics)
+            endpoint = Endpoint(url=url, tenant=broker.tenant, max_chunk_bytes=limit)
+            write_endpoint(plan.folder, endpoint)
+        else:
+            endpoint = Endpoint(url=url, tenant=broker.tenant, lab=str(lab.folder))
+            write_endpoint(plan.folder, msgspec.structs.replace(endpoint, url=redact(url)))
         yield endpoint, None
         return
     host = (choice and choice.broker_host) or plan.listen_host
@@ -358,6 +368,28 @@ async def _endpoint(
             yield endpoint, started
         finally:
             restart_scope.cancel()
+
+
+def _audit_of(plan: RunPlan, stop: StopControl) -> Callable[[OperatorCommand, str], None]:
+    """Return what notes operator commands in the audit log of the lab, if the run has one."""
+    if plan.experiment.broker.url != LAB:
+        return lambda command, operator: None
+    audit = Audit(open_lab().audit)
+
+    def note(command: OperatorCommand, operator: str) -> None:
+        try:
+            audit.write(
+                "command",
+                at_s=time.time(),
+                name=command.device or "",
+                role="device" if command.device else "",
+                by=f"operator_{operator}",
+                detail=f"{command.action} {plan.run_id}",
+            )
+        except LabError as exc:  # a full disk must not end the run
+            stop.note("audit", str(exc))
+
+    return note
 
 
 async def _restart_broker(broker: Broker, scope: anyio.CancelScope, stop: StopControl) -> None:
@@ -401,9 +433,7 @@ def _load(
         poison_seed=experiment.seed_for("malicious"),
         sends_held_out=experiment.personalisation.is_on,
     )
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
-    experiment.check_layout(artifact.spec.layout)
-    return data, artifact
+    return data, load_task(experiment.model.name, dataset.x_shape, dataset.classes)
 
 
 def _open_store(plan: RunPlan, data: FleetData) -> tuple[Store, int, str | None]:

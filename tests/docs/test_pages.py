@@ -13,6 +13,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = (
     "tutorial",
     "own-data",
+    "lab",
     "own-device",
     "own-model",
     "own-selector",
@@ -28,12 +29,14 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return an environment with the commands of this one and a cache of its own."""
+    """Return an environment with the commands of this one and a cache and a lab of its own."""
     commands = str(Path(sys.executable).parent)
-    cache = tmp_path_factory.mktemp("cache")
+    cache, lab = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("lab")
     return os.environ | {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "XDG_CACHE_HOME": str(cache),
+        "XDG_CONFIG_HOME": str(lab),
+        "FAIRBED_LAB": str(lab / "lab"),
     }
 
 

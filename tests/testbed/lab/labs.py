@@ -1,8 +1,17 @@
 """Small labs for tests."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fairbed.testbed.lab.folder import Lab, LabBroker, LabSettings, free_local_port, init_lab
+
+FAIRBED = [sys.executable, "-m", "fairbed.testbed.cli.main"]
+
+STOP_S = 30.0
+"""Longest end of `fairbed lab up`; it normally takes a few hundredths, seconds."""
 
 NOW_S = 1_767_225_600.0
 """2026-01-01, UTC."""
@@ -26,3 +35,29 @@ def make_lab(
         now_s=NOW_S,
         environment={"HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config")},
     )
+
+
+@contextmanager
+def lab_up(lab: Lab) -> Iterator[subprocess.Popen[str]]:
+    """Run `fairbed lab up` in its own process."""
+    process = subprocess.Popen(
+        [*FAIRBED, "lab", "up", "--lab", str(lab.folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "is up" in line, process.communicate()[1]
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.communicate(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise

@@ -1,0 +1,154 @@
+"""Runs with `broker.url = "lab"`: agents that are enrolled once serve run after run."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.testbed.lab.audit import Audit
+from fairbed.testbed.lab.folder import Lab, LabBroker
+from fairbed.testbed.lab.identities import Identities
+from fairbed.testbed.lab.service import running_pid
+from fairbed.testbed.run_folder import ENDPOINT_FILE
+from tests.brokers import PRODUCTION_BROKERS
+from tests.processes import is_gone
+from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
+from tests.testbed.small_run import LIMIT_S, wait_until
+
+pytestmark = [pytest.mark.slow]
+
+NAMES = ("pi-kitchen", "pi-hall")
+
+EXPERIMENT = """
+name = "lab"
+rounds = {rounds}
+[model]
+name = "softmax"
+[selection]
+per_round = 2
+beta = 0.3
+[round]
+min_devices = 2
+[broker]
+url = "lab"
+"""
+
+
+@pytest.fixture(params=PRODUCTION_BROKERS)
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    kind: LabBroker = request.param
+    return make_lab(tmp_path, kind)
+
+
+@contextmanager
+def agent(lab: Lab, name: str, password: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the agent of an enrolled device."""
+    config = folder / f"{name}.toml"
+    url = f"mqtts://{name}:{password}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}"
+    config.write_text(
+        f'name = "{name}"\nbroker_url = "{url}"\ncache_folder = "{folder / name}"\n'
+        f'state_folder = "{folder / name}"\n'
+    )
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fairbed.device_agent.cli", "--config", str(config)], stderr=log
+        )
+    try:
+        yield process
+        assert process.poll() is None, (folder / f"{name}.log").read_text()
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
+
+
+def fairbed(lab: Lab, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*FAIRBED, *arguments],
+        env=os.environ | {"FAIRBED_LAB": str(lab.folder)},
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+def coordinate(lab: Lab, folder: Path, run: str, rounds: int) -> "subprocess.Popen[str]":
+    experiment = folder / "lab.toml"
+    experiment.write_text(EXPERIMENT.format(rounds=rounds))
+    return subprocess.Popen(
+        [*FAIRBED, "coordinator", str(experiment), "--out", str(folder / run), "--headless"],
+        env=os.environ | {"FAIRBED_LAB": str(lab.folder)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def rounds_of(folder: Path) -> int:
+    try:
+        with RunReader(folder) as reader:
+            return len(reader.rounds())
+    except StoreError:
+        return 0
+
+
+def test_agents_that_are_enrolled_once_serve_two_runs(lab: Lab, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(lab_up(lab))
+        with Identities(lab.database) as identities:
+            passwords = {name: identities.create(name) for name in NAMES}
+        for name, password in passwords.items():
+            stack.enter_context(agent(lab, name, password, tmp_path))
+        first = coordinate(lab, tmp_path, "first", rounds=2)
+        out, _ = first.communicate(timeout=LIMIT_S)
+        assert first.returncode == 0, out
+        assert "to add a device, run: fairbed enroll NAME\n" in out
+        assert rounds_of(tmp_path / "first") == 2
+
+        second = coordinate(lab, tmp_path, "second", rounds=10_000)
+        stack.callback(second.kill)
+        wait_until(lambda: rounds_of(tmp_path / "second") >= 2, "round 2 of the second run")
+        endpoint = (tmp_path / "second" / ENDPOINT_FILE).read_text()
+        assert "***" in endpoint
+        stopped = fairbed(lab, "stop", str(tmp_path / "second"))
+        assert stopped.returncode == 0, stopped.stderr
+        second.communicate(timeout=LIMIT_S)
+        with RunReader(tmp_path / "second") as reader:
+            assert {row.device for row in reader.exchanges()} == set(NAMES)
+            (command,) = reader.commands()
+            assert (command.action, command.operator) == ("stop", "local")
+        (row,) = [row for row in Audit(lab.audit).rows() if row.action == "command"]
+        assert (row.by, row.detail) == ("operator_local", "stop second")
+
+
+def test_a_lab_that_is_down_is_named(lab: Lab, tmp_path: Path) -> None:
+    run = coordinate(lab, tmp_path, "run", rounds=1)
+    out, _ = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == 2
+    assert out.splitlines()[-1] == (
+        f"fairbed: broker.url: the lab {lab.folder} must be up, got one that is down; start it "
+        "with: fairbed lab up"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_lab_and_its_broker(lab: Lab, number: signal.Signals) -> None:
+    with lab_up(lab) as process:
+        (broker,) = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, err
+        assert is_gone(broker)
+        assert running_pid(lab) is None
+
+
+def test_a_lab_that_is_killed_leaves_no_broker(lab: Lab) -> None:
+    with lab_up(lab) as process:
+        (broker,) = psutil.Process(process.pid).children()
+        process.kill()
+        assert is_gone(broker)
+    with lab_up(lab):
+        assert running_pid(lab) is not None
