@@ -74,12 +74,15 @@ TransportFactory: TypeAlias = Callable[[Will], Transport]
 
 DISTRIBUTION = "fairbed"
 
-SKILLS = ("loss", "personal")
+SKILLS = ("loss", "personal", "privacy")
 """Requests served beside the training of a global model."""
 
 
 def capabilities(
-    sensors: Sensors, engine_threads: int, allowed_rules: Collection[str] = ()
+    sensors: Sensors,
+    engine_threads: int,
+    allowed_rules: Collection[str] = (),
+    min_noise_multiplier: float = 0.0,
 ) -> Capabilities:
     """Return the capabilities of this device, sent in its hello.
 
@@ -87,6 +90,7 @@ def capabilities(
         sensors: The machine.
         engine_threads: Threads of one training step.
         allowed_rules: Paths of local rules that a coordinator may ask for.
+        min_noise_multiplier: Least noise that the owner accepts.
 
     Raises:
         EngineError: The training engine is not installed.
@@ -103,6 +107,7 @@ def capabilities(
         codecs=CODECS,
         skills=SKILLS,
         local_rules=known_rules(allowed_rules),
+        min_noise_multiplier=min_noise_multiplier,
     )
 
 
@@ -181,7 +186,10 @@ class Agent:
             boot=self._boot,
             n_k=n_k,
             capabilities=capabilities(
-                self._host.sensors, self._config.engine_threads, self._config.local_training
+                self._host.sensors,
+                self._config.engine_threads,
+                self._config.local_training,
+                self._config.privacy.min_noise_multiplier,
             ),
         )
         off = Status(state="off", boot=self._boot)
@@ -239,6 +247,7 @@ class Agent:
             self._open_engine,
             config.engine_threads,
             config.local_training,
+            config.privacy.min_noise_multiplier,
         )
         context = RoundContext(
             name=self._name,

@@ -83,6 +83,9 @@ class CurrentAssignment:
         ):
             self._report_failure(train, "not ready: task and data are not prepared")
             return
+        if problem := context.worker.owner_problem(train):
+            self._report_failure(train, problem)
+            return
         self.stop("a newer round arrived")
         was_evaluated = (
             self._newest_evaluation is not None and self._newest_evaluation[0] == train.round
@@ -130,6 +133,9 @@ class CurrentAssignment:
             or not context.worker.is_prepared
         ):
             self._report_failure(request, "not ready: task and data are not prepared")
+            return
+        if problem := context.worker.owner_problem(request):
+            self._report_failure(request, problem)
             return
         self.stop("a newer loss query arrived")
         self._drop_if_missed(request.round)

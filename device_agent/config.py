@@ -71,6 +71,14 @@ class PowerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
 
 
+class OwnerPrivacy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[privacy]`: what the owner demands of every run."""
+
+    min_noise_multiplier: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
+    """Least `privacy.noise_multiplier` of a run; with less noise the device refuses to train. Above
+    0 no loss and no score leaves it. 0 accepts every run."""
+
+
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of one agent."""
 
@@ -106,6 +114,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     timeouts: Timeouts = Timeouts()
     power: PowerConfig = PowerConfig()
+    privacy: OwnerPrivacy = OwnerPrivacy()
 
     def owner(self) -> OwnerSchedule:
         """Return the owner's rules for participation.
@@ -230,6 +239,8 @@ def _explained(exc: msgspec.ValidationError) -> str:
     if unknown := _UNKNOWN_FIELD.search(text):
         if text.endswith("`$.power`"):
             return _unknown(unknown["name"], PowerConfig, "power.")
+        if text.endswith("`$.privacy`"):
+            return _unknown(unknown["name"], OwnerPrivacy, "privacy.")
         return _unknown(unknown["name"], Timeouts, "timeouts.")
     match = _RULE.match(text)
     if match is None or match["key"] is None:

@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.device_agent.privacy import SecureNoise
 from fairbed.wire.messages import FromDevice
 
 Section: TypeAlias = Literal["decode", "load", "evaluate", "train", "encode"]
@@ -147,9 +148,22 @@ class Honest:
         return message
 
 
+class NoiseSource(Protocol):
+    """Draws the noise of `device_agent.privacy`."""
+
+    def normals(self, n: int, seed: int) -> NDArray[np.float64]:
+        """Return `n` independent standard normal numbers.
+
+        Args:
+            n: How many.
+            seed: Seed of this training (`wire.messages.Train`), for noise that must repeat.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Clock, pace, sensors and behaviour of one device."""
+    """Clock, pace, sensors, behaviour and noise of one device."""
 
     clock: Clock
     pace: Pace
@@ -157,6 +171,7 @@ class Host:
     behaviour: Behaviour = field(default_factory=Honest)
     energy: EnergyMeter | None = None
     """None if its power is unknown."""
+    noise: NoiseSource = field(default_factory=SecureNoise)
 
 
 class UnlimitedPace:

@@ -235,7 +235,7 @@ class DeviceRound:
         update = await self._train_and_offer()
         async with anyio.create_task_group() as group:
             group.start_soon(self._hash, update)
-            if self.train.personal is not None:
+            if self.train.wants_score:
                 group.start_soon(self._score_personal)
             grant = await self._wait_for_grant()
             if grant is not None:

@@ -25,6 +25,7 @@ from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, on
 from fairbed.device_agent.examples import BlobCache, ExampleSource
 from fairbed.device_agent.host import Clock, EnergyMeter, Host, Meter, Section
 from fairbed.device_agent.local_training import GuardedRule, allowed_rule
+from fairbed.device_agent.privacy import buffers_problem, owner_problem, privatised
 from fairbed.device_agent.state.lifecycle import Event
 from fairbed.device_agent.stored_vector import KEPT, PERSONAL, StoredVector, VectorStore
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
@@ -93,7 +94,8 @@ class PersonalResult:
     """The personal model on held-out examples."""
 
     n: int
-    """Number of examples; 0 if the device has none."""
+    """Number of examples; 0 if the device has none, or its owner wants noise on all that leaves
+    it."""
     correct: int
     loss: float
     """Mean loss, nats per example."""
@@ -206,6 +208,8 @@ class TrainingThread:
         open_engine: Opens the engine of a task.
         threads: Threads of one training step.
         allowed_rules: Paths of local rules that a coordinator may ask for.
+        min_noise_multiplier: Least noise that the owner accepts (`device_agent.privacy`); 0 accepts
+            training without noise.
     """
 
     def __init__(
@@ -216,7 +220,9 @@ class TrainingThread:
         open_engine: OpenEngine = OnnxEngine,
         threads: int = 1,
         allowed_rules: Collection[str] = (),
+        min_noise_multiplier: float = 0.0,
     ) -> None:
+        self._min_noise_multiplier = min_noise_multiplier
         self._host = host
         self._cache = cache
         self._personal, self._kept = VectorStore(state, PERSONAL), VectorStore(state, KEPT)
@@ -251,6 +257,10 @@ class TrainingThread:
         """Return whether the model of a round is on the device since its loss query."""
         evaluated = self._evaluated
         return evaluated is not None and evaluated.sha256 == train.model.sha256
+
+    def owner_problem(self, request: Train | EvaluateRequest) -> str:
+        """Return why the owner of this device forbids a request; empty if it is allowed."""
+        return owner_problem(request, self._min_noise_multiplier)
 
     def drop_evaluated(self) -> None:
         """Drop the model of the last loss query: this device was not selected."""
@@ -353,6 +363,10 @@ class TrainingThread:
         if task is None:
             raise NotPrepared(NO_TASK)
         layout = task.spec.layout
+        if train.privacy is not None:
+            problem = buffers_problem(layout.n_params, layout.n_values)
+            if problem:
+                raise RoundFailed(problem)
         received = self._model_vector(job, _layout_of(task.spec, train))
         vector = received[: layout.n_values]
         watch.lap("decode")
@@ -404,8 +418,11 @@ class TrainingThread:
         watch.lap("personal")
 
         with self._section("encode", job.should_stop):
-            behaviour, n_params = self._host.behaviour, layout.n_params
-            sent = behaviour.update(vector, result.vector, n_params, train.seed)
+            behaviour, trained = self._host.behaviour, result.vector
+            if train.privacy is not None:
+                normals = self._host.noise.normals(len(trained), train.seed)
+                trained = privatised(vector, trained, train.privacy, normals)
+            sent = behaviour.update(vector, trained, layout.n_params, train.seed)
             if result.returned:
                 sent = np.concatenate([sent, *result.returned.values()])
             update = self._coder.encode(train, layout, vector, sent)
@@ -416,7 +433,7 @@ class TrainingThread:
             was_cold=was_cold,
             train_cpu_s=cpu_s,
             loss_before=_not_negative(loss_before),
-            loss_train=_not_negative(result.loss_train),
+            loss_train=_not_negative(result.loss_train) if train.privacy is None else None,
         )
 
     def _rule_for(self, request: Train) -> GuardedRule | None:
@@ -533,7 +550,7 @@ class TrainingThread:
         if task is None or loaded is None or model is None:
             raise RoundFailed("personal model: no longer in memory")
         held_out = task.examples.held_out()
-        if held_out is None:
+        if held_out is None or self._min_noise_multiplier:
             return PersonalResult(n=0, correct=0, loss=0.0)
         x, y = held_out
         with self._section("evaluate", should_stop) as meter:

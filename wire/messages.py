@@ -165,6 +165,20 @@ class LocalTraining(Message, frozen=True, kw_only=True, tag="local-training"):
                 raise ValueError(f"options.{name} must be a finite number, got {value}")
 
 
+class Privacy(Message, frozen=True, kw_only=True, tag="privacy"):
+    """Local noise: the device clips its update and adds Gaussian noise before it is encoded.
+
+    With it a device reports no loss, and its update has no vectors of a local rule.
+    """
+
+    clip: Annotated[float, Meta(gt=0.0, le=1e9)]
+    """C: largest L2 norm of the update, over all values."""
+    noise_multiplier: Annotated[float, Meta(gt=0.0, le=1e6)]
+    """z: the standard deviation of the noise is z C in each value."""
+    scores: bool = False
+    """Scores on held-out examples may be sent, although no noise covers them."""
+
+
 class Packed(Message, frozen=True, kw_only=True, tag="packed"):
     """A smaller blob that decodes to exactly the announced model (`wire.codecs`)."""
 
@@ -308,8 +322,10 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
     """Codecs beside float32 (`wire.codecs.CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """Requests served beside the training of a global model: `loss`, `personal`; unknown names are
-    ignored."""
+    """Requests served beside the training of a global model: `loss`, `personal`, `privacy`; unknown
+    names are ignored."""
+    min_noise_multiplier: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
+    """Least `Privacy.noise_multiplier` that the owner accepts; 0 accepts training without noise."""
     local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
     """Local rules beside SGD: built-in ones, installed ones, and paths that the owner allows."""
 
@@ -545,6 +561,24 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """Also train a personal model; sent only to devices that name the skill `personal`."""
     local: LocalTraining | None = None
     """The local rule; None is SGD."""
+    privacy: Privacy | None = None
+    """Noise on the update; sent only to devices that name the skill `privacy`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.privacy is not None and self.needs_loss:
+            raise ValueError("needs_loss must be false with privacy: no noise covers a loss")
+        if self.privacy is not None and self.coding.returned:
+            raise ValueError(
+                "coding.returned must be 0 with privacy: noise covers the model alone, "
+                f"got {self.coding.returned}"
+            )
+
+    @property
+    def wants_score(self) -> bool:
+        """The device sends a `PersonalScore` after its offer."""
+        may_send = self.privacy is None or self.privacy.scores
+        return self.personal is not None and may_send
 
 
 class Grant(Message, frozen=True, kw_only=True, tag="grant"):

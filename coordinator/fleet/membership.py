@@ -14,6 +14,7 @@ from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import DeviceRow, TelemetryRow
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.messages import (
+    Capabilities,
     Context,
     Hello,
     LinkProbe,
@@ -234,6 +235,14 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
+        if not device.accepts_noise(self.registry.noise_multiplier):
+            self._event_log.event(
+                "skill",
+                f"{_noise_problem(capabilities, self.registry.noise_multiplier)}, so it is never "
+                "selected",
+                level="warning",
+                device=device.name,
+            )
         if self.registry.personalises and not device.can_personalise:
             self._event_log.event(
                 "skill",
@@ -257,3 +266,14 @@ def _remedy(rule: str) -> str:
     if is_path(rule):
         return f"start its agent with --local-training {rule}"
     return "install it on the device, or update its agent"
+
+
+def _noise_problem(capabilities: Capabilities, noise_multiplier: float | None) -> str:
+    """Return why a device does not train with the noise of a run."""
+    if noise_multiplier is not None and "privacy" not in capabilities.skills:
+        return "its agent cannot add noise, which [privacy] needs (update its agent)"
+    got = "no noise" if noise_multiplier is None else f"{noise_multiplier:g}"
+    return (
+        f"its owner wants a privacy.noise_multiplier of at least "
+        f"{capabilities.min_noise_multiplier:g}, got {got}"
+    )

@@ -18,6 +18,7 @@ from fairbed.wire.messages import (
     OptionName,
     OptionValue,
     Personal,
+    Privacy,
 )
 
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
@@ -191,6 +192,45 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
                 "would oscillate; lower one of them"
             )
         return ""
+
+
+class PrivacyConfig(Section, frozen=True, kw_only=True):
+    """`[privacy]`: each device clips its update and adds Gaussian noise before it is sent.
+
+    With D = w_k - w_t a device sends w_t + D min(1, clip / |D|) + e, where e has the standard
+    deviation noise_multiplier x clip in each value. The summary states epsilon, by the updates that
+    each device has sent. Losses have no noise, so what needs them is refused (docs/privacy.md).
+    """
+
+    clip: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
+    """Largest L2 norm of an update; not set: no clip and no noise. Take about the median norm of
+    the updates without noise."""
+    noise_multiplier: Annotated[float, Meta(gt=0.0, le=1e6)] | None = None
+    """Standard deviation of the noise in each value, in multiples of `clip`."""
+    delta: Annotated[float, Meta(gt=0.0, lt=1.0)] = 1e-5
+    """Probability with which the bound epsilon need not hold; it only enters the summary."""
+    scores: bool = False
+    """Devices send the scores of models on their held-out examples, although no noise covers
+    them."""
+
+    def __post_init__(self) -> None:
+        if (self.clip is None) != (self.noise_multiplier is None):
+            missing = "clip" if self.clip is None else "noise_multiplier"
+            raise ValueError(
+                f"{missing} must be set with the other of clip and noise_multiplier, got none; "
+                f"set {missing}, or remove both for no noise"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Devices clip their updates and add noise."""
+        return self.clip is not None
+
+    def request(self) -> Privacy | None:
+        """Return what a device adds to its update; None without noise."""
+        if self.clip is None or self.noise_multiplier is None:
+            return None
+        return Privacy(clip=self.clip, noise_multiplier=self.noise_multiplier, scores=self.scores)
 
 
 MAX_PULL = 0.5
@@ -757,6 +797,7 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     evaluation: EvaluationConfig
     exchange: ExchangeConfig = ExchangeConfig()
     personalisation: PersonalisationConfig = PersonalisationConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
 
     @property
     def cohort_size(self) -> int:

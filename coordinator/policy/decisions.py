@@ -474,4 +474,35 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
             "merged, got one that has: they belong to other model versions; use "
             'round.mode = "sync" and round.late = "drop"'
         )
+    if config.privacy.is_on:
+        _check_privacy(config, selector, aggregator, local_half)
     return Decisions(config, selector, make_estimator(config.selection), aggregator, local_half)
+
+
+def _check_privacy(
+    config: CoordinatorConfig,
+    selector: Selector,
+    aggregator: Aggregator,
+    local_half: ServerHalf | None,
+) -> None:
+    """Check that noise on updates covers all that a run needs of its devices.
+
+    Raises:
+        PluginError: A plug-in needs losses, or returns vectors with the update.
+    """
+    lossy = ""
+    if isinstance(selector, TwoStepSelector):
+        lossy = f"selector {config.selection.policy}"
+    elif aggregator.needs_loss:
+        lossy = f"weight rule {config.aggregation.rule}"
+    if lossy:
+        raise PluginError(
+            f"{lossy}: must need no losses with [privacy], got one that does: no noise covers "
+            "them; choose another one, or remove [privacy]"
+        )
+    if local_half is not None and local_half.returned:
+        raise PluginError(
+            f"local rule {config.training.rule}: must return no vectors with [privacy], got "
+            f"{', '.join(local_half.returned)}: noise covers the update of the model alone; choose "
+            "another rule, or remove [privacy]"
+        )

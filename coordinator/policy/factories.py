@@ -56,6 +56,7 @@ from fairbed.coordinator.algorithms.selection.uniform import Uniform
 from fairbed.coordinator.algorithms.selection.weighted import Weighted
 from fairbed.coordinator.policy.config import (
     LOCAL_RULES,
+    RULES,
     AggregationConfig,
     SelectionConfig,
     TrainingConfig,
@@ -149,6 +150,33 @@ def defence_problem(config: AggregationConfig, per_round: int) -> str:
     if not problem and config.pseudo_gradient == "trimmed-mean":
         problem = TrimmedMean(config.malicious_share).problem(per_round)
     return problem
+
+
+NOISY_RULES = ("fedavg", "fedmgda+")
+"""Built-in rules of weights that need no loss, for the message of one that does."""
+
+
+def privacy_problem(selection: SelectionConfig, aggregation: AggregationConfig) -> str:
+    """Return which built-in part needs losses, which local noise does not cover; empty if none."""
+    why = "with [privacy]: it needs losses of devices, which no noise covers"
+    if selection.queries_losses or selection.selects_by_losses:
+        return (
+            f"selection.policy must not be {selection.policy!r} {why}; choose rbcs-f, fedcs, "
+            "uniform or weighted, or remove [privacy]"
+        )
+    defence = make_defence(aggregation)
+    if defence is not None and defence.needs_loss:
+        return (
+            f"aggregation.defence must not be {aggregation.defence!r} {why}; choose k-norm or "
+            "multi-krum, or remove [privacy]"
+        )
+    # A plug-in is checked when it is loaded.
+    if aggregation.rule in RULES and make_rule(aggregation, selection.per_round).needs_loss:
+        return (
+            f"aggregation.rule must not be {aggregation.rule!r} {why}; choose "
+            f"{' or '.join(NOISY_RULES)}, or remove [privacy]"
+        )
+    return ""
 
 
 def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:

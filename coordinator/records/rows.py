@@ -24,6 +24,7 @@ from fairbed.coordinator.store.tables import (
     FleetContextRow,
     LossQueryRow,
     MetricRow,
+    ReleaseRow,
     RoundRow,
     SelectionRow,
 )
@@ -266,6 +267,20 @@ def exchange_row(
         n_share=weight.n_share if weight else None,
         defence_scale=weight.scale if weight else None,
         **_energy(exchange),
+    )
+
+
+def release_row(exchange: Exchange, device: str) -> ReleaseRow:
+    """Return whether an exchange with local noise may have released its update.
+
+    A device uploads only after a grant; so does an exchange that is still open, perhaps.
+    """
+    was_granted = exchange.granted is not None and exchange.offer is not None
+    return ReleaseRow(
+        round=exchange.round,
+        attempt=exchange.attempt,
+        device=device,
+        is_released=exchange.state.is_open or was_granted,
     )
 
 

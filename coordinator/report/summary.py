@@ -19,6 +19,7 @@ from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
+from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
     AggregationSummary,
@@ -124,9 +125,12 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         queues = {row.device: row.queue for row in reader.selections(last)}
         queries = reader.columns(LossQueryRow, ("outcome", "duration_s"))
         audits = len(reader.audits())
+        plan = info.plan.privacy
+        releases = {} if plan.clip is None else reader.releases()
         spent_s = device_seconds(reader)
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
+    privacy = privacy_summary(plan, releases.values())
     fleet, valid_of, weight_ratios = [], exchanges.valid_of(), _weight_ratios(exchanges)
     left_out = Counter(exchanges.device[exchanges.numbers["defence_scale"] == 0.0].tolist())
     for device in devices[:MAX_DEVICES]:
@@ -152,6 +156,8 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
                 personal_accuracy=personal[device.name].accuracy
                 if device.name in personal
                 else None,
+                releases=None if privacy is None else releases.get(device.name, 0),
+                epsilon=device_epsilon(privacy, releases.get(device.name, 0)),
                 malicious=malicious.get(device.name),
             )
         )
@@ -194,6 +200,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
             exchanges,
         ),
         energy=_energy(exchanges),
+        privacy=privacy,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=_fairness(reader, counts, queues, max([1, *(row.selected for row in rounds)]))
         if fleet_stats is None

@@ -216,6 +216,29 @@ class EnergySummary(Struct, frozen=True, kw_only=True):
     """The energy of every exchange whose update was aggregated is known."""
 
 
+class PrivacySummary(Struct, frozen=True, kw_only=True):
+    """Local noise on updates.
+
+    epsilon is about the updates of one device, not about losses, counts, contexts and times
+    (docs/privacy.md).
+    """
+
+    clip: float
+    noise_multiplier: float
+    """Standard deviation of the noise / clip."""
+    delta: float
+    sends_scores: bool
+    """Devices also sent scores on held-out examples, which epsilon does not cover."""
+    releases: int
+    """Updates that left a device, whether they were aggregated or not, over all devices."""
+    releases_most: int
+    """Those of the device with the most."""
+    epsilon_max: float | None
+    """epsilon of that device; null if the accountant is not installed."""
+    note: str
+    """What to install; empty if epsilon is known."""
+
+
 class Bytes(Struct, frozen=True, kw_only=True):
     """Bytes of models and updates on the network."""
 
@@ -279,6 +302,10 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """Its updates that the defence left out."""
     personal_accuracy: float | None
     """Accuracy of its personal model."""
+    releases: int | None
+    """Updates with local noise that left it; null without local noise."""
+    epsilon: float | None
+    """epsilon of these updates; null if it is unknown."""
     malicious: str | None
     """Kind of its malicious behaviour; null while the run is live unless it is revealed."""
 
@@ -362,6 +389,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Null without a score of a personal model."""
     energy: EnergySummary | None
     """Null if the energy of no exchange is known."""
+    privacy: PrivacySummary | None
+    """Null without local noise."""
     bytes: Bytes
     fairness: Fairness
     round_s: RoundTimes

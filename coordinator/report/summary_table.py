@@ -105,6 +105,7 @@ def _facts(s: RunSummary) -> list[str]:
             f"{size(s.bytes.up)} up{_named(x.codecs_up)}",
         ),
         *_energy(s),
+        *_privacy(s),
         *_provenance(s.provenance),
     ]
     return [f"{label:<11}{text}" for label, text in pairs]
@@ -126,6 +127,20 @@ def _energy(s: RunSummary) -> list[tuple[str, str]]:
         f"{median}{wasted}",
     ]
     return [("energy", "; ".join(text for text in texts if text))]
+
+
+def _privacy(s: RunSummary) -> list[tuple[str, str]]:
+    """Return a line about local noise; nothing without it."""
+    p = s.privacy
+    if p is None:
+        return []
+    bound = "unknown" if p.epsilon_max is None else f"at most {p.epsilon_max:.3g}"
+    text = (
+        f"epsilon {bound} for delta {p.delta:g} and the updates of one device, of which at most "
+        f"{p.releases_most} left it; noise {p.noise_multiplier:g} x clip {p.clip:g}; not covered: "
+        f"counts, times, contexts{', scores' if p.sends_scores else ''}"
+    )
+    return [("privacy", text), *([("note", p.note)] if p.note else [])]
 
 
 def _provenance(p: Provenance) -> list[tuple[str, str]]:

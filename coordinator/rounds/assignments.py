@@ -144,6 +144,7 @@ class Assignments:
             coding=self._versions.coding(device),
             local=self._decisions.local_training(self._run, device.aggregated_round),
             personal=self._personal(table.id, device) if device.can_personalise else None,
+            privacy=self._config.privacy.request(),
         )
 
     def _personal(self, round_id: int, device: Device) -> Personal | None:

@@ -30,6 +30,7 @@ from fairbed.coordinator.records.rows import (
     fleet_rows,
     metric_rows,
     observation,
+    release_row,
     round_row,
     selection_rows,
 )
@@ -333,12 +334,23 @@ class TrainingLoop:
         if table.is_buffered:
             table.begin(opened.started)
         if trains or table.is_buffered:
-            self._executor.dispatch(table, trains, self._versions.vector)
-            self._services.personal_scores.expect(trains)
+            self._send(table, trains)
         if table.is_buffered and self._last_closed is not None:
             opened.started = self._last_closed  # Devices work between asynchronous rounds, too.
         elif trains and not table.is_buffered:
             opened.started = next(iter(table.exchanges.values())).dispatched
+
+    def _send(self, table: Round, trains: dict[str, Train]) -> None:
+        """Open the exchanges of devices and send them their `Train` messages."""
+        self._executor.dispatch(table, trains, self._versions.vector)
+        self._services.personal_scores.expect(trains)
+        self._record_releases([table.exchanges[device] for device in trains])
+
+    def _record_releases(self, exchanges: Sequence[Exchange]) -> None:
+        """Record which updates with local noise may have left their devices."""
+        if self._config.privacy.is_on:
+            for x in exchanges:
+                self._event_log.add(release_row(x, x.device))
 
     async def _collect(self, opened: OpenRound) -> None:
         """Wait for the updates of the round; asynchronous: dispatch replacements meanwhile."""
@@ -360,8 +372,7 @@ class TrainingLoop:
             opened.selections.add(selection)
             if trains:
                 self._event_log.event("replacement", " ".join(trains), round_id=table.id)
-                self._executor.dispatch(table, trains, self._versions.vector)
-                self._services.personal_scores.expect(trains)
+                self._send(table, trains)
 
         async with anyio.create_task_group() as group:
             dispatcher = AsyncDispatcher(
@@ -489,6 +500,7 @@ class TrainingLoop:
         records: list[Record] = [*fleet_rows(selection), *queries.rows]
         for record in records:
             log.add(record)
+        self._record_releases(closed.ended)
         model = self._versions.vector
         await anyio.to_thread.run_sync(
             log.store.close_round, row, selections, exchanges, self.checkpoint(), model

@@ -29,7 +29,7 @@ class PersonalScores:
     def expect(self, trains: Mapping[str, Train]) -> None:
         """Note which devices are requested to score their personal model."""
         for device, train in trains.items():
-            if train.personal is not None:
+            if train.wants_score:
                 self._expected[device] = train.round, train.attempt
 
     def on_score(self, device: str, score: PersonalScore) -> None:

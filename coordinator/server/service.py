@@ -173,6 +173,7 @@ class Coordinator:
             personalises=self._config.personalisation.is_on,
             local_rule=self._config.training.rule,
             emulated=self._setup.emulated,
+            noise_multiplier=self._config.privacy.noise_multiplier,
         )
         task = encode_artifact(self._setup.artifact)
         task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))

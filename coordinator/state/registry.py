@@ -95,6 +95,13 @@ class Device:
         """The device can train a personal model."""
         return self.capabilities is not None and "personal" in self.capabilities.skills
 
+    def accepts_noise(self, noise_multiplier: float | None) -> bool:
+        """Return whether the device trains with this noise; None is training without noise."""
+        if self.capabilities is None:
+            return noise_multiplier is None
+        can_add = noise_multiplier is None or "privacy" in self.capabilities.skills
+        return can_add and (noise_multiplier or 0.0) >= self.capabilities.min_noise_multiplier
+
     def has_rule(self, rule: str) -> bool:
         """Return whether the device can train with a local rule."""
         known = () if self.capabilities is None else self.capabilities.local_rules
@@ -133,6 +140,9 @@ class Registry:
     """Local rule of the run; a device without it is not available."""
     emulated: Collection[str] = ()
     """Emulated devices; only reports differ for them."""
+    noise_multiplier: float | None = None
+    """Noise of the run's updates, None without; a device that does not accept it is not
+    available."""
     _devices: dict[str, Device] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -241,8 +251,10 @@ class Registry:
 
     def _can_serve(self, device: Device) -> bool:
         """Return whether a device can do all that this run asks of each device."""
-        return device.has_rule(self.local_rule) and (
-            device.can_report_loss or not self.needs_losses
+        return (
+            device.has_rule(self.local_rule)
+            and device.accepts_noise(self.noise_multiplier)
+            and (device.can_report_loss or not self.needs_losses)
         )
 
     def present(self, now: float) -> int:

@@ -91,6 +91,15 @@ class PlannedTraining(Struct, frozen=True, kw_only=True):
     rule: str = "sgd"
 
 
+class PlannedPrivacy(Struct, frozen=True, kw_only=True):
+    """`[privacy]`."""
+
+    clip: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    scores: bool = False
+
+
 class PlannedReplay(Struct, frozen=True, kw_only=True):
     """The part of `[replay]` that is shown."""
 
@@ -104,6 +113,7 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     selection: PlannedSelection = PlannedSelection()
     training: PlannedTraining = PlannedTraining()
     aggregation: PlannedAggregation = PlannedAggregation()
+    privacy: PlannedPrivacy = PlannedPrivacy()
     replay: PlannedReplay = PlannedReplay()
 
     @property
@@ -405,6 +415,11 @@ class RunReader:
             (since_round, until_round),
         )
         return float(rows[0][0])
+
+    def releases(self) -> dict[str, int]:
+        """Return how many updates with local noise may have left each device that was selected."""
+        sql = "SELECT device, sum(is_released) FROM release GROUP BY device"
+        return {device: int(count) for device, count in self._query(sql)}
 
     def metrics(self, since: int = 0) -> list[MetricRow]:
         """Return the evaluations after round `since`."""

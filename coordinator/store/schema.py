@@ -30,6 +30,7 @@ from fairbed.coordinator.store.tables import (
     MetricRow,
     PersonalScoreRow,
     Record,
+    ReleaseRow,
     RoundRow,
     RunRow,
     SelectionRow,
@@ -71,6 +72,7 @@ RECORDS: tuple[type[Record], ...] = (
     FleetContextRow,
     LossQueryRow,
     ExchangeRow,
+    ReleaseRow,
     MetricRow,
     DeviceMetricRow,
     PersonalScoreRow,
@@ -94,7 +96,8 @@ PER_ROUND: tuple[type[Record], ...] = (
     PersonalScoreRow,
     CheckpointRow,
 )
-"""Tables whose rows are void when their round never closed; events and commands are kept."""
+"""Tables whose rows are void when their round never closed; events, commands and releases are
+kept."""
 
 INDICES: tuple[str, ...] = (
     "CREATE INDEX exchange_device ON exchange (device)",

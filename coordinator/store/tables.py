@@ -446,6 +446,27 @@ class ExchangeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRow:
+    """An exchange with local noise whose update may have left its device.
+
+    Written at the dispatch, and kept when the round never closes, so that a crash loses no update
+    that was sent.
+    """
+
+    TABLE: ClassVar[str] = "release"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "attempt", "device")
+
+    round: int
+    """Round, counted from 1."""
+    attempt: int
+    """How often the round was attempted before: 0 unless the run was resumed in it."""
+    device: str
+    """Name of the device."""
+    is_released: bool
+    """False if the exchange ended before the device was allowed to upload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRow:
     """The global model on all held-out data after a round."""
 
@@ -627,6 +648,7 @@ Record: TypeAlias = (
     | FleetContextRow
     | LossQueryRow
     | ExchangeRow
+    | ReleaseRow
     | MetricRow
     | DeviceMetricRow
     | PersonalScoreRow

@@ -19,6 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from fairbed.coordinator.report.privacy import privacy_summary
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.reader import LIVE, Quality, RunReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
@@ -95,6 +96,7 @@ class ViewReader:
                 quality=reader.quality(cursor.round) if rounds else Quality(),
                 device_s=reader.device_s(cursor.round, newest) if rounds else 0.0,
                 energy_j=reader.energy_j(cursor.round, newest) if rounds else 0.0,
+                epsilon=_epsilon(reader) if rounds else None,
                 selections=reader.selections(newest) if rounds else (),
                 metrics=metrics,
                 device_metrics=reader.device_metrics(metrics[-1].round) if metrics else (),
@@ -103,6 +105,13 @@ class ViewReader:
                 telemetry=[row for _, row in telemetry],
                 commands=reader.commands(),
             )
+
+
+def _epsilon(reader: RunReader) -> float | None:
+    """Return the largest epsilon of local noise; None without noise, or if it is unknown."""
+    plan = reader.plan.privacy
+    summary = None if plan.clip is None else privacy_summary(plan, reader.releases().values())
+    return None if summary is None else summary.epsilon_max
 
 
 SHORTEST_PAUSE_S = 0.25

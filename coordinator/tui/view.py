@@ -167,6 +167,8 @@ class ViewUpdate:
     """Device-seconds of `rounds`."""
     energy_j: float = 0.0
     """Known energy of the exchanges of `rounds`."""
+    epsilon: float | None = None
+    """Largest epsilon of local noise after `rounds`; None without rounds, noise or accountant."""
     selections: Sequence[SelectionRow] = ()
     """Selection of the newest round."""
     metrics: Sequence[MetricRow] = ()
@@ -203,6 +205,8 @@ class RunView:
     """Device-seconds of all closed rounds."""
     energy_j: float = 0.0
     """Known energy of the exchanges of all closed rounds."""
+    epsilon: float | None = None
+    """Largest epsilon of local noise; None without noise, or if it is unknown."""
     stragglers: Stragglers = Stragglers()
     """Late exchanges of all closed rounds."""
     events: tuple[tuple[int, EventRow], ...] = ()
@@ -258,6 +262,7 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         quality=view.quality + update.quality,
         device_s=view.device_s + update.device_s,
         energy_j=view.energy_j + update.energy_j,
+        epsilon=view.epsilon if update.epsilon is None else update.epsilon,
         stragglers=view.stragglers.plus(update.rounds),
         events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
         open_since_s=open_since_s,

@@ -23,6 +23,7 @@ from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.errors import one_line
 from fairbed.device_agent.host import Host, Meter, Section
 from fairbed.device_agent.power import StatedPower
+from fairbed.device_agent.privacy import SeededNoise
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors, real_host
 from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from fairbed.testbed.backends.gauges import (
@@ -230,15 +231,15 @@ def host_for(
     if device is None:
         real = real_host()
         if gauge is None:
-            return real
+            return replace(real, noise=SeededNoise())
         sensors_of_host = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
-        return Host(clock=real.clock, pace=real.pace, sensors=sensors_of_host)
+        return replace(real, sensors=sensors_of_host, noise=SeededNoise())
     clock = MonotonicClock() if device.dilation == 1.0 else DilatedClock(device.dilation)
     sensors = EmulatedSensors(device, readings=None if gauge is None else _gauge_reader(gauge))
     headroom = None if sandbox is None else _headroom(device, gauge, sandbox)
     pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
     energy = StatedPower(device.transfer_w, device.compute_w)
-    return Host(clock=clock, pace=pace, sensors=sensors, energy=energy)
+    return Host(clock=clock, pace=pace, sensors=sensors, energy=energy, noise=SeededNoise())
 
 
 def _headroom(device: EmulatedDevice, gauge: Gauge | None, sandbox: Sandbox) -> Headroom:

@@ -398,6 +398,11 @@ def _record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", help="record from this run: its id, its first characters, or latest"
     )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="with --run: every device without a profile, and the experiment that replays the run",
+    )
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     parser.add_argument(
         "--like", metavar="PROFILE", help="profile for numbers that cannot be measured"

@@ -7,6 +7,7 @@ import sys
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,6 +28,9 @@ from fairbed.testbed.recording.analysis.findings import Findings
 from fairbed.testbed.units import duration_s
 from fairbed.wire.messages import is_device_name
 
+if TYPE_CHECKING:
+    from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
+
 ANY_ADDRESS = "0.0.0.0"
 
 MIN_WATCH_S = 1.0
@@ -42,6 +46,8 @@ def main(options: argparse.Namespace) -> int:
 def _main(options: argparse.Namespace) -> int:
     if options.serve is not None:
         return _serve(options.serve)
+    if options.all:
+        return _whole_run(options)
     name = options.as_name or options.name
     if name is None:
         raise UsageError("record: must have a name for the profile, as in: fairbed record pi-7")
@@ -50,32 +56,43 @@ def _main(options: argparse.Namespace) -> int:
     target = options.out / f"{name}.toml"
     if target.exists() and not options.force:
         raise UsageError(f"{target}: exists already; choose another --out or --as, or use --force")
-    try:
-        base = None if options.like is None else profiles.load(options.like)
-    except ProfileError as exc:
-        raise UsageError(f"--like {exc}") from exc
+    base = _base(options)
     record = _from_machine if options.run is None else _from_run
     findings, identity = record(options, name)
     return _save(options, findings, identity, base)
+
+
+def _base(options: argparse.Namespace) -> Profile | None:
+    try:
+        return None if options.like is None else profiles.load(options.like)
+    except ProfileError as exc:
+        raise UsageError(f"--like {exc}") from exc
 
 
 def _from_run(options: argparse.Namespace, name: str) -> tuple[Findings, Identity]:
     from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
     from fairbed.testbed.errors import BackendError
     from fairbed.testbed.experiment.file import ExperimentError
-    from fairbed.testbed.recording.analysis.from_run import findings_of_run
     from fairbed.testbed.recording.run_store import NoSuchDevice, read_device, read_training
 
     try:
         folder = resolve_run(options.runs, options.run)
         device = read_device(folder, options.name)
-        training = read_training(folder)
+        return _of_device(device, name, folder, read_training(folder))
     except (RunNotFoundError, NoSuchDevice) as exc:
         raise UsageError(str(exc)) from exc
     except (StoreError, ExperimentError, BackendError) as exc:
         raise RunError(str(exc)) from exc
+
+
+def _of_device(
+    device: "DeviceOfRun", name: str, folder: Path, training: "TrainingSettings"
+) -> tuple[Findings, Identity]:
+    """Return what a run measured of a device, for a profile of this name."""
+    from fairbed.testbed.recording.analysis.from_run import findings_of_run
+
     board = device.capabilities.model or f"{device.capabilities.machine} device"
-    origin = f"device {options.name} of run {folder.name}, {device.run_created}, {_written_by()}"
+    origin = f"device {device.row.name} of run {folder.name}, {device.run_created}, {_written_by()}"
     kind: Kind = "board" if device.capabilities.model else "computer"
     return findings_of_run(device, training), Identity(name, _title(board), kind, origin)
 
@@ -144,19 +161,32 @@ def _serve(where: str) -> int:
 def _save(
     options: argparse.Namespace, findings: Findings, identity: Identity, base: Profile | None
 ) -> int:
+    path, trace = _write(options.out, identity.name, _composed(findings, identity, base))
+    if options.json:
+        print(msgspec.json.encode(_as_json(findings, path, trace)).decode())
+        return DONE
+    _print_findings(findings, path)
+    and_trace = f", with {trace.name} beside it" if trace is not None else ""
+    print(f'{path}: written{and_trace}; use it as [[fleet]] profile = "{path}"')
+    return DONE
+
+
+def _composed(findings: Findings, identity: Identity, base: Profile | None) -> Recorded:
+    """Return the files of a profile.
+
+    Raises:
+        RunError: A required number is missing or impossible.
+    """
     if base is not None:
         identity = Identity(identity.name, identity.title, base.kind, identity.origin)
     try:
-        recorded = compose(identity, findings, base)
+        return compose(identity, findings, base)
     except IncompleteProfile as exc:
         raise RunError(str(exc)) from exc
-    path, trace = _write(options.out, identity.name, recorded)
+
+
+def _print_findings(findings: Findings, path: Path) -> None:
     unknown = unknown_numbers(profiles.load(path))
-    if options.json:
-        defaults = {key: getattr(number, "value", None) for key, number in unknown.items()}
-        content = {**_as_json(findings, path, trace), "unknown": defaults}
-        print(msgspec.json.encode(content).decode())
-        return DONE
     for key, finding in findings.found.items():
         varies = " (varies)" if finding.series is not None else ""
         print(f"  {key:<30}{finding.value:<14.6g}{finding.how}{varies}")
@@ -166,8 +196,65 @@ def _save(
         print(f"  {key:<30}{getattr(number, 'value', None):<14g}{number.source}")
     for remark in findings.remarks:
         print(f"  {remark}")
-    and_trace = f", with {trace.name} beside it" if trace is not None else ""
-    print(f'{path}: written{and_trace}; use it as [[fleet]] profile = "{path}"')
+
+
+def _whole_run(options: argparse.Namespace) -> int:
+    """Record every device of a run that has no profile, and the experiment that replays the run."""
+    from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
+    from fairbed.testbed.compare.twin import read_task
+    from fairbed.testbed.errors import BackendError
+    from fairbed.testbed.experiment.datasets.dataset import DatasetError
+    from fairbed.testbed.experiment.file import ExperimentError
+    from fairbed.testbed.recording.run_store import CONFIG, read_device
+    from fairbed.testbed.recording.whole_run import devices_to_record, recorded_experiment
+
+    if options.run is None or options.name or options.as_name:
+        raise UsageError(
+            "--all: records the devices of a run under their names, as in: "
+            "fairbed record --all --run latest --out DIR"
+        )
+    base = _base(options)
+    try:
+        folder = resolve_run(options.runs, options.run)
+        names = [row.name for row in devices_to_record(folder)]
+        if not names:
+            raise UsageError(
+                f"{folder}: must have a device without a profile, got none; replay it with: "
+                f"fairbed replay {folder / CONFIG} --set replay.costs_from={folder}"
+            )
+        paths = {name: options.out / f"{name}.toml" for name in names}
+        target = options.out / CONFIG
+        for path in (*paths.values(), target):
+            if path.exists() and not options.force:
+                raise UsageError(f"{path}: exists already; choose another --out, or use --force")
+        task = read_task(folder)
+        # All devices before the first file: one without enough exchanges leaves nothing behind.
+        found = [_of_device(read_device(folder, n), n, folder, task.training) for n in names]
+        recorded = [_composed(findings, identity, base) for findings, identity in found]
+        experiment, remarks = recorded_experiment(folder, paths, task.costs)
+    except (RunNotFoundError, DatasetError, ProfileError) as exc:
+        raise UsageError(str(exc)) from exc
+    except (StoreError, ExperimentError, BackendError) as exc:
+        raise RunError(str(exc)) from exc
+    written = [
+        _write(options.out, name, files) for name, files in zip(names, recorded, strict=True)
+    ]
+    header = f"# Recorded from run {folder.name}, {_written_by()}.\n"
+    notes = "".join(f"# {remark}.\n" for remark in remarks)
+    target.write_text(header + notes + experiment.resolved_toml(), encoding="utf-8")
+    if options.json:
+        devices = [
+            _as_json(findings, *files) for (findings, _), files in zip(found, written, strict=True)
+        ]
+        content = {"experiment": str(target), "devices": devices, "remarks": remarks}
+        print(msgspec.json.encode(content).decode())
+        return DONE
+    for (findings, _), (path, _) in zip(found, written, strict=True):
+        print(f"{path}:")
+        _print_findings(findings, path)
+    for remark in remarks:
+        print(remark)
+    print(f"{target}: written; replay the run with: fairbed replay {target}")
     return DONE
 
 
@@ -192,6 +279,7 @@ def _write(folder: Path, name: str, recorded: Recorded) -> tuple[Path, Path | No
 
 
 def _as_json(findings: Findings, path: Path, trace: Path | None) -> dict[str, object]:
+    unknown = unknown_numbers(profiles.load(path))
     return {
         "profile": str(path),
         "trace": None if trace is None else str(trace),
@@ -201,6 +289,7 @@ def _as_json(findings: Findings, path: Path, trace: Path | None) -> dict[str, ob
         },
         "missing": findings.missing,
         "remarks": findings.remarks,
+        "unknown": {key: getattr(number, "value", None) for key, number in unknown.items()},
     }
 
 

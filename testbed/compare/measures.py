@@ -78,7 +78,15 @@ def virtual_queues_of(
 
 
 Group: TypeAlias = Literal[
-    "time", "exchange", "selection", "prediction", "accuracy", "fairness", "personal", "attack"
+    "time",
+    "exchange",
+    "selection",
+    "prediction",
+    "accuracy",
+    "fairness",
+    "personal",
+    "attack",
+    "privacy",
 ]
 
 MAX_POINTS = 1_000
@@ -138,6 +146,7 @@ METRICS = (
     Metric("benign_loss_mean", "attack", "benign loss", "b loss", "nats", "less", 3),
     Metric("malicious_selections", "attack", "malicious selections", "mal sel", "", "less", 3),
     Metric("malicious_weight", "attack", "malicious weight", "mal w", "", "less", 3),
+    Metric("epsilon_max", "privacy", "largest epsilon", "epsilon", "", None, 2),
 )
 """Metrics of every run; those of a target or a budget are added when these are known."""
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
@@ -203,6 +212,7 @@ def measure(folder: Path) -> RunMeasures:
         evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
     attackers, personal, energy = summary.attackers, summary.personal, summary.energy
+    privacy = summary.privacy
     values = {
         "virtual_s": summary.virtual_s,
         "round_median_s": summary.round_s.median,
@@ -235,6 +245,7 @@ def measure(folder: Path) -> RunMeasures:
         "benign_loss_mean": attackers.loss_mean if attackers else None,
         "malicious_selections": attackers.selection_share if attackers else None,
         "malicious_weight": attackers.weight_share if attackers else None,
+        "epsilon_max": privacy.epsilon_max if privacy else None,
     }
     curves = _curves(rounds, device_s, queues, evaluations)
     return RunMeasures(values=values, curves=curves)

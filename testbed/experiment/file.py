@@ -25,6 +25,7 @@ from fairbed.coordinator.policy.config import (
     PersonalisationConfig,
     PositiveFloat,
     PositiveInt,
+    PrivacyConfig,
     Ratio,
     RoundConfig,
     Rounds,
@@ -36,7 +37,7 @@ from fairbed.coordinator.policy.config import (
     rule_problem,
     step_problem,
 )
-from fairbed.coordinator.policy.factories import defence_problem
+from fairbed.coordinator.policy.factories import defence_problem, privacy_problem
 from fairbed.coordinator.policy.plugins import (
     ESTIMATOR,
     LOCAL_RULE,
@@ -47,12 +48,14 @@ from fairbed.coordinator.policy.plugins import (
 )
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.availability import parse_hours
+from fairbed.device_agent.privacy import buffers_problem
 from fairbed.testbed.emulation.conditions import Outage
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.explain import explain, first_not_finite, override
 from fairbed.testbed.experiment.malicious import MaliciousConfig
 from fairbed.wire.messages import NAME_PATTERN, DeviceName
+from fairbed.wire.tensors import Layout
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url
 
 if sys.version_info >= (3, 11):
@@ -280,6 +283,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     evaluation: EvaluationConfig = EvaluationConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     personalisation: PersonalisationConfig = PersonalisationConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
     emulation: EmulationConfig = EmulationConfig()
@@ -328,6 +332,9 @@ class Experiment(Section, frozen=True, kw_only=True):
         updates = self.round.buffer or self.selection.per_round
         if problem := defence_problem(self.aggregation, updates):
             raise ValueError(f"aggregation: {problem}")
+        problem = privacy_problem(self.selection, self.aggregation)
+        if self.privacy.is_on and problem:
+            raise ValueError(problem)
         if self.broker.url not in (EMBEDDED, LAB):
             try:
                 parse_url(self.broker.url)
@@ -434,7 +441,18 @@ class Experiment(Section, frozen=True, kw_only=True):
             evaluation=self.evaluation,
             exchange=self.exchange,
             personalisation=self.personalisation,
+            privacy=self.privacy,
         )
+
+    def check_layout(self, layout: Layout) -> None:
+        """Check that the model of the experiment can be trained as configured.
+
+        Raises:
+            ExperimentError: Devices add noise, which needs a model of parameters alone.
+        """
+        problem = buffers_problem(layout.n_params, layout.n_values)
+        if self.privacy.is_on and problem:
+            raise ExperimentError(f"model.name {self.model.name!r}: {problem}")
 
     def resolved_toml(self) -> str:
         """Return the experiment as TOML with every default; it decodes to an equal experiment."""

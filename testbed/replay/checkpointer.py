@@ -26,6 +26,7 @@ from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.engine.rows import (
     exchange_rows,
     personal_rows,
+    release_rows,
     round_row,
     score_rows,
     selection_rows,
@@ -168,6 +169,8 @@ class Checkpointer:
         if self._fleet_stats is not None:
             for record in self._fleet_stats.count(replayed, self._engine.decisions):
                 store.add(record)
+        if self._engine.decisions.config.privacy.is_on:
+            store.add_all(release_rows(replayed, self._names))
         if time.perf_counter() - self._saved >= self._checkpoint_s:
             self._save(replayed)
         else:

@@ -23,6 +23,7 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.privacy import SeededNoise, privatised
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, Trainer
@@ -220,6 +221,7 @@ class Learning:
         self._batch_losses = batch_losses
         self._personal = personal
         self._rule = rule
+        self._privacy, self._noise = decisions.config.privacy.request(), SeededNoise()
         self.personal_scores: list[PersonalScoreOf] = []
         """Scores of the personal models that were trained since the last evaluation, if the last
         call of `train` made one."""
@@ -315,10 +317,12 @@ class Learning:
         for results in self._results(base, jobs, hyperparameters):
             at, has_failed = results.at, results.has_failed
             learned.has_diverged[at] = learned.has_failed[at] = has_failed
-            trained = self._reported(batch.rows[at], results.loss_train)
-            learned.losses[at] = trained if before is None else before[at]
+            if self._privacy is None:
+                trained = self._reported(batch.rows[at], results.loss_train)
+                learned.losses[at] = trained if before is None else before[at]
             is_merged = batch.is_merged[at] & ~has_failed
-            models = self._sent(batch.rows[at], seeds[at], base, results.vectors, has_failed)
+            models = self._with_noise(seeds[at], base, results.vectors, is_merged)
+            models = self._sent(batch.rows[at], seeds[at], base, models, has_failed)
             sent, models = at[is_merged], _of(models, is_merged)
             places = np.flatnonzero(is_merged)
             if self._rule is not None:
@@ -356,6 +360,23 @@ class Learning:
             for row, x in columns
         ]
         return np.array(reported, dtype=np.float64)
+
+    def _with_noise(self, seeds: Ints, base: Vector, trained: Vector, is_merged: Bools) -> Vector:
+        """Return the models that devices encode, shape (K, n_values): clipped and with noise.
+
+        Args:
+            seeds: Seeds of their training, shape (K,).
+            base: w_t, shape (n_values,).
+            trained: Models after local training, shape (K, n_values); not changed.
+            is_merged: Whether the model is used, shape (K,); the others are returned as they are.
+        """
+        if self._privacy is None:
+            return trained
+        models: Vector = trained.copy()
+        for at in np.flatnonzero(is_merged).tolist():
+            normals = self._noise.normals(trained.shape[1], int(seeds[at]))
+            models[at] = privatised(base, trained[at], self._privacy, normals)
+        return models
 
     def _sent(
         self, rows: Ints, seeds: Ints, base: Vector, trained: Vector, has_failed: Bools
@@ -413,7 +434,8 @@ class Learning:
     def _score_personal(self, round_id: int) -> None:
         """Score the personal models that have changed, if an evaluation is due."""
         is_due = self._config.evaluation.is_due(round_id, self._config.rounds)
-        if self._personal is not None and is_due:
+        may_send = self._privacy is None or self._privacy.scores
+        if self._personal is not None and is_due and may_send:
             self.personal_scores = self._personal.scores()
 
     def _kept(self, needed: Collection[int]) -> dict[int, Vector]:
@@ -516,7 +538,7 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
             depend on it.
 
     Raises:
-        ExperimentError: `[replay] engine` cannot train this model.
+        ExperimentError: `[replay] engine` cannot train this model, or noise does not cover it.
         DatasetError: Model and data do not fit.
         TaskError: The model is not available.
         EngineError: The engine cannot run it.
@@ -526,6 +548,7 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     assert data is not None, "a replay that trains has data"
     threads, dataset = threads or free_cores(), data.dataset
     artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    experiment.check_layout(artifact.spec.layout)
     trainer = make_trainer(artifact, data, experiment.replay.engine, threads)
     evaluator = FleetEvaluator(data, artifact, threads=threads)
     vector = initial_vector(artifact.spec, experiment.seed_for("init"))

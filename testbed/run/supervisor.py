@@ -433,7 +433,9 @@ def _load(
         poison_seed=experiment.seed_for("malicious"),
         sends_held_out=experiment.personalisation.is_on,
     )
-    return data, load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    experiment.check_layout(artifact.spec.layout)
+    return data, artifact
 
 
 def _open_store(plan: RunPlan, data: FleetData) -> tuple[Store, int, str | None]:

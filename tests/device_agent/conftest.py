@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from fairbed.device_agent.agent import Agent
-from fairbed.device_agent.config import AgentConfig, Timeouts
+from fairbed.device_agent.config import AgentConfig, OwnerPrivacy, Timeouts
 from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors
 from fairbed.device_agent.worker import OpenEngine
@@ -47,6 +47,7 @@ class AgentSetup:
     once: bool = False
     local_rules: tuple[str, ...] = ()
     """Paths of local rules that the agent may load."""
+    privacy: OwnerPrivacy = field(default_factory=OwnerPrivacy)
     fault: Exception | None = None
     """Error that ended the agent, if any."""
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -64,6 +65,7 @@ class AgentSetup:
             telemetry_s=0.05,
             once=self.once,
             timeouts=self.timeouts,
+            privacy=self.privacy,
         )
         is_real = isinstance(self.host.clock, MonotonicClock)
         host = replace(self.host, clock=LoopClock()) if is_real else self.host

@@ -33,6 +33,7 @@ from fairbed.wire.messages import (
     Message,
     Offer,
     Personal,
+    Privacy,
     Train,
     UploadAck,
     UploadDone,
@@ -165,6 +166,7 @@ class FakeCoordinator:
         personal: Personal | None = None,
         local: LocalTraining | None = None,
         coding: Coding | None = None,
+        privacy: Privacy | None = None,
     ) -> Train:
         """Publish a model and send a `Train`."""
         data = bytes(vector_to_bytes(vector))
@@ -182,6 +184,7 @@ class FakeCoordinator:
             personal=personal,
             local=local,
             coding=coding or Coding(),
+            privacy=privacy,
         )
         await self.send(train)
         return train
@@ -194,6 +197,10 @@ class FakeCoordinator:
 
     async def receive(self, offer: Offer) -> NDArray[np.float32]:
         """Receive the update, verify it, accept it, and return its vector."""
+        return vector_from_bytes(await self.receive_bytes(offer), offer.manifest.size_bytes // 4)
+
+    async def receive_bytes(self, offer: Offer) -> bytes:
+        """Receive the update, verify it, accept it, and return it as it was sent."""
         done = await self.expect(UploadDone)
         while done.id != offer.manifest.id:
             done = await self.expect(UploadDone)
@@ -204,16 +211,21 @@ class FakeCoordinator:
                 await self._changed.wait()
         receiver.verify(done.sha256)
         await self.send(UploadResult(round=offer.round, id=offer.manifest.id, accepted=True))
-        return vector_from_bytes(bytes(receiver.data), offer.manifest.size_bytes // 4)
+        return bytes(receiver.data)
+
+    async def expect_offer(self, round_id: int) -> Offer:
+        """Return the offer of a round."""
+        offer = await self.expect(Offer)
+        while offer.round != round_id:
+            offer = await self.expect(Offer)
+        return offer
 
     async def run_round(
         self, round_id: int, vector: NDArray[np.float32], **options: Any
     ) -> tuple[Offer, NDArray[np.float32]]:
         """Run one round; return the offer and the update."""
         await self.request_training(round_id, vector, **options)
-        offer = await self.expect(Offer)
-        while offer.round != round_id:
-            offer = await self.expect(Offer)
+        offer = await self.expect_offer(round_id)
         await self.grant(offer)
         update = await self.receive(offer)
         await self.expect_context(is_ready=True, phase="idle")

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import sqlite3
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,19 +13,28 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 import pytest
 
-from fairbed.coordinator.policy.config import JOIN_TIMEOUT_S
+from fairbed import profiles
+from fairbed.coordinator.policy.config import JOIN_TIMEOUT_S, SelectionConfig
 from fairbed.coordinator.rounds.loop import waiting_line
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.backends.choice import problem_with
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
+from fairbed.testbed.emulation.work import TaskCosts
+from fairbed.testbed.experiment.file import (
+    Experiment,
+    ExperimentError,
+    load_experiment,
+    parse_experiment,
+)
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.recording.whole_run import devices_to_record, recorded_experiment
 from fairbed.testbed.run.broker import start_broker
 from fairbed.testbed.run.preflight import choose_dilation, demand_of
-from tests.testbed.small_run import LIMIT_S, running
+from tests.testbed.small_run import LIMIT_S, Running, running
 from tests.wire.transport.test_tls import certificate, tls_broker
 
 __all__ = ["certificate"]  # a fixture
@@ -170,6 +182,8 @@ def test_a_replay_of_physical_devices_needs_their_profiles(
     )
 
 
+COSTS = TaskCosts(step_s=1e-3, example_s=1e-5, evaluation_step_s=0.0, evaluation_example_s=0.0)
+
 FLEET = """
 [[fleet]]
 name = "board"
@@ -203,6 +217,166 @@ def physical_agent(url: str, name: str, folder: Path, config: str = "") -> Itera
         agent.wait(LIMIT_S)
 
 
+HIDDEN = """
+name = "mixed"
+seed = 5
+rounds = 30
+[data]
+dataset = "digits"
+[model]
+name = "mlp"
+[training]
+epochs = 4
+[selection]
+per_round = 3
+beta = 0.3
+[evaluation]
+every = 0
+[[fleet]]
+name = "board"
+profile = "raspberry-pi-4b"
+link = "wifi-board"
+always_available = true
+count = 2
+[[fleet]]
+physical = ["pi-kitchen"]
+profile = "raspberry-pi-zero-2w"
+[[fleet]]
+physical = ["pi-hall"]
+profile = "raspberry-pi-3b-plus"
+"""
+"""The profiles of the physical devices are hidden from the recording: it must find them."""
+
+
+@pytest.fixture
+def mixed_run(tmp_path: Path) -> Path:
+    """Return the folder of a run of two emulated and two physical devices, on a virtual clock."""
+    folder = tmp_path / "runs" / "mixed"
+    assert main(["replay", str(write(tmp_path, HIDDEN)), "--out", str(folder)]) == 0
+    with sqlite3.connect(folder / "run.db") as store:
+        store.execute("DELETE FROM truth WHERE name LIKE 'pi-%'")
+        store.execute("UPDATE device SET kind = iif(name LIKE 'pi-%', 'physical', 'emulated')")
+    store.close()
+    experiment = folder / "experiment.toml"
+    hidden = r'profile = "raspberry-pi-(zero-2w|3b-plus)"\n'
+    experiment.write_text(re.sub(hidden, "", experiment.read_text("utf-8")), "utf-8")
+    return folder
+
+
+def medians_s(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the median exchange and training time of each device."""
+    with RunReader(folder) as reader:
+        return {
+            row.name: {
+                column: statistics.median(
+                    value
+                    for x in reader.exchanges_of(row.name, limit=-1)
+                    if (value := getattr(x, column)) is not None
+                )
+                for column in ("tau_s", "train_s")
+            }
+            for row in reader.devices()
+        }
+
+
+def test_the_record_of_a_mixed_run_replays_both_kinds_of_devices(
+    mixed_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "recorded"
+    assert main(["record", "--all", "--run", str(mixed_run), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"replay the run with: fairbed replay {out / 'experiment.toml'}\n")
+    replay = tmp_path / "runs" / "again"
+    assert main(["replay", str(out / "experiment.toml"), "--out", str(replay)]) == 0
+    before, after = medians_s(mixed_run), medians_s(replay)
+    assert list(before) == list(after) == ["board-1", "board-2", "pi-kitchen", "pi-hall"]
+    for name, times in before.items():
+        for column, time_s in times.items():
+            assert after[name][column] == pytest.approx(time_s, rel=0.1), (name, column)
+    with RunReader(replay) as reader:
+        assert {row.kind for row in reader.devices()} == {"replayed"}
+
+
+def test_devices_that_were_not_named_are_recorded_after_those_that_were(mixed_run: Path) -> None:
+    """Shards are given by the order of requests, and a replay gives them by the order of groups."""
+    experiment = load_experiment(mixed_run / "experiment.toml")
+    unnamed = msgspec.structs.replace(
+        experiment,
+        fleet=experiment.fleet[:1],
+        selection=SelectionConfig(per_round=2, beta=0.0),
+    )
+    (mixed_run / "experiment.toml").write_text(unnamed.resolved_toml(), "utf-8")
+    (mixed_run / "shards.json").write_text('{"pi-hall": 2, "pi-kitchen": 3}', "utf-8")
+    paths = {name: Path(f"{name}.toml") for name in ("pi-kitchen", "pi-hall")}
+    found, remarks = recorded_experiment(mixed_run, paths, COSTS)
+    assert found.physical == ("pi-hall", "pi-kitchen")
+    assert [group.profile for group in found.fleet[1:]] == ["pi-hall.toml", "pi-kitchen.toml"]
+    assert remarks == ["the run divided its data among 2 devices, the replay among 4"]
+
+
+def test_plain_agents_of_a_fleet_keep_their_names_with_a_profile_each(mixed_run: Path) -> None:
+    experiment = mixed_run / "experiment.toml"
+    text = experiment.read_text("utf-8").replace('profile = "raspberry-pi-4b"\n', "")
+    experiment.write_text(text.replace('link = "wifi-board"\n', ""), "utf-8")
+    with sqlite3.connect(mixed_run / "run.db") as store:
+        store.execute("UPDATE truth SET profile = 'this-machine'")
+    store.close()
+    names = ["board-1", "board-2", "pi-kitchen", "pi-hall"]
+    assert [row.name for row in devices_to_record(mixed_run)] == names
+    paths = {name: profiles.find("raspberry-pi-4b") for name in names}
+    found, remarks = recorded_experiment(mixed_run, paths, COSTS)
+    assert [device.spec.name for device in plan_fleet(found, {})] == names
+    assert remarks == []
+
+
+def test_the_record_names_what_the_replay_cannot_have(mixed_run: Path) -> None:
+    with sqlite3.connect(mixed_run / "run.db") as store:
+        store.execute("DELETE FROM device WHERE name = 'pi-hall'")
+        store.execute("UPDATE device SET has_own_data = 1 WHERE name = 'pi-kitchen'")
+    store.close()
+    found, remarks = recorded_experiment(mixed_run, {"pi-kitchen": Path("k.toml")}, COSTS)
+    assert found.physical == ("pi-kitchen",)
+    assert remarks == [
+        "pi-hall: never joined the run, so the replay has no such device",
+        "pi-kitchen: trained on own data, which stay there; the replay gives a shard",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["pi-hall", "--all", "--run", "RUN"], "--all: records the devices of a run under their"),
+        (["--all"], "--all: records the devices of a run under their names, as in: fairbed record"),
+        (["--all", "--run", "RUN", "--out", "OUT"], "pi-kitchen.toml: exists already; choose"),
+    ],
+)
+def test_a_mistake_with_a_whole_run_is_one_line(
+    arguments: list[str],
+    problem: str,
+    mixed_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "pi-kitchen.toml").touch()
+    places = {"RUN": str(mixed_run), "OUT": str(tmp_path)}
+    assert main(["record", *(places.get(each, each) for each in arguments)]) == 2
+    err = capsys.readouterr().err
+    assert problem in err
+    assert err.count("\n") == 1
+
+
+def test_a_device_that_cannot_be_recorded_leaves_no_file(
+    mixed_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sqlite3.connect(mixed_run / "run.db") as store:
+        store.execute("DELETE FROM exchange WHERE device = 'pi-hall'")
+    store.close()
+    out = tmp_path / "out"
+    assert main(["record", "--all", "--run", str(mixed_run), "--out", str(out)]) == 1
+    assert "pi-hall: core_speed must be measured or taken from a profile" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def assert_mixed(folder: Path) -> None:
     """Check that a run had two emulated devices and the physical one, and knows which is which."""
     with RunReader(folder) as reader:
@@ -219,19 +393,27 @@ def assert_mixed(folder: Path) -> None:
     assert all(x.contended_s is None for x in kitchen)
 
 
-@pytest.mark.anyio
 @pytest.mark.broker
 @pytest.mark.slow
-async def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_path: Path) -> None:
-    async with start_broker("mosquitto", folder=tmp_path) as broker:
-        with (
-            physical_agent(broker.url, "pi-kitchen", tmp_path),
-            running(tmp_path, 6, 1, FLEET, url=broker.url) as run,
-        ):
-            code, out, err = await anyio.to_thread.run_sync(run.finish)
+def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_path: Path) -> None:
+    async def mixed_run() -> tuple[Running, int, str, str]:
+        async with start_broker("mosquitto", folder=tmp_path) as broker:
+            with (
+                physical_agent(broker.url, "pi-kitchen", tmp_path),
+                running(tmp_path, 15, 5, FLEET, url=broker.url) as run,
+            ):
+                return run, *await anyio.to_thread.run_sync(run.finish)
+
+    run, code, out, err = anyio.run(mixed_run)
     assert code == 0, err
     assert json.loads(out)["status"] == "done"
     assert_mixed(run.folder)
+    recorded, replay = tmp_path / "recorded", tmp_path / "replay"
+    whole = ["record", "--all", "--run", str(run.folder), "--out", str(recorded)]
+    whole += ["--like", "n100"]  # if a busy machine leaves too few exchanges
+    assert main(whole) == 0
+    assert main(["replay", str(recorded / "experiment.toml"), "--out", str(replay)]) == 0
+    assert list(medians_s(replay)) == ["board-1", "pi-kitchen", "zero-1"]
 
 
 @pytest.mark.anyio

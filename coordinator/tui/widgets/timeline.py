@@ -74,7 +74,7 @@ class RoundTimeline(Widget):
         self._lines: Sequence[Line] = ()
 
     def show(self, view: RunView) -> None:
-        """Show aggregation, energy, device-seconds and newest round in the border."""
+        """Show aggregation, epsilon, energy, device-seconds and newest round in the border."""
         steps = view.info.plan.steps if view.info else ""
         title = f"Rounds by phase · {escape(steps)}" if steps else "Rounds by phase"
         if title != self._title:
@@ -83,6 +83,8 @@ class RoundTimeline(Widget):
         spent = f"{device_time(view.device_s)} device-seconds · " if view.device_s else ""
         if view.energy_j:
             spent = f"{energy(view.energy_j)} · {spent}"
+        if view.epsilon is not None:
+            spent = f"epsilon ≤ {view.epsilon:.3g} · {spent}"
         if spent + newest != (self.border_subtitle or ""):
             self.border_subtitle = spent + newest
         self.waiting = view.waiting

@@ -24,6 +24,7 @@ from fairbed.coordinator.store.tables import (
     ExchangeRow,
     PersonalScoreRow,
     Record,
+    ReleaseRow,
     RoundRow,
     SelectionRow,
     TruthRow,
@@ -246,6 +247,12 @@ def exchange_rows(
             **_energy(phases_s, [powers[x.row] if powers else UNKNOWN for x in rows]),
         },
     )
+
+
+def release_rows(replayed: ReplayedRound, names: Sequence[str]) -> list[ReleaseRow]:
+    """Return which updates with local noise left their devices, as in a live run."""
+    seen = {(x.round, x.row): x for x in (*replayed.over, *replayed.exchanges)}
+    return [records.release_row(x.entry, names[x.row]) for x in seen.values()]
 
 
 def _energy(phases_s: Mapping[str, Floats], powers: Sequence[PhasePower]) -> dict[str, Floats]:

@@ -15,6 +15,7 @@ import fairbed.device_agent
 from fairbed import profiles
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.host import Honest, Host
+from fairbed.device_agent.privacy import SeededNoise
 from fairbed.device_agent.sensors import RealSensors, mu_cores
 from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from fairbed.testbed.backends.gauges import (
@@ -297,6 +298,12 @@ def test_the_speed_ratio_is_relative_to_this_machine() -> None:
 
 def test_without_a_device_the_host_is_the_real_one() -> None:
     assert isinstance(host_for(None).sensors, RealSensors)
+
+
+def test_noise_of_every_emulated_device_repeats(tmp_path: Path) -> None:
+    gauge = Gauges(tmp_path / "gauges", ["plain"])["plain"]
+    for host in (host_for(None), host_for(None, gauge=gauge), host_for(device(0.5))):
+        assert isinstance(host.noise, SeededNoise)
 
 
 def train_for(duration_s: float, q: float) -> tuple[float, float]:

@@ -137,7 +137,7 @@ def test_of_grids_of_equal_arms_five_percent_have_a_verdict(tmp_path: Path) -> N
     for _ in range(n_grids):
         found = compared(grid, results(grid, noise(dice)))
         gaps = [gap for arm in found.arms for gap in arm.differences.values()]
-        assert found.comparisons == len(gaps) == 2 * (len(METRICS) - 2 + 3)
+        assert found.comparisons == len(gaps) == 2 * (len(METRICS) - 3 + 3)
         naive += any(gap.p is not None and gap.p <= 0.05 for gap in gaps)
         wrong += any(gap.judgement != "unclear" for gap in gaps)
     assert naive / n_grids > 0.33

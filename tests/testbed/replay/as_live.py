@@ -1,6 +1,7 @@
 """One small fleet, live with real agents in real time, and replayed on the virtual clock."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
+from fairbed.device_agent.privacy import SeededNoise
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.engine.engine import ReplayEngine
-from fairbed.testbed.replay.engine.rows import exchange_rows, round_row
+from fairbed.testbed.replay.engine.rows import exchange_rows, release_rows, round_row
 from fairbed.testbed.replay.learning import BatchLosses, Learning
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.wire.artifact import initial_vector
@@ -33,7 +35,14 @@ NO_ATTACKS: Attacks = {}
 class Story:
     """Rounds and exchanges of a run, and the model after each round."""
 
-    def __init__(self, rounds: Sequence[RoundRow], exchanges: Sequence[ExchangeRow]) -> None:
+    def __init__(
+        self,
+        rounds: Sequence[RoundRow],
+        exchanges: Sequence[ExchangeRow],
+        releases: Mapping[str, int],
+    ) -> None:
+        self.releases = releases
+        """Updates with local noise that left each device."""
         self.rounds = [
             (r.round, r.status, r.selected, r.aggregated, r.aggregated_late, r.dropped_late)
             for r in rounds
@@ -81,7 +90,7 @@ async def run_live(
         place.device_names = NAMES
         place.shards = names_and_shards()
         for row, (name, seconds) in enumerate(zip(NAMES, train_s, strict=True)):
-            host = SlowTraining(seconds).host()
+            host = replace(SlowTraining(seconds).host(), noise=SeededNoise())
             if row in attacks:
                 host = replace(host, behaviour=MaliciousDevice(attacks[row]))
             place.start_agent(name, host=host)
@@ -135,12 +144,16 @@ def replay_story(
     decisions = make_decisions(config)
     learning = a_learning(decisions, folder, attacks)
     rounds, exchanges, models = [], dict[tuple[int, str], ExchangeRow](), []
+    released = dict[tuple[int, str], bool]()
     engine = ReplayEngine(decisions, a_world(train_s), cohort=learning, attacks=attacks)
     for one_round in engine.replay(config.rounds):
         rounds.append(round_row(one_round, decisions, NAMES))
         exchanges |= {(x.round, x.device): x for x in _records(exchange_rows(one_round, NAMES))}
         models.append(hash_of(learning.vector))
-    story = Story(rounds, list(exchanges.values()))
+        released |= {(x.round, x.device): x.is_released for x in release_rows(one_round, NAMES)}
+    releases = Counter({name: 0 for name in NAMES})
+    releases.update(device for (_, device), was in released.items() if was)
+    story = Story(rounds, list(exchanges.values()), releases)
     story.models = models
     return story
 

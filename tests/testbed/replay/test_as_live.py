@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.config import (
+    ExchangeConfig,
+    PrivacyConfig,
+    RoundConfig,
+    SelectionConfig,
+)
 from tests.coordinator.lab import NAMES, WHOLE_FLEET, make_config
 from tests.testbed.replay.as_live import (
     QueryStory,
@@ -27,6 +32,9 @@ STAGGERED_S = (1.05, 1.43, 3.3)
 CODED = ExchangeConfig(up="int8", down="delta")
 """A late update is decoded against the version that it changes."""
 
+NOISE = PrivacyConfig(clip=0.5, noise_multiplier=1.5)
+"""Quantised after the noise."""
+
 SLOWDOWNS = (1.0, 2.5, 5.0)
 """Factors of all times: a busy machine may reorder close events, so the test repeats slower."""
 
@@ -36,27 +44,39 @@ def joining(**settings: object) -> RoundConfig:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "settings", "train_s"),
+    ("exchange", "settings", "train_s", "privacy"),
     [
-        (CODED, {"late": "merge", "deadline_s": 2.0}, LATE_S),
+        (CODED, {"late": "merge", "deadline_s": 2.0}, LATE_S, PrivacyConfig()),
         (
             ExchangeConfig(),
             {"mode": "async", "buffer": 2, "concurrency": 3, "deadline_s": 10.0},
             STAGGERED_S,
+            PrivacyConfig(),
         ),
+        (CODED, {"late": "merge", "deadline_s": 2.0}, LATE_S, NOISE),
     ],
-    ids=["late", "asynchronous"],
+    ids=["late", "asynchronous", "late with noise"],
 )
 async def test_overlapping_rounds_equal_the_live_ones(
-    tmp_path: Path, exchange: ExchangeConfig, settings: dict[str, Any], train_s: tuple[float, ...]
+    tmp_path: Path,
+    exchange: ExchangeConfig,
+    settings: dict[str, Any],
+    train_s: tuple[float, ...],
+    privacy: PrivacyConfig,
 ) -> None:
     for slowdown in SLOWDOWNS:
         slower = settings | {"deadline_s": settings["deadline_s"] * slowdown}
-        config = make_config(4, selection=WHOLE_FLEET, round=joining(**slower), exchange=exchange)
+        config = make_config(
+            4,
+            selection=WHOLE_FLEET,
+            round=joining(**slower),
+            exchange=exchange,
+            privacy=privacy,
+        )
         folder, slower_s = tmp_path / str(slowdown), [slowdown * seconds for seconds in train_s]
         place = await run_live(folder / "live", config, slower_s)
         with place.reader() as reader:
-            live = Story(reader.rounds(), reader.exchanges(0))
+            live = Story(reader.rounds(), reader.exchanges(0), reader.releases())
         virtual = replay_story(folder / "replay", config, slower_s)
         if virtual.rounds == live.rounds and virtual.exchanges == live.exchanges:
             break
@@ -64,6 +84,9 @@ async def test_overlapping_rounds_equal_the_live_ones(
     assert virtual.exchanges == live.exchanges
     assert virtual.models == live.models, "bit for bit"
     assert len(set(virtual.models)) == 4
+    if privacy.is_on:
+        assert virtual.releases == live.releases
+        assert [virtual.releases[name] for name in NAMES] == [4, 4, 1], "late updates were sent"
 
 
 @pytest.mark.parametrize("variant", ["pow-d", "cpow-d"])

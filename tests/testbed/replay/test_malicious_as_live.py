@@ -47,7 +47,7 @@ async def test_a_malicious_update_is_that_of_a_malicious_agent(
     config = make_config(4, selection=WHOLE_FLEET, round=PATIENT, exchange=exchange)
     place = await run_live(tmp_path / "live", config, AT_ONCE_S, attacks)
     with place.reader() as reader:
-        live = Story(reader.rounds(), reader.exchanges(0))
+        live = Story(reader.rounds(), reader.exchanges(0), reader.releases())
     virtual = replay_story(tmp_path / "replay", config, AT_ONCE_S, attacks)
     assert ends(virtual) == ends(live)
     assert virtual.rounds == live.rounds

@@ -1,0 +1,105 @@
+"""Local noise: a device clips its update and adds Gaussian noise before anything is sent.
+
+    D = w_k - w_t                      the update, all values of the model
+    D = D min(1, C / |D|)              C = `clip`
+    sent = w_t + D + z C e             z = `noise_multiplier`, e ~ N(0, 1) per value
+
+Two updates of a device, whatever its data, differ by at most 2 C after the clip. So one update is a
+Gaussian mechanism with noise z / 2 times its sensitivity. Encoding comes afterwards and costs no
+privacy. What the noise covers, and what it does not: `docs/privacy.md`.
+
+Source: Dwork and Roth, 2014, Appendix A; clip and noise of a whole update: McMahan et al., ICLR
+2018 (arXiv:1710.06963), here on the device.
+"""
+
+import os
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbed.wire.messages import EvaluateRequest, Privacy, Train
+
+Vector = NDArray[np.float32]
+
+NOISE: Final = 3
+"""Key of the random stream of seeded noise; 1 is that of stochastic rounding (`coding.ENCODING`),
+2 one of the testbed."""
+
+
+class SecureNoise:
+    """Noise from the random numbers of the operating system; that of every real device.
+
+    Each number is drawn from it, not only a seed. Some values of an update are known to be 0, such
+    as the weights of pixels that are always black: there the receiver sees the noise itself. The
+    generators of numpy can be continued from what they returned, so it could then subtract the
+    noise from all other values.
+    """
+
+    def normals(self, n: int, seed: int) -> NDArray[np.float64]:
+        """Return `n` independent standard normal numbers; the seed is not used.
+
+        Box and Muller, 1958, on uniform numbers of 53 bits: the largest is 8.57.
+        """
+        half = -(-n // 2)
+        bits = np.frombuffer(os.urandom(16 * half), dtype=np.uint64) >> np.uint64(11)
+        uniform = bits.reshape(2, half) * 2.0**-53
+        radius = np.sqrt(-2.0 * np.log1p(-uniform[0]))
+        angle = 2.0 * np.pi * uniform[1]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]
+
+
+class SeededNoise:
+    """Noise that repeats: for emulated and replayed devices. It protects nothing."""
+
+    def normals(self, n: int, seed: int) -> NDArray[np.float64]:
+        """Return `n` independent standard normal numbers, keyed by the seed of the training."""
+        return np.random.default_rng(np.random.SeedSequence([seed, NOISE])).standard_normal(n)
+
+
+def privatised(
+    model: Vector, trained: Vector, privacy: Privacy, normals: NDArray[np.float64]
+) -> Vector:
+    """Return the model that a device sends, shape (n_values,).
+
+    Args:
+        model: w_t, shape (n_values,); not changed.
+        trained: w_k, shape (n_values,); not changed.
+        privacy: Clip and noise.
+        normals: Standard normal numbers, shape (n_values,).
+    """
+    change = trained - model.astype(np.float64)
+    change *= privacy.clip / max(float(np.linalg.norm(change)), privacy.clip)
+    change += (privacy.noise_multiplier * privacy.clip) * normals
+    return (model + change).astype(np.float32)
+
+
+def buffers_problem(n_params: int, n_values: int) -> str:
+    """Return why a model cannot be trained with noise; empty if it can."""
+    if n_values == n_params:
+        return ""
+    return (
+        f"privacy: every value of the model must be a parameter, got {n_values - n_params} others, "
+        "such as running means: one clip does not fit both; use layers without them, such as "
+        "GroupNorm"
+    )
+
+
+def owner_problem(request: Train | EvaluateRequest, min_noise_multiplier: float) -> str:
+    """Return why the owner of a device forbids a request; empty if it is allowed.
+
+    Args:
+        request: What the coordinator asks for.
+        min_noise_multiplier: Least z that the owner accepts; 0 accepts everything.
+    """
+    if not min_noise_multiplier:
+        return ""
+    needs = (
+        f"the owner of this device wants a noise_multiplier of at least {min_noise_multiplier:g}"
+    )
+    if isinstance(request, EvaluateRequest):
+        return f"privacy: {needs}, which no loss has; select without loss queries"
+    got = 0.0 if request.privacy is None else request.privacy.noise_multiplier
+    if got >= min_noise_multiplier:
+        return ""
+    return f"privacy: {needs}, got {got:g}; raise privacy.noise_multiplier in the experiment"
