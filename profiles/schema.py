@@ -156,7 +156,10 @@ class Energy(Strict, frozen=True, kw_only=True):
     idle_w: Quantity[Watts] | None = None
     train_w: Quantity[Watts] | None = None
     """All cores busy."""
+    compute_w: Quantity[Watts] | None = None
+    """The agent computes with `engine_threads`; absent: computed from `idle_w` and `train_w`."""
     transmit_w: Quantity[Watts] | None = None
+    """The agent transfers a model; absent: `idle_w`."""
 
 
 class Profile(Strict, frozen=True, kw_only=True):

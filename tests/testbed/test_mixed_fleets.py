@@ -263,8 +263,8 @@ def mixed_run(tmp_path: Path) -> Path:
     return folder
 
 
-def medians_s(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the median exchange and training time of each device."""
+def medians(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the median exchange time, training time and energy of each device."""
     with RunReader(folder) as reader:
         return {
             row.name: {
@@ -273,7 +273,7 @@ def medians_s(folder: Path) -> dict[str, dict[str, float]]:
                     for x in reader.exchanges_of(row.name, limit=-1)
                     if (value := getattr(x, column)) is not None
                 )
-                for column in ("tau_s", "train_s")
+                for column in ("tau_s", "train_s", "energy_j")
             }
             for row in reader.devices()
         }
@@ -288,11 +288,11 @@ def test_the_record_of_a_mixed_run_replays_both_kinds_of_devices(
     assert printed.endswith(f"replay the run with: fairbed replay {out / 'experiment.toml'}\n")
     replay = tmp_path / "runs" / "again"
     assert main(["replay", str(out / "experiment.toml"), "--out", str(replay)]) == 0
-    before, after = medians_s(mixed_run), medians_s(replay)
+    before, after = medians(mixed_run), medians(replay)
     assert list(before) == list(after) == ["board-1", "board-2", "pi-kitchen", "pi-hall"]
-    for name, times in before.items():
-        for column, time_s in times.items():
-            assert after[name][column] == pytest.approx(time_s, rel=0.1), (name, column)
+    for name, numbers in before.items():
+        for column, median in numbers.items():
+            assert after[name][column] == pytest.approx(median, rel=0.1), (name, column)
     with RunReader(replay) as reader:
         assert {row.kind for row in reader.devices()} == {"replayed"}
 
@@ -413,7 +413,7 @@ def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_path: Pa
     whole += ["--like", "n100"]  # if a busy machine leaves too few exchanges
     assert main(whole) == 0
     assert main(["replay", str(recorded / "experiment.toml"), "--out", str(replay)]) == 0
-    assert list(medians_s(replay)) == ["board-1", "pi-kitchen", "zero-1"]
+    assert list(medians(replay)) == ["board-1", "pi-kitchen", "zero-1"]
 
 
 @pytest.mark.anyio

@@ -45,11 +45,12 @@ OPTIONAL = (
     "availability.session_s",
     "energy.idle_w",
     "energy.train_w",
+    "energy.compute_w",
     "energy.transmit_w",
 )
 """Key paths, in the order of a profile."""
 
-LINKED_SECTIONS = ("thermal", "availability")
+LINKED_SECTIONS = ("thermal", "availability", "energy")
 """Sections whose numbers all come from one source: the recording, or the profile of `--like`."""
 
 COUNTS = frozenset({"cores", "memory_bytes", "engine_threads"})

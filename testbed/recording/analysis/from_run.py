@@ -42,7 +42,10 @@ from fairbed.testbed.recording.analysis.rates import (
     steady_transfer,
     whole_transfer,
 )
-from fairbed.wire.messages import Capabilities
+from fairbed.wire.messages import DEVICE_PHASES, Capabilities
+
+MIN_POWERED = 3
+"""Least number of exchanges with a known energy for the power of a device."""
 
 MIN_COLD = 2
 """Least number of cold rounds for the cost of a cold start."""
@@ -101,6 +104,7 @@ def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings
     found.take("cold_start_s", lambda: _cold_start(exchanges))
     _availability(found, device)
     _throttling(found, telemetry)
+    _power(found, exchanges)
     found.missing["storage_read_bytes_per_s"] = (
         "a run contains no storage rate; fairbed record on the device measures it"
     )
@@ -223,6 +227,35 @@ def _throttling(found: Findings, telemetry: Sequence[TelemetryRow]) -> None:
     reasons = [row.throttled.split(",") for row in telemetry if row.throttled is not None]
     if reasons:
         found.remarks.append(throttling_remark(reasons, "contexts"))
+
+
+def _power(found: Findings, exchanges: Sequence[ExchangeRow]) -> None:
+    """Add the power of the device, the energy of phases over their durations, if it reports any.
+
+    The energy of an upload ends with the last chunk that is sent, its duration with the last that
+    arrives; a replay charges the power for the latter.
+    """
+    known = [x for x in exchanges if x.energy_j is not None]
+    if known:
+        transfers, work = ("download", "upload"), [p for p in DEVICE_PHASES if p != "download"]
+        found.take("energy.compute_w", lambda: _mean_power(known, work, "computing"))
+        found.take("energy.transmit_w", lambda: _mean_power(known, transfers, "transfers"))
+
+
+def _mean_power(exchanges: Sequence[ExchangeRow], phases: Sequence[str], what: str) -> Finding:
+    if len(exchanges) < MIN_POWERED:
+        raise NotMeasured(
+            f"needs {MIN_POWERED} exchanges with a known energy, got {len(exchanges)}; record more "
+            "rounds"
+        )
+    joules = sum(getattr(x, f"{phase}_j") or 0.0 for x in exchanges for phase in phases)
+    seconds = sum(getattr(x, f"{phase}_s") or 0.0 for x in exchanges for phase in phases)
+    if seconds <= 0.0:
+        raise NotMeasured(f"no exchange has a duration of its {what}; record more rounds")
+    return Finding(
+        joules / seconds,
+        f"{joules:.3g} J in {seconds:.3g} s of {what}, whole device, {len(exchanges)} exchanges",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 
 from fairbed import profiles
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.emulation.power import PhasePower, phase_power
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
 from fairbed.testbed.host.speed import REFERENCE_STEP_S, HostSpeed
 from fairbed.testbed.recording.run_store import read_training
@@ -80,6 +81,16 @@ def test_numbers_that_vary_are_written_to_a_trace_file(tmp_path: Path) -> None:
     profile = profiles.load(tmp_path / "on-the-train.toml")
     assert profile.link.down.trace == str(tmp_path / "on-the-train.csv")
     assert profiles.check(tmp_path / "on-the-train.toml", {}) == []
+
+
+def test_the_measured_power_of_a_run_replaces_that_of_a_profile(tmp_path: Path) -> None:
+    run = make_run(tmp_path, World(compute_w=3.5, transfer_w=2.1))
+    arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path)
+    assert _record(*arguments) == 0
+    recorded = profiles.load(tmp_path / "pi-1.toml")
+    assert phase_power(recorded) == PhasePower(transfer_w=2.1, compute_w=3.5)
+    assert recorded.energy is not None
+    assert recorded.energy.idle_w is None  # of another board
 
 
 def test_json_is_one_object(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,8 @@ def profile(threads: int = 1, **energy: float) -> Profile:
         (profile(train_w=6.0), UNKNOWN),
         (profile(4, train_w=6.0), PhasePower(None, 6.0)),
         (profile(transmit_w=2.5), PhasePower(2.5, None)),
+        (profile(compute_w=3.5), PhasePower(None, 3.5)),
+        (profile(4, idle_w=2.0, train_w=6.0, compute_w=3.5), PhasePower(2.0, 3.5)),
         (structs.replace(profile(), energy=None), UNKNOWN),
         (None, UNKNOWN),
     ],

@@ -3,6 +3,7 @@
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -64,6 +65,9 @@ class World:
     free_cores: float | None = 3.9
     clock_ratio: float | None = 1.0
     throttled: str | None = None
+    compute_w: float | None = None
+    """Power of the whole device outside transfers; None: it has no sensor."""
+    transfer_w: float = 0.0
     rounds: int = 20
     every_s: float = 10.0
 
@@ -78,6 +82,17 @@ class World:
         was_cold = index % 5 == 0
         load_s = 0.01 + (self.cold_s if was_cold else 0.0)
         tau_s = signal_s + download_s + load_s + train_s + upload_s
+        energy: dict[str, Any] = {}
+        if self.compute_w is not None:
+            zeros = dict.fromkeys(("decode_j", "evaluate_j", "personal_j", "encode_j"), 0.0)
+            energy = {
+                **zeros,
+                "download_j": self.transfer_w * download_s,
+                "load_j": self.compute_w * load_s,
+                "train_j": self.compute_w * train_s,
+                "upload_j": self.transfer_w * upload_s,
+            }
+            energy["energy_j"] = sum(energy.values())
         return ExchangeRow(
             round=index + 1,
             attempt=0,
@@ -136,6 +151,7 @@ class World:
             weight_share=1.0,
             n_share=1.0,
             defence_scale=1.0,
+            **energy,
         )
 
     def context(self, at_s: float) -> TelemetryRow:

@@ -139,3 +139,22 @@ def test_an_exchange_without_a_training_time_does_not_count() -> None:
     untimed = replace(World(core_speed=0.01).device().exchanges[0], train_s=None)
     spoiled = with_exchanges(good, *[untimed] * 30)
     assert findings_of_run(spoiled, TRAINING).found["core_speed"].value == pytest.approx(0.4)
+
+
+def test_the_power_of_a_device_is_the_energy_of_its_phases_over_their_time() -> None:
+    found = findings_of_run(World(compute_w=3.5, transfer_w=2.1).device(), TRAINING).found
+    assert found["energy.compute_w"].value == pytest.approx(3.5)
+    assert found["energy.transmit_w"].value == pytest.approx(2.1)
+    assert found["energy.compute_w"].how.endswith("s of computing, whole device, 20 exchanges")
+
+
+def test_a_device_without_a_sensor_has_no_power_and_no_line_about_it() -> None:
+    findings = findings_of_run(World().device(), TRAINING)
+    assert not [key for key in (*findings.found, *findings.missing) if key.startswith("energy")]
+
+
+def test_two_exchanges_with_energy_are_too_few_for_a_power() -> None:
+    missing = findings_of_run(World(compute_w=3.5, rounds=2).device(), TRAINING).missing
+    assert missing["energy.compute_w"] == (
+        "needs 3 exchanges with a known energy, got 2; record more rounds"
+    )
