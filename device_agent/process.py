@@ -5,6 +5,7 @@ The console script runs it with the real host, the testbed with an emulated one.
 
 import asyncio
 import ctypes
+import hashlib
 import logging
 import signal
 import sys
@@ -20,6 +21,7 @@ from fairbed.device_agent.errors import AgentError, ConfigError, Renamed
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.renewal import Renewal
 from fairbed.device_agent.systemd import notify_systemd
+from fairbed.wire.transport.address import parse_url
 from fairbed.wire.transport.base import KEEPALIVE_S, Transport, Will
 from fairbed.wire.transport.client import MqttTransport
 
@@ -27,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 M_ARENA_MAX = -8
 """Parameter number of `mallopt`, from glibc's malloc.h."""
+
+CLIENT_ID_DIGITS = 24
+"""Hexadecimal digits of the hash in a client id: 96 bits."""
 
 
 def run_agent(
@@ -77,13 +82,10 @@ def link(
     Raises:
         ConfigError: The URL is not a broker address, or its certificates cannot be read.
     """
-    # One client id per name: after a power failure the broker replaces the dead session, so
-    # that its last will cannot arrive later and contradict the new status.
-    client_id = f"fairbed-{config.tenant}-{config.name}"
     try:
         return MqttTransport(
             config.broker_url,
-            client_id,
+            client_id(config),
             will=will,
             keepalive_s=keepalive_s,
             backoff=backoff,
@@ -92,6 +94,22 @@ def link(
         )
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
+
+
+def client_id(config: AgentConfig) -> str:
+    """Return the agent's client id, always the same for the same name, user and password.
+
+    After a power failure the broker replaces the dead session, so that its last will cannot arrive
+    later and contradict the new status. The hash keeps others from ending the session by
+    connecting under the same id: they would need the password.
+
+    Raises:
+        ValueError: The URL is not a broker address.
+    """
+    address = parse_url(config.broker_url)
+    login = f"{address.username or ''}\0{address.password or ''}"
+    digest = hashlib.sha256(login.encode()).hexdigest()[:CLIENT_ID_DIGITS]
+    return f"fairbed-{config.tenant}-{config.name}-{digest}"
 
 
 def log_to_stderr(level: str) -> None:

@@ -18,7 +18,7 @@ from fairbed import device_agent, wire
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig
-from fairbed.device_agent.process import link
+from fairbed.device_agent.process import client_id, link
 from fairbed.testbed.run.broker import Broker, start_broker
 from fairbed.wire.artifact import encode_artifact, initial_vector
 from fairbed.wire.codec import encode
@@ -131,6 +131,19 @@ async def test_the_broker_publishes_the_will_of_a_killed_agent(tmp_path: Path) -
             while status.state == "on":
                 status = await coordinator.expect(Status)
             assert status.boot == hello.boot
+
+
+def test_only_the_password_gives_the_client_id() -> None:
+    def of(url: str) -> str:
+        return client_id(AgentConfig(broker_url=url, name=NAME))
+
+    first = of("mqtts://pi-07:secret@localhost")
+    assert first == of("mqtts://pi-07:secret@10.0.0.1:8883")
+    assert first.startswith("fairbed-main-pi-07-")
+    assert len(first) == len("fairbed-main-pi-07-") + 24
+    assert "secret" not in first
+    others = [of(f"mqtts://{login}localhost") for login in ("", "pi-07:other@", "pi:secret@")]
+    assert len({first, *others}) == 4
 
 
 async def test_an_agent_for_one_run_that_the_broker_refuses_ends(tmp_path: Path) -> None:
