@@ -168,28 +168,28 @@ def nats_conf(
 
 def nats_users(accounts: Iterable[Account]) -> list[dict[str, object]]:
     """Return the users of `nats_conf`, which may speak MQTT only."""
-    return [
-        {
-            "user": account.user,
-            "password": account.nats_hash,
-            "allowed_connection_types": ["MQTT"],
-            "permissions": {
-                "publish": {"allow": _subjects(_permissions(account).publishes)},
-                "subscribe": {"allow": _subjects(_permissions(account).reads)},
-            },
-        }
-        for account in accounts
-    ]
+    users = list[dict[str, object]]()
+    for account in accounts:
+        allowed = _permissions(account)
+        users.append(
+            {
+                "user": account.user,
+                "password": account.nats_hash,
+                "allowed_connection_types": ["MQTT"],
+                "permissions": {
+                    "publish": _subjects(allowed.publishes),
+                    "subscribe": _subjects(allowed.reads),
+                },
+            }
+        )
+    return users
 
 
-def _subjects(topics: Sequence[str]) -> list[str]:
-    """Return the NATS subjects of MQTT topic filters; an empty list would allow everything."""
-    subjects = [topic.replace("/", ".").replace("+", "*").replace("#", ">") for topic in topics]
-    return subjects or [NOTHING]
-
-
-NOTHING = "fairbed.nothing"
-"""A subject that nothing uses."""
+def _subjects(topics: Sequence[str]) -> dict[str, list[str]]:
+    """Return the rule of NATS for MQTT topic filters."""
+    if not topics:  # an empty list would allow everything
+        return {"deny": [">"]}
+    return {"allow": [topic.replace("/", ".").replace("+", "*") for topic in topics]}
 
 
 def emqx_acl(accounts: Iterable[Account]) -> str:

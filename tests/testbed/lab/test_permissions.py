@@ -141,7 +141,7 @@ def test_writes_the_configuration_of_nats() -> None:
     assert pi["allowed_connection_types"] == ["MQTT"]
     assert pi["permissions"]["publish"]["allow"][0] == "fairbed.main.d.pi.status"
     assert "fairbed.main.b.*.c.*" in pi["permissions"]["subscribe"]["allow"]
-    assert vera["permissions"]["publish"]["allow"] == ["fairbed.nothing"]  # [] would allow all
+    assert vera["permissions"]["publish"] == {"deny": [">"]}
 
 
 def test_writes_rules_for_other_brokers() -> None:
