@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -792,14 +792,14 @@ def await_accepted(place: Place, login: Login) -> RawClient:
 
 
 def test_a_reload_disturbs_no_other_connection(place: Place) -> None:
-    names = [name for name in ROLES if name not in ("old", "gone")]
-    clients = [place.client(name) for name in names]
-    clients[0].subscribe(MAIN.control("pi"))
-    for _ in range(5):
-        place.reload()
-        with place.witness() as witness:
-            witness.publish(MAIN.control("pi"), b"mark", qos=1)
-        clients[0].until(b"mark")
-    for client in clients:
-        with client:
+    with ExitStack() as stack:
+        names = [name for name in ROLES if name not in ("old", "gone")]
+        clients = {name: stack.enter_context(place.client(name)) for name in names}
+        clients["pi"].subscribe(MAIN.control("pi"))
+        for _ in range(5):
+            place.reload()
+            await_accepted(place, place.login("nano")).close()
+            clients["main"].publish(MAIN.control("pi"), b"mark", qos=1)
+            assert clients["pi"].until(b"mark") == []
+        for client in clients.values():
             client.ping()
