@@ -129,7 +129,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--listen",
         metavar="HOST[:PORT]",
         default="127.0.0.1",
-        help="address of the embedded broker (default 127.0.0.1; 0.0.0.0 for real devices)",
+        help="address of the embedded broker (default 127.0.0.1); another one than of this "
+        "machine needs --plain",
+    )
+    coordinator.add_argument(
+        "--plain",
+        action="store_true",
+        help="allow --listen beyond this machine: passwords and models travel in plain text",
     )
 
     for name, text in (

@@ -49,6 +49,7 @@ from fairbed.testbed.experiment.file import (
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.host.speed import host_speed
+from fairbed.testbed.run.broker import is_loopback
 from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.testbed.run_folder import foreign_files
@@ -129,6 +130,12 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
         run_id = folder.resolve().name
         check_new(folder)
     host, port = _listen(getattr(options, "listen", "127.0.0.1"))
+    if not (is_loopback(host) or options.plain):
+        raise UsageError(
+            f"--listen: must be a loopback address, got {host}, where passwords and models would "
+            "travel in plain text; make a lab with TLS (fairbed lab init, then broker.url = "
+            '"lab"), or add --plain'
+        )
     has_fleet = options.command != "coordinator"
     _check_policy(experiment)
     if has_fleet and experiment.physical and experiment.broker.url == EMBEDDED:

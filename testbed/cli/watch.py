@@ -178,7 +178,7 @@ def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:
         command += [part for setting in options.set for part in ("--set", setting)]
         command += [] if options.seed is None else ["--seed", str(options.seed)]
     if options.command == "coordinator":
-        command += ["--listen", options.listen]
+        command += ["--listen", options.listen, *(["--plain"] if options.plain else [])]
     command += ["--debug"] if hasattr(options, "debug") else []
     return [*command, "--headless", "--attached"]
 

@@ -11,6 +11,7 @@ the measurement uses a connection of its own, before the run.
 """
 
 import importlib.util
+import ipaddress
 import json
 import os
 import secrets
@@ -135,6 +136,14 @@ def find_broker(kind: BrokerKind) -> list[str] | None:
     return _KINDS[kind].find()
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only programs on this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 @asynccontextmanager
 async def start_broker(
     choice: BrokerChoice = "auto",
@@ -142,6 +151,7 @@ async def start_broker(
     folder: Path,
     port: int | None = None,
     host: str = "127.0.0.1",
+    is_virtual: bool = False,
     password: str | None = None,
     max_packet_bytes: int = MAX_PACKET_BYTES,
 ) -> AsyncIterator["Broker"]:
@@ -152,13 +162,20 @@ async def start_broker(
         folder: Receives `broker.log`; the broker's other files are removed at the end.
         port: None takes a free port.
         host: The address that it listens on.
+        is_virtual: The address is of a virtual network of this machine.
         password: None draws a random one; a restarted coordinator passes the old one.
         max_packet_bytes: Largest packet that it accepts; amqtt has no limit.
 
     Raises:
-        BrokerError: No broker is installed, or it does not start.
+        BrokerError: No broker is installed, it does not start, or it is amqtt beyond this machine.
     """
     kind, command = _choose(choice)
+    if kind == "amqtt" and not (is_virtual or is_loopback(host)):
+        raise BrokerError(
+            f"broker: must be mosquitto or nats beyond this machine, got amqtt at {host}, which "
+            "limits neither packets nor queues; install mosquitto, or run: "
+            f"{install_command('fairbed[broker]')}"
+        )
     for attempt in range(PORT_ATTEMPTS):
         broker = Broker(
             kind, command, folder, host, port or _free_port(host), password, max_packet_bytes

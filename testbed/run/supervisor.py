@@ -352,7 +352,12 @@ async def _endpoint(
     if earlier is not None and not plan.has_fleet:
         port, password = port or earlier.port, earlier.password
     async with start_broker(
-        broker.kind, folder=plan.folder, host=host, port=port, password=password
+        broker.kind,
+        folder=plan.folder,
+        host=host,
+        is_virtual=host != plan.listen_host,
+        port=port,
+        password=password,
     ) as started:
         endpoint = Endpoint(
             url=with_client(started.url, broker.client),

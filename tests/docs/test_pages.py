@@ -29,21 +29,21 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return an environment with the commands of this one and a cache and a lab of its own."""
+    """Return an environment with the commands of this one and a cache of its own."""
     commands = str(Path(sys.executable).parent)
-    cache, lab = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("lab")
+    cache = tmp_path_factory.mktemp("cache")
     return os.environ | {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "XDG_CACHE_HOME": str(cache),
-        "XDG_CONFIG_HOME": str(lab),
-        "FAIRBED_LAB": str(lab / "lab"),
     }
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_commands_of_a_page_run(name: str, environ: dict[str, str], tmp_path: Path) -> None:
-    assert run_page((DOCS / f"{name}.md").read_text(encoding="utf-8"), tmp_path, environ) > 0
+    environ = environ | {"FAIRBED_LAB": str(tmp_path / "lab"), "XDG_CONFIG_HOME": str(tmp_path)}
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    assert run_page(page, tmp_path, environ) > 0
 
 
 @pytest.mark.parametrize("name", PAGES)

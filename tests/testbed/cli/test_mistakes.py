@@ -15,6 +15,7 @@ import pytest
 from fairbed.coordinator.policy.config import ORACLE_POLICIES
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.cli.run import new_id
+from fairbed.testbed.run.broker import find_broker
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.task.test_catalogue import needs_torch
 
@@ -157,6 +158,32 @@ def test_a_listen_address_needs_a_host(
         arguments = ["coordinator", str(experiment), "--headless", "--listen", listen]
         assert main(arguments) == 2
         assert "--listen: must be HOST or HOST:PORT" in error_of(capsys)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]:1883", "192.168.1.20:1883", "lab.local"])
+def test_a_plain_broker_beyond_this_machine_must_be_asked_for(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["coordinator", str(experiment), "--headless", "--out", str(out)]
+    assert main([*arguments, "--listen", host]) == 2
+    error = error_of(capsys)
+    assert "--listen: must be a loopback address" in error
+    assert "fairbed lab init" in error
+    assert 'broker.url = "lab"' in error
+    assert "--plain" in error
+    assert not out.exists()
+
+
+@pytest.mark.skipif(find_broker("amqtt") is None, reason="amqtt is not installed")
+def test_amqtt_serves_this_machine_alone(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["--listen", "0.0.0.0", "--plain", "--set", "broker.kind=amqtt", "--out", str(out)]
+    assert main(["coordinator", str(experiment), "--headless", *arguments]) == 1
+    assert "broker: must be mosquitto or nats beyond this machine, got amqtt" in error_of(capsys)
+    assert not out.exists()
 
 
 def test_debug_adds_the_traceback_and_changes_nothing_else(
