@@ -50,6 +50,9 @@ class Score:
     correct: int
     loss_sum: float
     """Sum of the losses over the examples, nats."""
+    bytes_down: int | None = None
+    """Bytes of the model that the device downloaded to evaluate it; None if the coordinator
+    evaluated it."""
 
 
 class Evaluator(Protocol):

@@ -74,7 +74,7 @@ TransportFactory: TypeAlias = Callable[[Will], Transport]
 
 DISTRIBUTION = "fairbed"
 
-SKILLS = ("loss", "personal", "privacy")
+SKILLS = ("loss", "personal", "privacy", "test")
 """Requests served beside the training of a global model."""
 
 

@@ -1,4 +1,7 @@
-"""The current assignment of a device: at most one round or loss query, always the newest."""
+"""The current assignment of a device: at most one round, loss query or test, always the newest.
+
+A test never ends other work: it waits until the round is over, and a newer round ends it.
+"""
 
 import asyncio
 import logging
@@ -28,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class CurrentAssignment:
-    """Starts, replaces and ends rounds and loss queries; any message may arrive twice.
+    """Starts, replaces and ends rounds, loss queries and tests; any message may arrive twice.
 
     Args:
         context: Parts of the agent that a round uses.
@@ -60,9 +63,13 @@ class CurrentAssignment:
         """Failure of the newest round, sent again if the request is repeated."""
         self._evaluation: DeviceEvaluation | None = None
         self._newest_evaluation: tuple[int, int] | None = None
-        """Round and attempt of the newest `EvaluateRequest`."""
+        """Round and attempt of the newest loss query."""
+        self._newest_test: tuple[int, int] | None = None
+        """Round and attempt of the newest test."""
+        self._waiting_test: tuple[EvaluateRequest, float] | None = None
+        """A test that waits for the end of the current work, and when it arrived."""
         self._reply: EvaluateReply | None = None
-        """Reply to the newest `EvaluateRequest`, kept until its round begins."""
+        """Reply to the newest `EvaluateRequest`, kept until the next round begins."""
 
     @property
     def round_id(self) -> int | None:
@@ -120,6 +127,9 @@ class CurrentAssignment:
 
         A device that missed the previous round is cold: the loss query then pays the cold start.
         """
+        if request.split == "test":
+            self._on_test_request(request, arrived_s)
+            return
         key = (request.round, request.attempt)
         if self._newest_train is not None and key <= self._newest_train:
             return  # the round of this request has begun
@@ -140,9 +150,47 @@ class CurrentAssignment:
         self.stop("a newer loss query arrived")
         self._drop_if_missed(request.round)
         self._newest_evaluation, self._failed, self._reply = key, None, None
-        self._evaluation = DeviceEvaluation(request, arrived_s, context)
+        self._start_evaluation(request, arrived_s)
+
+    def _on_test_request(self, request: EvaluateRequest, arrived_s: float) -> None:
+        """Start a test as soon as the device is idle; repeat the last message for a duplicate."""
+        key = (request.round, request.attempt)
+        if any(
+            newest is not None and key < newest
+            for newest in (self._newest_train, self._newest_evaluation)
+        ):
+            return  # a later round has begun
+        if self._newest_test is not None and key <= self._newest_test:
+            if key == self._newest_test:
+                self.repeat()
+            return
+        if (
+            Event.EVALUATE_REQUESTED not in TRANSITIONS[self._phase()]
+            or not self._context.worker.is_prepared
+        ):
+            self._report_failure(request, "not ready: task and data are not prepared")
+            return
+        if problem := self._context.worker.owner_problem(request):
+            self._report_failure(request, problem)
+            return
+        self._newest_test, self._failed = key, None
+        self._waiting_test = request, arrived_s
+        self._start_waiting_test()
+
+    def _start_waiting_test(self) -> None:
+        waiting = self._waiting_test
+        if waiting is None or self._round is not None or self._evaluation is not None:
+            return
+        self._waiting_test = self._reply = None
+        if Event.EVALUATE_REQUESTED in TRANSITIONS[self._phase()]:
+            self._start_evaluation(*waiting)
+        else:
+            self._newest_test = None  # the link was lost: the coordinator sends it again
+
+    def _start_evaluation(self, request: EvaluateRequest, arrived_s: float) -> None:
+        self._evaluation = DeviceEvaluation(request, arrived_s, self._context)
         self._step(Event.EVALUATE_REQUESTED)
-        name = f"agent[{context.name}].evaluation-{request.round}"
+        name = f"agent[{self._context.name}].evaluation-{request.round}"
         self._group.start_soon(self._run_evaluation, self._evaluation, name=name)
 
     def _drop_if_missed(self, round_id: int) -> None:
@@ -176,6 +224,8 @@ class CurrentAssignment:
             self.stop(cancel.reason or "cancelled")
             self._step(Event.ENDED)
             self._on_end()
+        elif self._waiting_test is not None and self._waiting_test[0].round == cancel.round:
+            self._waiting_test = None
         elif self._newest_evaluation is not None and self._newest_evaluation[0] == cancel.round:
             self._reply = None
             self._context.worker.drop_evaluated()
@@ -208,6 +258,7 @@ class CurrentAssignment:
 
     def stop(self, reason: str) -> None:
         """Drop the current work without a message to the coordinator."""
+        self._waiting_test = None
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None:
             _log.info(
@@ -224,7 +275,8 @@ class CurrentAssignment:
 
     def forget(self) -> None:
         """Forget round numbers, as another coordinator has its own; a warm device stays warm."""
-        self._newest_train = self._failed = self._newest_evaluation = self._reply = None
+        self._newest_train = self._newest_evaluation = self._newest_test = None
+        self._failed = self._reply = None
 
     async def _run(self, started: DeviceRound) -> None:
         failure: str | None = None
@@ -239,6 +291,7 @@ class CurrentAssignment:
             self._report_failure(started.train, failure)
             self._step(Event.ENDED)
         self._on_end()
+        self._start_waiting_test()
         self._group.start_soon(
             self._trim_later, self._newest_train, name=f"agent[{self._context.name}].trim"
         )
@@ -261,6 +314,7 @@ class CurrentAssignment:
             self._context.publisher.publish(reply)
             self._step(Event.EVALUATE_REPLIED)
         self._on_end()
+        self._start_waiting_test()
 
     async def _trim_later(self, newest: tuple[int, int] | None) -> None:
         await anyio.sleep(TRIM_DELAY_S)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.errors import DataError, NotPrepared
 from fairbed.device_agent.host import Meter
-from fairbed.wire.messages import Manifest
-from fairbed.wire.shard import decode_shard
+from fairbed.wire.messages import HeldOut, Manifest
+from fairbed.wire.shard import decode_shard, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,9 @@ class BlobCache:
                 total -= size
 
 
+MIN_DIVIDED = 2
+"""Least examples of which one can be held out."""
+
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
@@ -140,48 +143,75 @@ class CachedShard:
 class OwnData:
     """An `.npz` file with arrays `x` and `y` that never leaves the device.
 
-    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels. Arrays
-    `x_test` and `y_test` are held-out examples, which score a personal model.
+    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels. Test
+    examples are the arrays `x_test` and `y_test`; without them a share of x and y, stratified by
+    class, drawn with a seed and the name of the device, so always the same.
+
+    Args:
+        path: The file.
+        held_out: Share and seed of the test examples; None: without `x_test` there are none.
+        device: Name of the device.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, held_out: HeldOut | None = None, device: str = "") -> None:
         self.path = path
+        self._held_out = held_out
+        self._device = device
 
     def load(self, meter: Meter) -> tuple[Examples, NDArray[np.int64]]:
-        """Read the file.
-
-        Raises:
-            DataError: It cannot be read, or its arrays break a rule.
-        """
-        x, y = self._read("x", "y")
-        meter.read(self.path.stat().st_size)
-        return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
-
-    def held_out(self) -> tuple[Examples, NDArray[np.int64]] | None:
-        """Read the held-out examples; None if the file has none.
+        """Read the training examples.
 
         Raises:
             DataError: The file cannot be read, or its arrays break a rule.
         """
-        if not self._has("x_test"):
+        x, y = self._read("x", "y")
+        meter.read(self.path.stat().st_size)
+        if not self._has_tests():
+            rows, _ = self._divided(_checked_y(self.path, y))
+            x, y = x[rows], y[rows]
+        return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
+
+    def held_out(self) -> tuple[Examples, NDArray[np.int64]] | None:
+        """Read the test examples; None if there are none.
+
+        Raises:
+            DataError: The file cannot be read, or its arrays break a rule.
+        """
+        if self._has_tests():
+            x, y = self._read("x_test", "y_test")
+        else:
+            x, y = self._read("x", "y")
+            _, rows = self._divided(_checked_y(self.path, y))
+            x, y = x[rows], y[rows]
+        if not len(y):
             return None
-        x, y = self._read("x_test", "y_test")
         return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
 
     def count(self) -> int:
-        """Return n_k, the number of examples, and check the file.
+        """Return the number of examples in `x`, and check the file.
 
         Raises:
             DataError: It cannot be read, or its arrays break a rule.
         """
         x, y = self._read("x", "y")
         _checked_x(self.path, x, len(y))
+        if self._has_tests():
+            self.held_out()
         return len(_checked_y(self.path, y))
 
-    def _has(self, name: str) -> bool:
+    def _divided(self, y: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of training and test examples; one example alone is for training."""
+        rows = np.arange(len(y))
+        if self._held_out is None or len(y) < MIN_DIVIDED:
+            return rows, rows[:0]
+        _, classes = np.unique(y, return_inverse=True)
+        seed = np.random.SeedSequence([self._held_out.seed, *self._device.encode()])
+        return split(rows, classes, self._held_out.fraction, np.random.default_rng(seed))
+
+    def _has_tests(self) -> bool:
         try:
             with np.load(_zipped(self.path), allow_pickle=False) as arrays:
-                return name in arrays.files
+                return not {"x_test", "y_test"}.isdisjoint(arrays.files)
         except _UNREADABLE:
             return False
 
@@ -203,9 +233,10 @@ class OwnData:
                 f"{self.path}: must be a readable .npz file, got: {reason}; check the path"
             ) from exc
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+            remedy = "; remove both to hold out a share of x" if x_name == "x_test" else ""
             raise DataError(
                 f"{self.path}: {x_name} must be (n, ...) and {y_name} (n,) with n >= 1, "
-                f"got {x.shape}, {y.shape}"
+                f"got {x.shape}, {y.shape}{remedy}"
             )
         return x, y
 

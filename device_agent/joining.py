@@ -19,10 +19,15 @@ from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, Phase
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import Hello, Manifest, Welcome
+from fairbed.wire.messages import HeldOut, Hello, Manifest, Welcome
 from fairbed.wire.transport.client import backoff_s
 
 _log = logging.getLogger(__name__)
+
+NO_TEST_EXAMPLES = (
+    "no test example, so the model has no accuracy on this device: the file must have 2 examples "
+    "or more, got 1; or add arrays x_test and y_test"
+)
 
 ATTEMPTS = 2
 """Downloads of a blob before the preparation fails; a second one follows a wrong hash."""
@@ -42,7 +47,7 @@ class Preparation:
         self._cache = cache
         self._prober = prober
         self._own_data = own_data
-        self._prepared_for: tuple[Manifest, Manifest | None] | None = None
+        self._prepared_for: tuple[Manifest, Manifest | None, HeldOut | None] | None = None
 
     def is_done(self, welcome: Welcome) -> bool:
         """Return whether the device is prepared for the task and shard of this welcome."""
@@ -65,7 +70,7 @@ class Preparation:
         await self._ensure(welcome.task, "task")
         examples: ExampleSource
         if self._own_data is not None:
-            examples = OwnData(self._own_data)
+            examples = OwnData(self._own_data, welcome.held_out, self._context.name)
         elif welcome.shard is not None:
             await self._ensure(welcome.shard, "shard")
             examples = CachedShard(self._cache, welcome.shard)
@@ -74,6 +79,8 @@ class Preparation:
                 "data: the coordinator assigned no shard; start the agent with --data FILE.npz"
             )
         await self._context.worker.prepare(welcome.task, examples)
+        if welcome.held_out is not None and self._context.worker.n_test == 0:
+            _log.warning("%s: data: %s", self._context.name, NO_TEST_EXAMPLES)
         await self._prober.measure()
 
     async def _ensure(self, manifest: Manifest, kind: str) -> None:
@@ -101,8 +108,8 @@ class Preparation:
         await anyio.to_thread.run_sync(keep)
 
 
-def _required(welcome: Welcome) -> tuple[Manifest, Manifest | None]:
-    return welcome.task, welcome.shard
+def _required(welcome: Welcome) -> tuple[Manifest, Manifest | None, HeldOut | None]:
+    return welcome.task, welcome.shard, welcome.held_out
 
 
 class Joining:

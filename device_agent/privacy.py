@@ -98,7 +98,12 @@ def owner_problem(request: Train | EvaluateRequest, min_noise_multiplier: float)
         f"the owner of this device wants a noise_multiplier of at least {min_noise_multiplier:g}"
     )
     if isinstance(request, EvaluateRequest):
-        return f"privacy: {needs}, which no loss has; select without loss queries"
+        remedy = (
+            "select without loss queries"
+            if request.split == "train"
+            else 'evaluation.own_data can be "server-test-set" or "off"'
+        )
+        return f"privacy: {needs}, which no loss has; {remedy}"
     got = 0.0 if request.privacy is None else request.privacy.noise_multiplier
     if got >= min_noise_multiplier:
         return ""

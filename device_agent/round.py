@@ -1,4 +1,4 @@
-"""The work of one device: a round, from `Train` to `UploadResult`, or a loss query.
+"""The work of one device: a round, from `Train` to `UploadResult`, or an evaluation.
 
 `DeviceRound` handles a `Train`, `DeviceEvaluation` an `EvaluateRequest`. Both have a `Deadline`,
 which is extended while the coordinator or the broker is offline.
@@ -408,7 +408,7 @@ class DeviceEvaluation:
             if not deadline.is_over():
                 raise
         if reply is None and not deadline.is_stopped:
-            raise RoundFailed(f"no loss within {self.request.limit_s:g} s")
+            raise RoundFailed(f"no result within {self.request.limit_s:g} s")
         return None if deadline.is_stopped else reply
 
     def stop(self) -> None:
@@ -417,7 +417,9 @@ class DeviceEvaluation:
 
     async def _work(self) -> EvaluateReply:
         context, request = self._context, self.request
-        pull = await context.pulls.fetch(context.worker.blob_for(request))
+        blob = context.worker.blob_for(request)
+        # Many devices are tested at once: the rate of that moment is not the rate of a round.
+        pull = await context.pulls.fetch(blob, measures_link=request.split == "train")
         should_stop = self.deadline.is_over
         result = await context.worker.evaluate(
             EvaluationJob(request, pull.download, self._watch, should_stop)
@@ -431,6 +433,7 @@ class DeviceEvaluation:
             attempt=self.request.attempt,
             loss=result.loss,
             n=result.n,
+            correct=result.correct,
             was_cold=result.was_cold,
             download_s=watch["download"],
             decode_s=watch["decode"],

@@ -245,8 +245,13 @@ class Pulls:
         self._link = link
         self._by_blob: dict[bytes, Pull] = {}
 
-    async def fetch(self, manifest: Manifest) -> Pull:
-        """Download a blob and measure the downlink with it; the hash is not verified yet."""
+    async def fetch(self, manifest: Manifest, *, measures_link: bool = True) -> Pull:
+        """Download a blob; the hash is not verified yet.
+
+        Args:
+            manifest: The blob.
+            measures_link: The download counts for the estimate of the downlink.
+        """
         source: Source
         if manifest.kind == "shard":
             source = PrivateSource(self._publisher, manifest)
@@ -260,7 +265,7 @@ class Pulls:
         finally:
             if self._by_blob.get(manifest.id) is pull:
                 del self._by_blob[manifest.id]
-        if pull.elapsed_s is not None:
+        if measures_link and pull.elapsed_s is not None:
             self._link.on_transfer("down", manifest.size_bytes, pull.elapsed_s, self._clock.now())
         return pull
 

@@ -103,7 +103,7 @@ class PersonalResult:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """Work of one loss query for the training thread."""
+    """Work of one `EvaluateRequest` for the training thread."""
 
     request: EvaluateRequest
     model: Download
@@ -122,6 +122,8 @@ class EvaluationResult:
     n: int
     """Number of examples evaluated."""
     was_cold: bool
+    correct: int | None = None
+    """Test examples that are classified correctly; None for training examples."""
 
 
 _log = logging.getLogger(__name__)
@@ -152,6 +154,7 @@ class _PreparedTask:
     spec: TaskSpec
     examples: ExampleSource
     n_k: int
+    n_test: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +256,11 @@ class TrainingThread:
         """Training examples of the device; 0 before it is prepared."""
         return self._task.n_k if self._task is not None else 0
 
+    @property
+    def n_test(self) -> int:
+        """Test examples of the device; 0 before it is prepared."""
+        return self._task.n_test if self._task is not None else 0
+
     def has_model(self, train: Train) -> bool:
         """Return whether the model of a round is on the device since its loss query."""
         evaluated = self._evaluated
@@ -274,7 +282,7 @@ class TrainingThread:
         """
         if self._task is None:
             raise RoundFailed(NO_TASK)
-        return self._coder.blob_for(train, _layout_of(self._task.spec, train))
+        return self._coder_for(train).blob_for(train, _layout_of(self._task.spec, train))
 
     async def prepare(self, task: Manifest, examples: ExampleSource) -> None:
         """Check task and data together, then free both: the first round has a cold start.
@@ -317,7 +325,8 @@ class TrainingThread:
         Raises:
             RoundFailed: A step failed; the message names it.
         """
-        return await self._in_thread(lambda: self._with_round_errors(lambda: self._evaluate(job)))
+        work = self._test if job.request.split == "test" else self._evaluate
+        return await self._in_thread(lambda: self._with_round_errors(lambda: work(job)))
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
         # anyio waits for the thread, which stops by itself between mini-batches.
@@ -332,10 +341,16 @@ class TrainingThread:
             with self._host.pace.section("load") as meter:
                 x, y = examples.load(meter)
             _check_data(engine, x, y)
+            n_k, n_test = len(y), 0
+            del x, y
+            held_out = examples.held_out()
+            if held_out is not None:
+                _check_data(engine, *held_out, name="test data")
+                n_test = len(held_out[1])
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
-        self._task = _PreparedTask(manifest, artifact.spec, examples, len(y))
-        del engine, x, y
+        self._task = _PreparedTask(manifest, artifact.spec, examples, n_k, n_test)
+        del engine, held_out
         release_memory()
 
     def _drop(self) -> None:
@@ -579,6 +594,44 @@ class TrainingThread:
         self._evaluated = _EvaluatedModel(request.model.sha256, received)
         return EvaluationResult(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
 
+    def _test(self, job: EvaluationJob) -> EvaluationResult:
+        """Evaluate a model on the test examples, and leave everything else as it was.
+
+        A cold device opens a session of its own and stays cold; the model is not kept.
+        """
+        task, request, watch = self._task, job.request, job.watch
+        if task is None:
+            raise NotPrepared(NO_TASK)
+        layout, should_stop = _layout_of(task.spec, request), job.should_stop
+        received = self._downloaded_vector(request, layout, job.model, watch, should_stop)
+        vector = received[: task.spec.layout.n_values]
+        watch.lap("decode")
+        loaded = self._loaded
+        with self._section("load", should_stop):
+            if loaded is None:
+                engine = self._open_engine(self._artifact(task.manifest), self._threads)
+            else:
+                engine = loaded.engine
+            held_out = task.examples.held_out()
+        watch.lap("load")
+        loss, n, correct = 0.0, 0, 0
+        if held_out is not None:
+            x, y = held_out
+            with self._section("evaluate", should_stop) as meter:
+                loss, accuracy = trainer.evaluate(engine, vector, x, y, meter)
+            n, correct = len(y), round(accuracy * len(y))
+            del x, y
+        watch.lap("evaluate")
+        del engine, held_out
+        if loaded is None:
+            release_memory()
+        return EvaluationResult(max(0.0, loss), n, loaded is None, correct)
+
+    def _coder_for(self, request: Train | EvaluateRequest) -> Coder:
+        """Return the decoder of a request; a test must not change the base of the next model."""
+        is_test = isinstance(request, EvaluateRequest) and request.split == "test"
+        return Coder() if is_test else self._coder
+
     def _model_vector(self, job: TrainingJob, layout: Layout) -> NDArray[np.float32]:
         """Return the model of a round, shape (n_values,)."""
         evaluated, self._evaluated = self._evaluated, None
@@ -599,6 +652,7 @@ class TrainingThread:
         should_stop: Callable[[], bool],
     ) -> NDArray[np.float32]:
         """Verify and decode a downloaded model; return its vector, shape (n_values,)."""
+        coder = self._coder_for(request)
         model.verify()
         if model.manifest.id == request.model.id:
             vector = vector_from_bytes(model.data, layout.n_values)
@@ -606,8 +660,8 @@ class TrainingThread:
         else:
             watch.lap("download")
             with self._section("decode", should_stop):
-                vector = self._coder.decode(request, layout, model.data)
-        self._coder.keep(request, vector)
+                vector = coder.decode(request, layout, model.data)
+        coder.keep(request, vector)
         return vector
 
     @contextmanager
@@ -676,7 +730,7 @@ def _hash_of(task: _PreparedTask) -> bytes:
     return task.manifest.sha256
 
 
-def _check_data(engine: Engine, x: Examples, y: NDArray[np.int64]) -> None:
+def _check_data(engine: Engine, x: Examples, y: NDArray[np.int64], name: str = "data") -> None:
     """Check that the data fits the task.
 
     Raises:
@@ -685,10 +739,10 @@ def _check_data(engine: Engine, x: Examples, y: NDArray[np.int64]) -> None:
     classes = engine.spec.classes
     if len(y) == 0 or y.min() < 0 or y.max() >= classes:
         got = f"{y.min()}..{y.max()}" if len(y) else "no examples"
-        raise ValueError(f"data: labels must be in 0..{classes - 1}, got {got}")
+        raise ValueError(f"{name}: labels must be in 0..{classes - 1}, got {got}")
     if x.dtype != engine.spec.x_dtype or x[0].size != int(np.prod(engine.spec.x_shape)):
         raise ValueError(
-            f"data: examples must be {engine.spec.x_dtype} {engine.spec.x_shape}, "
+            f"{name}: examples must be {engine.spec.x_dtype} {engine.spec.x_shape}, "
             f"got {x.dtype} {x.shape[1:]}"
         )
     engine.evaluate(np.zeros(engine.spec.layout.n_values, np.float32), x[:1], y[:1])

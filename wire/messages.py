@@ -230,28 +230,45 @@ def is_device_name(name: str) -> bool:
     return re.fullmatch(NAME_PATTERN, name) is not None
 
 
-class EvaluateRequest(Message, frozen=True, kw_only=True, tag="evaluate-request"):
-    """Evaluate the model of a round before the selection, and send an `EvaluateReply`.
+class HeldOut(Message, frozen=True, kw_only=True, tag="held-out"):
+    """How a device divides its own examples into training and test examples."""
 
-    The device keeps the model until the next `Train`, `EvaluateRequest` or `Cancel`, so it needs no
-    download if it is selected. Sent only to devices that name the skill `loss`.
+    fraction: Annotated[float, Meta(gt=0.0, lt=1.0)]
+    """Share of the examples that is for tests, in each class; ignored if the device's file has test
+    examples."""
+    seed: Count
+    """With the name of the device it seeds the draw, so that a restarted device repeats it."""
+
+
+class EvaluateRequest(Message, frozen=True, kw_only=True, tag="evaluate-request"):
+    """Evaluate a model, and send an `EvaluateReply`.
+
+    On training examples, before the selection of the round: the device keeps the model until the
+    next `Train`, `EvaluateRequest` or `Cancel`, so it needs no download if it is selected. Sent
+    only to devices that name the skill `loss`.
+
+    On test examples, after the round, so that no measured time includes it: afterwards the device
+    is as it was, with the same model, session and link estimate. Sent only to devices with own data
+    that name the skill `test`.
     """
 
     round: RoundId
     attempt: Count = 0
     model: Manifest
     examples: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    """Size of the mini-batch to evaluate; None is the whole training set."""
+    """Size of the mini-batch to evaluate; None is the whole training set, or test set."""
     seed: Count
     """Seed that draws the mini-batch."""
     limit_s: Seconds
     """Time that the coordinator waits for the reply; after it the device may stop."""
     coding: Coding = Coding()
     """Encoding of the model; by default float32."""
+    split: Literal["train", "test"] = "train"
+    """The examples to evaluate."""
 
 
 class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
-    """The loss of the model in an `EvaluateRequest`.
+    """The result of an `EvaluateRequest`.
 
     The durations are consecutive laps, from the arrival of `EvaluateRequest` to the reply.
     """
@@ -260,7 +277,7 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     attempt: Count = 0
     """Attempt of the `EvaluateRequest`."""
     loss: Annotated[float, Meta(ge=0.0)]
-    """Mean over the examples, in nats."""
+    """Mean over the examples, in nats; 0 without examples."""
     n: Count
     """Number of examples evaluated."""
     was_cold: bool
@@ -271,6 +288,13 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     evaluate_s: Seconds
     pulled: BlobId | None = None
     """The downloaded blob; None if it was `EvaluateRequest.model`."""
+    correct: Count | None = None
+    """Test examples that are classified correctly; None for training examples."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.correct is not None and self.correct > self.n:
+            raise ValueError(f"correct must be at most n, got {self.correct} of {self.n}")
 
 
 # --- status, retained ---------------------------------------------------------------------------
@@ -322,8 +346,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
     """Codecs beside float32 (`wire.codecs.CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """Requests served beside the training of a global model: `loss`, `personal`, `privacy`; unknown
-    names are ignored."""
+    """Requests served beside the training of a global model: `loss`, `personal`, `privacy`, `test`;
+    unknown names are ignored."""
     min_noise_multiplier: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Least `Privacy.noise_multiplier` that the owner accepts; 0 accepts training without noise."""
     local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
@@ -537,6 +561,9 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """Private data to download; None for a device with its own data."""
     max_chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] = MAX_CHUNK_BYTES
     """The largest chunk that the broker accepts, as measured by the coordinator."""
+    held_out: HeldOut | None = None
+    """How a device with own data holds out test examples; None: it trains on all of them. Sent only
+    to devices that name the skill `test`."""
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):

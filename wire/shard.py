@@ -1,4 +1,7 @@
-"""The shard of a device as it is sent: private, sent once, cached by content hash."""
+"""The examples of a device: a shard as it is sent, and the division into training and test.
+
+A shard is private, sent once, and cached by its content hash.
+"""
 
 from typing import Annotated, Literal
 
@@ -89,3 +92,35 @@ def decode_shard(blob: Buffer) -> Shard:
         DecodeError: The bytes are not a shard.
     """
     return unpack(_DECODER, blob, "shard")
+
+
+def split(
+    rows: NDArray[np.int64], y: NDArray[np.int64], test_fraction: float, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide one device's examples into training and test, each class in proportion.
+
+    The test part has round(test_fraction x n) examples, at least one and at most n - 1. The largest
+    remainder method divides it over the classes: each is within one of its exact share.
+
+    Args:
+        rows: Examples of the device, shape (n,), n >= 2.
+        y: Class of each, shape (n,).
+        test_fraction: Share that is held out, between 0 and 1.
+        rng: Source of randomness.
+
+    Returns:
+        Training and test rows, ascending, shapes (n - t,) and (t,).
+    """
+    n = len(rows)
+    n_test = min(max(1, round(test_fraction * n)), n - 1)
+    sizes = np.bincount(y)
+    exact = sizes * (n_test / n)
+    quota = np.floor(exact).astype(np.int64)
+    by_remainder = np.argsort(-(exact - quota), kind="stable")
+    quota[by_remainder[: n_test - quota.sum()]] += 1
+    shuffled = rng.permutation(n)
+    grouped = shuffled[np.argsort(y[shuffled], kind="stable")]
+    rank_in_class = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_test = np.zeros(n, np.bool_)
+    is_test[grouped[rank_in_class < np.repeat(quota, sizes)]] = True
+    return np.sort(rows[~is_test]), np.sort(rows[is_test])

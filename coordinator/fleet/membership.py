@@ -9,13 +9,20 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.ports import ShardSource
-from fairbed.coordinator.state.registry import NEVER, Device, Registry, clamped_values
+from fairbed.coordinator.state.registry import (
+    NEVER,
+    Device,
+    Registry,
+    bounded_n_k,
+    clamped_values,
+)
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import DeviceRow, TelemetryRow
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.messages import (
     Capabilities,
     Context,
+    HeldOut,
     Hello,
     LinkProbe,
     LinkProbeReply,
@@ -48,6 +55,7 @@ class Fleet:
         welcome: Welcome,
         side_traffic: SideTraffic,
         exchange: ExchangeConfig,
+        held_out: HeldOut | None = None,
     ) -> None:
         self.registry = registry
         self._publisher = publisher
@@ -57,9 +65,12 @@ class Fleet:
         self._welcome = welcome
         self._side_traffic = side_traffic
         self._exchange = exchange
+        self._held_out = held_out
         self._manifests: dict[str, Manifest] = {}
         self._clamped: set[tuple[str, str]] = set()
         """Device and name of each clamped value that has an event already: one event per run."""
+        self._recorded_n_k: dict[str, int] = {}
+        """Training examples of each device, in its row of the store."""
         self._changed = anyio.Event()
         self._is_linked = anyio.Event()
         self._missing = 0
@@ -117,7 +128,9 @@ class Fleet:
             device.n_registered = n_k
         if is_new:
             self._record(device, was_known)
-        self._publisher.publish(name, msgspec.structs.replace(self._welcome, shard=shard))
+        held_out = self._held_out if device.can_test else None
+        welcome = msgspec.structs.replace(self._welcome, shard=shard, held_out=held_out)
+        self._publisher.publish(name, welcome)
         return is_new and was_known
 
     def on_context(self, name: str, context: Context) -> bool:
@@ -140,6 +153,8 @@ class Fleet:
                 self._event_log.event("clamped", text, level="warning", device=name)
         if context.is_ready:
             self._private.drop(name)
+            if bounded_n_k(device) != self._recorded_n_k.get(name):
+                self._record_n_k(device)
         self._event_log.add(
             TelemetryRow(
                 at_s=self._event_log.at_s(now),
@@ -197,22 +212,27 @@ class Fleet:
         self._event_log.warn("refused", reason, device=name)
         self._publisher.publish(name, Refuse(reason=reason, is_final=is_final))
 
-    def _record(self, device: Device, was_known: bool) -> None:
-        capabilities = device.capabilities
-        assert capabilities is not None
+    def _record_n_k(self, device: Device) -> None:
+        """Write the row of a device; its own data are fewer once it has held out test examples."""
         if device.first_seen_s is None:
             device.first_seen_s = self._event_log.at_s()
+        n_k = self._recorded_n_k[device.name] = bounded_n_k(device)
         self._event_log.add(
             DeviceRow(
                 name=device.name,
                 row=device.row,
                 first_seen_s=device.first_seen_s,
-                n_k=device.n_registered,
-                capabilities=msgspec.json.encode(capabilities).decode(),
+                n_k=n_k,
+                capabilities=msgspec.json.encode(device.capabilities).decode(),
                 has_own_data=device.has_own_data,
                 kind="emulated" if device.name in self.registry.emulated else "physical",
             )
         )
+
+    def _record(self, device: Device, was_known: bool) -> None:
+        capabilities = device.capabilities
+        assert capabilities is not None
+        self._record_n_k(device)
         self._event_log.event(
             "rejoined" if was_known else "joined",
             f"{capabilities.cores} cores, {capabilities.engine}, {device.n_registered} examples",
@@ -248,6 +268,16 @@ class Fleet:
                 "skill",
                 "its agent cannot train a personal model, so it trains the global one alone; "
                 "update its agent",
+                level="warning",
+                device=device.name,
+            )
+        if self._held_out is not None and device.has_own_data and not device.can_test:
+            self._event_log.event(
+                "skill",
+                "its agent cannot test the model on its own data, so it has no accuracy; update "
+                "its agent"
+                if not capabilities.min_noise_multiplier
+                else "its owner demands noise, which a test has not, so it has no accuracy",
                 level="warning",
                 device=device.name,
             )

@@ -12,6 +12,7 @@ from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.wire.messages import (
     MAX_OPTIONS,
+    HeldOut,
     Hyperparameters,
     Lambda,
     LambdaChoice,
@@ -775,6 +776,11 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
 
     every: Annotated[int, Meta(ge=0)] = 1
     """Rounds between evaluations; 0: only after the last round."""
+    own_data: Literal["devices", "off"] = "devices"
+    """Accuracy of a device with own data: it tests the model on `data.test_fraction` of its
+    examples, or on test examples in its file; off: it trains on all examples, without a test."""
+    timeout_s: Duration | None = None
+    """Longest wait for these tests after a round; not set: `round.deadline_s`."""
 
     def is_due(self, round_id: int, rounds: int) -> bool:
         """Return whether the model after a round is evaluated, in a run of `rounds` rounds."""
@@ -798,6 +804,13 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     exchange: ExchangeConfig = ExchangeConfig()
     personalisation: PersonalisationConfig = PersonalisationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    held_out: HeldOut | None = None
+    """How devices with own data hold out test examples; None: they do not."""
+
+    @property
+    def test_timeout_s(self) -> float:
+        """Longest wait for tests by devices, seconds."""
+        return self.evaluation.timeout_s or self.round.deadline_s
 
     @property
     def cohort_size(self) -> int:

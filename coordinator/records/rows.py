@@ -486,6 +486,7 @@ def metric_rows(
             n=score.n,
             accuracy=score.correct / score.n,
             loss=finite(score.loss_sum / score.n),
+            bytes_down=score.bytes_down,
         )
         for name, score in tested.items()
     ]
@@ -509,4 +510,5 @@ def metric_rows(
         loss_mean=finite(summary.loss_mean),
         loss_std=finite(summary.loss_std),
         evaluate_s=evaluate_s,
+        devices=len(tested),
     )

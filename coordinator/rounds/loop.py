@@ -3,7 +3,7 @@
 Start reading at `TrainingLoop.run_round`: it is one complete round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -24,7 +24,7 @@ from fairbed.coordinator.policy.selection import (
     Selection,
     SelectionBuilder,
 )
-from fairbed.coordinator.ports import Evaluator
+from fairbed.coordinator.ports import Evaluator, Score
 from fairbed.coordinator.records.rows import (
     exchange_row,
     fleet_rows,
@@ -46,6 +46,7 @@ from fairbed.coordinator.rounds.loop_lag import LagMeter
 from fairbed.coordinator.rounds.loss_query import LossQueries
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.rounds.model_versions import ModelVersions
+from fairbed.coordinator.rounds.own_data import OwnDataTests
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.rounds.update_store import UpdateStore
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState, upload_slots
@@ -131,6 +132,7 @@ class RunServices:
     assignments: Assignments
     loss_queries: LossQueries
     personal_scores: PersonalScores
+    own_data_tests: OwnDataTests
     executor: RoundExecutor
     event_log: EventLog
     loop_lag: LagMeter
@@ -241,8 +243,8 @@ class TrainingLoop:
         closed_at = await self._merge(closed)
         self._learn(closed)
         row = await self._record(closed, closed_at)
-        metric = await self._evaluate(round_id)
         await self._wait_for_personal_scores(closed)
+        metric = await self._evaluate(closed)
         cohort = tuple(closed.table.exchanges)
         self._services.on_progress(RoundProgress(round=row, cohort=cohort, metric=metric))
 
@@ -507,13 +509,26 @@ class TrainingLoop:
         )
         return row
 
-    async def _evaluate(self, round_id: int) -> MetricRow | None:
+    async def _evaluate(self, closed: ClosedRound) -> MetricRow | None:
         """Evaluate the new model if that is due: last, because no duration may include it."""
-        evaluator = self._services.evaluator
-        is_due = self._config.evaluation.is_due(round_id, self._config.rounds)
-        if evaluator is None or not is_due:
+        table, log, evaluator = closed.table, self._event_log, self._services.evaluator
+        if not self._config.evaluation.is_due(table.id, self._config.rounds):
             return None
-        return await evaluate_fleet(evaluator, self._event_log, round_id, self._versions.vector)
+        started = log.now()
+        scores = await self._services.own_data_tests.run(table.id, table.attempt)
+        if evaluator is not None:
+            of_shards = await evaluate_shards(evaluator, log, table.id, self._versions.vector)
+            scores |= {
+                name: score
+                for name, score in of_shards.items()
+                if (device := self._registry.get(name)) is None or not device.has_own_data
+            }
+        devices, metric = metric_rows(table.id, scores, log.at_s(), log.now() - started)
+        for row in devices:
+            log.add(row)
+        if metric is not None:
+            log.add(metric)
+        return metric
 
     async def _wait_for_personal_scores(self, closed: ClosedRound) -> None:
         """Wait until the devices of this round have scored their personal models.
@@ -590,25 +605,16 @@ class TrainingLoop:
             )
 
 
-async def evaluate_fleet(
+async def evaluate_shards(
     evaluator: Evaluator, event_log: EventLog, round_id: int, vector: Vector
-) -> MetricRow | None:
-    """Evaluate `vector`, shape (n_values,), on every device's held-out data, and write the rows.
+) -> Mapping[str, Score]:
+    """Return the scores of a model on the held-out examples of shards, by name of the device.
 
-    Returns:
-        The row over all devices; None if the evaluation failed: training continues without it.
+    `vector` has shape (n_values,). Empty if the evaluation failed: training continues without it.
     """
-    started = event_log.now()
     try:
-        scores = await anyio.to_thread.run_sync(evaluator.evaluate, vector, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(evaluator.evaluate, vector, abandon_on_cancel=True)
     except Exception as exc:  # any error: evaluation must not end the run
         text = f"{type(exc).__name__}: {exc}"
         event_log.event("not evaluated", text, level="warning", round_id=round_id)
-        return None
-    took_s = event_log.now() - started
-    devices, metric = metric_rows(round_id, scores, event_log.at_s(), took_s)
-    for row in devices:
-        event_log.add(row)
-    if metric is not None:
-        event_log.add(metric)
-    return metric
+        return {}

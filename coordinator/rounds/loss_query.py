@@ -1,7 +1,8 @@
 """Loss queries: requests to evaluate the model on devices before a selection, and their replies.
 
 `LossQueries` decides per round whether the selector needs losses. `LossQueryExecutor` sends the
-requests and feeds the replies into the table of the query (`state.loss_query.LossQuery`).
+requests, those of tests after a round included, and feeds the replies into the table of the query
+(`state.loss_query.LossQuery`).
 """
 
 from collections.abc import Collection, Mapping
@@ -24,7 +25,7 @@ from fairbed.wire.messages import Cancel, EvaluateReply, EvaluateRequest, Failed
 
 
 class LossQueryExecutor:
-    """Executes one loss query at a time; replies to other queries are ignored."""
+    """Executes one loss query or test at a time; replies to others are ignored."""
 
     def __init__(self, publisher: Publisher, event_log: EventLog) -> None:
         self._publisher = publisher
@@ -144,7 +145,8 @@ class LossQueryExecutor:
     def _cancel(self, query: LossQuery, device: str) -> None:
         """Log the outcome and cancel the device's work on the query."""
         ended = query.devices[device]
-        text = f"its loss query ended: {ended.reason}"
+        is_test = self._requests[device].split == "test"
+        text = f"its {'test' if is_test else 'loss query'} ended: {ended.reason}"
         self._event_log.event(
             ended.outcome.value, text, level="warning", device=device, round_id=query.round
         )

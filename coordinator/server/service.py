@@ -27,6 +27,7 @@ from fairbed.coordinator.rounds.loop import RoundProgress, RunServices, Training
 from fairbed.coordinator.rounds.loop_lag import LagMeter
 from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 from fairbed.coordinator.rounds.model_versions import ModelVersions
+from fairbed.coordinator.rounds.own_data import OwnDataTests
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.server.lease import CoordinatorLease
 from fairbed.coordinator.server.operator_commands import OperatorCommands
@@ -221,6 +222,7 @@ class Coordinator:
             welcome=welcome,
             side_traffic=side_traffic,
             exchange=self._config.exchange,
+            held_out=self._config.held_out,
         )
 
     def _build_services(
@@ -256,6 +258,7 @@ class Coordinator:
             ),
             loss_queries=LossQueries(config, decisions, registry, versions, query_executor, log),
             personal_scores=PersonalScores(log),
+            own_data_tests=OwnDataTests(config, fleet, versions, query_executor, log),
             executor=executor,
             event_log=log,
             loop_lag=self._loop_lag,

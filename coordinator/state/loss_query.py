@@ -1,7 +1,8 @@
-"""The table of one loss query: the devices queried before a selection, and the outcomes.
+"""The table of one evaluation by devices, a loss query or a test: their names and the outcomes.
 
-Pure: time is an argument. A device that has not replied within the limit is late, and the
-selection treats it as not available. The limit is suspended while the coordinator has no link.
+Pure: time is an argument. A loss query precedes a selection, which treats a device that has not
+replied within the limit as not available. A test follows a round (`rounds.own_data`). The limit is
+suspended while the coordinator has no link.
 
     open ─ reply ─> answered, or refused if the reply breaks a rule
       └── late, failed, lost
@@ -44,7 +45,7 @@ class DeviceQuery:
 
 @dataclass(slots=True)
 class LossQuery:
-    """The queries of one round."""
+    """The queries of one round, before it or after it."""
 
     round: int
     attempt: int
@@ -135,6 +136,9 @@ def fault_in_reply(reply: EvaluateReply, request: EvaluateRequest) -> str | None
     """Return the rule that a reply breaks; None if it is valid."""
     if pulled_manifest(reply, request) is None:
         return "answer: the model must have come in a blob that was announced"
+    if request.split == "test":
+        is_counted = reply.correct is not None
+        return None if is_counted else "answer: must have the number of correct test examples"
     if reply.n < 1:
         return "answer: the loss must be of at least 1 example, got 0"
     return None

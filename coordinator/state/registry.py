@@ -102,6 +102,17 @@ class Device:
         can_add = noise_multiplier is None or "privacy" in self.capabilities.skills
         return can_add and (noise_multiplier or 0.0) >= self.capabilities.min_noise_multiplier
 
+    @property
+    def can_test(self) -> bool:
+        """The device can test models on its own data, and its owner lets scores leave it."""
+        known = self.capabilities
+        return (
+            self.has_own_data
+            and known is not None
+            and "test" in known.skills
+            and not known.min_noise_multiplier
+        )
+
     def has_rule(self, rule: str) -> bool:
         """Return whether the device can train with a local rule."""
         known = () if self.capabilities is None else self.capabilities.local_rules

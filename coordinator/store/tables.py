@@ -497,6 +497,8 @@ class MetricRow:
     """Standard deviation over devices."""
     evaluate_s: float
     """Not part of any round's duration."""
+    devices: int | None = None
+    """Devices that were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -516,6 +518,9 @@ class DeviceMetricRow:
     """Share of correct held-out examples."""
     loss: float | None
     """None when the model has diverged."""
+    bytes_down: int | None = None
+    """Bytes of the model that the device downloaded to test it on its own data; the bytes of the
+    round do not include them. None: the coordinator evaluated it on the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -360,6 +360,8 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
             )
     for chosen in update.selections:
         change(chosen.device, tau_hat_s=known_prediction(chosen.tau_hat_s), queue=chosen.queue)
+    if update.metrics:  # a device without a score in the newest evaluation has none
+        devices = {name: replace(x, loss=None, accuracy=None) for name, x in devices.items()}
     for metric in update.device_metrics:
         change(metric.device, loss=metric.loss, accuracy=metric.accuracy)
     for score in update.personal_scores:

@@ -5,7 +5,8 @@
     idle <─ confirming <─ uploading <─ offering <─ downloading, loading, evaluating,
                                                    training, encoding
 
-A loss query may precede the selection: idle ─ EvaluateRequest ─> answering ─> idle. A lost link
+A loss query may precede the selection, a test may follow the round: idle ─ EvaluateRequest ─>
+answering ─> idle. A lost link
 does not stop work: the device continues to prepare or train, and resumes its transfers. Only a
 device without work (waiting, joining, idle) goes offline. A new coordinator or a new `Train` ends
 the round at once, in any phase.

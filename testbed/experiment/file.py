@@ -54,7 +54,7 @@ from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.explain import explain, first_not_finite, override
 from fairbed.testbed.experiment.malicious import MaliciousConfig
-from fairbed.wire.messages import NAME_PATTERN, DeviceName
+from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.tensors import Layout
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url
 
@@ -442,7 +442,16 @@ class Experiment(Section, frozen=True, kw_only=True):
             exchange=self.exchange,
             personalisation=self.personalisation,
             privacy=self.privacy,
+            held_out=self._held_out,
         )
+
+    @property
+    def _held_out(self) -> HeldOut | None:
+        """How devices with own data hold out test examples; None: they send no test score."""
+        may_score = self.privacy.scores or not self.privacy.is_on
+        if self.evaluation.own_data != "devices" or not may_score:
+            return None
+        return HeldOut(fraction=self.data.test_fraction, seed=self.seed_for("data"))
 
     def check_layout(self, layout: Layout) -> None:
         """Check that the model of the experiment can be trained as configured.

@@ -15,8 +15,8 @@ from fairbed.testbed.emulation.malicious import poison_labels
 from fairbed.testbed.experiment.data import DataConfig, Iid, Natural
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.loading import Draw, generator
-from fairbed.testbed.experiment.partition import divide, rows_by_owner, split
-from fairbed.wire.shard import Shard, make_shard
+from fairbed.testbed.experiment.partition import divide, rows_by_owner
+from fairbed.wire.shard import Shard, make_shard, split
 
 
 class FleetData:

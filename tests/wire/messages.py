@@ -19,6 +19,7 @@ from fairbed.wire.messages import (
     Failed,
     Goodbye,
     Grant,
+    HeldOut,
     Hello,
     Hyperparameters,
     Intent,
@@ -247,6 +248,20 @@ MESSAGES: Mapping[str, AnyMessage] = {
         evaluate_s=0.125,
         pulled=UPDATE_ID,
     ),
+    "evaluate-reply-test": EvaluateReply(
+        round=3,
+        loss=1.5,
+        n=40,
+        was_cold=True,
+        download_s=0.75,
+        decode_s=0.0,
+        load_s=0.25,
+        evaluate_s=0.5,
+        correct=31,
+    ),
+    "evaluate-request-test": EvaluateRequest(
+        round=3, model=MODEL, seed=0, limit_s=30.0, split="test"
+    ),
     "evaluate-request": EvaluateRequest(round=3, model=MODEL, seed=5, limit_s=30.0),
     "evaluate-request-batch": EvaluateRequest(
         round=3,
@@ -268,6 +283,9 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "link-probe-up": LinkProbe(seq=6, payload=bytes(range(64)), reply_bytes=65_536),
     "pong": Pong(seq=7),
     "welcome": Welcome(boot=23, task=TASK, shard=None),
+    "welcome-held-out": Welcome(
+        boot=23, task=TASK, shard=None, held_out=HeldOut(fraction=0.25, seed=5)
+    ),
     "welcome-with-shard": Welcome(boot=23, task=TASK, shard=SHARD),
     "welcome-small-chunks": Welcome(boot=23, task=TASK, shard=None, max_chunk_bytes=112 * 1024),
     "train": Train(

@@ -144,6 +144,7 @@ def test_columns_are_stored_as_their_rows_would_be(connection: sqlite3.Connectio
 def test_columns_must_be_whole_and_of_one_length() -> None:
     table = table_of(DeviceMetricRow)
     cells: dict[str, Cells] = {"round": 1, "device": ["a", "b"], "n": 1, "accuracy": 0.5}
+    cells["bytes_down"] = None
     with pytest.raises(KeyError, match="loss"):
         table.encode_all(Columns(DeviceMetricRow, 2, cells))
     with pytest.raises(ValueError, match="shorter"):

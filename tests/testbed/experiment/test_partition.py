@@ -13,8 +13,8 @@ from fairbed.testbed.experiment.partition import (
     divide,
     natural,
     rows_by_owner,
-    split,
 )
+from fairbed.wire.shard import split
 
 ALL: list[Partition] = [
     Iid(),

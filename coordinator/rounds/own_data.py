@@ -1,0 +1,179 @@
+"""Tests of the global model by devices with data of their own, in the gap after a round.
+
+The coordinator cannot evaluate the model on data that it does not have, so these devices do it
+themselves, on test examples that they hold out. Nothing of it is measured: the round is closed and
+its rows are written, the next one begins after the last reply or the limit, and no deadline,
+observation or link estimate includes the test. A device downloads the model for its test and again
+if it is selected next, so that its exchange is the same with and without a test.
+
+Asked are devices that are available and at no work. A device whose reply is late, lost or not valid
+has no score for this round. At the limit its test is cancelled; it is available again once it
+reports the phase idle, and the next round waits for that, at most `IDLE_WAIT_S`. A device that is
+late `LATE_TESTS` times in a row is not asked again, so that it cannot delay every round.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from math import inf
+
+from fairbed.coordinator.fleet.membership import Fleet
+from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.policy.decisions import MAX_LOSS
+from fairbed.coordinator.ports import Score
+from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
+from fairbed.coordinator.rounds.model_versions import ModelVersions
+from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_manifest
+from fairbed.coordinator.state.registry import Device
+from fairbed.coordinator.store.event_log import EventLog
+from fairbed.wire.messages import EvaluateReply, EvaluateRequest
+
+IDLE_WAIT_S = 3.0
+"""Longest wait for devices to end work that was cancelled: a batch and a round trip."""
+
+
+NO_TEST_EXAMPLE = (
+    "its data must have 2 examples or more, of which some are held out, or arrays x_test and y_test"
+)
+
+LATE_TESTS = 3
+"""Late tests in a row after which an agent process is not asked again."""
+
+
+class OwnDataTests:
+    """Asks devices with own data to test each version of the model that is evaluated.
+
+    Args:
+        config: Configuration of the run.
+        fleet: The devices.
+        versions: The model.
+        executor: Sends the requests; it executes loss queries at other times.
+        event_log: Clock and log.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        fleet: Fleet,
+        versions: ModelVersions,
+        executor: LossQueryExecutor,
+        event_log: EventLog,
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._registry = fleet.registry
+        self._versions = versions
+        self._executor = executor
+        self._event_log = event_log
+        self._left_out: set[tuple[str, int]] = set()
+        """Name and boot of devices that are not asked any more."""
+        self._late: Counter[tuple[str, int]] = Counter()
+        """Late tests in a row."""
+
+    async def run(self, round_id: int, attempt: int) -> dict[str, Score]:
+        """Return the score of each device that replied in time, by name.
+
+        In asynchronous rounds devices work between rounds, too, so they are tested after the last.
+
+        Args:
+            round_id: The round that was closed last.
+            attempt: Its attempt.
+        """
+        config = self._config
+        is_last = round_id == config.rounds
+        if config.held_out is None or (config.round.is_buffered and not is_last):
+            return {}
+        if not any(device.can_test for device in self._registry):
+            return {}
+        await self._fleet.wait_settled()
+        await self._wait_idle([device.name for device in self._registry if device.can_test])
+        query = LossQuery(round_id, attempt, config.test_timeout_s)
+        requests = {x.name: self._request(x, query) for x in self._registry if self._is_testable(x)}
+        if not requests:
+            return {}
+        await self._executor.execute(query, requests)
+        late = [x.device for x in query.devices.values() if x.outcome is QueryOutcome.LATE]
+        self._registry.drain(late, round_id)
+        await self._wait_idle(late)
+        self._count_late(query, round_id)
+        replies = {
+            x.device: x.reply
+            for x in query.devices.values()
+            if x.outcome is QueryOutcome.ANSWERED and x.reply is not None
+        }
+        for name in (name for name, reply in replies.items() if not reply.n):
+            self._leave_out(name, f"it has no accuracy: {NO_TEST_EXAMPLE}", round_id)
+        return {
+            name: self._score(self._registry[name], reply, requests[name])
+            for name, reply in replies.items()
+            if reply.n
+        }
+
+    def _is_testable(self, device: Device) -> bool:
+        is_free = device.is_available(self._event_log.now())
+        return device.can_test and is_free and (device.name, device.boot) not in self._left_out
+
+    def _request(self, device: Device, query: LossQuery) -> EvaluateRequest:
+        return EvaluateRequest(
+            round=query.round,
+            attempt=query.attempt,
+            model=self._versions.manifest,
+            seed=0,
+            limit_s=query.limit_s,
+            coding=self._versions.coding(device),
+            split="test",
+        )
+
+    def _score(self, device: Device, reply: EvaluateReply, request: EvaluateRequest) -> Score:
+        if reply.n > device.n_registered:
+            text = f"reports {reply.n} test examples; they count as {device.n_registered}"
+            self._event_log.warn("clamped", text, device=device.name, round_id=request.round)
+        return score_of(reply, request, device.n_registered)
+
+    def _count_late(self, query: LossQuery, round_id: int) -> None:
+        """Leave out devices that were late too often in a row."""
+        for name, tested in query.devices.items():
+            key = name, self._registry[name].boot
+            if tested.outcome is not QueryOutcome.LATE:
+                self._late.pop(key, None)
+                continue
+            self._late[key] += 1
+            if self._late[key] == LATE_TESTS:
+                text = (
+                    f"its test was late {LATE_TESTS} times in a row, so it is not asked again; "
+                    f"raise evaluation.timeout_s, got {query.limit_s:g}, or restart its agent"
+                )
+                self._leave_out(name, text, round_id)
+
+    def _leave_out(self, name: str, why: str, round_id: int) -> None:
+        self._left_out.add((name, self._registry[name].boot))
+        self._event_log.event("not evaluated", why, level="warning", device=name, round_id=round_id)
+
+    async def _wait_idle(self, names: Collection[str]) -> None:
+        """Wait until devices have ended cancelled work, at most `IDLE_WAIT_S`."""
+        devices = [self._registry[name] for name in names]
+        ends = self._event_log.now() + IDLE_WAIT_S
+        while any(device.is_on and device.is_draining for device in devices):
+            left = ends - self._event_log.now()
+            if left <= 0.0:
+                return
+            await self._fleet.wait_change(left)
+
+
+def score_of(reply: EvaluateReply, request: EvaluateRequest, most: float = inf) -> Score:
+    """Return the score in a valid reply, whose values no device can make too large.
+
+    Args:
+        reply: Of at least one test example.
+        request: The message that it replies to.
+        most: Largest number of examples that counts: above it n is smaller, and correct / n is
+            about the same.
+    """
+    assert reply.correct is not None, "a valid reply"
+    n = int(min(reply.n, most))
+    pulled = pulled_manifest(reply, request)
+    return Score(
+        n=n,
+        correct=reply.correct * n // reply.n,
+        loss_sum=min(reply.loss, MAX_LOSS) * n,
+        bytes_down=None if pulled is None else pulled.size_bytes,
+    )

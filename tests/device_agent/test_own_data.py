@@ -1,0 +1,322 @@
+"""Own data of a device: the division into training and test, and tests between rounds."""
+
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from numpy.typing import NDArray
+
+from fairbed.device_agent.errors import DataError
+from fairbed.device_agent.examples import OwnData
+from fairbed.wire.messages import (
+    Cancel,
+    Context,
+    EvaluateReply,
+    EvaluateRequest,
+    Failed,
+    HeldOut,
+    Hello,
+    Offer,
+    Welcome,
+)
+from fairbed.wire.tensors import vector_to_bytes
+from tests.device_agent.conftest import NAME, AgentSetup
+from tests.device_agent.coordinator import FakeCoordinator
+from tests.device_agent.softmax import (
+    N_VALUES,
+    Gate,
+    SoftmaxEngine,
+    examples,
+    softmax_artifact,
+    softmax_task,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
+
+TASK = softmax_task()
+HELD_OUT = HeldOut(fraction=0.25, seed=5)
+W = np.random.default_rng(3).normal(size=N_VALUES).astype(np.float32)
+ZEROS = np.zeros(N_VALUES, np.float32)
+
+
+class Storage:
+    def step(self, n_examples: int) -> None: ...
+    def read(self, n_bytes: int) -> None: ...
+
+
+def write(folder: Path, **arrays: NDArray[np.generic]) -> Path:
+    np.savez(folder / "own.npz", allow_pickle=True, **arrays)
+    return folder / "own.npz"
+
+
+def numbered(folder: Path, labels: list[int]) -> Path:
+    """Write examples whose first feature is their number."""
+    x = np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2)
+    return write(folder, x=x, y=np.array(labels))
+
+
+def rows(data: OwnData) -> tuple[list[int], list[int]]:
+    """Return the numbers of training and test examples."""
+    held_out = data.held_out()
+    tests = [] if held_out is None else (held_out[0][:, 0] / 2).astype(int).tolist()
+    return (data.load(Storage())[0][:, 0] / 2).astype(int).tolist(), tests
+
+
+# --- the division --------------------------------------------------------------------------------
+
+
+@given(
+    labels=st.lists(st.sampled_from([-3, 0, 1, 10**12]), min_size=1, max_size=40),
+    fraction=st.floats(0.01, 0.99),
+)
+def test_each_example_is_for_training_or_for_tests(
+    labels: list[int], fraction: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = numbered(tmp_path_factory.mktemp("own"), labels)
+    training, tests = rows(OwnData(path, HeldOut(fraction=fraction, seed=1), "pi-7"))
+    assert sorted(training + tests) == list(range(len(labels)))
+    n = len(labels)
+    assert len(tests) == (min(max(1, round(fraction * n)), n - 1) if n > 1 else 0)
+    assert training == sorted(training)
+
+
+def test_the_division_depends_on_seed_and_device_alone(tmp_path: Path) -> None:
+    path = numbered(tmp_path, [0, 1] * 20)
+
+    def tests(seed: int, name: str) -> list[int]:
+        return rows(OwnData(path, HeldOut(fraction=0.25, seed=seed), name))[1]
+
+    assert tests(5, "pi-7") == tests(5, "pi-7")
+    assert len({tuple(tests(seed, name)) for seed in (5, 6) for name in ("pi-7", "pi-8")}) == 4
+
+
+def test_each_class_is_held_out_in_proportion(tmp_path: Path) -> None:
+    path = numbered(tmp_path, [0] * 12 + [1] * 28)
+    _, tests = rows(OwnData(path, HELD_OUT, "pi-7"))
+    assert sum(row < 12 for row in tests) == 3
+    assert len(tests) == 10
+
+
+def test_without_a_request_nothing_is_held_out(tmp_path: Path) -> None:
+    assert rows(OwnData(numbered(tmp_path, [0, 1, 2]))) == ([0, 1, 2], [])
+
+
+def test_test_examples_of_the_file_are_taken(tmp_path: Path) -> None:
+    x = np.zeros((8, 2), np.float32)
+    path = write(tmp_path, x=x, y=np.zeros(8, int), x_test=x[:3] + 1, y_test=np.ones(3, int))
+    for held_out in (None, HELD_OUT):
+        data = OwnData(path, held_out, "pi-7")
+        assert len(data.load(Storage())[1]) == data.count() == 8
+        found = data.held_out()
+        assert found is not None
+        assert (found[0][:, 0].tolist(), found[1].tolist()) == ([1, 1, 1], [1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        ({"x_test": np.zeros((0, 2)), "y_test": np.zeros(0, int)}, "n >= 1, got .* remove both"),
+        ({"x_test": np.zeros((3, 2)), "y_test": np.zeros(2, int)}, "x_test must be"),
+        ({"x_test": np.zeros((3, 2))}, "must hold arrays x_test and y_test, got x, x_test, y"),
+        ({"y_test": np.zeros(3, int)}, "must hold arrays x_test and y_test, got x, y, y_test"),
+        ({"x_test": np.full((1, 2), np.nan), "y_test": np.zeros(1, int)}, "finite"),
+    ],
+    ids=["empty", "lengths", "no labels", "no examples", "nan"],
+)
+def test_test_examples_that_break_a_rule_are_one_line(
+    arrays: dict[str, NDArray[np.generic]], problem: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, x=np.zeros((4, 2)), y=np.zeros(4, int), **arrays)
+    with pytest.raises(DataError, match=problem) as caught:
+        OwnData(path).count()
+    assert "\n" not in str(caught.value)
+
+
+# --- tests between rounds ------------------------------------------------------------------------
+
+
+async def join(setup: AgentSetup, coordinator: FakeCoordinator, n: int = 40) -> Hello:
+    """Welcome a device with own data that holds out a share of it."""
+    hello = await coordinator.expect(Hello)
+    manifest = await coordinator.publish_blob("task", TASK)
+    await coordinator.send(
+        Welcome(boot=coordinator.boot, task=manifest, shard=None, held_out=HELD_OUT)
+    )
+    await coordinator.expect_context(is_ready=True)
+    return hello
+
+
+def own(setup: AgentSetup, n: int = 40) -> None:
+    x, y = examples(n).arrays()
+    setup.data = write(setup.folder, x=x, y=y)
+
+
+async def ask(
+    coordinator: FakeCoordinator, round_id: int, attempt: int = 0, vector: NDArray[np.float32] = W
+) -> EvaluateRequest:
+    model = await coordinator.publish_blob("model", bytes(vector_to_bytes(vector)))
+    request = EvaluateRequest(
+        round=round_id, attempt=attempt, model=model, seed=0, limit_s=10.0, split="test"
+    )
+    await coordinator.send(request)
+    return request
+
+
+async def test_a_device_tests_the_model_on_what_it_does_not_train_on(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        hello = await join(setup, coordinator)
+        offer, _ = await coordinator.run_round(1, ZEROS)
+        await ask(coordinator, 1)
+        reply = await coordinator.expect(EvaluateReply)
+    assert setup.data is not None
+    held_out = OwnData(setup.data, HELD_OUT, NAME).held_out()
+    assert held_out is not None
+    loss_sum, correct = SoftmaxEngine(softmax_artifact().spec).evaluate(W, *held_out)
+    assert (hello.n_k, offer.n_k, reply.n) == (40, 30, 10)
+    assert reply.correct == correct
+    assert reply.loss == pytest.approx(loss_sum / 10)
+    assert not reply.was_cold
+
+
+async def test_a_cold_device_stays_cold_and_a_warm_one_warm(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        await join(setup, coordinator)
+        cold = []
+        for round_id in (1, 2, 4):  # round 3 is without this device
+            cold.append((await coordinator.run_round(round_id, ZEROS))[0].was_cold)
+            for tested in (round_id, 3) if round_id == 2 else (round_id,):
+                await ask(coordinator, tested)
+                await coordinator.expect(EvaluateReply)
+                await coordinator.expect_context(is_ready=True, phase="idle")
+    assert cold == [True, False, True]
+
+
+async def test_a_test_before_the_first_round_keeps_nothing_in_memory(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        await join(setup, coordinator)
+        await ask(coordinator, 0)
+        assert (await coordinator.expect(EvaluateReply)).was_cold
+        context = await coordinator.expect_context(is_ready=True, phase="idle")
+        assert not context.is_warm
+        offer, _ = await coordinator.run_round(1, W)
+    assert offer.was_cold
+    assert not offer.had_model, "the model of the test is not kept"
+
+
+async def test_a_test_waits_for_the_end_of_the_round(setup: AgentSetup) -> None:
+    own(setup)
+    gate = Gate()
+    setup.open_engine = gate.open_engine
+    async with setup.running() as (_, coordinator):
+        await join(setup, coordinator)
+        await coordinator.request_training(1, ZEROS)
+        await coordinator.expect_context(is_ready=True, phase="training")
+        await ask(coordinator, 1)
+        gate.opened.set()
+        offer = await coordinator.expect(Offer)
+        assert not coordinator.seen[EvaluateReply]
+        await coordinator.grant(offer)
+        await coordinator.receive(offer)
+        assert (await coordinator.expect(EvaluateReply)).round == 1
+
+
+async def test_a_newer_round_ends_a_test(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        await join(setup, coordinator)
+        await coordinator.run_round(1, ZEROS)
+        request = await ask(coordinator, 1)
+        missing = structs.replace(request.model, id=bytes(16), sha256=bytes(32))
+        await coordinator.expect(EvaluateReply)
+        await coordinator.send(structs.replace(request, round=2, model=missing))
+        await coordinator.expect_context(is_ready=True, phase="answering")
+        offer, _ = await coordinator.run_round(3, ZEROS)
+        assert offer.round == 3
+        await coordinator.send(request)  # a late duplicate
+        await coordinator.run_round(4, ZEROS)
+        assert len(coordinator.seen[EvaluateReply]) == 1
+        assert not coordinator.seen[Failed]
+
+
+async def test_a_repeated_request_gets_the_same_reply(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        await join(setup, coordinator)
+        request = await ask(coordinator, 1)
+        first = await coordinator.expect(EvaluateReply)
+        await coordinator.send(request)
+        assert await coordinator.expect(EvaluateReply) == first
+
+
+async def test_a_cancelled_test_leaves_the_device_idle(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        await join(setup, coordinator)
+        request = await ask(coordinator, 1)
+        await coordinator.expect(EvaluateReply)
+        missing = structs.replace(request.model, id=bytes(16), sha256=bytes(32))
+        await coordinator.send(structs.replace(request, round=2, model=missing))
+        await coordinator.expect_context(is_ready=True, phase="answering")
+        await coordinator.send(Cancel(round=2))
+        await coordinator.expect_context(is_ready=True, phase="idle")
+        offer, _ = await coordinator.run_round(3, ZEROS)
+    assert offer.round == 3
+
+
+async def test_a_test_that_takes_too_long_is_reported(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        await join(setup, coordinator)
+        request = await ask(coordinator, 1)
+        missing = structs.replace(request.model, id=bytes(16), sha256=bytes(32))
+        await coordinator.send(structs.replace(request, round=2, model=missing))
+        assert (await coordinator.expect(Failed)).reason == "no result within 10 s"
+
+
+async def test_a_test_does_not_change_the_estimate_of_the_link(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        await join(setup, coordinator)
+        big = np.zeros(N_VALUES, np.float32)
+        await coordinator.run_round(1, big)
+        before = (await coordinator.expect(Context)).downlink_bps
+        for round_id in (1, 2, 3):
+            await ask(coordinator, round_id)
+            await coordinator.expect(EvaluateReply)
+        contexts = [c for c in coordinator.seen[Context] if isinstance(c, Context)]
+        assert before is not None
+        assert contexts[-1].downlink_bps == before
+
+
+@pytest.mark.parametrize(
+    ("x_test", "y_test", "problem"),
+    [
+        (np.zeros((2, 5), np.float32), [0, 1], "test data: examples must be float32 (6,), got"),
+        (np.zeros((2, 6), np.float32), [0, 9], "test data: labels must be in 0..2, got 0..9"),
+        (np.zeros((2, 6), np.int64), [0, 1], "test data: examples must be float32 (6,), got int64"),
+    ],
+    ids=["shape", "classes", "dtype"],
+)
+async def test_test_examples_that_do_not_fit_the_task_are_one_line(
+    x_test: NDArray[np.generic],
+    y_test: list[int],
+    problem: str,
+    setup: AgentSetup,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, y = examples(10).arrays()
+    setup.data = write(setup.folder, x=x, y=y, x_test=x_test, y_test=np.array(y_test))
+    async with setup.running() as (_, coordinator):
+        await coordinator.welcome(TASK, None)
+        with anyio.fail_after(10.0):
+            while not any("preparation failed" in line for line in caplog.messages):  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+    line = next(line for line in caplog.messages if "preparation failed" in line)
+    assert problem in line
