@@ -17,7 +17,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.tables import EventRow
+from fairbed.coordinator.store.tables import EventRow, ReleaseRow
 from fairbed.coordinator.tui.app import ControlRoom, ViewReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.exit_dialog import ExitDialog
@@ -220,6 +220,16 @@ async def test_the_energy_of_the_exchanges_is_shown_if_it_is_known(tmp_path: Pat
     run.store.add(replace(run.exchange(0), round=3, attempt=9, energy_j=1_840.0))
     async with room(run.finish()) as (app, pilot):
         assert await shows(app, pilot, "1.8 kJ · ", "device-seconds · round 3")
+
+
+async def test_the_epsilon_of_local_noise_is_shown(tmp_path: Path) -> None:
+    noise = "[privacy]\nclip = 0.5\nnoise_multiplier = 2.0\n"
+    run = FakeRun(tmp_path / "epsilon", aggregation=f'rule = "fedavg"\n{noise}')
+    run.play(3)
+    for attempt in (0, 1):  # one of a round that never closed
+        run.store.add(ReleaseRow(round=2, attempt=attempt, device="pi", is_released=True))
+    async with room(run.finish()) as (app, pilot):
+        assert await shows(app, pilot, "epsilon ≤ 6.57 · ", "device-seconds · round 3")
 
 
 async def test_a_run_without_devices_can_be_watched(tmp_path: Path) -> None:

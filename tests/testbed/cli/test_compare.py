@@ -216,6 +216,23 @@ def test_the_example_of_local_training_runs(
             assert values[name][metric]["mean"] > values["sgd"][metric]["mean"] + 0.03
 
 
+def test_the_example_of_local_noise_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More noise is a smaller epsilon and less accuracy, on the same cohorts."""
+    arguments = ["--out", str(calls), "--seeds", "1", "--no-figures", "--json"]
+    assert main(["compare", str(GRIDS / "privacy.toml"), *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    values = {arm["name"]: arm["values"] for arm in report["arms"]}
+    noisy = [values[f"noise,noise_multiplier={z}"] for z in ("0.25", "1.0", "4.0")]
+    accuracy = [v["accuracy_mean"]["mean"] for v in (values["none"], *noisy)]
+    epsilon = [v["epsilon_max"]["mean"] for v in noisy]
+    assert "epsilon_max" not in values["none"]
+    assert accuracy == sorted(accuracy, reverse=True)
+    assert accuracy[0] > accuracy[1] - 0.03 > 0.8
+    assert epsilon == sorted(epsilon, reverse=True)
+    assert 10.0 < epsilon[2] < 20.0
+    assert len({v["jain"]["mean"] for v in values.values()}) == 1
+
+
 def test_every_example_has_its_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))
