@@ -222,8 +222,8 @@ class Identities:
     ) -> dict[str, str]:
         """Add the emulated devices of a run, all or none.
 
-        Emulated devices of an earlier run of this tenant are replaced: a run that was killed
-        cannot remove its own, and a tenant has one run at a time.
+        Those of an earlier run of this tenant are removed: a run that was killed cannot remove its
+        own, and a tenant has one run at a time.
 
         Returns:
             Passwords by name.
@@ -235,12 +235,10 @@ class Identities:
         for name in wanted:
             _check(name, "device", tenant)
         with self._transaction() as db:
-            for name in wanted:
-                db.execute(
-                    "DELETE FROM identity WHERE name = ? AND role = 'device' AND tenant = ? "
-                    "AND run IS NOT NULL",
-                    (name, tenant),
-                )
+            db.execute(
+                "DELETE FROM identity WHERE role = 'device' AND tenant = ? AND run IS NOT NULL",
+                (tenant,),
+            )
             return {
                 name: self._create(db, name, "device", tenant, now_s, None, run) for name in wanted
             }

@@ -4,8 +4,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +46,7 @@ from fairbed.testbed.run.broker import (
     find_chunk_limit,
     start_broker,
 )
+from fairbed.testbed.run.emulated_identities import emulated_identities, not_enrolled
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
 from fairbed.testbed.run.preflight import preflight_findings
@@ -145,7 +146,7 @@ async def _run(
     async with (
         _choose_backend(plan, devices) as choice,
         _endpoint(plan, choice, stop, group) as (endpoint, broker),
-        _fleet(choice, endpoint, stop) as backend,
+        _fleet(plan, choice, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in planned]
         attacks = [device.spec.attack for device in planned]
@@ -165,6 +166,8 @@ async def _run(
             )
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
+            if endpoint.lab is not None:
+                await _report_not_enrolled(endpoint, experiment.physical, stop.coordinator, waiting)
             for finding in preflight_findings(experiment, devices, choice, plan.dilation):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
             async with follow_schedules(
@@ -208,18 +211,49 @@ async def _choose_backend(
 
 @asynccontextmanager
 async def _fleet(
-    choice: BackendChoice | None, endpoint: Endpoint, stop: StopControl
+    plan: RunPlan, choice: BackendChoice | None, endpoint: Endpoint, stop: StopControl
 ) -> AsyncIterator[Backend | None]:
     """Open the backend of the emulated devices while the context lasts; None if there are none."""
     if choice is None:
         yield None
         return
-    async with choice.backend(
-        endpoint.url,
-        tenant=endpoint.tenant,
-        on_end=stop.on_process_end,
-    ) as backend:
-        yield backend
+    async with AsyncExitStack() as stack:
+        passwords: Mapping[str, str] | None = None
+        if endpoint.lab is not None:
+            passwords = await stack.enter_async_context(
+                emulated_identities(
+                    Path(endpoint.lab),
+                    endpoint.url,
+                    [spec.name for spec in choice.fleet],
+                    tenant=endpoint.tenant,
+                    run_id=plan.run_id,
+                )
+            )
+        yield await stack.enter_async_context(
+            choice.backend(
+                endpoint.url,
+                tenant=endpoint.tenant,
+                passwords=passwords,
+                on_end=stop.on_process_end,
+            )
+        )
+
+
+async def _report_not_enrolled(
+    endpoint: Endpoint,
+    physical: Sequence[str],
+    coordinator: Coordinator,
+    waiting: Callable[[str], None],
+) -> None:
+    """Report physical devices that cannot join before they are enrolled."""
+    assert endpoint.lab is not None
+    missing = await anyio.to_thread.run_sync(
+        not_enrolled, Path(endpoint.lab), physical, endpoint.tenant, time.time()
+    )
+    for name in missing:
+        line = f"{name} is not enrolled in the lab; run: fairbed enroll {name}"
+        coordinator.note("not-enrolled", line, "warning", name)
+        waiting(line)
 
 
 def _as_emulated(devices: list[PlannedDevice], choice: BackendChoice | None) -> list[PlannedDevice]:

@@ -31,13 +31,13 @@ from fairbed.testbed.experiment.file import (
     parse_experiment,
 )
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.lab.folder import LabBroker
+from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.recording.whole_run import devices_to_record, recorded_experiment
 from fairbed.testbed.run.broker import start_broker
 from fairbed.testbed.run.preflight import choose_dilation, demand_of
+from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import LIMIT_S, Running, running
-from tests.wire.transport.test_tls import certificate, tls_broker
-
-__all__ = ["certificate"]  # a fixture
 
 MIXED = {
     "name": "mixed",
@@ -389,7 +389,7 @@ def assert_mixed(folder: Path) -> None:
         "zero-1": "emulated",
     }
     assert [row.name for row in devices] == ["board-1", "pi-kitchen", "zero-1"]
-    assert any(x.outcome == "done" and x.is_valid for x in kitchen), [x.reason for x in kitchen]
+    assert any(x.outcome == "done" for x in kitchen), [x.reason for x in kitchen]
     assert all(x.contended_s is None for x in kitchen)
 
 
@@ -416,29 +416,83 @@ def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_path: Pa
     assert list(medians(replay)) == ["board-1", "pi-kitchen", "zero-1"]
 
 
-@pytest.mark.anyio
+FULL = pytest.mark.full
+
+
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend",
+    ("broker", "backend"),
     [
-        "process",
-        pytest.param("namespace", marks=pytest.mark.full),
-        pytest.param("container", marks=pytest.mark.full),
+        ("mosquitto", "process"),
+        pytest.param("mosquitto", "namespace", marks=FULL),
+        pytest.param("nats", "process", marks=FULL),  # these with TLS on every connection
+        pytest.param("nats", "namespace", marks=FULL),
+        pytest.param("nats", "container", marks=FULL),
     ],
 )
-async def test_emulated_devices_check_the_certificate_of_a_broker_behind_their_links(
-    backend: str, tmp_path: Path, certificate: Path
+def test_emulated_devices_have_identities_at_a_lab_for_the_time_of_their_run(
+    broker: LabBroker, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if backend != "process" and (problem := (await problem_with("namespace"))) is not None:
+    if backend != "process" and (problem := anyio.run(problem_with, "namespace")) is not None:
         pytest.skip(problem)
-    fleet = FLEET.replace('"process"', f'"{backend}"')
-    async with tls_broker(tmp_path, certificate) as plain:
-        url = f"{plain}?cafile={certificate}"
+    lab = make_lab(tmp_path, broker)
+    monkeypatch.setenv("FAIRBED_LAB", str(lab.folder))
+    with lab_up(lab), Identities(lab.database) as identities:
+        password = identities.create("pi-kitchen")
+        url = f"mqtts://pi-kitchen:{password}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}"
+        fleet = FLEET.replace('"process"', f'"{backend}"')
         with (
             physical_agent(url, "pi-kitchen", tmp_path),
-            running(tmp_path, 6, 1, fleet, url=url) as run,
+            running(tmp_path, 8, 1, fleet, url="lab") as run,
         ):
-            code, _, err = await anyio.to_thread.run_sync(run.finish)
+            run.wait_round(1)
+            during = [(x.name, x.run) for x in identities.all() if x.role == "device"]
+            code, _, err = run.finish()
+        after = [x.name for x in identities.all() if x.role == "device"]
     assert code == 0, err
+    assert during == [("board-1", "run"), ("pi-kitchen", None), ("zero-1", "run")]
+    assert after == ["pi-kitchen"]
     assert_mixed(run.folder)
+
+
+ABSENT = """
+name = "absent"
+[selection]
+per_round = 2
+beta = 0.3
+[round]
+join_timeout_s = 0.5
+[broker]
+url = "lab"
+[[fleet]]
+physical = ["pi-1", "pi-2"]
+"""
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_names_at_a_lab_are_of_one_device_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_lab(tmp_path)
+    monkeypatch.setenv("FAIRBED_LAB", str(lab.folder))
+    absent = write(tmp_path, ABSENT)
+    with lab_up(lab), Identities(lab.database) as identities:
+        identities.create("board-1")
+        with running(tmp_path, 1, 1, FLEET, url="lab") as run:
+            code, _, err = run.finish()
+        assert (code, err.splitlines()[-1]) == (
+            2,
+            "fairbed: fleet: an emulated device must not have the name of an enrolled one, got "
+            "'board-1' for both; give its [[fleet]] another name",
+        )
+        identities.create("pi-1")
+        command = [*FAIRBED, "run", str(absent), "--headless", "--out", str(tmp_path / "absent")]
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    assert ended.returncode == 1
+    assert "waiting: pi-2 is not enrolled in the lab; run: fairbed enroll pi-2\n" in ended.stdout
+    assert "pi-1 is not enrolled" not in ended.stdout
+    assert "fleet: 2 devices must be ready within 0.5 s, got 0 ready of 0 joined" in ended.stderr

@@ -1,0 +1,106 @@
+"""Identities of emulated devices at a lab, for the time of one run.
+
+Physical devices are enrolled once and stay. An emulated device gets a login of its own, with the
+rights of a device, when its run starts, and loses it when the run ends.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from fairbed.testbed.errors import BrokerError, LabError
+from fairbed.testbed.lab.folder import open_lab
+from fairbed.testbed.lab.identities import Identities
+from fairbed.testbed.run.broker import await_broker
+from fairbed.wire.transport.address import with_login
+
+ACCEPTED_S = 20.0
+"""Longest time until the broker of a lab accepts new identities; it normally takes 0.3 s."""
+
+RETRY_S = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def emulated_identities(
+    lab: Path, url: str, names: Sequence[str], *, tenant: str, run_id: str
+) -> AsyncIterator[Mapping[str, str]]:
+    """Yield the password of each emulated device, once the broker of the lab accepts them.
+
+    Args:
+        lab: Folder of the lab.
+        url: Address of its broker.
+        names: The devices.
+        tenant: Tenant of the run.
+        run_id: Name of the run.
+
+    Raises:
+        LabError: A name is that of an enrolled device, or the broker accepts none in time.
+    """
+    wanted = set(names)
+
+    def create() -> dict[str, str]:
+        with Identities(open_lab(lab).database) as identities:
+            for found in identities.all():
+                is_replaced = found.run is not None and found.tenant == tenant
+                if found.role == "device" and found.name in wanted and not is_replaced:
+                    what = "an enrolled one" if found.run is None else f"one of run {found.run}"
+                    raise LabError(
+                        f"fleet: an emulated device must not have the name of {what}, got "
+                        f"{found.name!r} for both; give its [[fleet]] another name"
+                    )
+            return identities.create_many(names, tenant=tenant, run=run_id)
+
+    def remove() -> None:
+        with Identities(open_lab(lab).database) as identities:
+            identities.remove_run(run_id)
+
+    passwords = await anyio.to_thread.run_sync(create)
+    try:
+        await _await_accepted(with_login(url, names[-1], passwords[names[-1]]))
+        yield passwords
+    finally:
+        with anyio.CancelScope(shield=True):
+            try:
+                await anyio.to_thread.run_sync(remove)
+            except LabError as exc:  # the next run of this tenant removes them
+                _log.warning("identities of emulated devices remain: %s", exc)
+
+
+async def _await_accepted(url: str) -> None:
+    """Return when the broker accepts a login; it reads all new identities at once."""
+    problem = ""
+    with anyio.move_on_after(ACCEPTED_S):
+        while True:
+            try:
+                await await_broker(url)
+                return
+            except BrokerError as exc:
+                problem = str(exc)
+            await anyio.sleep(RETRY_S)
+    raise LabError(
+        f"lab: its broker must accept new identities within {ACCEPTED_S:g} s, got: {problem}; see "
+        "fairbed lab status"
+    )
+
+
+def not_enrolled(lab: Path, names: Iterable[str], tenant: str, now_s: float) -> list[str]:
+    """Return the devices without a valid identity for a tenant, in the given order.
+
+    Args:
+        lab: Folder of the lab.
+        names: Physical devices.
+        tenant: Tenant of the run.
+        now_s: Unix time.
+
+    Raises:
+        LabError: The registry of the lab cannot be read.
+    """
+    with Identities(open_lab(lab).database) as identities:
+        known = {x.name for x in identities.accepted(now_s) if x.tenant == tenant}
+    return [name for name in names if name not in known]
