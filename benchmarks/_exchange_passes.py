@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
@@ -17,11 +17,23 @@ from benchmarks._exchange_device import random_vector
 from benchmarks._meter import MEGABYTE, cpu_s, peak_rss_bytes
 from benchmarks._non_reading_client import connect_without_reading
 from benchmarks._tcp import serve, sha256
-from fairbed.testbed.run.broker import Broker
 from fairbed.wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
 from fairbed.wire.messages import Manifest
 from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import DEFAULT_WINDOW
+
+
+class RunningBroker(Protocol):
+    """The broker of the passes."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while it is down."""
+
+    @property
+    def url(self) -> str:
+        """Address with user and password."""
+
 
 Step = Callable[[], Coroutine[Any, Any, object]]
 
@@ -80,7 +92,7 @@ class ExchangePasses:
         self,
         processes: DeviceProcesses,
         coordinator: ExchangeCoordinator,
-        broker: Broker,
+        broker: RunningBroker,
         server: socket.socket,
         n_bytes: int,
         chunk_bytes: int | None,

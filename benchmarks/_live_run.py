@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ per_round = {agents}
 [evaluation]
 every = {evaluate_every}
 [broker]
+url = "{broker_url}"
 kind = "{broker}"
 client = "{client}"
 [emulation]
@@ -79,22 +80,9 @@ class LiveRun:
         Raises:
             SystemExit: The coordinator did not start.
         """
-        stack, url = ExitStack(), self._url()
-        for number in range(agents):
-            name = f"agent-{number + 1}"
-            command = [
-                sys.executable,
-                "-m",
-                "fairbed.device_agent.cli",
-                "--broker",
-                url,
-                "--name",
-                name,
-            ]
-            command += ["--cache", str(self.folder.parent / name), "--log-level", "warning"]
-            process = stack.enter_context(subprocess.Popen(guarded(command)))
-            stack.callback(process.terminate)
-            self._joined.append(psutil.Process(process.pid))
+        url, stack = self._url(), ExitStack()
+        urls = {f"agent-{number + 1}": url for number in range(agents)}
+        self._joined += stack.enter_context(separate_agents(self.folder.parent, urls))
         return stack
 
     def _url(self) -> str:
@@ -133,10 +121,26 @@ class LiveRun:
 
     def cpu_s(self) -> dict[str, float]:
         """Return the processor time of the processes of each kind, seconds; Linux only."""
-        return {kind: sum(map(_cpu_s, members)) for kind, members in self.processes().items()}
+        return {
+            kind: sum(map(thread_time_s, members)) for kind, members in self.processes().items()
+        }
 
 
-def _cpu_s(process: psutil.Process) -> float:
+@contextmanager
+def separate_agents(folder: Path, urls: Mapping[str, str]) -> Iterator[list[psutil.Process]]:
+    """Run an agent of each name at its broker address, as on separate devices."""
+    with ExitStack() as stack:
+        agents = []
+        for name, url in urls.items():
+            command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", url]
+            command += ["--name", name, "--cache", str(folder / name), "--log-level", "warning"]
+            process = stack.enter_context(subprocess.Popen(guarded(command)))
+            stack.callback(process.terminate)
+            agents.append(psutil.Process(process.pid))
+        yield agents
+
+
+def thread_time_s(process: psutil.Process) -> float:
     """Return the processor time of all threads; `cpu_times` has steps of 10 ms only."""
     tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
     return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
@@ -162,10 +166,13 @@ def live_run(
     max_steps: int = ALL_STEPS,
     evaluate_every: int = 0,
     starts_fleet: bool = True,
+    broker_url: str = "embedded",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[LiveRun]:
     """Run unthrottled agents under `folder`, all in each round, and end the run on exit.
 
-    Without `starts_fleet` the run waits for `agents` devices to join.
+    Without `starts_fleet` the run waits for `agents` devices to join. `environment` replaces that
+    of this process.
     """
     path = folder / "experiment.toml"
     text = EXPERIMENT.format(
@@ -176,6 +183,7 @@ def live_run(
         max_steps=max_steps,
         agents=agents,
         evaluate_every=evaluate_every,
+        broker_url=broker_url,
         broker=broker,
         client=client,
     )
@@ -192,7 +200,7 @@ def live_run(
     ]
     command += ["--out", str(folder / "run"), "--set", f"round.min_devices={agents}"]
     with subprocess.Popen(
-        guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     ) as process:
         try:
             yield LiveRun(process, folder / "run")

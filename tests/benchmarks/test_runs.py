@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks import idle_fleet, round_time, soak
+from benchmarks import idle_fleet, round_time, soak, tls_cost
+from fairbed.testbed.host.broker_process import find_mosquitto
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -46,3 +47,17 @@ def test_idle_fleet_tells_what_agents_cost(capsys: pytest.CaptureFixture[str]) -
 def test_a_run_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"the run failed: fairbed: .*model\.name"):
         soak.main(["--rounds", "20", "--agents", "1", "--model", "resnet"])
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the processor time of threads")
+def test_tls_cost_compares_the_two_listeners_of_a_lab(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--agents", "2", "--size", "0.2", "--repeats", "1", "--rounds", "3"]
+    assert tls_cost.main([*options, "--seconds", "0.5", "--json"]) == 0
+    result = numbers(capsys.readouterr().out)
+    for way in ("down", "up"):
+        expected = result[f"{way}_tls_mb_s"] / result[f"{way}_plain_mb_s"]
+        assert result[f"{way}_ratio"] == pytest.approx(expected)
+    assert result["round_ratio"] == pytest.approx(result["round_tls_s"] / result["round_plain_s"])
+    assert 10.0 < result["tls_waiting_mib"] < 500.0
+    assert 0.0 < result["pi4_waiting_share"] < 1.0
