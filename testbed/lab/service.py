@@ -403,13 +403,14 @@ class Contacts:
         self._pending: dict[str, Contact] = {}
         self._known: dict[str, Contact] = {}
         """As stored."""
+        self._is_anew = False
+        """The stored states are out of date."""
         self.is_urgent = False
         """A state or a version has changed."""
 
     def restart(self) -> None:
         """Forget which devices are online: the broker sends their status after each connect."""
-        self._pending, self._known, self.is_urgent = {}, {}, True
-        self._identities.all_offline()
+        self._pending, self._known, self._is_anew, self.is_urgent = {}, {}, True, True
 
     def on_packet(self, packet: Packet) -> None:
         """Note a message of a device."""
@@ -456,6 +457,9 @@ class Contacts:
         """
         pending, self._pending, self.is_urgent = self._pending, {}, False
         try:
+            if self._is_anew:
+                self._identities.all_offline()
+                self._is_anew = False
             self._identities.saw_many(pending.values())
         except LabError:
             self._pending = pending | self._pending
