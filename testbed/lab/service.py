@@ -65,6 +65,7 @@ MAX_PENDING = 10_000
 """Devices with a contact that is not stored yet; further ones wait for their next message."""
 
 LOCK_FILE = "lab.pid"
+BROKER_PID_FILE = "broker.pid"
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,14 @@ def running_pid(lab: Lab) -> int | None:
     except (OSError, ValueError):
         return None
     return None
+
+
+def pid_of_broker(lab: Lab) -> int | None:
+    """Return the process of a lab's broker, as its last start noted it; None if it is unknown."""
+    try:
+        return int((lab.broker / BROKER_PID_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def open_running_lab() -> Lab:
@@ -212,6 +221,8 @@ class _Broker:
         """
         self._is_ready, self._is_stale = False, False
         await self._process.start(["-c", str(self._config)])
+        with suppress(LabError):  # a full disk; runs then do not see when the broker has to wait
+            write_private(self._lab.broker / BROKER_PID_FILE, str(self._process.pid).encode())
         self._is_ready = True
         if self._is_stale:
             self._process.reload()
@@ -219,6 +230,7 @@ class _Broker:
     async def stop(self) -> None:
         """Stop the broker; returns when it has ended."""
         self._is_ready = False
+        (self._lab.broker / BROKER_PID_FILE).unlink(missing_ok=True)
         await self._process.stop()
 
     async def keep_up(self) -> None:

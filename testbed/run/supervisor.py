@@ -7,8 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -38,7 +40,7 @@ from fairbed.testbed.host.dilation import dilated
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
-from fairbed.testbed.lab.service import open_running_lab
+from fairbed.testbed.lab.service import open_running_lab, pid_of_broker
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.broker import (
     Broker,
@@ -65,6 +67,9 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import redact, with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
+
+BrokerPid: TypeAlias = Callable[[], "int | None"]
+"""Process of the broker; None if it is not on this machine, or down."""
 
 BROKER_RESTARTS = 20
 """A broker that dies more often than this ends the run."""
@@ -145,7 +150,7 @@ async def _run(
     plan.folder.mkdir(parents=True, exist_ok=True)
     async with (
         _choose_backend(plan, devices) as choice,
-        _endpoint(plan, choice, stop, group) as (endpoint, broker),
+        _endpoint(plan, choice, stop, group) as (endpoint, broker_pid),
         _fleet(plan, choice, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in planned]
@@ -160,7 +165,7 @@ async def _run(
             for device in devices:
                 store.add(device.truth_row())
             parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices, names)
-            monitor = _contention_monitor(devices, backend, broker, plan.dilation)
+            monitor = _contention_monitor(devices, backend, broker_pid, plan.dilation)
             stop.coordinator = _coordinator(
                 plan, parts, monitor, _audit_of(plan, stop), listener, waiting
             )
@@ -275,7 +280,7 @@ async def _costs(
 def _contention_monitor(
     devices: list[PlannedDevice],
     backend: Backend | None,
-    broker: Broker | None,
+    broker_pid: BrokerPid,
     dilation: float,
 ) -> ContentionMonitor | None:
     """Return the monitor of this machine's contention; None if no device is emulated."""
@@ -284,8 +289,8 @@ def _contention_monitor(
         return None
 
     def path() -> list[int]:
-        own = [broker.pid] if broker is not None and broker.pid is not None else []
-        return own + backend.path_pids
+        pid = broker_pid()
+        return [*([] if pid is None else [pid]), *backend.path_pids]
 
     return ContentionMonitor(emulated, backend.contended_s, path, dilation=dilation)
 
@@ -362,7 +367,7 @@ def _coordinator(
 @asynccontextmanager
 async def _endpoint(
     plan: RunPlan, choice: BackendChoice | None, stop: StopControl, group: TaskGroup
-) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
+) -> AsyncIterator[tuple[Endpoint, BrokerPid]]:
     """Start the broker, or check an external one; devices of a resumed run find the old address."""
     broker = plan.experiment.broker
     if broker.url != EMBEDDED:
@@ -375,10 +380,11 @@ async def _endpoint(
             limit = await find_chunk_limit(url, topics)
             endpoint = Endpoint(url=url, tenant=broker.tenant, max_chunk_bytes=limit)
             write_endpoint(plan.folder, endpoint)
+            yield endpoint, lambda: None
         else:
             endpoint = Endpoint(url=url, tenant=broker.tenant, lab=str(lab.folder))
             write_endpoint(plan.folder, msgspec.structs.replace(endpoint, url=redact(url)))
-        yield endpoint, None
+            yield endpoint, partial(pid_of_broker, lab)
         return
     host = (choice and choice.broker_host) or plan.listen_host
     earlier = read_endpoint(plan.folder)
@@ -404,7 +410,7 @@ async def _endpoint(
         restart_scope = anyio.CancelScope()
         group.start_soon(_restart_broker, started, restart_scope, stop, name="run.broker")
         try:
-            yield endpoint, started
+            yield endpoint, lambda: started.pid
         finally:
             restart_scope.cancel()
 

@@ -14,7 +14,7 @@ import pytest
 from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab.folder import Lab, LabBroker
 from fairbed.testbed.lab.identities import Identities
-from fairbed.testbed.lab.service import POLL_S, running_pid, serve_lab
+from fairbed.testbed.lab.service import POLL_S, pid_of_broker, running_pid, serve_lab
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Refused
 from fairbed.wire.messages import PROTOCOL_VERSION, Status
@@ -111,6 +111,7 @@ async def test_identities_take_effect_without_a_restart(lab: Lab) -> None:
         early = identities.create("early", now_s=NOW_S, expires_s=NOW_S + 60)
         async with up(lab, clock):
             (process,) = brokers()
+            assert pid_of_broker(lab) == process.pid
             late = identities.create("late", now_s=NOW_S)
             async with (
                 device(lab, "early", early) as one,
@@ -131,6 +132,7 @@ async def test_identities_take_effect_without_a_restart(lab: Lab) -> None:
                     await until_refused(one)
             assert brokers() == [process]
     assert brokers() == []
+    assert pid_of_broker(lab) is None
 
 
 @pytest.mark.anyio
