@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import fx
 
 from fairbed.coordinator.task.errors import Unsupported
+from fairbed.wire.graphs import check_graph
 
 OPSET = 20
 IR_VERSION = 10
@@ -99,6 +100,7 @@ class GraphBuilder:
         )
         onnx.checker.check_model(model)
         blob: bytes = model.SerializeToString(deterministic=True)
+        check_graph(blob)  # as devices do
         return blob
 
     def _needed(self, wanted: set[str]) -> list[onnx.NodeProto]:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from fairbed.device_agent.engines.base import Engine, EngineError, EngineMismatch, Examples
 from fairbed.device_agent.memory import installed_version
 from fairbed.wire.artifact import Artifact
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.graphs import check_graph
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import Tensor
 
@@ -244,6 +246,10 @@ def load_runtime() -> Any:
 
 
 def _open(name: str, graph: bytes, threads: int) -> Any:
+    try:
+        check_graph(graph, name)
+    except DecodeError as exc:
+        raise EngineError(str(exc)) from exc
     onnxruntime = load_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -127,10 +127,25 @@ def test_refuses_examples_vectors_and_labels_that_do_not_fit(cnn: Artifact) -> N
 
 
 def test_a_broken_graph_is_one_line(cnn: Artifact) -> None:
-    broken = msgspec.structs.replace(cnn, train=cnn.train[: len(cnn.train) // 2])
+    broken = msgspec.structs.replace(cnn, train=cnn.train.replace(b"Relu", b"Gemm"))
     with pytest.raises(EngineError, match=r"cnn-1x8x8-10 \(train\): the graph must load") as error:
         OnnxEngine(broken)
     assert "\n" not in str(error.value)
+
+
+def test_a_graph_that_the_exporter_does_not_write_never_reaches_the_runtime(
+    cnn: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_runtime() -> None:
+        raise EngineError("reached")
+
+    monkeypatch.setattr("fairbed.device_agent.engines.onnx.load_runtime", load_runtime)
+    for train in (cnn.train.replace(b"Relu", b"Loop"), cnn.train[:-1], b""):
+        broken = msgspec.structs.replace(cnn, train=train)
+        with pytest.raises(EngineError, match=r"^cnn-1x8x8-10 \(train\): .*must "):
+            OnnxEngine(broken)
+    with pytest.raises(EngineError, match="reached"):
+        OnnxEngine(cnn)
 
 
 def test_more_threads_compute_the_same(cnn: Artifact) -> None:
