@@ -257,6 +257,7 @@ def init_lab(
 
     folder = folder.absolute()
     _check_new(folder)
+    default = find_lab(None, {k: v for k, v in environment.items() if k != ENVIRONMENT})
     now = datetime.fromtimestamp(now_s, timezone.utc)
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
     with _written(folder):
@@ -280,7 +281,7 @@ def init_lab(
             scratch.rename(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        if find_lab(None, environment) != folder and _pointed(environment) is None:
+        if default != folder and not (default / SETTINGS_FILE).exists():
             _pointer(environment).parent.mkdir(parents=True, exist_ok=True)
             write_private(_pointer(environment), f"{folder}\n".encode())
     return Lab(folder, settings)
