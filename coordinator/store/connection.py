@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from fairbed.coordinator.store.errors import RunInUseError, RunNotFoundError, StoreError
@@ -73,6 +73,9 @@ CONFIG = "experiment.toml"
 BUSY_TIMEOUT_S = 10.0
 """How long to wait for another program's write lock; it is normally held for milliseconds."""
 
+END_WAIT_S = 2.0
+"""How long the end of a run waits for readers in a snapshot; a snapshot lasts milliseconds."""
+
 CACHE_KIB = 65_536
 """Largest page cache of the database; a small run uses less."""
 CHECKPOINT_PAGES = 8_000
@@ -117,6 +120,33 @@ def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
             isolation_level=None,
             check_same_thread=False,
         )
+
+
+def complete(connection: sqlite3.Connection) -> None:
+    """Move all rows into the database file, so that a copy of it alone is the whole run.
+
+    No other file is left, unless a reader has the database open; one in a snapshot for longer than
+    `END_WAIT_S` keeps the rows in the write-ahead log.
+    """
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError as exc:
+        if "locked" not in str(exc):
+            raise
+        connection.execute(f"PRAGMA busy_timeout = {round(1000 * END_WAIT_S)}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def complete_abandoned(path: Path) -> None:
+    """Complete the database of a run without a process, if it has a write-ahead log.
+
+    Does nothing without the permission or the space to write: reading a run needs neither.
+    """
+    if not path.with_name(f"{path.name}-wal").exists() or is_locked(path.parent):
+        return
+    with suppress(sqlite3.Error, StoreError), closing(open_writable(path, 0.0)) as connection:
+        complete(connection)
 
 
 @contextmanager

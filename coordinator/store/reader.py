@@ -21,6 +21,7 @@ from fairbed.coordinator.store.connection import (
     CONFIG,
     DATABASE,
     closed_on_error,
+    complete_abandoned,
     is_locked,
     open_readonly,
     transaction,
@@ -278,9 +279,10 @@ class RunReader:
         self.close()
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file, and complete it if no process owns the run and no other reader it."""
         with self._lock:
             self._connection.close()
+        complete_abandoned(self._path)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from fairbed.coordinator.store.connection import (
     DATABASE,
     RunLock,
     closed_on_error,
+    complete,
     open_readonly,
     open_writable,
     transaction,
@@ -431,7 +432,7 @@ class Store:
 
         def finish(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE run SET telemetry_dropped = ?", (dropped,))
-            _end_wal(connection)
+            complete(connection)
 
         try:
             if self._writer.is_open:
@@ -447,16 +448,6 @@ class Store:
             f"DELETE FROM {stream} WHERE at_s < ? OR id <= (SELECT max(id) FROM {stream}) - ?",
             [(now_s - STREAM_MAX_AGE_S, STREAM_MAX_ROWS)],
         )
-
-
-def _end_wal(connection: sqlite3.Connection) -> None:
-    """Leave one self-contained database file, unless a reader still has it open."""
-    connection.execute("PRAGMA busy_timeout = 0")
-    try:
-        connection.execute("PRAGMA journal_mode = DELETE")
-    except sqlite3.OperationalError as exc:
-        if "locked" not in str(exc):
-            raise
 
 
 def _wall() -> str:

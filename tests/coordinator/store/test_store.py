@@ -1,5 +1,6 @@
 """The store: closed rounds are never lost, and a bad disk is one line."""
 
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.store import RunInUseError, RunReader, Store, StoreError, StoreVersionError
+from fairbed.coordinator.store import connection as connection_module
 from fairbed.coordinator.store import store as store_module
 from fairbed.coordinator.store import writer as writer_module
 from fairbed.coordinator.store.tables import ConditionRow, EventRow, TelemetryRow
@@ -240,6 +242,102 @@ def test_a_killed_coordinator_loses_at_most_the_open_round(folder: Path) -> None
     with RunReader(folder) as reader:
         assert [row.round for row in reader.rounds()] == [1, 2, 3, 4]
         assert {row.round for row in reader.exchanges()} == {1, 2, 3, 4}
+
+
+def rounds_of_the_file_alone(folder: Path) -> int:
+    """Return the rounds in `run.db`, copied without the files beside it."""
+    copy = folder.parent / "copy"
+    copy.mkdir(exist_ok=True)
+    for name in ("run.db", "experiment.toml"):
+        shutil.copy(folder / name, copy / name)
+    with RunReader(copy) as reader:
+        return reader.run().rounds_completed
+
+
+WATCHER = """
+import sys
+from pathlib import Path
+from fairbed.coordinator.store import RunReader
+
+with RunReader(Path(sys.argv[1])) as reader:
+    print(reader.run().rounds_completed, flush=True)
+    sys.stdin.read()
+    print(reader.run().rounds_completed, flush=True)
+"""
+
+
+def test_the_database_of_a_watched_run_is_whole_at_its_end(folder: Path) -> None:
+    run = FakeRun(folder)
+    run.play(4)
+    with subprocess.Popen(
+        [sys.executable, "-c", WATCHER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    ) as watcher:
+        assert watcher.stdin is not None
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline() == b"4\n"
+        run.play(1)
+        run.finish()
+        assert rounds_of_the_file_alone(folder) == 5
+        watcher.stdin.close()
+        assert watcher.stdout.readline() == b"5\n"
+    assert [path.name for path in folder.glob("run.db*")] == ["run.db"]
+
+
+def test_the_last_reader_of_a_killed_run_leaves_one_file(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CRASHING_COORDINATOR, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"closed\n"
+        with RunReader(folder) as live:
+            live.run()
+        assert (folder / "run.db-wal").stat().st_size > 0
+        process.kill()
+        process.wait(20)
+    with RunReader(folder) as first:
+        with RunReader(folder) as second:
+            assert second.run().status == first.run().status == "interrupted"
+        assert rounds_of_the_file_alone(folder) == 4
+    assert [path.name for path in folder.glob("run.db*")] == ["run.db"]
+
+
+def test_a_reader_in_a_snapshot_at_the_end_of_a_run_completes_the_file_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "END_WAIT_S", 0.01)
+    run = FakeRun(folder)
+    run.play(2)
+    with RunReader(folder) as reader:
+        with reader.snapshot():
+            reader.run()
+            run.play(1)
+            run.finish()
+        assert reader.run().rounds_completed == 3
+    assert rounds_of_the_file_alone(folder) == 3
+    assert [path.name for path in folder.glob("run.db*")] == ["run.db"]
+
+
+def test_a_reader_without_write_permission_leaves_the_files_as_they_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+        raise StoreError(f"{path}: read only")
+
+    monkeypatch.setattr(connection_module, "open_writable", refuse)
+    run = FakeRun(folder)
+    run.play(1)
+    run.store.flush()
+    run.store._lock.release()  # as after a kill
+    with RunReader(folder) as reader:
+        assert reader.run().rounds_completed == 1
+    assert (folder / "run.db-wal").stat().st_size > 0
+    run.store.close()
 
 
 def test_a_full_disk_is_one_line_and_never_a_hang(folder: Path) -> None:
