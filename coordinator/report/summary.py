@@ -132,6 +132,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     privacy = privacy_summary(plan, releases.values())
     fleet, valid_of, weight_ratios = [], exchanges.valid_of(), _weight_ratios(exchanges)
+    energy_j = _energy_by_device(exchanges)
     left_out = Counter(exchanges.device[exchanges.numbers["defence_scale"] == 0.0].tolist())
     for device in devices[:MAX_DEVICES]:
         count = counts.get(device.name)
@@ -140,6 +141,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         fleet.append(
             DeviceSummary(
                 name=device.name,
+                kind=device.kind,
                 profile=kinds[device.name],
                 n_k=device.n_k,
                 selected=count.selected if count else 0,
@@ -153,6 +155,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
                 loss=metric.loss if metric else None,
                 weight_ratio=weight_ratios.get(device.name),
                 left_out=left_out[device.name],
+                energy_j=energy_j.get(device.name),
                 personal_accuracy=personal[device.name].accuracy
                 if device.name in personal
                 else None,
@@ -424,6 +427,16 @@ def _personal(
         better=sum(row.accuracy > metric.accuracy for row, metric in pairs),
         train_s_median=_median(table.numbers["personal_s"][table.valid]),
     )
+
+
+def _energy_by_device(table: _Table) -> dict[str, float]:
+    """Return the sum of the known energies of each device that has one, joules."""
+    energy_j = table.numbers["energy_j"]
+    known = np.isfinite(energy_j)
+    found: dict[str, float] = {}
+    for name, joules in zip(table.device[known], energy_j[known].tolist(), strict=True):
+        found[name] = found.get(name, 0.0) + joules
+    return found
 
 
 def _energy(table: _Table) -> EnergySummary | None:

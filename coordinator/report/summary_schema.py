@@ -282,7 +282,10 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """One device."""
 
     name: str
+    kind: str
+    """physical, emulated or replayed."""
     profile: str
+    """The emulated profile, or the board that a physical device reports."""
     n_k: int
     selected: int
     aggregated: int
@@ -300,6 +303,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """Sum of its weights in merges, relative to the sum of its shares of the examples there."""
     left_out: int
     """Its updates that the defence left out."""
+    energy_j: float | None
+    """Known energy of its exchanges, joules."""
     personal_accuracy: float | None
     """Accuracy of its personal model."""
     releases: int | None

@@ -1,6 +1,8 @@
 """The summary of a run as plain text, which `fairbed run` prints at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.report.quantities import (
@@ -33,17 +35,33 @@ NOTABLE_SHARE = 0.001
 NOTABLE_DIVERGENCE = 1e-6
 """Smallest divergence of the weights from the shares of examples that is printed, nats."""
 
-_HEADINGS = (
-    ("device", "<"),
-    ("profile", "<"),
-    ("selected", ">"),
-    ("sel rate", ">"),
-    ("agg rate", ">"),
-    ("queue Z", ">"),
-    ("tau s", ">"),
-    ("train s", ">"),
-    ("accuracy", ">"),
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the table of devices."""
+
+    heading: str
+    text: Callable[[DeviceSummary], str]
+    align: Literal["<", ">"] = ">"
+
+
+_COLUMNS = (
+    _Column("device", lambda d: d.name, "<"),
+    _Column("profile", lambda d: d.profile or MISSING, "<"),
+    _Column("selected", lambda d: str(d.selected)),
+    _Column("sel rate", lambda d: ratio(d.selection_rate)),
+    _Column("agg rate", lambda d: ratio(d.aggregation_rate)),
+    _Column("queue Z", lambda d: ratio(d.queue, 2)),
+    _Column("tau s", lambda d: seconds(d.tau_s_median)),
+    _Column("train s", lambda d: seconds(d.train_s_median)),
+    _Column("accuracy", lambda d: ratio(d.accuracy)),
 )
+_KIND = _Column("kind", lambda d: d.kind, "<")
+"""In a fleet of several kinds."""
+_ENERGY = _Column("energy", lambda d: energy(d.energy_j))
+"""In a run with a known energy."""
+_MALICIOUS = _Column("malicious", lambda d: d.malicious or "", "<")
+"""In a run whose malicious devices are revealed."""
 
 
 def summary_table(summary: RunSummary) -> str:
@@ -352,9 +370,14 @@ def _named(codecs: dict[str, int]) -> str:
 
 def _fleet(summary: RunSummary) -> list[str]:
     listed = summary.fleet[:MAX_DEVICES]
-    columns = _HEADINGS if summary.attackers is None else (*_HEADINGS, ("malicious", "<"))
-    rows = [[heading for heading, _ in columns]]
-    rows += [[*_cells(device), device.malicious or ""][: len(columns)] for device in listed]
+    name, *others = _COLUMNS
+    columns = [name]
+    columns += [_KIND] if len({device.kind for device in summary.fleet}) > 1 else []
+    columns += others
+    columns += [_ENERGY] if summary.energy is not None else []
+    columns += [_MALICIOUS] if summary.attackers is not None else []
+    rows = [[column.heading for column in columns]]
+    rows += [[column.text(device) for column in columns] for device in listed]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     lines = [_line(row, widths, columns) for row in rows]
     if summary.devices > MAX_DEVICES:
@@ -362,23 +385,9 @@ def _fleet(summary: RunSummary) -> list[str]:
     return lines
 
 
-def _cells(device: DeviceSummary) -> list[str]:
-    return [
-        device.name,
-        device.profile or MISSING,
-        str(device.selected),
-        ratio(device.selection_rate),
-        ratio(device.aggregation_rate),
-        ratio(device.queue, 2),
-        seconds(device.tau_s_median),
-        seconds(device.train_s_median),
-        ratio(device.accuracy),
-    ]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], columns: Sequence[tuple[str, str]]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], columns: Sequence[_Column]) -> str:
     parts = [
-        f"{cell:{align}{width}}"
-        for cell, width, (_, align) in zip(cells, widths, columns, strict=True)
+        f"{cell:{column.align}{width}}"
+        for cell, width, column in zip(cells, widths, columns, strict=True)
     ]
     return "  ".join(parts).rstrip()

@@ -404,19 +404,20 @@ class RunReader:
         rows = self._query(_DEVICE_S, (since_round, until_round, STRAGGLER_ROUNDS))
         return float(rows[0][0])
 
-    def energy_j(self, since_round: int, until_round: int) -> float:
-        """Return the known energy of the exchanges of rounds after `since_round`, joules.
+    def energy_j(self, since_round: int, until_round: int) -> dict[str, float]:
+        """Return the known energy of exchanges in rounds after `since_round`, joules, by device.
 
         Exchanges up to round `until_round` count, those that were merged late in the round of their
         merge. One that is abandoned in a later round than its own does not count here.
         """
-        rows = self._query(
-            "SELECT ifnull(sum(energy_j), 0.0) FROM exchange "
-            "WHERE ifnull(aggregated_round, round) > ? AND ifnull(aggregated_round, round) <= ? "
-            "AND (outcome = 'done' OR busy_s IS NOT NULL)",
-            (since_round, until_round),
+        return dict(
+            self._query(
+                "SELECT device, sum(energy_j) FROM exchange WHERE energy_j IS NOT NULL "
+                "AND ifnull(aggregated_round, round) > ? AND ifnull(aggregated_round, round) <= ? "
+                "AND (outcome = 'done' OR busy_s IS NOT NULL) GROUP BY device",
+                (since_round, until_round),
+            )
         )
-        return float(rows[0][0])
 
     def releases(self) -> dict[str, int]:
         """Return how many updates with local noise may have left each device that was selected."""

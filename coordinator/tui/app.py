@@ -95,7 +95,7 @@ class ViewReader:
                 selection_counts=reader.selection_counts(cursor.round) if rounds else (),
                 quality=reader.quality(cursor.round) if rounds else Quality(),
                 device_s=reader.device_s(cursor.round, newest) if rounds else 0.0,
-                energy_j=reader.energy_j(cursor.round, newest) if rounds else 0.0,
+                energy_j=reader.energy_j(cursor.round, newest) if rounds else {},
                 epsilon=_epsilon(reader) if rounds else None,
                 selections=reader.selections(newest) if rounds else (),
                 metrics=metrics,

@@ -67,6 +67,10 @@ class DeviceView:
     temperature_celsius: float | None = None
     malicious: str | None = None
     """Kind of its malicious behaviour, if that may be shown."""
+    kind: str = ""
+    """physical, emulated or replayed."""
+    energy_j: float | None = None
+    """Known energy of its exchanges of closed rounds; None if none is known."""
 
     @property
     def rate(self) -> float | None:
@@ -165,8 +169,8 @@ class ViewUpdate:
     """Quality of the exchanges of `rounds`."""
     device_s: float = 0.0
     """Device-seconds of `rounds`."""
-    energy_j: float = 0.0
-    """Known energy of the exchanges of `rounds`."""
+    energy_j: Mapping[str, float] = field(default_factory=dict)
+    """Known energy of the exchanges of `rounds`, by device."""
     epsilon: float | None = None
     """Largest epsilon of local noise after `rounds`; None without rounds, noise or accountant."""
     selections: Sequence[SelectionRow] = ()
@@ -203,8 +207,6 @@ class RunView:
     """Quality of all exchanges of closed rounds."""
     device_s: float = 0.0
     """Device-seconds of all closed rounds."""
-    energy_j: float = 0.0
-    """Known energy of the exchanges of all closed rounds."""
     epsilon: float | None = None
     """Largest epsilon of local noise; None without noise, or if it is unknown."""
     stragglers: Stragglers = Stragglers()
@@ -219,6 +221,17 @@ class RunView:
     def reveals(self) -> bool:
         """Whether a device is shown as malicious."""
         return any(device.malicious for device in self.devices)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether devices of several kinds take part."""
+        return len({device.kind for device in self.devices}) > 1
+
+    @property
+    def energy_j(self) -> float | None:
+        """Known energy of the exchanges of all closed rounds; None if none is known."""
+        known = [device.energy_j for device in self.devices if device.energy_j is not None]
+        return sum(known) if known else None
 
     @property
     def waiting(self) -> str:
@@ -261,7 +274,6 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         queues=view.queues + queues,
         quality=view.quality + update.quality,
         device_s=view.device_s + update.device_s,
-        energy_j=view.energy_j + update.energy_j,
         epsilon=view.epsilon if update.epsilon is None else update.epsilon,
         stragglers=view.stragglers.plus(update.rounds),
         events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
@@ -344,7 +356,8 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
     truths = {truth.name: truth for truth in update.truths}
     for row in update.devices:
         devices.setdefault(row.name, DeviceView(row.name))
-        change(row.name, profile=profile_of(row, truths.get(row.name)), n_k=row.n_k)
+        profile = profile_of(row, truths.get(row.name))
+        change(row.name, profile=profile, n_k=row.n_k, kind=row.kind)
     for name, kind in update.malicious.items():
         change(name, malicious=kind)
     for x in (*update.measured, *update.exchanges):
@@ -358,6 +371,9 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
                 aggregated=known.aggregated + counts.aggregated,
                 rounds=known.rounds + counts.rounds,
             )
+    for name, joules in update.energy_j.items():
+        if (known := devices.get(name)) is not None:
+            change(name, energy_j=(known.energy_j or 0.0) + joules)
     for chosen in update.selections:
         change(chosen.device, tau_hat_s=known_prediction(chosen.tau_hat_s), queue=chosen.queue)
     if update.metrics:  # a device without a score in the newest evaluation has none

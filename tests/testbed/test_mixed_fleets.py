@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -36,6 +37,7 @@ from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.recording.whole_run import devices_to_record, recorded_experiment
 from fairbed.testbed.run.broker import start_broker
 from fairbed.testbed.run.preflight import choose_dilation, demand_of
+from fairbed.wire.messages import DEVICE_PHASES
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import LIMIT_S, Running, running
 
@@ -393,27 +395,56 @@ def assert_mixed(folder: Path) -> None:
     assert all(x.contended_s is None for x in kitchen)
 
 
+def assert_power(folder: Path, watts: float, summary: dict[str, Any]) -> None:
+    """Check that the sensor of the physical device reached store and summary.
+
+    The laps of the sensor begin and end a little beside those of the stopwatch, and an upload ends
+    at the device before it arrives.
+    """
+    with RunReader(folder) as reader:
+        known = [x for x in reader.exchanges_of("pi-kitchen", limit=-1) if x.energy_j is not None]
+    assert any(x.outcome == "done" for x in known)
+    at_device_s = sum(getattr(x, f"{phase}_s") or 0.0 for x in known for phase in DEVICE_PHASES)
+    at_device_j = sum(getattr(x, f"{phase}_j") or 0.0 for x in known for phase in DEVICE_PHASES)
+    assert at_device_j == pytest.approx(watts * at_device_s, rel=0.1)
+    assert all((x.upload_j or 0.0) > 0.0 for x in known if x.outcome == "done")
+    (device,) = [each for each in summary["fleet"] if each["name"] == "pi-kitchen"]
+    assert (device["kind"], device["energy_j"]) == (
+        "physical",
+        pytest.approx(sum(x.energy_j or 0.0 for x in known)),
+    )
+    assert summary["energy"]["total_j"] > device["energy_j"]  # with the emulated ones
+
+
 @pytest.mark.broker
 @pytest.mark.slow
 def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_path: Path) -> None:
     async def mixed_run() -> tuple[Running, int, str, str]:
         async with start_broker("mosquitto", folder=tmp_path) as broker:
             with (
-                physical_agent(broker.url, "pi-kitchen", tmp_path),
+                physical_agent(broker.url, "pi-kitchen", tmp_path, f'[power]\nfile = "{power}"\n'),
                 running(tmp_path, 15, 5, FLEET, url=broker.url) as run,
             ):
                 return run, *await anyio.to_thread.run_sync(run.finish)
 
+    power = tmp_path / "power"
+    power.write_text("5.0 W\n")
     run, code, out, err = anyio.run(mixed_run)
     assert code == 0, err
-    assert json.loads(out)["status"] == "done"
+    summary = json.loads(out)
+    assert summary["status"] == "done"
     assert_mixed(run.folder)
+    assert_power(run.folder, 5.0, summary)
     recorded, replay = tmp_path / "recorded", tmp_path / "replay"
     whole = ["record", "--all", "--run", str(run.folder), "--out", str(recorded)]
     whole += ["--like", "n100"]  # if a busy machine leaves too few exchanges
     assert main(whole) == 0
     assert main(["replay", str(recorded / "experiment.toml"), "--out", str(replay)]) == 0
     assert list(medians(replay)) == ["board-1", "pi-kitchen", "zero-1"]
+    energy = profiles.load(recorded / "pi-kitchen.toml").energy
+    assert energy is not None
+    assert energy.compute_w is not None
+    assert energy.compute_w.value == pytest.approx(5.0, rel=0.1)
 
 
 FULL = pytest.mark.full
@@ -442,18 +473,20 @@ def test_emulated_devices_have_identities_at_a_lab_for_the_time_of_their_run(
         password = identities.create("pi-kitchen")
         url = f"mqtts://pi-kitchen:{password}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}"
         fleet = FLEET.replace('"process"', f'"{backend}"')
+        power = '[power]\ncommand = ["/bin/echo", "4000"]\nunit = "mW"\n'
         with (
-            physical_agent(url, "pi-kitchen", tmp_path),
+            physical_agent(url, "pi-kitchen", tmp_path, power),
             running(tmp_path, 8, 1, fleet, url="lab") as run,
         ):
             run.wait_round(1)
             during = [(x.name, x.run) for x in identities.all() if x.role == "device"]
-            code, _, err = run.finish()
+            code, out, err = run.finish()
         after = [x.name for x in identities.all() if x.role == "device"]
     assert code == 0, err
     assert during == [("board-1", "run"), ("pi-kitchen", None), ("zero-1", "run")]
     assert after == ["pi-kitchen"]
     assert_mixed(run.folder)
+    assert_power(run.folder, 4.0, json.loads(out))
 
 
 ABSENT = """

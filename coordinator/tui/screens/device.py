@@ -17,6 +17,7 @@ from fairbed.coordinator.report.quantities import (
     MISSING,
     bandwidth,
     clock,
+    energy,
     percent,
     ratio,
     seconds,
@@ -202,7 +203,7 @@ def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[t
     source = "its own" if row.has_own_data else "a shard"
     temperature = device.temperature_celsius
     return [
-        ("profile", device.profile or MISSING),
+        ("profile", f"{device.profile or MISSING}{', physical' * (device.kind == 'physical')}"),
         ("machine", machine or MISSING),
         ("cores", str(capabilities.get("cores", MISSING))),
         ("data", f"{row.n_k} examples, {source}"),
@@ -223,5 +224,6 @@ def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[t
             "accuracy",
             f"{ratio(device.accuracy)}, loss {ratio(device.loss)}{_personal(device)}",
         ),
+        *([] if device.energy_j is None else [("energy", energy(device.energy_j))]),
         *([("malicious", device.malicious)] if device.malicious else []),
     ]

@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widgets import DataTable
 
-from fairbed.coordinator.report.quantities import MISSING, bandwidth, ratio, seconds
+from fairbed.coordinator.report.quantities import MISSING, bandwidth, energy, ratio, seconds
 from fairbed.coordinator.tui.phase_spans import PHASE_OF_STATE, PHASES
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView
 
@@ -114,6 +114,24 @@ MALICIOUS = FleetColumn(
 )
 """Shown beside `COLUMNS` if a device is known to be malicious."""
 
+KIND = FleetColumn("kind", "kind", 5, 8, lambda d: d.kind, "left", dim_style)
+"""Shown in a fleet of several kinds."""
+
+ENERGY = FleetColumn("energy", "energy", 6, 6, lambda d: energy(d.energy_j))
+"""Shown if the energy of an exchange is known."""
+
+
+def columns_of(view: RunView) -> tuple[FleetColumn, ...]:
+    """Return the columns for the devices of a run."""
+    name, *others = COLUMNS
+    return (
+        name,
+        *((KIND,) if view.is_mixed else ()),
+        *others,
+        *((ENERGY,) if view.energy_j is not None else ()),
+        *((MALICIOUS,) if view.reveals else ()),
+    )
+
 
 def widths_of(
     columns: Sequence[FleetColumn], devices: Sequence[DeviceView]
@@ -160,8 +178,8 @@ class FleetTable(DataTable[str]):
         super().__init__(id=id, cursor_type="row", zebra_stripes=True)
         self._view = RunView()
         self._beta: float | None = None
-        self._reveals = False
-        """A device is known to be malicious."""
+        self._columns: tuple[FleetColumn, ...] = ()
+        """Columns to choose from when the lines were built."""
         self._shown: dict[FleetColumn, int] = {}
         """Columns shown and their widths; empty before the lines are built."""
         self._drawn: list[DeviceView] = []
@@ -230,7 +248,7 @@ class FleetTable(DataTable[str]):
 
     def _update(self, devices: Sequence[DeviceView]) -> bool:
         """Draw the devices that changed; return False if the lines must be rebuilt."""
-        is_same = self._beta == self._view.beta and self._reveals == self._view.reveals
+        is_same = self._beta == self._view.beta and self._columns == columns_of(self._view)
         if not self._shown or not is_same:
             return False
         for row, device in enumerate(devices):
@@ -248,8 +266,8 @@ class FleetTable(DataTable[str]):
 
     def _rebuild(self, devices: Sequence[DeviceView]) -> None:
         """Choose the columns that fit, and build all lines."""
-        self._reveals = self._view.reveals
-        widths = widths_of((*COLUMNS, MALICIOUS) if self._reveals else COLUMNS, devices)
+        self._columns = columns_of(self._view)
+        widths = widths_of(self._columns, devices)
         available = self.scrollable_content_region.width
         self._shown = {column: widths[column] for column in fitting(widths, available)}
         self._beta = self._view.beta

@@ -81,7 +81,7 @@ class RoundTimeline(Widget):
             self.border_title = self._title = title
         newest = f"round {view.rounds[-1].round}" if view.rounds else ""
         spent = f"{device_time(view.device_s)} device-seconds · " if view.device_s else ""
-        if view.energy_j:
+        if view.energy_j is not None:
             spent = f"{energy(view.energy_j)} · {spent}"
         if view.epsilon is not None:
             spent = f"epsilon ≤ {view.epsilon:.3g} · {spent}"

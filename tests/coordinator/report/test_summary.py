@@ -488,3 +488,29 @@ def test_personal_models_of_malicious_devices_do_not_count(tmp_path: Path) -> No
 def test_a_run_without_personal_models_has_none(summary: RunSummary) -> None:
     assert summary.personal is None
     assert "personal" not in summary_table(summary)
+
+
+def test_a_mixed_fleet_is_listed_by_kind_with_the_energy_of_each_device(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "mixed", devices=3, physical=frozenset({1}), watts=2.5)
+    run.play(6)
+    with RunReader(run.finish()) as reader:
+        summary = summarise_run(reader)
+        energies = reader.energy_j(0, 99)
+    assert [device.kind for device in summary.fleet] == ["emulated", "physical", "emulated"]
+    assert summary.energy is not None
+    assert {d.name: d.energy_j for d in summary.fleet if d.energy_j is not None} == energies
+    assert sum(energies.values()) == pytest.approx(summary.energy.total_j)
+    head, _, kitchen, _ = summary_table(summary).splitlines()[-4:]
+    assert head.split()[:3] == ["device", "kind", "profile"]
+    assert head.endswith("energy")
+    assert kitchen.split()[1] == "physical"
+
+
+def test_a_fleet_of_one_kind_without_energy_has_neither_column(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "plain", devices=3)
+    run.play(3)
+    with RunReader(run.finish()) as reader:
+        head = summary_table(summarise_run(reader)).splitlines()[-4]
+    assert head.startswith("device")
+    assert "kind" not in head
+    assert "energy" not in head

@@ -93,7 +93,10 @@ class FakeRun:
     """Keys of `[aggregation]`."""
     malicious: Mapping[int, str] = field(default_factory=dict)
     """Kinds of malicious devices, by row."""
-    kind: str = "emulated"
+    physical: frozenset[int] = frozenset()
+    """Rows of physical devices; the others are emulated."""
+    watts: float | None = None
+    """Power of each device; None: unknown."""
     round: int = 0
     now_s: float = 0.0
     names: list[str] = field(init=False)
@@ -116,22 +119,23 @@ class FakeRun:
                     n_k=int(self.n_k[row]),
                     capabilities=json.dumps({"cores": 4, "machine": "aarch64", "model": profile}),
                     has_own_data=False,
-                    kind=self.kind,
+                    kind="physical" if row in self.physical else "emulated",
                 )
             )
-            self.store.add(
-                TruthRow(
-                    name=name,
-                    profile=profile,
-                    cpu_speed=speed,
-                    cores=4,
-                    down_bps=down_bps,
-                    up_bps=up_bps,
-                    delay_s=0.01,
-                    malicious=self.malicious.get(row),
-                    details="{}",
+            if row not in self.physical:
+                self.store.add(
+                    TruthRow(
+                        name=name,
+                        profile=profile,
+                        cpu_speed=speed,
+                        cores=4,
+                        down_bps=down_bps,
+                        up_bps=up_bps,
+                        delay_s=0.01,
+                        malicious=self.malicious.get(row),
+                        details="{}",
+                    )
                 )
-            )
             self.event("joined", f"4 cores, {self.n_k[row]} examples", device=name)
             self.telemetry(row, "idle")
         self.now_s = 2.0
@@ -260,6 +264,7 @@ class FakeRun:
             weight_share=None if is_late else 0.25,
             n_share=None if is_late else (0.2, 0.3)[row % 2],
             defence_scale=None if is_late else 1.0,
+            energy_j=None if self.watts is None else self.watts * tau_s,
         )
 
     def close_round(self) -> None:

@@ -126,6 +126,19 @@ async def test_a_device_looks_as_it_should(
         assert await opens(app, pilot, Overview)
 
 
+async def test_a_mixed_fleet_shows_which_devices_are_physical_and_what_energy_each_took(
+    tmp_path: Path, golden: Callable[[Path, bytes], None]
+) -> None:
+    run = FakeRun(tmp_path / "mixed", physical=frozenset({1, 4}), watts=2.5)
+    run.play(6)
+    async with room(run.finish()) as (app, pilot):
+        picture = await settled(app, pilot) + "\n"
+        golden(GOLDEN / "mixed-120x40.txt", picture.encode())
+        await pilot.press("down", "enter")
+        assert await opens(app, pilot, DeviceDetail)
+        assert await shows(app, pilot, ", physical", "energy")
+
+
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
 async def test_every_part_can_be_shown_in_full(finished: Path, size: tuple[int, int]) -> None:
     titles = {
