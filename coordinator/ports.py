@@ -62,6 +62,13 @@ class Evaluator(Protocol):
         """Return the score of each device by name. Called off the event loop; may be slow."""
         ...
 
+    def test(self, vector: Vector) -> Score:
+        """Return the score on the held-out examples of all shards, also of those without a device.
+
+        Called off the event loop; may be slow.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostServices:

@@ -776,9 +776,11 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
 
     every: Annotated[int, Meta(ge=0)] = 1
     """Rounds between evaluations; 0: only after the last round."""
-    own_data: Literal["devices", "off"] = "devices"
-    """Accuracy of a device with own data: it tests the model on `data.test_fraction` of its
-    examples, or on test examples in its file; off: it trains on all examples, without a test."""
+    own_data: Literal["devices", "server-test-set", "off"] = "devices"
+    """Accuracy where devices have own data. `devices`: each tests the model on
+    `data.test_fraction` of its examples, or on test examples in its file. Otherwise they train on
+    all their examples without a test; `server-test-set`: the coordinator tests the model on all
+    held-out examples of `[data]`."""
     timeout_s: Duration | None = None
     """Longest wait for these tests after a round; not set: `round.deadline_s`."""
 

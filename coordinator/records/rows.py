@@ -475,9 +475,21 @@ def finite_or_nan(column: Floats) -> Floats:
 
 
 def metric_rows(
-    round_id: int, scores: Mapping[str, Score], at_s: float, evaluate_s: float
+    round_id: int,
+    scores: Mapping[str, Score],
+    at_s: float,
+    evaluate_s: float,
+    test_set: Score | None = None,
 ) -> tuple[list[DeviceMetricRow], MetricRow | None]:
-    """Return one row per device with held-out data, and the row over all of them."""
+    """Return one row per device with held-out data, and the row over all of them.
+
+    Args:
+        round_id: The round.
+        scores: Of each device.
+        at_s: Instant, on the run's clock.
+        evaluate_s: Duration of the evaluation.
+        test_set: Score on the server's test set; None if that is not used.
+    """
     tested = {name: score for name, score in scores.items() if score.n > 0}
     devices = [
         DeviceMetricRow(
@@ -490,25 +502,30 @@ def metric_rows(
         )
         for name, score in tested.items()
     ]
-    if not tested:
+    measured = list(tested.values()) or ([] if test_set is None else [test_set])
+    if not measured:
         return devices, None
     summary = summarise(
-        np.array([score.n for score in tested.values()], dtype=np.int64),
-        np.array([score.correct for score in tested.values()], dtype=np.int64),
-        np.array([score.loss_sum for score in tested.values()], dtype=np.float64),
+        np.array([score.n for score in measured], dtype=np.int64),
+        np.array([score.correct for score in measured], dtype=np.int64),
+        np.array([score.loss_sum for score in measured], dtype=np.float64),
     )
+    unknown = None if tested else math.nan
     return devices, MetricRow(
         round=round_id,
         at_s=at_s,
         accuracy_mean=summary.accuracy_mean,
         accuracy_pooled=summary.accuracy_pooled,
-        accuracy_worst10=summary.accuracy_worst10,
-        accuracy_best10=summary.accuracy_best10,
-        accuracy_variance=summary.accuracy_variance,
-        accuracy_gini=finite(summary.accuracy_gini),
-        accuracy_gap=summary.accuracy_gap,
+        accuracy_worst10=unknown or summary.accuracy_worst10,
+        accuracy_best10=unknown or summary.accuracy_best10,
+        accuracy_variance=unknown or summary.accuracy_variance,
+        accuracy_gini=finite(unknown or summary.accuracy_gini),
+        accuracy_gap=unknown or summary.accuracy_gap,
         loss_mean=finite(summary.loss_mean),
-        loss_std=finite(summary.loss_std),
+        loss_std=finite(unknown or summary.loss_std),
         evaluate_s=evaluate_s,
         devices=len(tested),
+        test_n=None if test_set is None else test_set.n,
+        test_accuracy=None if test_set is None else test_set.correct / test_set.n,
+        test_loss=None if test_set is None else finite(test_set.loss_sum / test_set.n),
     )

@@ -20,6 +20,7 @@ from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
+from fairbed.coordinator.report.quantities import ratio, size
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
     AggregationSummary,
@@ -67,6 +68,8 @@ __all__ = ["RunSummary", "summarise_run", "summary_table"]
 
 MAX_DEVICES = 1_000
 """Maximum number of devices in the summary's `fleet`."""
+SHOWN_NAMES = 8
+"""Devices that a note names."""
 FAILURES = ("failed", "lost", "rejected")
 EXACT = 1e-9
 """Tolerance of the fairness bound for rounding in a sum of T terms."""
@@ -128,6 +131,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         plan = info.plan.privacy
         releases = {} if plan.clip is None else reader.releases()
         spent_s = device_seconds(reader)
+        test_bytes = reader.test_bytes()
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     privacy = privacy_summary(plan, releases.values())
@@ -186,7 +190,9 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         selected={row.name: row.selected for row in fleet},
         aggregated={row.name: row.aggregated for row in fleet},
         **_model(metrics[-1] if metrics else None, list(device_metrics.values()), reader.plan),
-        evaluation_notes=_evaluation_notes(len(devices), list(device_metrics.values()), metrics),
+        evaluation_notes=_evaluation_notes(
+            [row.name for row in devices], device_metrics, metrics, test_bytes
+        ),
         exchange=_exchanges(exchanges),
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds),
@@ -273,17 +279,18 @@ def _model(
     return {
         "accuracy": Accuracy(
             mean=row.accuracy_mean if row else None,
-            worst10=row.accuracy_worst10 if row else None,
-            best10=row.accuracy_best10 if row else None,
-            variance=row.accuracy_variance if row else None,
+            worst10=_finite(row.accuracy_worst10) if row else None,
+            best10=_finite(row.accuracy_best10) if row else None,
+            variance=_finite(row.accuracy_variance) if row else None,
             gini=row.accuracy_gini if row else None,
-            gap=row.accuracy_gap if row else None,
+            gap=_finite(row.accuracy_gap) if row else None,
             pooled=row.accuracy_pooled if row else None,
             worst10_pooled=found.accuracy_worst10_pooled if found else None,
             best10_pooled=found.accuracy_best10_pooled if found else None,
-            std=row.accuracy_variance**0.5 if row else None,
-            variance_of_percent=1e4 * row.accuracy_variance if row else None,
+            std=_finite(row.accuracy_variance**0.5) if row else None,
+            variance_of_percent=_finite(1e4 * row.accuracy_variance) if row else None,
             jain=_finite(found.accuracy_jain) if found else None,
+            test_set=row.test_accuracy if row else None,
         ),
         "loss": Loss(mean=row.loss_mean if row else None, std=row.loss_std if row else None),
         "utility": _utility(losses, plan.aggregation.M),
@@ -304,19 +311,46 @@ def _utility(losses: Floats, M: float) -> Utility:
 
 
 def _evaluation_notes(
-    devices: int, of_devices: Sequence[DeviceMetricRow], metrics: Sequence[MetricRow]
+    devices: Sequence[str],
+    of_devices: Mapping[str, DeviceMetricRow],
+    metrics: Sequence[MetricRow],
+    test_bytes: int,
 ) -> list[str]:
-    """Return what the latest evaluation could not measure; empty without an evaluation."""
+    """Return what the latest evaluation could not measure, and what it cannot check.
+
+    Empty without an evaluation.
+
+    Args:
+        devices: Names of all devices.
+        of_devices: Scores of devices in the latest evaluation.
+        metrics: The latest evaluation, or none.
+        test_bytes: Bytes that devices downloaded for their tests in the whole run.
+    """
     if not metrics:
         return []
-    notes, n = [], len(of_devices)
-    if n < devices:
+    notes, rows, missing = [], of_devices.values(), [x for x in devices if x not in of_devices]
+    if missing:
+        shown = " ".join(missing[:SHOWN_NAMES]) + (" ..." if len(missing) > SHOWN_NAMES else "")
         notes.append(
-            f"{devices - n} of {devices} devices have no held-out examples and no accuracy"
+            f"{len(missing)} of {len(devices)} devices have no accuracy in the latest evaluation "
+            f"(no held-out examples, or no result in time): {shown}"
         )
-    if all(row.accuracy == 0.0 for row in of_devices):
+    reported = sum(row.bytes_down is not None for row in rows)
+    if reported:
+        notes.append(
+            f"{reported} of {len(of_devices)} accuracies are reported by devices with own data; "
+            f"their downloads for tests, {size(test_bytes)} so far, are not part of the traffic"
+        )
+    latest = metrics[-1]
+    if latest.test_n is not None:
+        place = "for all devices together" if latest.devices == 0 else "beside that of the devices"
+        notes.append(
+            f"accuracy on the server's test set of {latest.test_n} examples, {place}: "
+            f"{ratio(latest.test_accuracy)}"
+        )
+    if rows and all(row.accuracy == 0.0 for row in rows):
         notes.append("every accuracy is 0: its Gini coefficient and Jain index are not defined")
-    if any(row.loss is None for row in of_devices):
+    if any(row.loss is None for row in rows):
         notes.append("the model has diverged: the loss of a device is not finite")
     return notes
 

@@ -33,6 +33,9 @@ class Accuracy(Struct, frozen=True, kw_only=True):
     variance_of_percent: float | None
     """Population variance of the percentages, 10^4 times `variance`."""
     jain: float | None
+    test_set: float | None
+    """On the server's test set; null without one. It is also `mean` and `pooled` if no device was
+    measured."""
 
 
 class Loss(Struct, frozen=True, kw_only=True):
@@ -379,7 +382,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     loss: Loss
     utility: Utility
     evaluation_notes: list[str]
-    """What the latest evaluation could not measure, one line each."""
+    """What the latest evaluation could not measure or cannot check, one line each."""
     exchange: ExchangeSummary
     estimator: EstimatorError
     queues: Queues

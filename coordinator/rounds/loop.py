@@ -5,6 +5,7 @@ Start reading at `TrainingLoop.run_round`: it is one complete round.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -71,6 +72,8 @@ class NothingAggregatedError(Exception):
             "late, or see the devices' logs: fairbed logs NAME"
         )
 
+
+T = TypeVar("T")
 
 REPORT_CHANGE_S, REPORT_REPEAT_S = 3.0, 10.0
 """Least time between two reports of the wait for round 1: with another and with the same number."""
@@ -516,14 +519,20 @@ class TrainingLoop:
             return None
         started = log.now()
         scores = await self._services.own_data_tests.run(table.id, table.attempt)
+        test_set: Score | None = None
         if evaluator is not None:
-            of_shards = await evaluate_shards(evaluator, log, table.id, self._versions.vector)
+            model = self._versions.vector
+            none: Mapping[str, Score] = {}
+            of_shards = await evaluate_shards(evaluator.evaluate, none, log, table.id, model)
+            if self._config.evaluation.own_data == "server-test-set":
+                test_set = await evaluate_shards(evaluator.test, None, log, table.id, model)
             scores |= {
                 name: score
                 for name, score in of_shards.items()
                 if (device := self._registry.get(name)) is None or not device.has_own_data
             }
-        devices, metric = metric_rows(table.id, scores, log.at_s(), log.now() - started)
+        took_s = log.now() - started
+        devices, metric = metric_rows(table.id, scores, log.at_s(), took_s, test_set)
         for row in devices:
             log.add(row)
         if metric is not None:
@@ -606,15 +615,19 @@ class TrainingLoop:
 
 
 async def evaluate_shards(
-    evaluator: Evaluator, event_log: EventLog, round_id: int, vector: Vector
-) -> Mapping[str, Score]:
-    """Return the scores of a model on the held-out examples of shards, by name of the device.
+    evaluate: Callable[[Vector], T],
+    otherwise: T,
+    event_log: EventLog,
+    round_id: int,
+    vector: Vector,
+) -> T:
+    """Return what `evaluate` returns for a model, shape (n_values,), off the event loop.
 
-    `vector` has shape (n_values,). Empty if the evaluation failed: training continues without it.
+    `otherwise` if it failed, with an event: training continues without it.
     """
     try:
-        return await anyio.to_thread.run_sync(evaluator.evaluate, vector, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(evaluate, vector, abandon_on_cancel=True)
     except Exception as exc:  # any error: evaluation must not end the run
         text = f"{type(exc).__name__}: {exc}"
         event_log.event("not evaluated", text, level="warning", round_id=round_id)
-        return {}
+        return otherwise

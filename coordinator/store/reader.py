@@ -434,6 +434,11 @@ class RunReader:
             round_id = self._number("SELECT max(round) FROM device_metric")
         return self._select(DeviceMetricRow, "WHERE round = ? ORDER BY device", (round_id,))
 
+    def test_bytes(self) -> int:
+        """Return the bytes that devices with own data downloaded for tests after rounds."""
+        found = self._number("SELECT ifnull(sum(bytes_down), 0) FROM device_metric")
+        return int(found)
+
     def final_model(self) -> tuple[int, Vector] | None:
         """Return the newest stored model, shape (n_values,), and its round; None without one.
 

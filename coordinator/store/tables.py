@@ -498,7 +498,14 @@ class MetricRow:
     evaluate_s: float
     """Not part of any round's duration."""
     devices: int | None = None
-    """Devices that were measured."""
+    """Devices that were measured. 0: mean and pooled accuracy and the loss are those of the
+    server's test set, the spread over devices is unknown."""
+    test_n: int | None = None
+    """Examples of the server's test set; None unless `evaluation.own_data` is `server-test-set`."""
+    test_accuracy: float | None = None
+    """Share of its examples that are classified correctly."""
+    test_loss: float | None = None
+    """Mean over its examples, nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -76,11 +76,33 @@ class FleetEvaluator:
             EvaluationStopped: `close` was called.
         """
         names = {number: name for name, number in self._data.assignments().items()}
-        correct = dict.fromkeys(names, 0)
-        loss_sum = dict.fromkeys(names, 0.0)
+        scores = self._scores(vector, names)
+        return {name: scores[k] for k, name in sorted(names.items())}
+
+    def test(self, vector: Vector) -> Score:
+        """Return the score on the held-out examples of all shards, also of those without a device.
+
+        Args:
+            vector: Flat model, shape (n_values,); not changed.
+
+        Raises:
+            EngineError: The engine failed.
+            EvaluationStopped: `close` was called.
+        """
+        scores = self._scores(vector, range(len(self._data.test_rows))).values()
+        return Score(
+            n=sum(score.n for score in scores),
+            correct=sum(score.correct for score in scores),
+            loss_sum=sum(score.loss_sum for score in scores),
+        )
+
+    def _scores(self, vector: Vector, shards: Collection[int]) -> dict[int, Score]:
+        """Return the score of each of these shards."""
+        correct = dict.fromkeys(shards, 0)
+        loss_sum = dict.fromkeys(shards, 0.0)
         with ThreadPoolExecutor(len(self._engines), "evaluation") as pool:
             jobs = [
-                pool.submit(self._run, engine, [b for b in work if b.device in names], vector)
+                pool.submit(self._run, engine, [b for b in work if b.device in correct], vector)
                 for engine, work in zip(self._engines, self._work, strict=True)
             ]
         # Summed in a fixed order, so that the result does not depend on the number of threads.
@@ -88,10 +110,7 @@ class FleetEvaluator:
         for batch, batch_loss, batch_correct in sorted(results, key=_device_and_row):
             correct[batch.device] += batch_correct
             loss_sum[batch.device] += batch_loss
-        return {
-            name: Score(len(self._data.test_rows[k]), correct[k], loss_sum[k])
-            for k, name in sorted(names.items())
-        }
+        return {k: Score(len(self._data.test_rows[k]), correct[k], loss_sum[k]) for k in correct}
 
     def close(self) -> None:
         """Stop a running evaluation within one batch, and refuse further ones."""

@@ -19,7 +19,9 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
 )
 from fairbed.coordinator.policy.decisions import MAX_LOSS
+from fairbed.coordinator.report.quantities import ratio, size
 from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.rounds.own_data import LATE_TESTS, score_of
 from fairbed.coordinator.store.tables import DeviceMetricRow, PersonalScoreRow
@@ -113,6 +115,10 @@ async def test_devices_with_own_data_have_an_accuracy_on_examples_that_they_do_n
         assert trained[name] == 30
     assert rows[2, "pi-0"].bytes_down is None
     assert {row.accuracy for row in summary.fleet} == {row.accuracy for row in rows.values()}
+    assert summary.evaluation_notes == [
+        f"2 of 3 accuracies are reported by devices with own data; their downloads for tests, "
+        f"{size(4 * VECTOR_BYTES)} so far, are not part of the traffic"
+    ]
     mean = np.mean([rows[2, name].accuracy for name in (*OWN, "pi-0")])
     assert summary.accuracy.mean == pytest.approx(mean)
 
@@ -195,6 +201,45 @@ async def test_own_data_off_asks_nobody_and_trains_on_all_examples(tmp_path: Pat
     assert sorted(rows_of(place)) == [(1, "pi-0")]
     with place.reader() as reader:
         assert {row.name: row.n_k for row in reader.devices()} == dict.fromkeys((*OWN, "pi-0"), N)
+
+
+SERVER = EvaluationConfig(own_data="server-test-set")
+
+
+async def test_the_server_test_set_stands_for_devices_if_none_is_measured(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=0) as place:
+        place.evaluator.evaluate = lambda vector: {}  # type: ignore[method-assign]
+        start(place, tmp_path)
+        assert await place.run(config(1, held_out=None, evaluation=SERVER)) == "done"
+    with place.reader() as reader:
+        (metric,), summary = reader.metrics(), summarise_run(reader)
+    assert (metric.test_n, metric.test_accuracy, metric.test_loss) == (100, 0.61, 1.0)
+    assert (metric.devices, metric.accuracy_mean, metric.accuracy_pooled) == (0, 0.61, 0.61)
+    known = summary.accuracy
+    spread = (known.worst10, known.best10, known.variance, known.std, known.gini, known.gap)
+    assert spread == (None,) * 6, "one test set has no spread over devices"
+    assert (known.mean, known.test_set) == (0.61, 0.61)
+    assert all(row.accuracy is None for row in summary.fleet)
+    assert summary.evaluation_notes == [
+        "3 of 3 devices have no accuracy in the latest evaluation (no held-out examples, or no "
+        "result in time): pi-0 own-0 own-1",
+        "accuracy on the server's test set of 100 examples, for all devices together: 0.610",
+    ]
+    unknown = ratio(None)
+    line = f"accuracy   mean 0.610, worst 10 % {unknown}, best 10 % {unknown}, Gini {unknown}"
+    assert line in summary_table(summary)
+
+
+async def test_the_server_test_set_stands_beside_measured_devices(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=0) as place:
+        start(place, tmp_path)
+        assert await place.run(config(1, held_out=None, evaluation=SERVER)) == "done"
+    with place.reader() as reader:
+        (metric,), summary = reader.metrics(), summarise_run(reader)
+    assert (metric.devices, metric.accuracy_mean, metric.test_accuracy) == (1, 0.7, 0.61)
+    assert summary.evaluation_notes[1] == (
+        "accuracy on the server's test set of 100 examples, beside that of the devices: 0.610"
+    )
 
 
 async def test_only_due_rounds_are_tested(tmp_path: Path) -> None:

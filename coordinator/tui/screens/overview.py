@@ -75,9 +75,10 @@ class Overview(Screen[None]):
 
 def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
     """Return the accuracy over rounds: mean, and best and worst 10 % of the devices."""
+    spread = [m for m in view.metrics if m.devices != 0]
     return (
-        Curve("best 10 %", "high", tuple((m.round, m.accuracy_best10) for m in view.metrics)),
-        Curve("worst 10 %", "low", tuple((m.round, m.accuracy_worst10) for m in view.metrics)),
+        Curve("best 10 %", "high", tuple((m.round, m.accuracy_best10) for m in spread)),
+        Curve("worst 10 %", "low", tuple((m.round, m.accuracy_worst10) for m in spread)),
         Curve("mean", "main", tuple((m.round, m.accuracy_mean) for m in view.metrics)),
     )
 

@@ -311,12 +311,13 @@ def test_what_an_evaluation_could_not_measure_is_one_line_each(tmp_path: Path) -
 
     summary = evaluated(tmp_path / "r", change)
     assert summary.evaluation_notes == [
-        "1 of 12 devices have no held-out examples and no accuracy",
+        "1 of 12 devices have no accuracy in the latest evaluation (no held-out examples, or no "
+        "result in time): phone-03",
         "every accuracy is 0: its Gini coefficient and Jain index are not defined",
         "the model has diverged: the loss of a device is not finite",
     ]
     assert (summary.accuracy.jain, summary.utility.product) == (None, None)
-    assert "note       1 of 12 devices have no held-out" in summary_table(summary)
+    assert "note       1 of 12 devices have no accuracy in the" in summary_table(summary)
 
 
 def test_the_table_has_the_steps_of_the_aggregation_and_device_seconds(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The view: a pure fold, independent of how updates are split."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fairbed.coordinator.store.tables import (
 )
 from fairbed.coordinator.tui.app import ViewReader
 from fairbed.coordinator.tui.screens.device import device_facts
+from fairbed.coordinator.tui.screens.overview import accuracy_curves
 from fairbed.coordinator.tui.view import ROUNDS_KEPT, RunView, Stragglers, ViewUpdate, fold
 from tests.coordinator.store.fake_run import BETA, LATE_ROUND, VOID_ROUND, FakeRun, fake_run
 
@@ -300,6 +302,36 @@ def test_rows_of_an_unknown_device_change_nothing(run: FakeRun, feed: ViewReader
         info=view.info, cursor=view.cursor, selection_counts=[counts], device_metrics=[loss]
     )
     assert fold(view, update).devices == view.devices
+
+
+def test_a_device_without_a_score_in_the_newest_evaluation_shows_no_older_one(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    run.play(1)
+    view = next_view(run, feed, RunView())
+    assert view.info is not None
+    assert all(device.accuracy is not None for device in view.devices)
+    metric = replace(view.metrics[-1], round=2, devices=1)
+    score = DeviceMetricRow(round=2, device=view.devices[0].name, n=4, accuracy=0.5, loss=1.0)
+    update = ViewUpdate(
+        info=view.info, cursor=view.cursor, metrics=[metric], device_metrics=[score]
+    )
+    later = fold(view, update)
+    assert [device.accuracy for device in later.devices] == [0.5] + [None] * 11
+    assert {device.loss for device in later.devices[1:]} == {None}
+    unchanged = fold(later, ViewUpdate(info=view.info, cursor=view.cursor))
+    assert unchanged.devices[0].accuracy == 0.5
+
+
+def test_a_test_set_alone_has_no_curve_of_the_best_and_worst_devices(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    run.play(2)
+    view = next_view(run, feed, RunView())
+    first, second = view.metrics
+    view = replace(view, metrics=(first, replace(second, devices=0, accuracy_best10=math.nan)))
+    best, worst, mean = accuracy_curves(view)
+    assert [len(curve.points) for curve in (best, worst, mean)] == [1, 1, 2]
 
 
 def test_an_open_round_without_its_dispatch_begins_with_the_first_device_at_work(

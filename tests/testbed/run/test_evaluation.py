@@ -101,6 +101,19 @@ def test_a_model_of_zeros_guesses_on_the_shipped_task() -> None:
         assert score.correct == (data.dataset.y[rows] == 0).sum()  # the first of equal logits
 
 
+def test_the_test_set_of_the_server_is_that_of_all_shards_also_of_free_ones() -> None:
+    data = fleet()
+    judge = evaluator(data)
+    whole, held = judge.test(VECTOR), judge.evaluate(VECTOR)
+    for k in range(len(data.test_rows) - len(held)):
+        data.shard(f"late-comer-{k}")
+    parts = judge.evaluate(VECTOR).values()
+    assert len(parts) == len(data.test_rows) > len(held)
+    assert whole.n == sum(part.n for part in parts) == sum(map(len, data.test_rows))
+    assert whole.correct == sum(part.correct for part in parts)
+    assert whole.loss_sum == pytest.approx(sum(part.loss_sum for part in parts))
+
+
 def test_a_device_counts_from_when_it_holds_a_shard() -> None:
     data = fleet()
     judge = evaluator(data)
