@@ -86,6 +86,11 @@ test-py310 *args:
     done
     echo "test-py310: skipped, no Python 3.10 runs on this machine"
 
+# Test for 64-bit ARM: wheels, tests and rounds in an emulated Debian; as root, 10 minutes
+[no-exit-message]
+@test-arm64 *steps: setup
+    {{ drop_dashes }} python tools/arm64.py "$@"
+
 # Check the list of branches of pure folders that no test reaches (docs/uncovered-branches.md).
 [no-exit-message]
 coverage: setup

@@ -1,0 +1,515 @@
+"""Test Fairbed for 64-bit ARM on an x86-64 machine: python tools/arm64.py [STEP ...].
+
+Steps, all by default, in this order:
+
+- `wheels`: resolve the packages of a device for Python 3.10 to 3.13 without a compiler, and weigh
+  their download;
+- `tests`: the tests of wire, agent and profiles;
+- `rounds`: an agent plays rounds with a live coordinator of this machine, over mosquitto.
+
+All but the first run in a Debian root of ARM64 under qemu-user: each of its programs is translated,
+but the kernel, its clocks and its network are those of this machine. So this finds what is wrong
+with wheels, byte order, alignment, memory order and instructions of the architecture, not how
+fast a board is.
+
+Root and emulator are kept in a temporary folder (`--folder`); a second run builds neither. Needs
+root, Debian's package archive and a package index. Where something is missing it prints one line
+and ends with status 0; a step that fails ends it with status 1.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.build_dist import build  # noqa: E402  # this file is run as a program
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+MAX_DOWNLOAD_BYTES = 60_000_000
+"""Of all wheels of a device, Fairbed's own included."""
+
+PLATFORMS = tuple(f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 26, 17))
+"""What a device with glibc 2.28 accepts, of what our dependencies publish."""
+
+SUITE, SUITE_PYTHON = "bookworm", "3.11"
+"""Debian of the root, and its Python: those of most Raspberry Pis."""
+PACKAGES = (
+    *("base-files", "ca-certificates", "coreutils", "curl", "dash", "findutils", "gawk", "grep"),
+    *("hostname", "libc-bin", "libstdc++6", "mosquitto", "openssl", "procps", "python3"),
+    *("python3-venv", "sed"),
+)
+QEMU_SUITE = "trixie"
+"""Debian's first release whose qemu-user runs onnxruntime; bookworm's 7.2 crashes at its import."""
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+CPU = "cortex-a72"
+"""The processor of a Raspberry Pi 4."""
+
+TESTS = ("tests/wire", "tests/device_agent", "tests/profiles")
+DESELECTED = {
+    "tests/device_agent/engines/test_onnx.py::test_the_telemetry_of_the_runtime_is_disabled": (
+        "counts the threads of a process, and qemu-user adds one"
+    ),
+    "tests/device_agent/test_process.py::"
+    "test_needs_little_memory_before_its_first_task_and_stops_at_a_signal": (
+        "bounds the memory of a process, and qemu-user keeps translated code in it"
+    ),
+}
+"""Tests that the emulation itself fails, and why."""
+
+ROUNDS = 3
+EXPERIMENT = f"""
+name = "arm64"
+rounds = {ROUNDS}
+[data]
+dataset = "digits"
+partition = {{ kind = "iid" }}
+[model]
+name = "cnn"
+[training]
+epochs = 1
+[selection]
+per_round = 1
+beta = 0.5
+[round]
+min_devices = 1
+deadline_s = 120.0
+"""
+
+BUILD_S, TESTS_S, AGAIN_S, ROUNDS_S = 300.0, 900.0, 240.0, 300.0
+"""Longest build of a root or a set of wheels, run of all tests, of those that failed again, and of
+all rounds."""
+STOP_S = 20.0
+
+MAGIC = r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00"
+MASK = r"\xff" * 7 + r"\x00" + r"\xff" * 8 + r"\xfe\xff\xff\xff"
+"""How a program of ARM64 begins, and which bits of it count; qemu's own values."""
+
+ENTER = """
+set -e
+mkdir -p "$1"/dev "$1"/proc "$1"/sys "$1"/source "$1"/data "$2"/binfmt
+mount -t binfmt_misc binfmt_misc "$2"/binfmt
+printf '%s' "$5" >"$2"/binfmt/register
+for folder in dev proc sys; do mount --rbind /$folder "$1"/$folder; done
+mount --bind "$3" "$1"/source
+mount -o remount,bind,ro "$1"/source
+[ -z "$4" ] || mount --bind -o ro "$4" "$1"/data
+root=$1
+shift 5
+exec chroot "$root" /usr/bin/env -i "$@"
+"""
+"""Registers the emulator in a user namespace of its own, so nothing is registered outside; then
+enters the root. Arguments: root, work folder, checkout, data or nothing,
+the line to register, then a command."""
+
+
+class StepError(Exception):
+    """A step failed; one line."""
+
+
+class Unavailable(Exception):
+    """This machine cannot do it; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """An ARM64 root and the means to run its programs."""
+
+    folder: Path
+    """Holds the emulator, the root, wheels and logs."""
+
+    @property
+    def root(self) -> Path:
+        """The root of the emulated machine."""
+        return self.folder / f"root-{SUITE}"
+
+    def command(self, *command: str, environ: Mapping[str, str] | None = None) -> list[str]:
+        """Return the command line that runs a program of the root."""
+        inside = {
+            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "QEMU_CPU": CPU,
+            **(environ or {}),
+        }
+        data = os.environ.get("FAIRBED_DATA", "")
+        emulator = f":aarch64:M::{MAGIC}:{MASK}:{self.folder / 'qemu-aarch64'}:F"
+        places = [str(self.root), str(self.folder), str(ROOT), data, emulator]
+        variables = [f"{key}={value}" for key, value in inside.items()]
+        unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", ENTER, "enter"]
+        return [*unshare, *places, *variables, *command]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the steps; return 1 if one failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
+    default = Path(tempfile.gettempdir(), "fairbed-arm64")
+    parser.add_argument("--folder", type=Path, default=default, help=f"default {default}")
+    args = parser.parse_args(arguments)
+    unknown = [step for step in args.steps if step not in STEPS]
+    if unknown:
+        parser.error(f"a step must be one of {', '.join(STEPS)}; got {unknown[0]}")
+    try:
+        machine = prepare(args.folder.absolute())
+    except (Unavailable, StepError) as exc:
+        print(f"test-arm64: skipped, {exc}")
+        return 0
+    results: dict[str, str] = {}
+    has_failed = False
+    for name in args.steps or STEPS:
+        print(f"test-arm64: {name}", flush=True)
+        started_s = time.monotonic()
+        try:
+            results[name] = STEPS[name](machine)
+        except StepError as exc:
+            results[name] = f"FAILED: {exc}"
+            has_failed = True
+        results[name] += f" ({time.monotonic() - started_s:.0f} s)"
+    for name, result in results.items():
+        print(f"test-arm64: {name}: {result}")
+    return int(has_failed)
+
+
+def prepare(folder: Path) -> Machine:
+    """Return a machine, with its emulator and its root.
+
+    Raises:
+        Unavailable: They cannot be built or used on this machine.
+    """
+    if sys.platform != "linux" or os.uname().machine != "x86_64":
+        raise Unavailable(f"needs Linux on x86-64, got {sys.platform} on {os.uname().machine}")
+    if os.geteuid() != 0:
+        raise Unavailable("needs root to make a root file system; type: sudo ./just test-arm64")
+    if shutil.which("apt-get") is None or not KEYRING.exists():
+        raise Unavailable(f"needs Debian, for its packages of ARM64: {KEYRING} does not exist")
+    if shutil.which("mmdebstrap") is None:
+        apt = ["apt-get", "install", "-q", "-y", "--no-install-recommends", "mmdebstrap"]
+        environ = {"DEBIAN_FRONTEND": "noninteractive"}
+        if _run(["apt-get", "update", "-q"]) or _run(apt, environ=environ):
+            raise Unavailable("needs mmdebstrap; type: apt-get install mmdebstrap")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != 0:
+        raise Unavailable(f"{folder}: must belong to root; name another with --folder")
+    machine = Machine(folder)
+    emulator = folder / "qemu-aarch64"
+    if not emulator.exists():
+        scratch = folder / "qemu"
+        _debootstrap(scratch, QEMU_SUITE, "amd64", ("qemu-user",))
+        (scratch / "usr" / "bin" / emulator.name).rename(emulator)
+        shutil.rmtree(scratch)
+    stamp, wanted = folder / "root.txt", " ".join((SUITE, *PACKAGES))
+    if not stamp.exists() or stamp.read_text() != wanted:
+        _debootstrap(machine.root, SUITE, "arm64", PACKAGES)
+        # What the packages' own scripts would make; none has run.
+        (machine.root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+        (machine.root / "etc" / "group").write_text("root:x:0:\n")
+        (machine.root / "usr" / "bin" / "awk").symlink_to("gawk")
+        stamp.write_text(wanted)
+    done = subprocess.run(machine.command("uname", "-m"), capture_output=True, text=True)
+    if done.stdout.strip() != "aarch64":
+        raise Unavailable(
+            "needs binfmt_misc in user namespaces (Linux 6.7 or newer), got: "
+            + " ".join((done.stderr or done.stdout).split())
+        )
+    return machine
+
+
+def _debootstrap(root: Path, suite: str, architecture: str, packages: Sequence[str]) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    options = ["--mode=root", "--variant=extract", f"--architectures={architecture}"]
+    include = f"--include={','.join(packages)}"
+    if _run(["mmdebstrap", "--quiet", *options, include, suite, str(root)]):
+        raise Unavailable(f"mmdebstrap cannot make a root of {suite} for {architecture}, see above")
+
+
+# The wheels
+
+
+def weigh_wheels(machine: Machine) -> str:
+    """Resolve and download the wheels of a device for each Python; return their sizes."""
+    own = build(ROOT, machine.folder, "wheel").stat().st_size
+    sizes: dict[str, int] = {}
+    for python in PYTHONS:
+        folder = machine.folder / "wheels" / python
+        shutil.rmtree(folder, ignore_errors=True)
+        requirements = machine.folder / f"requirements-{python}.txt"
+        resolve(machine, python, requirements, "pyproject.toml")
+        platforms = [f"--platform={platform}" for platform in PLATFORMS]
+        tags = ["--only-binary=:all:", f"--python-version={python}", *platforms]
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *tags]
+        if _run([*pip, "-r", str(requirements), "-d", str(folder)]):
+            raise StepError(f"a wheel for Python {python} cannot be downloaded, see above")
+        wheels = sorted(folder.iterdir())
+        sizes[python] = own + sum(wheel.stat().st_size for wheel in wheels)
+        print(f"Python {python}: {len(wheels) + 1} wheels, {sizes[python] / 1e6:.1f} MB")
+    return check_sizes(sizes)
+
+
+def check_sizes(sizes: Mapping[str, int]) -> str:
+    """Return the sizes as text.
+
+    Args:
+        sizes: Bytes of all wheels for each Python.
+
+    Raises:
+        StepError: A download is too large.
+    """
+    text = ", ".join(f"{python} {size / 1e6:.1f} MB" for python, size in sizes.items())
+    if max(sizes.values()) > MAX_DOWNLOAD_BYTES:
+        raise StepError(f"a download must be at most {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB, got {text}")
+    return f"{text}, at most {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB"
+
+
+def resolve(machine: Machine, python: str, into: Path, *sources: str) -> None:
+    """Write the versions that a device with this Python gets, as requirements.
+
+    uv, as pip reads the markers of the Python that it runs on, not of the one it resolves for.
+    """
+    options = ["--only-binary=:all:", f"--python-version={python}"]
+    options += ["--python-platform=aarch64-manylinux_2_28", "-c", "constraints.txt"]
+    if _run([uv(machine), "pip", "compile", "-q", *options, *sources, "-o", str(into)], cwd=ROOT):
+        raise StepError(f"the packages for Python {python} cannot be resolved, see above")
+
+
+def uv(machine: Machine) -> str:
+    """Return the path of uv, installed if it is not there."""
+    path = shutil.which("uv") or str(machine.folder / "uv" / "bin" / "uv")
+    if not Path(path).exists():
+        venv = machine.folder / "uv"
+        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "uv"]
+        if _run([sys.executable, "-m", "venv", str(venv)]) or _run(pip):
+            raise StepError("uv cannot be installed, see above")
+    return path
+
+
+# The tests
+
+
+def run_tests(machine: Machine) -> str:
+    """Run tests in the root; return how many passed."""
+    install(machine)
+    for test, reason in DESELECTED.items():
+        print(f"not run: {test}: {reason}")
+    first = _pytest(machine, ["-n", str(min(os.cpu_count() or 1, 8)), *TESTS], TESTS_S)
+    if not first.failed:
+        return f"{first}, {len(DESELECTED)} not run because of the emulation"
+    print("test-arm64: tests that failed, again, one at a time", flush=True)
+    again = _pytest(machine, ["--last-failed", "--last-failed-no-failures=none", *TESTS], AGAIN_S)
+    if again.failed or again.passed != first.failed:
+        raise StepError(f"{first}; run again: {again}")
+    return (
+        f"{first}, which passed when they ran alone: they have limits in seconds; "
+        f"{len(DESELECTED)} not run because of the emulation"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Results of tests."""
+
+    passed: int
+    failed: int
+    skipped: int
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def _pytest(machine: Machine, arguments: Sequence[str], timeout_s: float) -> Counts:
+    report = machine.root / "tmp" / "tests.xml"
+    report.unlink(missing_ok=True)
+    options = ["-q", "--tier=fast", "-o", "cache_dir=/tmp/pytest-cache"]
+    options += ["--junit-xml=/tmp/tests.xml", *(f"--deselect={test}" for test in DESELECTED)]
+    pytest = ["python3", "-m", "pytest", *options, *arguments]
+    command = machine.command("env", "-C", "/source", *pytest, environ=site_environ())
+    _run(command, timeout_s=timeout_s)
+    if not report.exists():
+        raise StepError("pytest did not end, see above")
+    return read_counts(report.read_text(encoding="utf-8"))
+
+
+def read_counts(report: str) -> Counts:
+    """Return the counts of a report of pytest in JUnit's format."""
+    found = {key: int(number) for key, number in _COUNT.findall(report.partition("<testcase")[0])}
+    failed, skipped = found["errors"] + found["failures"], found["skipped"]
+    return Counts(found["tests"] - failed - skipped, failed, skipped)
+
+
+_COUNT = re.compile(r'\b(tests|errors|failures|skipped)="(\d+)"')
+
+
+def install(machine: Machine) -> None:
+    """Put the packages of a device, the tools of the tests and Fairbed's wheel into the root."""
+    site = machine.root / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    wheel = build(ROOT, machine.folder, "wheel")
+    platform = ["--python-platform=aarch64-manylinux_2_28", f"--python-version={SUITE_PYTHON}"]
+    pip = [uv(machine), "pip", "install", "-q", "--target", str(site), "--only-binary=:all:"]
+    pip += [*platform, "-c", "constraints.txt", str(wheel), "--group", "test"]
+    if _run(pip, cwd=ROOT):
+        raise StepError("the packages cannot be installed into the root, see above")
+
+
+def site_environ() -> dict[str, str]:
+    """Return variables for a program of the root that uses `install`'s packages."""
+    environ = {"PYTHONPATH": "/site", "PYTHONDONTWRITEBYTECODE": "1"}
+    if "FAIRBED_DATA" in os.environ:
+        environ["FAIRBED_DATA"] = "/data"
+    return environ
+
+
+# Rounds with a live coordinator
+
+
+def play_rounds(machine: Machine) -> str:
+    """Run a coordinator here and an agent in the root; return what the coordinator recorded."""
+    if shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        raise StepError("needs mosquitto; type: apt-get install mosquitto")
+    if not (machine.root / "site").exists():
+        install(machine)
+    folder = machine.folder / "rounds"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "arm64.toml").write_text(EXPERIMENT)
+    fairbed = [sys.executable, "-m", "fairbed.testbed.cli.main"]
+    coordinator = [*fairbed, "coordinator", "arm64.toml", "--out=run", "--headless", "--json"]
+    port = _free_port()
+    (folder / "mosquitto.conf").write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
+    url = f"mqtt://127.0.0.1:{port}"
+    agent = machine.command(
+        *(
+            "python3",
+            "-m",
+            "fairbed.device_agent.cli",
+            "--broker",
+            url,
+            "--name",
+            "arm64",
+            "--once",
+        ),
+        environ=site_environ(),
+    )
+    with (
+        _started(["mosquitto", "-c", "mosquitto.conf"], folder, "mosquitto"),
+        _started([*coordinator, "--set", f"broker.url={url}"], folder, "coordinator") as run,
+        _started(agent, folder, "agent"),
+    ):
+        try:
+            status = run.wait(ROUNDS_S)
+        except subprocess.TimeoutExpired:
+            raise StepError(
+                f"{ROUNDS} rounds did not end in {ROUNDS_S:.0f} s, see {folder}"
+            ) from None
+    if status:
+        raise StepError(f"the coordinator ended with status {status}, see {folder}")
+    return check_summary(json.loads((folder / "coordinator.out").read_text()))
+
+
+def check_summary(summary: Mapping[str, Any]) -> str:
+    """Return what a run recorded.
+
+    Raises:
+        StepError: A round was void, or an exchange had no reliable time.
+    """
+    rounds, exchange = summary["rounds_completed"], summary["exchange"]
+    text = f"{rounds} rounds, {exchange['count']} exchanges, {exchange['invalid']} untimed"
+    if (rounds, summary["rounds_void"], exchange["count"], exchange["invalid"]) != (
+        *(ROUNDS, 0),
+        *(ROUNDS, 0),
+    ):
+        raise StepError(f"must be {ROUNDS} rounds with a timed exchange each, got {text}")
+    accuracy = summary["accuracy"]["mean"]
+    return f"{text}, median {exchange['median_s']:.1f} s, accuracy {accuracy:.2f}"
+
+
+@contextmanager
+def _started(command: Sequence[str], folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program for the duration of a block; its output is in NAME.out and NAME.log."""
+    path = {"PATH": f"{os.environ['PATH']}:/usr/sbin", "PYTHONPATH": str(ROOT)}
+    with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | path,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a program and its children: SIGTERM, then SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(STOP_S)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _run(
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = BUILD_S,
+) -> int:
+    """Run a program with its output on the terminal; return its exit status."""
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=os.environ | (environ or {}),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            raise StepError(f"{command[0]}: must end within {timeout_s:.0f} s") from None
+        except BaseException:
+            _end(process)
+            raise
+
+
+STEPS: dict[str, Callable[[Machine], str]] = {
+    "wheels": weigh_wheels,
+    "tests": run_tests,
+    "rounds": play_rounds,
+}
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    sys.exit(main())
