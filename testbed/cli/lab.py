@@ -221,7 +221,11 @@ def _status_of(lab: Lab) -> LabStatus:
 
     pid = running_pid(lab)
     with Identities(lab.database) as identities:
-        accepted = [one.name for one in identities.accepted(time.time()) if one.role == "device"]
+        accepted = [
+            one.name
+            for one in identities.accepted(time.time())
+            if one.role == "device" and one.run is None
+        ]
         contacts = identities.contacts()
     online = [x for x in accepted if x in contacts and contacts[x].state == "online"]
     try:
