@@ -188,7 +188,7 @@ def _engine() -> Finding:
 
     hint = "install it again: run the line of fairbed enroll on this device"
     try:
-        artifact = Path(__file__).with_name("engines") / "self_check.artifact"
+        artifact = Path(__file__).with_name("engines") / "self_check.task"
         self_check(OnnxEngine(decode_artifact(artifact.read_bytes())))
         return Finding("engine", "ok", f"{engine_version()}, gradients are correct")
     except (EngineError, ImportError, OSError) as exc:
@@ -477,7 +477,7 @@ def limit_findings(root: Path) -> Iterator[Finding]:
             "Raspberry Pi: add cgroup_enable=memory to /boot/firmware/cmdline.txt and restart",
         )
     else:
-        yield Finding("limits", "ok", f"{found} (of this shell; those of the unit are in it)")
+        yield Finding("limits", "ok", f"{found}, for programs of this shell")
 
 
 def unit_findings(run: Run) -> Iterator[Finding]:

@@ -50,6 +50,7 @@ def main(options: argparse.Namespace) -> int:
         "down": _down,
         "status": _status,
         "config": _config,
+        "wheelhouse": _wheelhouse,
     }[options.action](options)
 
 
@@ -302,4 +303,15 @@ def _config(options: argparse.Namespace) -> int:
     lab = open_lab(options.lab)
     with Identities(lab.database) as identities:
         print(emqx_acl(identities.accepted(time.time())), end="")
+    return DONE
+
+
+def _wheelhouse(options: argparse.Namespace) -> int:
+    require_packages()
+    from fairbed.testbed.lab.wheelhouse import fill
+
+    lab = open_lab(options.lab)
+    found = fill(lab, options.python, options.platform, options.source, write=print)
+    size_mb = sum(path.stat().st_size for path in found) / 1e6
+    print(f"{lab.wheels}: {len(found)} wheels, {size_mb:.0f} MB; devices that enrol take them")
     return DONE

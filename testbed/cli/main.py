@@ -143,11 +143,8 @@ def make_parser() -> argparse.ArgumentParser:
         ("show", "print the summary of a run"),
         ("stop", "stop a live run"),
         ("rm", "delete a finished run"),
-        ("enroll", "print the command that starts an agent for a live run"),
     ):
         sub = command(name, text)
-        if name == "enroll":
-            sub.add_argument("name", help="device name: 1 to 32 of a-z, 0-9 and hyphen")
         which = "run id, its first characters, a folder, or latest"
         if name == "rm":  # a deletion has no default
             sub.add_argument("run", help=which)
@@ -197,6 +194,8 @@ def make_parser() -> argparse.ArgumentParser:
     logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
 
     _lab(command("lab", "make, run, stop or show a lab: a broker that stays, for your own devices"))
+    _enroll(command("enroll", "print the line to paste on a device: it joins the lab, for good"))
+    _devices(command("devices", "list, rename or revoke the devices of the lab"))
 
     _profiles(command("profiles", "list, show, check, plot or import device profiles and links"))
 
@@ -312,18 +311,16 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--force", action="store_true", help="replace existing files")
 
 
+LAB_OPTION = "folder of the lab (default: FAIRBED_LAB, else the first that was made)"
+
+
 def _lab(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     def action(name: str, text: str) -> argparse.ArgumentParser:
         sub = actions.add_parser(name, help=text, description=text)
         if name != "init":
-            sub.add_argument(
-                "--lab",
-                type=Path,
-                metavar="DIR",
-                help="folder of the lab (default: FAIRBED_LAB, else the first that was made)",
-            )
+            sub.add_argument("--lab", type=Path, metavar="DIR", help=LAB_OPTION)
         return sub
 
     init = action("init", "make a lab: certificates, identities, configuration of the broker")
@@ -367,8 +364,105 @@ def _lab(parser: argparse.ArgumentParser) -> None:
     down.add_argument("--service", action="store_true", help="also remove the systemd unit")
     status = action("status", "show whether the lab is up, its addresses, devices and certificates")
     status.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    wheels = action("wheelhouse", "download the packages of agents, for devices without Internet")
+    wheels.add_argument(
+        "--python",
+        nargs="+",
+        default=["3.10", "3.11", "3.12", "3.13"],
+        metavar="VERSION",
+        help="Python versions of the devices (default: 3.10 3.11 3.12 3.13)",
+    )
+    wheels.add_argument(
+        "--platform",
+        nargs="+",
+        default=["aarch64", "x86_64"],
+        metavar="MACHINE",
+        help="processors of the devices (default: aarch64 x86_64)",
+    )
+    wheels.add_argument(
+        "--source",
+        type=Path,
+        metavar="DIR",
+        help="checkout of Fairbed to build its wheel from (default: the one that runs)",
+    )
     config = action("config", "print the access rules of the lab for another broker")
     config.add_argument("broker", choices=("emqx", "generic"), help="kind of broker")
+
+
+def _enroll(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="device names: 1 to 32 of a-z, 0-9 and hyphen (default: the host name of the device)",
+    )
+    parser.add_argument("--all", type=Path, metavar="FILE", help="names in a file, one a line")
+    parser.add_argument("--qr", action="store_true", help="also print the line as a QR code")
+    parser.add_argument(
+        "--minutes", type=float, default=15, metavar="N", help="life of the token (default 15)"
+    )
+    parser.add_argument(
+        "--expires", type=float, metavar="DAYS", help="life of the identity (default: no end)"
+    )
+    parser.add_argument(
+        "--replace", action="store_true", help="take the name from the device that has it"
+    )
+    parser.add_argument(
+        "--role",
+        choices=("device", "viewer", "operator"),
+        default="device",
+        help="what the identity may do (default device)",
+    )
+    parser.add_argument("--tenant", default="main", help="tenant of the device (default main)")
+    parser.add_argument(
+        "--address",
+        metavar="HOST",
+        help="name or address of the lab host that the device uses (default: the first of the lab)",
+    )
+    parser.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="print the line, without a token, that upgrades or repairs any enrolled device",
+    )
+    parser.add_argument("--lab", type=Path, metavar="DIR", help=LAB_OPTION)
+    parser.add_argument(
+        "--run",
+        metavar="RUN",
+        help="print the command of an agent for this live run with a broker of its own (default "
+        "without a lab: latest)",
+    )
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
+
+
+def _devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lab", type=Path, metavar="DIR", help=LAB_OPTION)
+    parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        sub = actions.add_parser(name, help=text, description=text)
+        # Without a default of its own, so that an option before the action stays.
+        sub.add_argument(
+            "--lab", type=Path, metavar="DIR", help=LAB_OPTION, default=argparse.SUPPRESS
+        )
+        return sub
+
+    listing = action("list", "list devices and persons: state, last contact, versions (default)")
+    listing.add_argument(
+        "--json", action="store_true", help="one JSON array on stdout", default=argparse.SUPPRESS
+    )
+    rename = action("rename", "rename a device; its agent learns the name by itself")
+    rename.add_argument("old", metavar="OLD", help="present name")
+    rename.add_argument("new", metavar="NEW", help="new name: 1 to 32 of a-z, 0-9 and hyphen")
+    revoke = action("revoke", "disconnect a device or person at once, and refuse it from now on")
+    revoke.add_argument("name", metavar="NAME", help="name of the device or person")
+    revoke.add_argument(
+        "--role",
+        choices=("device", "viewer", "operator"),
+        default="device",
+        help="role of the identity (default device)",
+    )
 
 
 def _record(parser: argparse.ArgumentParser) -> None:

@@ -231,7 +231,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
     devices = f"{emulated} emulated devices" + (f" and {physical} physical" if physical else "")
     _print(out, f"run {plan.run_id}: {rounds} rounds, {devices}, in {plan.folder}")
     if not plan.has_fleet:
-        of_run = "" if plan.experiment.broker.url == LAB else f" {plan.folder}"
+        of_run = "" if plan.experiment.broker.url == LAB else f" --run {plan.folder}"
         _print(out, f"to add a device, run: fairbed enroll NAME{of_run}")
     run = functools.partial(
         run_experiment,

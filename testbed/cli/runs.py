@@ -1,4 +1,4 @@
-"""The commands on existing runs: `show`, `runs`, `stop`, `rm`, `logs`, `enroll`.
+"""The commands on existing runs: `show`, `runs`, `stop`, `rm`, `logs`.
 
 Operator commands to a live run go over the wire: `send_command`.
 """
@@ -7,8 +7,6 @@ import argparse
 import os
 import secrets
 import shutil
-import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,7 +98,6 @@ def main(options: argparse.Namespace) -> int:
         "stop": _stop,
         "rm": _remove,
         "logs": _logs,
-        "enroll": _enroll,
     }[options.command]
     try:
         return command(options)
@@ -279,36 +276,3 @@ def _logs(options: argparse.Namespace) -> int:
         raise UsageError(f"logs: no log of {options.name!r}; there are: {', '.join(names)}")
     print(path.read_text(encoding="utf-8", errors="replace"), end="")
     return DONE
-
-
-def _enroll(options: argparse.Namespace) -> int:
-    if not is_device_name(options.name):
-        raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {options.name!r}")
-    _, endpoint = live_endpoint(resolve_run(options.runs, options.run))
-    if endpoint.lab is not None:
-        raise UsageError(
-            f"{options.run}: must have a broker of its own, got the lab {endpoint.lab}; leave the "
-            f"run out: fairbed enroll {options.name}"
-        )
-    tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
-    url = endpoint.url
-    for any_address in ("0.0.0.0", "[::]"):
-        url = url.replace(f"@{any_address}:", f"@{_own_address()}:")
-    print(f"device-agent --broker {url} --name {options.name}{tenant}")
-    if endpoint.host in ("127.0.0.1", "::1", "localhost"):
-        print(
-            "only devices on this machine can join: the broker listens on loopback; for real "
-            "devices start the coordinator with --listen 0.0.0.0",
-            file=sys.stderr,
-        )
-    return DONE
-
-
-def _own_address() -> str:
-    """Return this machine's address on its default route; no packet is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 of RFC 5737; no host has this address
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()

@@ -202,8 +202,14 @@ class _Service:
             detail=f"agent {request.agent}, {request.machine}, Python {request.python}",
         )
         if identity.role == "device":
+            before = self.identities.contacts().get(identity.name)
+            was_seen = before is not None and before.state is not None  # of a replaced identity
             self.identities.saw(
-                identity.name, at_s=now_s, address=address, agent=request.agent, state="offline"
+                identity.name,
+                at_s=now_s,
+                address=address,
+                agent=request.agent,
+                state="offline" if was_seen else None,
             )
         return EnrolReply(
             lab=self.lab.settings.name,

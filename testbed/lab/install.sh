@@ -10,7 +10,7 @@
 #
 # Arguments go to `device-agent join`. Run again, it upgrades or repairs: the identity stays.
 
-NEEDED_MB=500 # the environment takes about 230 MB, its packages 40 MB more while they are unpacked
+NEEDED_MB=400 # the environment takes 200 MB, and its packages 45 MB until they are unpacked
 
 fail() {
     echo "fairbed: $1" >&2
@@ -138,8 +138,9 @@ install_from_lab() {
     case $installer in
         uv) SSL_CERT_FILE=$ca UV_CONCURRENT_DOWNLOADS=2 uv pip install -q \
             --python "$venv/bin/python" --no-index --find-links "$LAB_URL/wheels/" "$@" </dev/null ;;
-        pip) pip_install_with "$venv/bin/python -m pip" --cert "$ca" --no-index \
-            --find-links "$LAB_URL/wheels/" "$@" ;;
+        # requests prefers its variable to the option
+        pip) REQUESTS_CA_BUNDLE=$ca pip_install_with "$venv/bin/python -m pip" --cert "$ca" \
+            --no-index --find-links "$LAB_URL/wheels/" "$@" ;;
     esac
 }
 
@@ -160,8 +161,8 @@ install_agent() {
             install_from_lab --no-deps --force-reinstall "$package" 2>>"$scratch/log"; then
             return 0
         fi
-        echo "fairbed: the lab has no wheels for $("$venv/bin/python" -V) on $(uname -m); \
-installing from the package index"
+        echo "fairbed: the lab cannot serve $("$venv/bin/python" -V) on $(uname -m) \
+($(tail -n 1 "$scratch/log")); installing from the package index"
         own=fairbed-$VERSION-py3-none-any.whl
         if fetch "$own" "$scratch/$own" 2>/dev/null; then package=$scratch/$own; fi
     else

@@ -106,6 +106,21 @@ def open_running_lab() -> Lab:
     return lab
 
 
+def has_account(lab: Lab, user: str) -> bool:
+    """Return whether the configuration that the broker of a lab reads has an MQTT user."""
+    is_mosquitto = lab.settings.broker == "mosquitto"
+    path = lab.broker / ("passwords" if is_mosquitto else "nats.json")
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise LabError(f"{path}: must be readable, got {exc.strerror}") from exc
+    if is_mosquitto:
+        return any(line.startswith(f"{user}:") for line in text.splitlines())
+    return f'"{user}"' in text
+
+
 @contextmanager
 def _locked(lab: Lab) -> Iterator[None]:
     """Own the lab while the context lasts; the kernel releases it when this process dies."""

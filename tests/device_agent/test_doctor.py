@@ -184,5 +184,5 @@ def test_a_device_without_an_identity_gets_one_problem(
 def test_the_artifact_of_the_self_check_is_that_of_the_coordinator() -> None:
     import fairbed.device_agent.engines as engines
 
-    shipped = Path(engines.__file__).with_name("self_check.artifact").read_bytes()
+    shipped = Path(engines.__file__).with_name("self_check.task").read_bytes()
     assert shipped == encode_artifact(load_task("softmax", (60,), 10))

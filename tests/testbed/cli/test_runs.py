@@ -69,7 +69,7 @@ def test_an_unknown_run_is_bad_usage_and_lists_the_known(
 def test_a_finished_run_cannot_be_stopped_or_joined(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command in (["stop", "latest"], ["enroll", "pi-1", "latest"]):
+    for command in (["stop", "latest"], ["enroll", "pi-1", "--run", "latest"]):
         assert main([*command, "--runs", str(runs)]) == 1
         assert "must be live, got status done" in capsys.readouterr().err
 
@@ -134,7 +134,7 @@ def test_rm_refuses_a_folder_that_is_no_run(
         ["show", "{folder}", "--estimators"],
         ["watch", "{folder}"],
         ["stop", "{folder}"],
-        ["enroll", "pi-1", "{folder}"],
+        ["enroll", "pi-1", "--run", "{folder}"],
         ["run", "{folder}", "--headless"],
         ["replay", "{folder}"],
         ["record", "pi-1", "--run", "{folder}"],
