@@ -210,11 +210,17 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
     else:
         print(summary_table(summary))
         if plan.has_fleet and summary.status == "done":
-            print(
-                "\nthe same on a virtual clock, with the costs of this run:\n"
-                f"  fairbed replay {plan.folder}/experiment.toml "
-                f"--set replay.costs_from={plan.folder}"
-            )
+            if any(device.kind == "physical" for device in summary.fleet):
+                print(
+                    "\na record of this run, to replay it on a virtual clock:\n"
+                    f"  fairbed record --all --run {plan.folder} --out {plan.folder.name}-recorded"
+                )
+            else:
+                print(
+                    "\nthe same on a virtual clock, with the costs of this run:\n"
+                    f"  fairbed replay {plan.folder}/experiment.toml "
+                    f"--set replay.costs_from={plan.folder}"
+                )
     return DONE if summary.status in ("done", "stopped") else FAILED
 
 

@@ -23,6 +23,7 @@ PAGES = (
     "links",
     "long-runs",
     "many-runs",
+    "mixed-fleets",
     "core-stability",
 )
 

@@ -41,6 +41,8 @@ from fairbed.wire.messages import DEVICE_PHASES
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import LIMIT_S, Running, running
 
+ROOT = Path(__file__).parents[2]
+
 MIXED = {
     "name": "mixed",
     "selection": {"per_round": 3, "beta": 0.1},
@@ -297,6 +299,17 @@ def test_the_record_of_a_mixed_run_replays_both_kinds_of_devices(
             assert after[name][column] == pytest.approx(median, rel=0.1), (name, column)
     with RunReader(replay) as reader:
         assert {row.kind for row in reader.devices()} == {"replayed"}
+
+
+def test_the_example_is_that_of_its_page_and_can_be_replayed(tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "mixed-fleet.toml").read_text("utf-8")
+    page = (ROOT / "docs" / "mixed-fleets.md").read_text("utf-8")
+    assert text.partition("\n\n")[2] in page
+    command = ["replay", str(ROOT / "examples" / "mixed-fleet.toml"), "--set", "rounds=2"]
+    assert main([*command, "--out", str(tmp_path / "replay")]) == 0
+    names = ["board-1", "board-2", "board-3", "pi-kitchen", "pi-hall"]
+    with RunReader(tmp_path / "replay") as reader:
+        assert [row.name for row in reader.devices()] == names
 
 
 def test_devices_that_were_not_named_are_recorded_after_those_that_were(mixed_run: Path) -> None:
