@@ -72,8 +72,15 @@ def _run(args: argparse.Namespace) -> int:
     from fairbed.device_agent.power import energy_meter
     from fairbed.device_agent.process import log_to_stderr, run_agent
     from fairbed.device_agent.sensors import real_host
+    from fairbed.wire.transport.address import redact
 
     log_to_stderr(config.log_level)
+    if args.broker is not None and redact(args.broker) != args.broker:
+        print(
+            "device-agent: --broker has a password, which other users of this machine can read; "
+            f"put it into {PASSWORD_VARIABLE} or into the file of --config",
+            file=sys.stderr,
+        )
     host = real_host(config.owner())
     host = replace(host, energy=energy_meter(config.power, host.clock))
     is_from_file = args.broker is None and args.name is None

@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -215,14 +214,13 @@ def with_password(config: AgentConfig, password: str) -> AgentConfig:
     Raises:
         ConfigError: The URL has no user for the password.
     """
-    parts = urlsplit(config.broker_url)
-    user, at, host = parts.netloc.rpartition("@")
-    if ":" in user:
-        return config
-    if not at or not user:
-        raise ConfigError("broker_url: needs a user for the password; write mqtt://USER@HOST")
-    netloc = f"{user}:{quote(password, safe='')}@{host}"
-    return msgspec.structs.replace(config, broker_url=urlunsplit(parts._replace(netloc=netloc)))
+    from fairbed.wire.transport import address  # imports ssl; `--help` does without
+
+    try:
+        url = address.with_password(config.broker_url, password)
+    except ValueError as exc:
+        raise ConfigError(f"broker_url: {exc}") from exc
+    return msgspec.structs.replace(config, broker_url=url)
 
 
 def _one_line(exc: Exception) -> str:

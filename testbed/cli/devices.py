@@ -6,6 +6,7 @@ broker of its own.
 
 import argparse
 import getpass
+import shlex
 import socket
 import sys
 import time
@@ -35,9 +36,11 @@ from fairbed.testbed.lab.identities import (
 )
 from fairbed.testbed.lab.permissions import Role
 from fairbed.testbed.lab.service import has_account, running_pid
+from fairbed.testbed.run.broker import PASSWORD_VARIABLE
 from fairbed.testbed.run_folder import Endpoint
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.transport.address import parse_url, without_password
 
 MAX_MINUTES = 7 * 24 * 60
 """Longest life of a token: a week, for boards that are set up elsewhere."""
@@ -268,7 +271,10 @@ def _enrol_in_run(options: argparse.Namespace) -> int:
     url = endpoint.url
     for any_address in ("0.0.0.0", "[::]"):
         url = url.replace(f"@{any_address}:", f"@{_own_address()}:")
-    print(f"device-agent --broker {url} --name {name}{tenant}")
+    password = parse_url(url).password
+    secret = "" if password is None else f"{PASSWORD_VARIABLE}={shlex.quote(password)} "
+    command = f"device-agent --broker {shlex.quote(without_password(url))} --name {name}{tenant}"
+    print(secret + command)  # in the environment, because others can read arguments
     if endpoint.host in ("127.0.0.1", "::1", "localhost"):
         print(
             "only devices on this machine can join: the broker listens on loopback; for real "

@@ -60,6 +60,7 @@ from fairbed.testbed.local_rules import make_halves
 from fairbed.testbed.run.broker import (
     BrokerKind,
     await_broker,
+    external_url,
     find_broker,
     start_broker,
 )
@@ -254,7 +255,11 @@ def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
     if config is not None and config.url != EMBEDDED:
         try:
             is_lab = config.url == LAB
-            url = open_running_lab().url(user_of(*COORDINATOR)) if is_lab else config.url
+            url = (
+                open_running_lab().url(user_of(*COORDINATOR))
+                if is_lab
+                else external_url(config.url)
+            )
             anyio.run(await_broker, url)
             yield CheckResult("broker", "url", True, "answers", "", True)
         except (BrokerError, LabError) as exc:

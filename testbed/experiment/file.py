@@ -56,7 +56,7 @@ from fairbed.testbed.experiment.explain import explain, first_not_finite, overri
 from fairbed.testbed.experiment.malicious import MaliciousConfig
 from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.tensors import Layout
-from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url
+from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url, redact
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -464,12 +464,20 @@ class Experiment(Section, frozen=True, kw_only=True):
             raise ExperimentError(f"model.name {self.model.name!r}: {problem}")
 
     def resolved_toml(self) -> str:
-        """Return the experiment as TOML with every default; it decodes to an equal experiment."""
-        return msgspec.toml.encode(_without_none(msgspec.to_builtins(self))).decode()
+        """Return the experiment as TOML with every default; it decodes to an equal experiment.
+
+        The password of the broker is hidden, because the text is stored with the run.
+        """
+        return msgspec.toml.encode(_without_none(msgspec.to_builtins(self._shown()))).decode()
 
     def hash(self) -> str:
         """Return a hash of the resolved experiment: equal experiments have equal hashes."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+        return hashlib.sha256(msgspec.json.encode(self._shown(), order="sorted")).hexdigest()
+
+    def _shown(self) -> "Experiment":
+        """Return the experiment without the broker's password."""
+        broker = msgspec.structs.replace(self.broker, url=redact(self.broker.url))
+        return msgspec.structs.replace(self, broker=broker)
 
 
 def read_document(path: Path) -> dict[str, Any]:

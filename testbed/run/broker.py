@@ -40,6 +40,7 @@ from fairbed.wire.chunks import CHUNK_TIME_S, HEADER_BYTES
 from fairbed.wire.errors import Disconnected, TransportError
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.topics import Topics
+from fairbed.wire.transport.address import HIDDEN, redact, with_password
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
 from fairbed.wire.transport.client import NOT_CONNECTED, MqttTransport
 
@@ -350,6 +351,36 @@ _KINDS: Mapping[BrokerKind, _Kind] = {
 
 ANSWER_S = 10.0
 """Longest wait for an external broker, seconds; more than any distance on earth needs."""
+
+
+PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
+"""Environment variable with the password of an external broker, for a URL without one."""
+
+
+def external_url(url: str, earlier: str | None = None) -> str:
+    """Return `broker.url` with its password, which is never stored with a run.
+
+    Args:
+        url: As in the experiment; in that of an earlier run the password is hidden.
+        earlier: URL of an earlier start of the run.
+
+    Raises:
+        BrokerError: The password is hidden, and not known.
+    """
+    given = os.environ.get(PASSWORD_VARIABLE)
+    if given is not None:
+        try:
+            return with_password(url, given)
+        except ValueError as exc:
+            raise BrokerError(f"broker.url: {exc}") from exc
+    if f":{HIDDEN}@" not in url:
+        return url
+    if earlier is not None and redact(earlier) == url and earlier != url:
+        return earlier
+    raise BrokerError(
+        f"broker.url: must have the password of its user, got {url}; put it into the variable "
+        f"{PASSWORD_VARIABLE}"
+    )
 
 
 async def await_broker(url: str, within_s: float | None = None) -> None:

@@ -45,6 +45,7 @@ from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.broker import (
     Broker,
     await_broker,
+    external_url,
     find_chunk_limit,
     start_broker,
 )
@@ -372,7 +373,13 @@ async def _endpoint(
     broker = plan.experiment.broker
     if broker.url != EMBEDDED:
         lab = open_running_lab() if broker.url == LAB else None
-        url = with_client(lab.url(user_of(*COORDINATOR)) if lab else broker.url, broker.client)
+        earlier = read_endpoint(plan.folder)
+        url = (
+            external_url(broker.url, None if earlier is None else earlier.url)
+            if lab is None
+            else lab.url(user_of(*COORDINATOR))
+        )
+        url = with_client(url, broker.client)
         topics = Topics(broker.tenant)
         await await_broker(url)
         await check_tree_is_free(MqttTransport(url, f"look-{secrets.token_hex(4)}"), topics)

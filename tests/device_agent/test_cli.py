@@ -144,3 +144,17 @@ def test_help_loads_no_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("[]\n")
     assert "usage: device-agent" in done.stdout
+
+
+def test_a_password_among_the_arguments_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbed.device_agent.process.run_agent", lambda *args, **kwargs: None)
+    config = tmp_path / "agent.toml"
+    config.write_text('broker_url = "mqtt://u:secret@host"')
+    for given in (["--broker", "mqtt://host"], ["--config", str(config)]):
+        assert run(capsys, *given, "--name", "a") == (0, "")
+    code, stderr = run(capsys, "--broker", "mqtt://u:secret@host", "--name", "a")
+    assert (code, stderr.count("\n")) == (0, 1)
+    assert f"which other users of this machine can read; put it into {PASSWORD_VARIABLE}" in stderr
+    assert "secret" not in stderr

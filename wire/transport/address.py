@@ -16,6 +16,9 @@ Client: TypeAlias = Literal["direct", "aiomqtt"]
 DEFAULT_CLIENT: Client = "direct"
 """A round of 20 devices costs a fifth less processor time (docs/decisions/0007)."""
 
+HIDDEN = "***"
+"""Stands in place of a password where a URL is shown or stored."""
+
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
@@ -121,6 +124,27 @@ def redirected(url: str, host: str, port: int) -> str:
     return changed
 
 
+def with_password(url: str, password: str) -> str:
+    """Return `url` with a password, unless it has one that is not hidden.
+
+    Raises:
+        ValueError: The URL has no user for the password.
+    """
+    user, colon, present = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+    if colon and present != HIDDEN:
+        return url
+    if not user:
+        raise ValueError("needs a user for the password; write mqtt://USER@HOST")
+    return with_login(url, unquote(user), password)
+
+
+def without_password(url: str) -> str:
+    """Return `url` without its password."""
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{login.partition(':')[0]}{at}{host}"))
+
+
 def with_login(url: str, user: str, password: str) -> str:
     """Return `url` with this user and password."""
     parts = urlsplit(url)
@@ -147,4 +171,4 @@ def redact(url: str) -> str:
     head, at, tail = url.rpartition("@")
     start = head.find("//") + 2 if "//" in head else 0
     user, colon, _ = head[start:].partition(":")
-    return f"{head[:start]}{user}:***@{tail}" if at and colon else url
+    return f"{head[:start]}{user}:{HIDDEN}@{tail}" if at and colon else url
