@@ -5,11 +5,13 @@ limits how often the screen changes, so that it does not slow the measured proce
 """
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import anyio
@@ -260,8 +262,24 @@ class ControlRoom(App[ExitChoice]):
             is_paused = self.view.info is not None and self.view.info.status == "paused"
             return is_paused == (action == "resume")
         device = self._selected_device
-        is_excluded = device is not None and device.state == "excluded"
+        if device is None:
+            return False
+        is_excluded = device.state == "excluded"
         return is_excluded == (action == "include")
+
+    async def action_quit(self) -> None:
+        """Exit as the key does; the command palette calls this."""
+        self.action_leave()
+
+    def deliver_screenshot(
+        self,
+        filename: str | None = None,
+        path: str | None = None,
+        time_format: str | None = None,
+    ) -> str | None:
+        """Save a picture in the current folder; machines without a desktop have no Downloads."""
+        here = Path.cwd() if os.access(Path.cwd(), os.W_OK) else Path.home()
+        return super().deliver_screenshot(filename, path or str(here), time_format)
 
     @property
     def _selected_device(self) -> DeviceView | None:

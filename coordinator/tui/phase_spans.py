@@ -11,6 +11,20 @@ PHASES = (*DEVICE_PHASES, "queued", "upload")
 MISSED = "missed"
 """Rest of the round after an exchange that was not done."""
 
+LETTERS: Mapping[str, str] = {
+    "download": "d",
+    "decode": "c",
+    "load": "l",
+    "evaluate": "v",
+    "train": "t",
+    "personal": "p",
+    "encode": "e",
+    "queued": "q",
+    "upload": "u",
+    MISSED: "x",
+}
+"""Letter of each phase, where colours cannot distinguish them."""
+
 OVER = ""
 """The device no longer works on the exchange."""
 

@@ -1,11 +1,13 @@
 """Screen of the whole run, or of one part of it in full size."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Footer
 
 from fairbed.coordinator.tui.view import RunView
@@ -16,6 +18,17 @@ from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 
 Part = Literal["overview", "fleet", "rounds", "plots", "events"]
+
+WITH_DEVICES = frozenset({"overview", "fleet"})
+"""Parts with a cursor on a device, on which keys act."""
+
+FOCUSED: Mapping[Part, type[Widget]] = {
+    "overview": FleetTable,
+    "fleet": FleetTable,
+    "rounds": RoundTimeline,
+    "events": EventLogView,
+}
+"""Widget that receives keys in each part; plots receive none."""
 
 
 class Overview(Screen[None]):
@@ -30,6 +43,9 @@ class Overview(Screen[None]):
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012 - as Textual declares it
+
+    has_device = True
+    """The part on the screen has a cursor on a device."""
 
     def compose(self) -> ComposeResult:
         """Build the screen."""
@@ -48,9 +64,11 @@ class Overview(Screen[None]):
         self.app.theme_changed_signal.subscribe(self, lambda _theme: self._restyle())
 
     def action_show_part(self, part: Part) -> None:
-        """Show all parts, or one part in full size."""
+        """Show all parts, or one part in full size, with the focus on a part that is shown."""
         self.set_classes([*(c for c in self.classes if not c.startswith("part-")), f"part-{part}"])
-        self.query_one({"events": EventLogView}.get(part, FleetTable)).focus()
+        self.set_focus(self.query_one(FOCUSED[part]) if part in FOCUSED else None)
+        self.has_device = part in WITH_DEVICES
+        self.refresh_bindings()
 
     def show(self, view: RunView) -> None:
         """Show a view in all parts."""
@@ -63,8 +81,10 @@ class Overview(Screen[None]):
 
     @property
     def selected_device(self) -> str | None:
-        """Name of the device under the cursor."""
-        return self.query_one(FleetTable).selected_device
+        """Name of the device under the cursor; None if the part on the screen has none."""
+        table = self.query_one(FleetTable)
+        is_shown = self.has_device and self.maximized in (None, table)
+        return table.selected_device if is_shown else None
 
     def _restyle(self) -> None:
         self.query_one(FleetTable).refresh()

@@ -1,4 +1,4 @@
-"""Timeline of rounds: one bar per exchange, one colour per phase."""
+"""Timeline of rounds: one bar per exchange, one colour or letter per phase."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,22 +10,21 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Resize
-from textual.geometry import Region
-from textual.reactive import reactive
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
 from textual.strip import Strip
-from textual.widget import Widget
 
 from fairbed.coordinator.report.quantities import device_time, energy, seconds
 from fairbed.coordinator.tui.bars import bar
-from fairbed.coordinator.tui.phase_spans import MISSED, PHASES
+from fairbed.coordinator.tui.phase_spans import LETTERS, MISSED, PHASES
 from fairbed.coordinator.tui.view import ExchangeView, RoundView, RunView
 
 NAME_WIDTH = 16
 """Columns for device names; more if the bars keep two thirds of the line."""
 NUMBER_WIDTH = 6
 MIN_BAR_WIDTH = 8
-MIN_ROUND_HEIGHT = 3
-"""Lines needed to start a round: its title and two exchanges."""
+LETTERED = "-lettered"
+"""Class of the application while phases and curves are drawn with letters."""
 SHORT = {
     "download": "down",
     "decode": "dec",
@@ -53,8 +52,11 @@ class StyledText(NamedTuple):
 Line: TypeAlias = tuple[StyledText, ...]
 
 
-class RoundTimeline(Widget):
-    """The newest rounds, newest first, all on one scale; only lines that changed are drawn."""
+class RoundTimeline(ScrollView, can_focus=True):
+    """Rounds, newest first, those on the screen on one scale; draws only lines that changed.
+
+    The legend stays while the rounds scroll; scrolled rounds do not move when a new one appears.
+    """
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -64,13 +66,11 @@ class RoundTimeline(Widget):
         "timeline--bad",
     }
 
-    rounds: reactive[tuple[RoundView, ...]] = reactive((), repaint=False)
-    waiting: reactive[str] = reactive("", repaint=False)
-    """The report of the wait for round 1, shown while there is no round."""
-
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.border_title = self._title = "Rounds by phase"
+        self._rounds: tuple[RoundView, ...] = ()
+        self._waiting = ""
         self._lines: Sequence[Line] = ()
 
     def show(self, view: RunView) -> None:
@@ -81,44 +81,56 @@ class RoundTimeline(Widget):
             self.border_title = self._title = title
         newest = f"round {view.rounds[-1].round}" if view.rounds else ""
         spent = f"{device_time(view.device_s)} device-seconds · " if view.device_s else ""
-        if view.energy_j is not None:
+        if view.energy_j:
             spent = f"{energy(view.energy_j)} · {spent}"
         if view.epsilon is not None:
             spent = f"epsilon ≤ {view.epsilon:.3g} · {spent}"
         if spent + newest != (self.border_subtitle or ""):
             self.border_subtitle = spent + newest
-        self.waiting = view.waiting
-        self.rounds = view.rounds
+        if (view.rounds, view.waiting) != (self._rounds, self._waiting):
+            before, self._rounds, self._waiting = self._rounds, view.rounds, view.waiting
+            self.virtual_size = Size(0, 1 + sum(_height(round_) for round_ in view.rounds))
+            if self.scroll_offset.y > 0:
+                self.scroll_to(y=self.scroll_offset.y + added(before, view.rounds), animate=False)
+            if self.is_on_screen:
+                self._draw()
 
-    def watch_rounds(self, rounds: tuple[RoundView, ...]) -> None:
-        """Draw the changed lines."""
-        if self.is_on_screen:
-            self._draw()
-
-    def watch_waiting(self) -> None:
-        """Draw the new report."""
-        if self.is_on_screen:
-            self._draw()
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Draw the lines at the new position."""
+        super().watch_scroll_y(old_value, new_value)
+        self._draw()
 
     def on_resize(self, _event: Resize) -> None:
         """Draw all lines again; a hidden timeline is drawn when it is shown."""
         self._draw()
 
+    def redraw(self) -> None:
+        """Draw all lines again, in another theme or with other glyphs."""
+        self._draw()
+        self.refresh()
+
     def render_line(self, y: int) -> Strip:
         """Return one line of the timeline."""
-        base, width = self.rich_style, self.content_size.width
+        base, width = self.rich_style, self.size.width
         if y >= len(self._lines):
             return Strip.blank(width, base)
         segments = [Segment(part.text, base + self._style(part)) for part in self._lines[y]]
         return Strip(segments).adjust_cell_length(width, base)
 
     def _draw(self) -> None:
-        width, height = self.content_size
+        width, height = self.scrollable_content_region.size
         before = self._lines
-        self._lines = timeline_lines(self.rounds, width, height, self.waiting)
+        self._lines = timeline_lines(
+            self._rounds,
+            width,
+            height,
+            self._waiting,
+            first=self.scroll_offset.y,
+            is_lettered=self.app.has_class(LETTERED),
+        )
         for y, (old, new) in enumerate(zip_longest(before, self._lines)):
             if old != new:
-                self.refresh(Region(0, y, self.content_size.width, 1))
+                self.refresh(Region(0, y, width, 1))
 
     def _style(self, part: StyledText) -> Style:
         background = Style.null()
@@ -132,45 +144,107 @@ class RoundTimeline(Widget):
         return self.get_component_rich_style(f"timeline--{name}", partial=True)
 
 
-def timeline_lines(
-    rounds: tuple[RoundView, ...], width: int, height: int, waiting: str = ""
-) -> list[Line]:
-    """Return the lines of as many rounds as fit into `width` columns and `height` lines.
+def _height(round_: RoundView) -> int:
+    return 1 + len(round_.exchanges)
 
-    Without a round they are `waiting`, the report of the wait for round 1.
+
+def added(before: Sequence[RoundView], after: Sequence[RoundView]) -> int:
+    """Return by how many lines the rounds in both have moved down, newest first."""
+
+    def lines_above(rounds: Sequence[RoundView], number: int) -> int:
+        return sum(_height(round_) for round_ in rounds if round_.round > number)
+
+    common = {round_.round for round_ in before} & {round_.round for round_ in after}
+    if not common:
+        return 0
+    return lines_above(after, min(common)) - lines_above(before, min(common))
+
+
+def timeline_lines(
+    rounds: tuple[RoundView, ...],
+    width: int,
+    height: int,
+    waiting: str = "",
+    *,
+    first: int = 0,
+    is_lettered: bool = False,
+) -> list[Line]:
+    """Return the legend and the rounds in `width` columns and `height` lines.
+
+    Without a round they are `waiting`, the report of the wait for round 1; on one or two lines the
+    rounds have no legend.
+
+    Args:
+        rounds: Oldest first; shown newest first.
+        width: Columns.
+        height: Lines.
+        waiting: The report, or empty.
+        first: Number of lines of rounds that are scrolled away.
+        is_lettered: Draw each phase with its letter.
     """
-    shown = fitting(rounds, height - 1)
-    if not shown:
-        report = "" if rounds else waiting
-        parts = wrap(report or "no round yet", max(1, width))
+    if not rounds:
+        parts = wrap(waiting or "no round yet", max(1, width))
         return [(StyledText(part, "dim"),) for part in parts[: max(1, height)]]
+    has_legend = height > 2
+    shown = window(rounds, first, height - has_legend)
+    exchanges = [x for _, xs, _ in shown for x in xs]
     scale_s = max(
-        [round_.duration_s for round_ in shown]
-        + [x.spans[-1].end_s for r in shown for x in r.exchanges if x.spans]
+        [0.0]
+        + [round_.duration_s for round_, xs, _ in shown if xs]
+        + [x.spans[-1].end_s for x in exchanges if x.spans]
     )
-    name_width = width_of_names([x.device for r in shown for x in r.exchanges], width)
-    phases = {span.phase for r in shown for x in r.exchanges for span in x.spans}
-    lines = [legend(width, is_personal="personal" in phases)]
-    for round_ in shown:
-        lines.append(title_line(round_))
-        lines += [exchange_line(x, scale_s, name_width, width) for x in round_.exchanges]
-    return lines[:height]
+    name_width = width_of_names([x.device for x in exchanges], width)
+    phases = {span.phase for x in exchanges for span in x.spans}
+    lines = []
+    if has_legend:
+        lines.append(legend(width, is_personal="personal" in phases, is_lettered=is_lettered))
+    for round_, xs, is_titled in shown:
+        lines += [title_line(round_)] if is_titled else []
+        lines += [exchange_line(x, scale_s, name_width, width, is_lettered) for x in xs]
+    return lines
+
+
+def window(
+    rounds: Sequence[RoundView], first: int, height: int
+) -> list[tuple[RoundView, tuple[ExchangeView, ...], bool]]:
+    """Return the rounds in some lines, newest first: the exchanges, and whether the title is there.
+
+    Args:
+        rounds: Oldest first.
+        first: The first of the lines; line 0 is the title of the newest round.
+        height: Number of lines.
+    """
+    found = []
+    start = 0
+    for round_ in reversed(rounds):
+        if start >= first + height:
+            break
+        low, high = first - start, first + height - start
+        start += _height(round_)
+        if start > first:
+            exchanges = round_.exchanges[max(low - 1, 0) : max(high - 1, 0)]
+            found.append((round_, exchanges, low <= 0))
+    return found
 
 
 @lru_cache(maxsize=8)
-def legend(width: int, *, is_personal: bool = False) -> Line:
+def legend(width: int, *, is_personal: bool = False, is_lettered: bool = False) -> Line:
     """Return the names of the phases beside their colours, shortened if they do not fit.
 
     Args:
         width: Columns.
         is_personal: Some exchange trained a personal model; few runs have that phase.
+        is_lettered: Show the letter of each phase.
     """
     for names in ({}, SHORT):
         parts = tuple(
             part
             for phase in PHASES
             if is_personal or phase != "personal"
-            for part in (StyledText("■ ", phase), StyledText(f"{names.get(phase, phase)} ", "dim"))
+            for part in (
+                StyledText(f"{LETTERS[phase] if is_lettered else '■'} ", phase),
+                StyledText(f"{names.get(phase, phase)} ", "dim"),
+            )
         )
         if sum(len(part.text) for part in parts) <= width:
             break
@@ -190,10 +264,12 @@ def title_line(round_: RoundView) -> Line:
 
 
 @lru_cache(maxsize=LINES_CACHED)
-def exchange_line(exchange: ExchangeView, scale_s: float, name_width: int, width: int) -> Line:
+def exchange_line(
+    exchange: ExchangeView, scale_s: float, name_width: int, width: int, is_lettered: bool
+) -> Line:
     """Return the name of a device, its bar, and its exchange time or outcome."""
     bar_width = max(width - name_width - NUMBER_WIDTH, 1)
-    cells = bar(exchange.spans, scale_s, bar_width)
+    cells = bar(exchange.spans, scale_s, bar_width, LETTERS if is_lettered else None)
     colours = groupby(cells, key=lambda cell: (cell.foreground, cell.background))
     parts = [
         StyledText("".join(cell.glyph for cell in same), foreground, background)
@@ -219,14 +295,3 @@ def shortened(name: str, width: int) -> str:
     if len(name) <= width:
         return name
     return f"…{name[len(name) - width + 1 :]}" if width > 0 else ""
-
-
-def fitting(rounds: tuple[RoundView, ...], height: int) -> list[RoundView]:
-    """Return the newest rounds for `height` lines, newest first; the last one may be cut."""
-    kept: list[RoundView] = []
-    for round_ in reversed(rounds):
-        if height < min(1 + len(round_.exchanges), MIN_ROUND_HEIGHT):
-            break
-        kept.append(round_)
-        height -= 1 + len(round_.exchanges)
-    return kept

@@ -1,6 +1,7 @@
 """The control room in a terminal: its screens and keys."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -433,6 +434,97 @@ async def test_a_store_error_is_reported_once_and_the_view_stays(run: FakeRun) -
             await app.refresh_view()
         assert await shows(app, pilot, "Cannot read the run", "3/30")
         assert len(app._notifications) == 1
+
+
+async def test_the_palette_asks_before_it_stops_an_own_run(run: FakeRun) -> None:
+    async with room(run.folder, owns_run=True) as (app, pilot):
+        await app.run_action("quit")
+        assert await opens(app, pilot, ExitDialog)
+    assert app.return_value is None
+
+
+async def test_the_palette_saves_a_picture_in_the_current_folder(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home-without-downloads"))
+    async with room(finished) as (app, pilot):
+        (save,) = [c for c in app.get_system_commands(app.screen) if c.title == "Screenshot"]
+        save.callback()
+        with anyio.fail_after(10.0):
+            while not any(name.endswith(".svg") for name in os.listdir(tmp_path)):
+                await pilot.pause(0.02)
+
+
+@pytest.mark.parametrize("part", ["3", "4", "5"])
+async def test_keys_for_a_device_do_nothing_where_no_device_is_shown(
+    run: FakeRun, part: str
+) -> None:
+    coordinator = Coordinator()
+    async with room(run.folder, send_command=coordinator) as (app, pilot):
+        assert await shows(app, pilot, "x Exclude", "Device")
+        await pilot.press(part)
+        assert await comes(pilot, lambda: "x Exclude" not in text_of(app))
+        assert "⏎ Device" not in text_of(app)
+        await pilot.press("x", "enter")
+        await settled(app, pilot)
+        assert isinstance(app.screen, Overview)
+        await pilot.press("1")
+        assert await shows(app, pilot, "x Exclude", "Device")
+    assert coordinator.commands == []
+
+
+async def test_keys_for_a_device_do_nothing_beside_a_maximised_widget(run: FakeRun) -> None:
+    coordinator = Coordinator()
+    async with room(run.folder, send_command=coordinator) as (app, pilot):
+        app.screen.maximize(app.screen.query_one("#events"))
+        await settled(app, pilot)
+        await pilot.press("x")
+        await settled(app, pilot)
+    assert coordinator.commands == []
+
+
+async def test_the_rounds_can_be_scrolled(finished: Path) -> None:
+    async with room(finished, SMALL) as (app, pilot):
+        await pilot.press("3")
+        assert await shows(app, pilot, "round 30 ", "round 28 ")
+        assert "round 18 " not in text_of(app)
+        await pilot.press("pagedown", "pagedown", "pagedown")
+        assert await shows(app, pilot, "round 18 ", "■ download")
+        assert "round 30 4.51 s" not in text_of(app)
+        await pilot.press("end")
+        assert await shows(app, pilot, "round 7 ")
+        await pilot.press("home")
+        assert await shows(app, pilot, "round 30 ")
+
+
+async def test_a_new_round_does_not_move_the_scrolled_rounds(run: FakeRun) -> None:
+    run.play(12)
+    run.store.flush()
+    async with room(run.folder, SMALL) as (app, pilot):
+        await pilot.press("3")
+        assert await shows(app, pilot, "round 15 ")
+        await pilot.press("pagedown", "pagedown")
+        before = await settled(app, pilot)
+        run.play(2)
+        run.store.flush()
+        await app.refresh_view()
+        after = await settled(app, pilot)
+    assert timeline_of(after) == timeline_of(before)
+
+
+def timeline_of(picture: str) -> list[str]:
+    """Return the lines of the timeline without its scroll bar."""
+    return [line[2:74] for line in picture.splitlines()[3:-2]]
+
+
+@pytest.mark.parametrize("size", [(80, 14), (80, 20), (120, 16)])
+async def test_a_short_terminal_shows_the_newest_round(
+    finished: Path, size: tuple[int, int]
+) -> None:
+    async with room(finished, size) as (app, pilot):
+        picture = await settled(app, pilot)
+    assert "no round yet" not in picture
 
 
 async def test_the_colours_follow_the_theme(finished: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.coordinator.tui.bars import EIGHTHS, BarCell, bar, gauge
-from fairbed.coordinator.tui.phase_spans import OVER, PHASES, Span
+from fairbed.coordinator.tui.phase_spans import LETTERS, MISSED, OVER, PHASES, Span
 
 FULL = "█"
 
@@ -30,6 +30,28 @@ def test_a_bar_has_its_width_and_only_its_phases(case: tuple[list[Span], float, 
         s.phase for s in spans
     } | {None}
     assert all(cell.glyph in EIGHTHS for cell in cells)
+
+
+@given(case=bars())
+def test_a_lettered_bar_is_as_wide_and_a_letter_is_in_the_colour_of_its_phase(
+    case: tuple[list[Span], float, int],
+) -> None:
+    spans, scale_s, width = case
+    cells = bar(spans, scale_s, width, LETTERS)
+    assert len(cells) == width
+    for cell in cells:
+        assert cell.glyph == (" " if cell.foreground is None else LETTERS[cell.foreground])
+        assert cell.background is None
+
+
+def test_each_phase_has_its_own_letter() -> None:
+    assert set(LETTERS) == {*PHASES, MISSED}
+    assert len(set(LETTERS.values())) == len(LETTERS)
+
+
+def test_a_lettered_cell_shows_its_longest_phase() -> None:
+    cells = bar([Span("load", 0.0, 3 / 8), Span("train", 3 / 8, 2.0)], 2.0, 2, LETTERS)
+    assert "".join(cell.glyph for cell in cells) == "tt"
 
 
 @given(case=bars())

@@ -73,9 +73,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(Footer, "compose", counted_compose)
     draw_picture, make_line = timeline.timeline_lines, FleetTable._line
 
-    def counted_picture(*args: Any) -> list[timeline.Line]:
+    def counted_picture(*args: Any, **options: Any) -> list[timeline.Line]:
         counts["made"] += 1
-        return draw_picture(*args)
+        return draw_picture(*args, **options)
 
     def counted_line(self: FleetTable, device: DeviceView) -> fleet.Line:
         counts["made"] += 1
