@@ -47,7 +47,7 @@ from fairbed.wire.enrolment import (
     valid_name,
 )
 from fairbed.wire.messages import is_device_name
-from fairbed.wire.transport.address import parse_url
+from fairbed.wire.transport.address import parse_url, with_login
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -368,9 +368,8 @@ def rename(path: Path, config: AgentConfig, name: str) -> None:
         LabProblem: The file cannot be written.
         ConfigError: The file is no TOML.
     """
-    address = parse_url(config.broker_url)
-    port = f":{address.port}"
-    url = _broker_url(address.host, port, name, address.password or "", address.cafile or "")
+    password = parse_url(config.broker_url).password or ""
+    url = with_login(config.broker_url, name, password)
     try:
         text = with_keys(path.read_text(encoding="utf-8"), {"name": name, "broker_url": url})
     except OSError as exc:

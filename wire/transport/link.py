@@ -41,6 +41,12 @@ _PAHO_CODES = {
 """Advice by the codes of paho; server unavailable (136) is temporary."""
 
 
+_CLOCK = "set the clock of this machine, or renew the certificate"
+_NAME = "connect to a name of the broker's certificate"
+_CERTIFICATE_ADVICE = {9: _CLOCK, 10: _CLOCK, 62: _NAME, 64: _NAME}
+"""Advice by the codes of OpenSSL (X509_V_ERR_*): not yet valid, expired, other name or address."""
+
+
 def connack_advice(code: int) -> str | None:
     """Return advice for a permanent CONNACK code; None for a temporary one."""
     return _ADVICE.get(code)
@@ -48,8 +54,9 @@ def connack_advice(code: int) -> str | None:
 
 def advice_for(error: BaseException) -> str | None:
     """Return advice for an error that a retry cannot solve; None if a retry may succeed."""
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return "check ?cafile="
+    for cause in (error, error.__cause__):  # aiomqtt wraps it
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return _CERTIFICATE_ADVICE.get(cause.verify_code, "check ?cafile=")
     code = getattr(error, "rc", None)
     return _PAHO_CODES.get(getattr(code, "value", code)) if code is not None else None
 

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import pytest
 from anyio.from_thread import start_blocking_portal
@@ -37,8 +38,11 @@ from fairbed.testbed.lab.enrolment import (
 )
 from fairbed.testbed.lab.folder import Lab
 from fairbed.testbed.lab.identities import Identities
+from fairbed.wire.errors import Refused
 from fairbed.wire.messages import PROTOCOL_VERSION
 from fairbed.wire.transport.address import parse_url
+from fairbed.wire.transport.client import MqttTransport
+from fairbed.wire.transport.link import advice_for
 from tests.testbed.lab.labs import make_lab
 
 DAY_S = 86400.0
@@ -401,6 +405,36 @@ def test_a_certificate_of_another_name_another_ca_or_another_time_is_named(
         f"https://127.0.0.1:{port}: its certificate is of another CA: this is not the lab of this "
         "device, or the lab was made anew; run the line of fairbed enroll again"
     )
+
+
+@pytest.mark.parametrize("client", ["direct", "aiomqtt"])
+def test_the_agent_names_a_certificate_of_another_name_or_ca(
+    lab: Lab, other_server: Callable[[Certified], int], client: str
+) -> None:
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    authority = Certified(lab.ca.read_bytes(), lab.ca_key.read_bytes())
+
+    async def refusal(port: int) -> str:
+        url = f"mqtts://pi:{'p' * 32}@127.0.0.1:{port}?cafile={lab.ca}&client={client}"
+        async with MqttTransport(url, "pi") as transport:
+            with anyio.fail_after(20), pytest.raises(Refused) as caught:
+                await anext(transport.events())
+        return str(caught.value)
+
+    line = anyio.run(refusal, other_server(sign_server(authority, ["lab.local"], now)))
+    assert "IP address mismatch, certificate is not valid for '127.0.0.1'" in line
+    assert line.endswith("; connect to a name of the broker's certificate")
+    foreign = make_authority("other", now)
+    line = anyio.run(refusal, other_server(sign_server(foreign, ["127.0.0.1"], now)))
+    assert "certificate verify failed" in line
+    assert line.endswith("; check ?cafile=")
+
+
+@pytest.mark.parametrize("code", [9, 10])
+def test_the_agent_names_a_clock_before_or_after_the_certificate(code: int) -> None:
+    error = ssl.SSLCertVerificationError()
+    error.verify_code = code
+    assert advice_for(error) == "set the clock of this machine, or renew the certificate"
 
 
 def test_a_clock_before_the_certificate_is_named(lab: Lab) -> None:

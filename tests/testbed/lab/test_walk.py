@@ -188,6 +188,20 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
             assert "problem" not in findings
             assert "the broker accepts pi-kitchen" in findings
 
+            copy = subprocess.run(  # a second agent with this identity, as from a copied card
+                [*command.split(), "--cache", str(tmp_path / "copy")],
+                env=device.environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+            )
+            assert copy.returncode == 3  # systemd does not start it again
+            assert copy.stderr.splitlines()[-1] == (
+                "device-agent: pi-kitchen: another agent of this name is connected to the broker; "
+                "stop it, or start this one with another --name"
+            )
+            until(lambda: host.state("pi-kitchen") == "online", device.log)
+
             code, output = other.run(line)
             assert code == 1
             assert "device-agent: token: already used; make a new one" in output
