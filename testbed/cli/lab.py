@@ -77,7 +77,7 @@ def _init(options: argparse.Namespace) -> int:
         raise UsageError(f"lab init: {exc}") from exc
     check_ports(settings)
     lab = init_lab(folder, settings, now_s=time.time())
-    print(f"lab {settings.name} in {folder}: {broker}, devices use {_address(lab)}")
+    print(f"lab in {folder}: {broker}, devices use {_address(lab)}")
     if folder != find_lab():
         print(f"another lab is the default; to use this one: export FAIRBED_LAB={folder}")
     print(
@@ -117,9 +117,10 @@ def _up(options: argparse.Namespace) -> int:
         find_program(lab.settings.broker)
         if not has_unit(lab):
             _check_down(lab)
-            check_ports(lab.settings)
+            check_ports(lab.settings, lab.folder / SETTINGS_FILE)
         print(f"{install_unit(lab)} runs, and starts with this machine; log: {_log_command(lab)}")
         return DONE
+    os.umask(0o077)  # for the files of the broker, too
     logging.basicConfig(
         level=logging.DEBUG if hasattr(options, "debug") else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -137,8 +138,7 @@ def _up(options: argparse.Namespace) -> int:
 def _print_up(lab: Lab) -> None:
     with suppress(BrokenPipeError):
         print(
-            f"lab {lab.settings.name} is up: {lab.settings.broker} at {_address(lab)}; "
-            "Ctrl-C ends it",
+            f"lab in {lab.folder} is up: {lab.settings.broker} at {_address(lab)}; Ctrl-C ends it",
             flush=True,
         )
 

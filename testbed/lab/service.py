@@ -37,7 +37,14 @@ from fairbed.testbed.lab.brokers import (
     nats_users,
 )
 from fairbed.testbed.lab.enrolment import serve_enrolment
-from fairbed.testbed.lab.folder import Lab, LabSettings, open_lab, sign_if_changed, write_private
+from fairbed.testbed.lab.folder import (
+    SETTINGS_FILE,
+    Lab,
+    LabSettings,
+    open_lab,
+    sign_if_changed,
+    write_private,
+)
 from fairbed.testbed.lab.identities import LAB_SERVICE, Contact, Identities, Identity, user_of
 from fairbed.wire.codec import decode
 from fairbed.wire.errors import DecodeError, Disconnected, VersionError
@@ -144,8 +151,12 @@ def _locked(lab: Lab) -> Iterator[None]:
         os.close(descriptor)
 
 
-def check_ports(settings: LabSettings) -> None:
+def check_ports(settings: LabSettings, file: Path | None = None) -> None:
     """Check that the ports of a lab are free.
+
+    Args:
+        settings: Of the lab.
+        file: Where they can be changed; None: by the options of `fairbed lab init`.
 
     Raises:
         LabError: One is in use.
@@ -155,18 +166,19 @@ def check_ports(settings: LabSettings) -> None:
         if port is None:
             continue
         host = "127.0.0.1" if key == "local_port" else ""
+        other = f"--{key.replace('_', '-')}" if file is None else f"{key} in {file}"
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does
             try:
                 probe.bind((host, port))
             except PermissionError as exc:
                 raise LabError(
-                    f"lab: {key} {port} needs the rights of root; choose one from 1024 on"
+                    f"lab: {key} {port} needs the rights of root; choose {other} from 1024 on"
                 ) from exc
             except OSError as exc:
                 raise LabError(
                     f"lab: {key} {port} must be free, got {_user_of_port(port)}; stop that "
-                    f"program, or choose another {key}"
+                    f"program, or choose another {other}"
                 ) from exc
 
 
@@ -333,7 +345,7 @@ async def serve_lab(
     """
     failure: Exception | None = None
     with _locked(lab):
-        check_ports(lab.settings)
+        check_ports(lab.settings, lab.folder / SETTINGS_FILE)
         sign_if_changed(lab, now_s=now())
         shutil.rmtree(lab.broker / "jetstream", ignore_errors=True)  # messages of an earlier start
         with Identities(lab.database) as identities:

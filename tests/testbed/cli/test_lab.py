@@ -44,7 +44,7 @@ def test_init_makes_a_lab_that_commands_find(
     lab = open_lab()
     assert lab.folder == home / ".local/share/fairbed/lab"
     assert lab.settings.addresses == ("lab.local", "10.0.0.2")
-    assert out.startswith(f"lab lab in {lab.folder}: mosquitto, devices use lab.local:")
+    assert out.startswith(f"lab in {lab.folder}: mosquitto, devices use lab.local:")
     before = lab.ca.read_bytes()
     assert main(["lab", "init", *ports()]) == 2
     assert f"{lab.folder}: must be a new folder, got an existing lab" in error_of(capsys)
@@ -76,7 +76,9 @@ def test_a_port_in_use_is_named(home: Path, capsys: pytest.CaptureFixture[str]) 
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["lab", "init", *ports(), "--port", str(port)]) == 2
-    assert f"lab: port {port} must be free, got " in error_of(capsys)
+    line = error_of(capsys)
+    assert f"lab: port {port} must be free, got " in line
+    assert line.endswith("; stop that program, or choose another --port")
     assert list(home.iterdir()) == []
 
 
@@ -146,6 +148,8 @@ def test_status_and_down_follow_a_lab_that_is_up(
         assert status["addresses"] == {"127.0.0.1": None, "127.0.0.9": None}
         assert status["certificate_until"] == "2037-01-01"
         assert status["version"].startswith("mosquitto version ")
+        modes = {path: path.stat().st_mode & 0o077 for path in lab.folder.rglob("*")}
+        assert [path for path, open_to in modes.items() if open_to] == []
         assert main(["lab", "up"]) == 2
         assert f"the lab is up already, as process {process.pid}" in error_of(capsys)
         assert main(["lab", "down"]) == 0

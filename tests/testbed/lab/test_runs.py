@@ -26,6 +26,10 @@ pytestmark = [pytest.mark.slow]
 
 NAMES = ("pi-kitchen", "pi-hall")
 
+FULL_SIGNALS = [
+    pytest.param(number, marks=pytest.mark.full) for number in (signal.SIGINT, signal.SIGHUP)
+]
+
 EXPERIMENT = """
 name = "lab"
 rounds = {rounds}
@@ -138,7 +142,7 @@ def test_a_lab_that_is_down_is_named(lab: Lab, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *FULL_SIGNALS])
 def test_a_signal_ends_the_lab_and_its_broker(lab: Lab, number: signal.Signals) -> None:
     with lab_up(lab) as process:
         (broker,) = psutil.Process(process.pid).children()
