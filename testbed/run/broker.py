@@ -18,8 +18,8 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -37,9 +37,10 @@ from fairbed.testbed.lab.brokers import (
     nats_conf,
 )
 from fairbed.wire.chunks import CHUNK_TIME_S, HEADER_BYTES
-from fairbed.wire.errors import Disconnected, TransportError
-from fairbed.wire.messages import MAX_CHUNK_BYTES
-from fairbed.wire.topics import Topics
+from fairbed.wire.codec import decode
+from fairbed.wire.errors import DecodeError, Disconnected, TransportError, VersionError
+from fairbed.wire.messages import MAX_CHUNK_BYTES, Status
+from fairbed.wire.topics import ANY, Topics
 from fairbed.wire.transport.address import HIDDEN, redact, with_password
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
 from fairbed.wire.transport.client import NOT_CONNECTED, MqttTransport
@@ -429,3 +430,52 @@ async def find_chunk_limit(url: str, topics: Topics) -> int:
             "got none back; raise its payload limit"
         )
     return largest
+
+
+NAMES_S = 5.0
+"""Longest wait until agents of an earlier start of the run are offline."""
+
+RETAINED_S = 0.5
+"""Time in which a broker sends the retained statuses after a subscription."""
+
+
+async def check_names_are_free(url: str, topics: Topics, names: Collection[str]) -> None:
+    """Return when no other agent has the name of an emulated device at the broker.
+
+    Args:
+        url: The broker.
+        topics: Topics of the run.
+        names: The emulated devices, before they start.
+
+    Raises:
+        BrokerError: An agent has one of these names, or the broker refuses the login.
+    """
+    try:
+        async with MqttTransport(url, f"names-{secrets.token_hex(8)}") as transport:
+            online = await _online(transport, topics, names)
+    except TransportError as exc:
+        raise BrokerError(f"broker.url: {exc}") from exc
+    if online:
+        raise BrokerError(
+            "fleet: an emulated device must not have the name of another agent at the broker, got "
+            f"{min(online)!r}, which is online; stop that agent, or give its [[fleet]] another name"
+        )
+
+
+async def _online(transport: Transport, topics: Topics, names: Collection[str]) -> set[str]:
+    """Return which devices are online, after the wait for those that go offline."""
+    online: set[str] = set()
+    with anyio.move_on_after(NAMES_S) as limit:
+        latest = settled = limit.deadline
+        async for event in transport.events():
+            if isinstance(event, LinkUp):
+                await transport.subscribe(topics.status(ANY), qos=1)
+                settled = anyio.current_time() + RETAINED_S
+            elif isinstance(event, Packet):
+                with suppress(DecodeError, VersionError):
+                    name, _ = topics.device_of(event.topic)
+                    status = decode(event.payload)
+                    is_on = isinstance(status, Status) and status.state == "on"
+                    (online.add if is_on and name in names else online.discard)(name)
+            limit.deadline = latest if online else settled
+    return online

@@ -45,6 +45,7 @@ from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.broker import (
     Broker,
     await_broker,
+    check_names_are_free,
     external_url,
     find_chunk_limit,
     start_broker,
@@ -384,6 +385,9 @@ async def _endpoint(
         await await_broker(url)
         await check_tree_is_free(MqttTransport(url, f"look-{secrets.token_hex(4)}"), topics)
         if lab is None:
+            if choice is not None:
+                names = {spec.name for spec in choice.fleet}
+                await check_names_are_free(url, topics, names)
             limit = await find_chunk_limit(url, topics)
             endpoint = Endpoint(url=url, tenant=broker.tenant, max_chunk_bytes=limit)
             write_endpoint(plan.folder, endpoint)

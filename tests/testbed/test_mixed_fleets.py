@@ -38,8 +38,11 @@ from fairbed.testbed.recording.whole_run import devices_to_record, recorded_expe
 from fairbed.testbed.run.broker import start_broker
 from fairbed.testbed.run.preflight import choose_dilation, demand_of
 from fairbed.wire.messages import DEVICE_PHASES
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.client import MqttTransport
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import LIMIT_S, Running, running
+from tests.wire.transport.drivers import packets, up
 
 ROOT = Path(__file__).parents[2]
 
@@ -299,6 +302,10 @@ def test_the_record_of_a_mixed_run_replays_both_kinds_of_devices(
             assert after[name][column] == pytest.approx(median, rel=0.1), (name, column)
     with RunReader(replay) as reader:
         assert {row.kind for row in reader.devices()} == {"replayed"}
+    capsys.readouterr()
+    assert main(["twin", str(mixed_run), "--profiles", str(out), "--json"]) == 0
+    twins = json.loads(capsys.readouterr().out)
+    assert [twin["device"] for twin in twins] == ["pi-kitchen", "pi-hall"]
 
 
 def test_the_example_is_that_of_its_page_and_can_be_replayed(tmp_path: Path) -> None:
@@ -454,10 +461,29 @@ def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_path: Pa
     assert main(whole) == 0
     assert main(["replay", str(recorded / "experiment.toml"), "--out", str(replay)]) == 0
     assert list(medians(replay)) == ["board-1", "pi-kitchen", "zero-1"]
-    energy = profiles.load(recorded / "pi-kitchen.toml").energy
-    assert energy is not None
-    assert energy.compute_w is not None
-    assert energy.compute_w.value == pytest.approx(5.0, rel=0.1)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_an_agent_with_the_name_of_an_emulated_device_is_refused_at_a_plain_broker(
+    tmp_path: Path,
+) -> None:
+    async def collide() -> tuple[int, str, str]:
+        async with start_broker("mosquitto", folder=tmp_path) as broker:
+            with physical_agent(broker.url, "zero-1", tmp_path):
+                async with MqttTransport(broker.url, "look") as link:
+                    await up(link)
+                    await link.subscribe(Topics().status("zero-1"))
+                    await packets(link, 1)
+                with running(tmp_path, 1, 1, FLEET, url=broker.url) as run:
+                    return await anyio.to_thread.run_sync(run.finish)
+
+    code, _, err = anyio.run(collide)
+    assert (code, err.splitlines()[-1]) == (
+        1,
+        "fairbed: fleet: an emulated device must not have the name of another agent at the broker, "
+        "got 'zero-1', which is online; stop that agent, or give its [[fleet]] another name",
+    )
 
 
 FULL = pytest.mark.full
