@@ -113,6 +113,12 @@ class FakeCoordinator:
             if context.is_ready == is_ready and phase in (None, context.phase):
                 return context
 
+    def last_context(self) -> Context:
+        """Return the newest context."""
+        context = self.seen[Context][-1]
+        assert isinstance(context, Context)
+        return context
+
     async def expect_chunks(self, count: int) -> None:
         """Wait until `count` chunks of updates have arrived."""
         with anyio.fail_after(TIMEOUT_S):

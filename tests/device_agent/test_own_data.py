@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
+from fairbed.device_agent.config import OwnerPrivacy
 from fairbed.device_agent.errors import DataError
 from fairbed.device_agent.examples import OwnData
+from fairbed.device_agent.state.link_estimate import MIN_SAMPLE_BYTES
 from fairbed.wire.messages import (
     Cancel,
-    Context,
     EvaluateReply,
     EvaluateRequest,
     Failed,
@@ -139,10 +140,10 @@ def test_test_examples_that_break_a_rule_are_one_line(
 # --- tests between rounds ------------------------------------------------------------------------
 
 
-async def join(setup: AgentSetup, coordinator: FakeCoordinator, n: int = 40) -> Hello:
+async def join(coordinator: FakeCoordinator, task: bytes = TASK) -> Hello:
     """Welcome a device with own data that holds out a share of it."""
     hello = await coordinator.expect(Hello)
-    manifest = await coordinator.publish_blob("task", TASK)
+    manifest = await coordinator.publish_blob("task", task)
     await coordinator.send(
         Welcome(boot=coordinator.boot, task=manifest, shard=None, held_out=HELD_OUT)
     )
@@ -169,7 +170,7 @@ async def ask(
 async def test_a_device_tests_the_model_on_what_it_does_not_train_on(setup: AgentSetup) -> None:
     own(setup)
     async with setup.running() as (_, coordinator):
-        hello = await join(setup, coordinator)
+        hello = await join(coordinator)
         offer, _ = await coordinator.run_round(1, ZEROS)
         await ask(coordinator, 1)
         reply = await coordinator.expect(EvaluateReply)
@@ -186,7 +187,7 @@ async def test_a_device_tests_the_model_on_what_it_does_not_train_on(setup: Agen
 async def test_a_cold_device_stays_cold_and_a_warm_one_warm(setup: AgentSetup) -> None:
     own(setup)
     async with setup.running() as (_, coordinator):
-        await join(setup, coordinator)
+        await join(coordinator)
         cold = []
         for round_id in (1, 2, 4):  # round 3 is without this device
             cold.append((await coordinator.run_round(round_id, ZEROS))[0].was_cold)
@@ -200,7 +201,7 @@ async def test_a_cold_device_stays_cold_and_a_warm_one_warm(setup: AgentSetup) -
 async def test_a_test_before_the_first_round_keeps_nothing_in_memory(setup: AgentSetup) -> None:
     own(setup)
     async with setup.running() as (_, coordinator):
-        await join(setup, coordinator)
+        await join(coordinator)
         await ask(coordinator, 0)
         assert (await coordinator.expect(EvaluateReply)).was_cold
         context = await coordinator.expect_context(is_ready=True, phase="idle")
@@ -215,7 +216,7 @@ async def test_a_test_waits_for_the_end_of_the_round(setup: AgentSetup) -> None:
     gate = Gate()
     setup.open_engine = gate.open_engine
     async with setup.running() as (_, coordinator):
-        await join(setup, coordinator)
+        await join(coordinator)
         await coordinator.request_training(1, ZEROS)
         await coordinator.expect_context(is_ready=True, phase="training")
         await ask(coordinator, 1)
@@ -230,7 +231,7 @@ async def test_a_test_waits_for_the_end_of_the_round(setup: AgentSetup) -> None:
 async def test_a_newer_round_ends_a_test(setup: AgentSetup) -> None:
     own(setup)
     async with setup.running() as (_, coordinator):
-        await join(setup, coordinator)
+        await join(coordinator)
         await coordinator.run_round(1, ZEROS)
         request = await ask(coordinator, 1)
         missing = structs.replace(request.model, id=bytes(16), sha256=bytes(32))
@@ -248,7 +249,7 @@ async def test_a_newer_round_ends_a_test(setup: AgentSetup) -> None:
 async def test_a_repeated_request_gets_the_same_reply(setup: AgentSetup) -> None:
     own(setup)
     async with setup.running() as (_, coordinator):
-        await join(setup, coordinator)
+        await join(coordinator)
         request = await ask(coordinator, 1)
         first = await coordinator.expect(EvaluateReply)
         await coordinator.send(request)
@@ -258,7 +259,7 @@ async def test_a_repeated_request_gets_the_same_reply(setup: AgentSetup) -> None
 async def test_a_cancelled_test_leaves_the_device_idle(setup: AgentSetup) -> None:
     own(setup)
     async with setup.running() as (_, coordinator):
-        await join(setup, coordinator)
+        await join(coordinator)
         request = await ask(coordinator, 1)
         await coordinator.expect(EvaluateReply)
         missing = structs.replace(request.model, id=bytes(16), sha256=bytes(32))
@@ -273,7 +274,7 @@ async def test_a_cancelled_test_leaves_the_device_idle(setup: AgentSetup) -> Non
 async def test_a_test_that_takes_too_long_is_reported(setup: AgentSetup) -> None:
     own(setup)
     async with setup.running() as (_, coordinator):
-        await join(setup, coordinator)
+        await join(coordinator)
         request = await ask(coordinator, 1)
         missing = structs.replace(request.model, id=bytes(16), sha256=bytes(32))
         await coordinator.send(structs.replace(request, round=2, model=missing))
@@ -281,18 +282,36 @@ async def test_a_test_that_takes_too_long_is_reported(setup: AgentSetup) -> None
 
 
 async def test_a_test_does_not_change_the_estimate_of_the_link(setup: AgentSetup) -> None:
-    own(setup)
+    features = 2000  # a model that is large enough to measure a rate
+    vector = np.zeros(3 * features + 3, np.float32)
+    assert vector.nbytes >= MIN_SAMPLE_BYTES
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((20, features)).astype(np.float32)
+    setup.data = write(setup.folder, x=x, y=rng.integers(0, 3, 20))
     async with setup.running() as (_, coordinator):
-        await join(setup, coordinator)
-        big = np.zeros(N_VALUES, np.float32)
-        await coordinator.run_round(1, big)
-        before = (await coordinator.expect(Context)).downlink_bps
-        for round_id in (1, 2, 3):
-            await ask(coordinator, round_id)
-            await coordinator.expect(EvaluateReply)
-        contexts = [c for c in coordinator.seen[Context] if isinstance(c, Context)]
-        assert before is not None
-        assert contexts[-1].downlink_bps == before
+        await join(coordinator, softmax_task(features))
+        rates = []
+        for round_id in (1, 2):
+            await coordinator.run_round(round_id, vector + round_id)
+            rates.append(coordinator.last_context().downlink_bps)
+            for number in range(3):
+                await ask(coordinator, round_id, number, vector + 10 * round_id + number)
+                await coordinator.expect(EvaluateReply)
+                await coordinator.expect_context(is_ready=True, phase="idle")
+            assert coordinator.last_context().downlink_bps == rates[-1]
+    assert rates[0] is not None
+    assert rates[0] != rates[1], "a round does change it"
+
+
+async def test_an_owner_who_demands_noise_lets_no_score_leave(setup: AgentSetup) -> None:
+    own(setup)
+    setup.privacy = OwnerPrivacy(min_noise_multiplier=2.0)
+    async with setup.running() as (_, coordinator):
+        await join(coordinator)
+        await ask(coordinator, 1)
+        reason = (await coordinator.expect(Failed)).reason
+    assert "wants a noise_multiplier of at least 2, which no loss has" in reason
+    assert 'evaluation.own_data can be "server-test-set" or "off"' in reason
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fairbed.coordinator.policy.selection import LossDemand
 from fairbed.coordinator.records.rows import loss_query_rows, reported_losses
@@ -119,6 +120,16 @@ def test_the_model_must_have_come_in_a_blob_that_was_announced() -> None:
             fault_in_reply(reply(pulled=bytes(16)), request) or ""
         )
     assert "at least 1 example" in (fault_in_reply(reply(n=0), REQUEST) or "")
+
+
+def test_a_test_counts_correct_examples_and_may_have_none() -> None:
+    request = structs.replace(REQUEST, split="test")
+    assert fault_in_reply(reply(correct=1), request) is None
+    assert fault_in_reply(reply(n=0, correct=0), request) is None
+    assert "number of correct test examples" in (fault_in_reply(reply(), request) or "")
+    assert "a blob that was announced" in (
+        fault_in_reply(reply(correct=1, pulled=bytes(16)), request) or ""
+    )
 
 
 def test_rows_and_losses_agree() -> None:

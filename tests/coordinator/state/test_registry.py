@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fairbed.coordinator.state.registry import (
     Registry,
@@ -10,7 +11,7 @@ from fairbed.coordinator.state.registry import (
     clamped_values,
     reason_lost,
 )
-from tests.coordinator.builders import context, hello
+from tests.coordinator.builders import CAPABILITIES, context, hello
 
 
 def joined(*names: str) -> Registry:
@@ -26,6 +27,27 @@ def test_rows_follow_the_order_of_joining_and_survive_a_restart_of_the_agent() -
     registry.join("pi-2", hello(boot=9, n_k=100), now=20.0)
     assert registry.names() == ["pi-2", "pi-1"]
     assert [device.row for device in registry] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("n_k", "skills", "noise", "can_test"),
+    [
+        (100, ("loss", "test"), 0.0, True),
+        (None, ("loss", "test"), 0.0, False),
+        (100, ("loss",), 0.0, False),
+        (100, ("test", "privacy"), 2.0, False),
+    ],
+    ids=["own data", "shard", "older agent", "owner demands noise"],
+)
+def test_a_device_tests_models_on_own_data_if_its_agent_can_and_its_owner_lets_it(
+    n_k: int | None, skills: tuple[str, ...], noise: float, can_test: bool
+) -> None:
+    capabilities = structs.replace(CAPABILITIES, skills=skills, min_noise_multiplier=noise)
+    registry = Registry()
+    registry.expect(["pi-1"])
+    assert not registry["pi-1"].can_test, "nothing is known of it"
+    registry.join("pi-1", structs.replace(hello(n_k=n_k), capabilities=capabilities), now=0.0)
+    assert registry["pi-1"].can_test == can_test
 
 
 def test_a_device_is_available_while_its_context_is_at_most_three_seconds_old() -> None:
