@@ -188,6 +188,12 @@ def test_plugins_that_noise_does_not_cover_are_refused(settings: list[str], prob
         make_decisions(quickstart(*settings).coordinator())
 
 
+@pytest.mark.parametrize(("scores", "tests"), [("false", False), ("true", True)])
+def test_devices_with_own_data_test_the_model_only_if_asked(scores: str, tests: bool) -> None:
+    config = quickstart(f"privacy.scores={scores}").coordinator()
+    assert (config.held_out is not None) is tests
+
+
 def test_a_model_with_buffers_is_refused() -> None:
     tensors = (
         Tensor(name="w", shape=(3,), offset=0),
