@@ -28,7 +28,7 @@ from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, Trai
 from fairbed.coordinator.store import NewRun, RunReader, Store
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.agent import Agent
-from fairbed.device_agent.config import AgentConfig, Timeouts
+from fairbed.device_agent.config import AgentConfig, OwnerPrivacy, Timeouts
 from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.sensors import real_host
@@ -149,7 +149,13 @@ class Lab:
         assert isinstance(self.links, MemoryBroker)
         return self.links
 
-    def start_agent(self, name: str, data: Path | None = None, host: Host | None = None) -> None:
+    def start_agent(
+        self,
+        name: str,
+        data: Path | None = None,
+        host: Host | None = None,
+        min_noise_multiplier: float = 0.0,
+    ) -> None:
         """Start a real agent on its own cache, on this machine or on another host."""
         config = AgentConfig(
             broker_url="mqtt://memory",
@@ -158,6 +164,7 @@ class Lab:
             state_folder=str(self.folder / f"{name}-state"),
             data=None if data is None else str(data),
             local_training=self.local_rules,
+            privacy=OwnerPrivacy(min_noise_multiplier=min_noise_multiplier),
             timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )
         here = replace(host or real_host(), clock=LoopClock())

@@ -46,6 +46,26 @@ async def test_a_restart_keeps_the_count_of_a_round_that_never_closed(tmp_path: 
 
 @pytest.mark.anyio
 @pytest.mark.idle_time_skipped
+@pytest.mark.parametrize(("privacy", "got"), [(NOISE, "2"), (PrivacyConfig(), "no noise")])
+async def test_a_device_whose_owner_demands_more_noise_is_never_selected(
+    tmp_path: Path, privacy: PrivacyConfig, got: str
+) -> None:
+    config = make_config(3, 2, privacy=privacy)
+    async with lab(tmp_path, agents=2) as place:
+        place.start_agent("pi-2", min_noise_multiplier=2.5)
+        assert await place.run(config) == "done"
+        with place.reader() as reader:
+            (event,) = [x for _, x in reader.events() if x.kind == "skill"]
+            assert {x.device for x in reader.exchanges()} <= {"pi-0", "pi-1"}
+    assert event.device == "pi-2"
+    assert event.text == (
+        f"its owner wants a privacy.noise_multiplier of at least 2.5, got {got}, so it is never "
+        "selected"
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.idle_time_skipped
 async def test_without_noise_nothing_is_counted(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         assert await place.run(make_config(2)) == "done"
