@@ -182,6 +182,14 @@ class Fleet:
             self._event_log.event("left", "the device disconnected", device=name)
             self._notify()
 
+    def drop(self, name: str, reason: str) -> None:
+        """Record that the broker refuses a device, so that it is not available."""
+        device = self.registry.get(name)
+        now = self._event_log.now()
+        if device is not None and self.registry.mark_off(name, device.boot, now):
+            self._event_log.event("refused", reason, level="warning", device=name)
+            self._notify()
+
     def on_probe(self, name: str, probe: LinkProbe) -> None:
         """Answer a link probe."""
         self._side_traffic.up_bytes += len(probe.payload)

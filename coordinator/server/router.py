@@ -57,6 +57,8 @@ class Routes:
     private: PrivateBlobs
     on_command: Callable[[OperatorCommand, str], None]
     """Takes the command and the name of its operator."""
+    is_refused: Callable[[str], bool] = lambda device: False
+    """Whether no packet of a device is handled any more."""
 
 
 class Router:
@@ -73,6 +75,7 @@ class Router:
         self._public = routes.public
         self._private = routes.private
         self._on_command = routes.on_command
+        self._is_refused = routes.is_refused
         self._event_log = event_log
         self._group = group
         self._pending: Counter[str] = Counter()
@@ -111,6 +114,8 @@ class Router:
             device, channel = self._topics.device_of(packet.topic)
         except DecodeError as exc:
             self._event_log.warn("bad message", str(exc))
+            return
+        if self._is_refused(device):
             return
         self._fleet.registry.record_packet(device, self._event_log.now())
         if channel == "upload":

@@ -49,6 +49,8 @@ GOODBYE_S = 5.0
 PRESENCE_S = 0.5
 """Time between checks for devices that were lost during an exchange."""
 
+REFUSED = "its identity is revoked, expired or renamed: the broker refuses it"
+
 End: TypeAlias = Literal["done", "failed", "stopped"]
 
 
@@ -88,12 +90,22 @@ class _RunParts:
     task: bytes
     """The encoded task, which each device downloads once."""
     task_manifest: Manifest
-    registry: Registry
+    fleet: Fleet
     executor: RoundExecutor
     query_executor: LossQueryExecutor
     personal_scores: PersonalScores
     loop: TrainingLoop
     router: Router
+
+    @property
+    def registry(self) -> Registry:
+        """All devices of the run."""
+        return self.fleet.registry
+
+    @property
+    def executors(self) -> Sequence[RoundExecutor | LossQueryExecutor | PersonalScores]:
+        """What waits for devices."""
+        return self.executor, self.query_executor, self.personal_scores
 
 
 class Coordinator:
@@ -128,6 +140,8 @@ class Coordinator:
         self._is_stopped = False
         self._failure: Exception | None = None
         self._link_up_since: float | None = None
+        self._parts: _RunParts | None = None
+        self._refused: set[str] = set()
 
     async def run(self) -> End:
         """Run the experiment to its end; return how it ended.
@@ -140,7 +154,7 @@ class Coordinator:
         """
         async with self._transport, anyio.create_task_group() as group:
             with self._scope:
-                parts = self._build(group)
+                parts = self._parts = self._build(group)
                 first_round = self._restore(parts.loop)
                 parts.registry.expect(self._setup.device_names)
                 self._start_tasks(group, parts)
@@ -161,6 +175,24 @@ class Coordinator:
         """End the run at once; its open round is lost."""
         self._is_stopped = True
         self._scope.cancel()
+
+    def refuse_all_but(self, accepted: Collection[str]) -> None:
+        """End the exchanges of devices that the broker accepts no more, and ignore their packets.
+
+        A device that is accepted again begins anew with its next hello.
+
+        Args:
+            accepted: Names of the devices that the broker accepts.
+        """
+        if self._parts is None:
+            return
+        known = {device.name for device in self._parts.registry}
+        new, self._refused = known - set(accepted) - self._refused, known - set(accepted)
+        for name in sorted(new):
+            self._parts.fleet.drop(name, REFUSED)
+            for executor in self._parts.executors:
+                if name in executor.open_devices():
+                    executor.mark_lost(name, REFUSED)
 
     def _fail(self, failure: Exception) -> None:
         """End the run at once, because it cannot continue."""
@@ -195,11 +227,12 @@ class Coordinator:
             public=self._public,
             private=private,
             on_command=commands.on_command,
+            is_refused=lambda name: name in self._refused,
         )
         return _RunParts(
             task=task,
             task_manifest=task_manifest,
-            registry=registry,
+            fleet=fleet,
             executor=executor,
             query_executor=query_executor,
             personal_scores=services.personal_scores,
@@ -280,13 +313,12 @@ class Coordinator:
         return first_round
 
     def _start_tasks(self, group: TaskGroup, parts: _RunParts) -> None:
-        executors = parts.executor, parts.query_executor, parts.personal_scores
         group.start_soon(self._receive, group, parts.router, name="coordinator.receive")
         group.start_soon(self._renew_status, name="coordinator.lease")
         group.start_soon(self._loop_lag.run, name="coordinator.loop_lag")
         group.start_soon(parts.executor.watch_deadlines, name="coordinator.deadlines")
         group.start_soon(
-            self._watch_presence, executors, parts.registry, name="coordinator.presence"
+            self._watch_presence, parts.executors, parts.registry, name="coordinator.presence"
         )
 
     async def _run_rounds(self, parts: _RunParts, first_round: int) -> None:

@@ -13,13 +13,12 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-import anyio
 import msgspec
 from msgspec import Struct
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
 from fairbed.testbed.cli import DONE
-from fairbed.testbed.cli.runs import live_endpoint, make_command, send_command
+from fairbed.testbed.cli.runs import live_endpoint
 from fairbed.testbed.errors import LabError, RunError, UsageError
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.enrolment import own_version
@@ -37,8 +36,6 @@ from fairbed.testbed.lab.identities import (
 from fairbed.testbed.lab.permissions import Role
 from fairbed.testbed.lab.service import has_account, running_pid
 from fairbed.testbed.run.broker import PASSWORD_VARIABLE
-from fairbed.testbed.run_folder import Endpoint
-from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.transport.address import parse_url, without_password
 
@@ -463,12 +460,6 @@ def _revoke(options: argparse.Namespace) -> int:
             print(f"{name}: revoked; the lab is down, and refuses it when it is up")
             return DONE
     after_s = _await_removal(lab, identity.user)
-    if role == "device":
-        try:
-            endpoint = Endpoint(url="", tenant=identity.tenant, lab=str(lab.folder))
-            anyio.run(send_command, endpoint, make_command("exclude", name))
-        except TransportError as exc:  # the broker refuses the device in any case
-            print(f"a live run was not informed: {exc}", file=sys.stderr)
     if after_s is None:
         raise RunError(
             f"{name}: revoked, but the lab must take it out of the broker within {APPLY_S:g} s, "

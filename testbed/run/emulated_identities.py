@@ -1,11 +1,14 @@
-"""Identities of emulated devices at a lab, for the time of one run.
+"""Identities of the devices of a run at a lab.
 
-Physical devices are enrolled once and stay. An emulated device gets a login of its own, with the
-rights of a device, when its run starts, and loses it when the run ends.
+Physical devices are enrolled once and stay; one that is revoked leaves the run at once. An
+emulated device gets a login of its own, with the rights of a device, when its run starts, and
+loses it when the run ends.
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +25,9 @@ ACCEPTED_S = 20.0
 """Longest time until the broker of a lab accepts new identities; it normally takes 0.3 s."""
 
 RETRY_S = 0.1
+
+WATCH_S = 0.2
+"""Interval at which a run looks for changed identities, as the lab itself does."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +93,47 @@ async def _await_accepted(url: str) -> None:
         f"lab: its broker must accept new identities within {ACCEPTED_S:g} s, got: {problem}; see "
         "fairbed lab status"
     )
+
+
+async def watch_identities(
+    lab: Path, tenant: str, on_change: Callable[[frozenset[str]], None]
+) -> None:
+    """Pass on the names of the accepted devices of a tenant, at once and after each change.
+
+    A registry that cannot be read is read again; until then nothing changes.
+
+    Args:
+        lab: Folder of the lab.
+        tenant: Tenant of the run.
+        on_change: Called on the event loop.
+    """
+    version, expires_s, problem = -1, math.inf, ""
+
+    def read(identities: Identities) -> tuple[int, float, frozenset[str]] | None:
+        found, now_s = identities.version(), time.time()
+        if found == version and now_s < expires_s:
+            return None
+        devices = [
+            one
+            for one in identities.accepted(now_s)
+            if one.role == "device" and one.tenant == tenant
+        ]
+        ends = min((one.expires_s for one in devices if one.expires_s is not None), default=None)
+        return found, math.inf if ends is None else ends, frozenset(one.name for one in devices)
+
+    with Identities(open_lab(lab).database) as identities:
+        while True:
+            try:
+                changed = await anyio.to_thread.run_sync(read, identities)
+                problem = ""
+            except LabError as exc:
+                if str(exc) != problem:
+                    _log.warning("the identities of the lab must be readable, got: %s", exc)
+                problem, changed = str(exc), None
+            if changed is not None:
+                version, expires_s, accepted = changed
+                on_change(accepted)
+            await anyio.sleep(WATCH_S)
 
 
 def not_enrolled(lab: Path, names: Iterable[str], tenant: str, now_s: float) -> list[str]:

@@ -50,7 +50,11 @@ from fairbed.testbed.run.broker import (
     find_chunk_limit,
     start_broker,
 )
-from fairbed.testbed.run.emulated_identities import emulated_identities, not_enrolled
+from fairbed.testbed.run.emulated_identities import (
+    emulated_identities,
+    not_enrolled,
+    watch_identities,
+)
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
 from fairbed.testbed.run.preflight import preflight_findings
@@ -174,6 +178,13 @@ async def _run(
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
             if endpoint.lab is not None:
+                group.start_soon(
+                    watch_identities,
+                    Path(endpoint.lab),
+                    endpoint.tenant,
+                    stop.coordinator.refuse_all_but,
+                    name="run.identities",
+                )
                 await _report_not_enrolled(endpoint, experiment.physical, stop.coordinator, waiting)
             for finding in preflight_findings(experiment, devices, choice, plan.dilation):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)

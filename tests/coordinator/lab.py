@@ -135,8 +135,9 @@ class Lab:
         self.evaluator = NormEvaluator()
         self.progress: list[RoundProgress] = []
         self.waiting: list[str] = []
-        self.audited: list[tuple[OperatorCommand, str]] = []
         """Reports of the wait for round 1."""
+        self.audited: list[tuple[OperatorCommand, str]] = []
+        """Commands and their operators."""
         self.refused: dict[str, str] = {}
         self.on_progress: Callable[[RoundProgress], None] = lambda progress: None
         self._group = group

@@ -98,6 +98,19 @@ def rounds_of(folder: Path) -> int:
         return 0
 
 
+def refusals(folder: Path) -> list[str | None]:
+    """Return the devices that left a run because the broker refuses them, once there is one."""
+    found = list[str | None]()
+
+    def is_there() -> bool:
+        with RunReader(folder) as reader:
+            found[:] = [event.device for _, event in reader.events() if event.kind == "refused"]
+        return bool(found)
+
+    wait_until(is_there, "the end of a revoked device in its run")
+    return found
+
+
 def test_agents_that_are_enrolled_once_serve_two_runs(lab: Lab, tmp_path: Path) -> None:
     with ExitStack() as stack:
         up = stack.enter_context(lab_up(lab))
@@ -120,11 +133,17 @@ def test_agents_that_are_enrolled_once_serve_two_runs(lab: Lab, tmp_path: Path) 
         wait_until(lambda: rounds_of(tmp_path / "second") >= after, "a round after the fault")
         endpoint = (tmp_path / "second" / ENDPOINT_FILE).read_text()
         assert "***" in endpoint
+        revoked = fairbed(lab, "devices", "revoke", NAMES[0])
+        assert revoked.returncode == 0, revoked.stderr
+        assert refusals(tmp_path / "second") == [NAMES[0]]
+        after = rounds_of(tmp_path / "second") + 2
+        wait_until(lambda: rounds_of(tmp_path / "second") >= after, "a round without the device")
         stopped = fairbed(lab, "stop", str(tmp_path / "second"))
         assert stopped.returncode == 0, stopped.stderr
         second.communicate(timeout=LIMIT_S)
         with RunReader(tmp_path / "second") as reader:
             assert {row.device for row in reader.exchanges()} == set(NAMES)
+            assert {x.device for x in reader.exchanges() if x.round >= after} == {NAMES[1]}
             (command,) = reader.commands()
             assert (command.action, command.operator) == ("stop", "local")
         (row,) = [row for row in Audit(lab.audit).rows() if row.action == "command"]
