@@ -10,7 +10,8 @@ from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceRow
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import (
-    BrokerConfig,
+    EMBEDDED,
+    LAB,
     Experiment,
     ExperimentError,
     FleetConfig,
@@ -66,8 +67,10 @@ def recorded_experiment(
     changed = msgspec.structs.replace(
         experiment,
         fleet=tuple(fleet),
-        # Without its password; a replay has no broker.
-        broker=msgspec.structs.replace(experiment.broker, url=BrokerConfig().url),
+        broker=msgspec.structs.replace(
+            experiment.broker,  # without its address, which may hold a password
+            url=LAB if experiment.broker.url == LAB else EMBEDDED,
+        ),
         replay=msgspec.structs.replace(experiment.replay, costs_from=str(folder), task_costs=costs),
     )
     return changed, list(_remarks(experiment, changed, devices))

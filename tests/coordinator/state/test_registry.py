@@ -239,3 +239,12 @@ def test_a_packet_delays_the_loss_of_a_known_device() -> None:
     registry.record_packet("pi-9", now=20.0)
     assert reason_lost(registry["pi-1"], link_up_since=0.0, now=35.0) is None
     assert "pi-9" not in registry
+
+
+def test_missing_physical_devices_are_those_of_a_partly_emulated_fleet_without_a_hello() -> None:
+    registry = Registry(emulated={"board-1"})
+    registry.expect(["board-1", "pi-1", "pi-2"])
+    registry.join("pi-2", hello(), 0.0)
+    assert registry.missing_physical == ["pi-1"]
+    registry.emulated = ()  # of such a fleet, states alone are reported
+    assert registry.missing_physical == []

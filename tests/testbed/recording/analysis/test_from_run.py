@@ -158,3 +158,13 @@ def test_two_exchanges_with_energy_are_too_few_for_a_power() -> None:
     assert missing["energy.compute_w"] == (
         "needs 3 exchanges with a known energy, got 2; record more rounds"
     )
+
+
+def test_phases_without_a_duration_have_no_power() -> None:
+    device = World(compute_w=3.5, transfer_w=2.1).device()
+    exchanges = [replace(x, download_s=0.0, upload_s=0.0) for x in device.exchanges]
+    findings = findings_of_run(replace(device, exchanges=exchanges), TRAINING)
+    assert findings.missing["energy.transmit_w"] == (
+        "no exchange has a duration of its transfers; record more rounds"
+    )
+    assert findings.found["energy.compute_w"].value == pytest.approx(3.5)
