@@ -54,7 +54,7 @@ def connack_advice(code: int) -> str | None:
 
 def advice_for(error: BaseException) -> str | None:
     """Return advice for an error that a retry cannot solve; None if a retry may succeed."""
-    for cause in (error, error.__cause__):  # aiomqtt wraps it
+    for cause in (error, error.__context__):  # aiomqtt raises another one
         if isinstance(cause, ssl.SSLCertVerificationError):
             return _CERTIFICATE_ADVICE.get(cause.verify_code, "check ?cafile=")
     code = getattr(error, "rc", None)
