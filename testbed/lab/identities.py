@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct
@@ -215,7 +215,7 @@ class Identities:
         """
         _check(name, role, tenant)
         with self._transaction() as db:
-            return self._create(db, name, role, tenant, now_s, expires_s, run)
+            return _create(db, _new_secret(), name, role, tenant, now_s, expires_s, run)
 
     def create_many(
         self, names: Iterable[str], *, tenant: str = "main", run: str, now_s: float | None = None
@@ -234,13 +234,15 @@ class Identities:
         wanted = list(names)
         for name in wanted:
             _check(name, "device", tenant)
+        made = [_new_secret() for _ in wanted]  # before: takes seconds for thousands
         with self._transaction() as db:
             db.execute(
                 "DELETE FROM identity WHERE role = 'device' AND tenant = ? AND run IS NOT NULL",
                 (tenant,),
             )
             return {
-                name: self._create(db, name, "device", tenant, now_s, None, run) for name in wanted
+                name: _create(db, secret, name, "device", tenant, now_s, None, run)
+                for name, secret in zip(wanted, made, strict=True)
             }
 
     def remove_run(self, run: str) -> None:
@@ -400,8 +402,16 @@ class Identities:
             if only_name is not None and only_name != name:
                 raise LabError(f"token: made for the name {only_name}, got {name!r}; {_NEW_TOKEN}")
             _check(name, role, tenant)
-            password = self._create(
-                db, name, role, tenant, now_s, identity_expires_s, None, replaces=bool(replaces)
+            password = _create(
+                db,
+                _new_secret(),
+                name,
+                role,
+                tenant,
+                now_s,
+                identity_expires_s,
+                None,
+                replaces=bool(replaces),
             )
             db.execute("UPDATE token SET used_s = ? WHERE hash = ?", (now_s, _token_hash(token)))
             return _existing(db, name, role), password
@@ -444,45 +454,6 @@ class Identities:
             for name, at_s, address, agent, state in rows
         }
 
-    def _create(
-        self,
-        db: sqlite3.Connection,
-        name: str,
-        role: Role,
-        tenant: str,
-        now_s: float | None,
-        expires_s: float | None,
-        run: str | None,
-        *,
-        replaces: bool = False,
-    ) -> str:
-        require_packages()
-        import bcrypt
-
-        now_s = time.time() if now_s is None else now_s
-        found = _get(db, name, role)
-        if found is not None and found.is_accepted(now_s) and not replaces:
-            kind = "device name" if role == "device" else role
-            raise LabError(
-                f"{kind} {name}: taken; choose another, revoke it, or enrol it again with --replace"
-            )
-        password = secrets.token_urlsafe(PASSWORD_BYTES)
-        salt = bcrypt.gensalt(BCRYPT_COST, prefix=b"2a")
-        db.execute(
-            "INSERT OR REPLACE INTO identity VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?)",
-            (
-                name,
-                role,
-                tenant if role == "device" else ALL_TENANTS,
-                now_s,
-                expires_s,
-                mosquitto_hash(password, secrets.token_bytes(12)),
-                bcrypt.hashpw(password.encode(), salt).decode(),
-                run,
-            ),
-        )
-        return password
-
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
         """Commit what the block writes, or roll all of it back."""
@@ -506,6 +477,59 @@ class Identities:
             raise LabError(
                 f"{self._path}: the identities must be usable, got {cause!r}; {advice}"
             ) from exc
+
+
+class _Secret(NamedTuple):
+    """A new password and its hashes."""
+
+    password: str
+    mosquitto_hash: str
+    nats_hash: str
+
+
+def _new_secret() -> _Secret:
+    require_packages()
+    import bcrypt
+
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    salt = bcrypt.gensalt(BCRYPT_COST, prefix=b"2a")
+    return _Secret(
+        password,
+        mosquitto_hash(password, secrets.token_bytes(12)),
+        bcrypt.hashpw(password.encode(), salt).decode(),
+    )
+
+
+def _create(
+    db: sqlite3.Connection,
+    secret: _Secret,
+    name: str,
+    role: Role,
+    tenant: str,
+    now_s: float | None,
+    expires_s: float | None,
+    run: str | None,
+    *,
+    replaces: bool = False,
+) -> str:
+    """Add an identity, or renew a revoked or expired one; return its password.
+
+    Raises:
+        LabError: The name is taken.
+    """
+    now_s = time.time() if now_s is None else now_s
+    found = _get(db, name, role)
+    if found is not None and found.is_accepted(now_s) and not replaces:
+        kind = "device name" if role == "device" else role
+        raise LabError(
+            f"{kind} {name}: taken; choose another, revoke it, or enrol it again with --replace"
+        )
+    belongs_to = tenant if role == "device" else ALL_TENANTS
+    db.execute(
+        "INSERT OR REPLACE INTO identity VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?)",
+        (name, role, belongs_to, now_s, expires_s, *secret[1:], run),
+    )
+    return secret.password
 
 
 _TOKEN_MEMORY_S = 30 * 86400.0

@@ -17,7 +17,7 @@ from subprocess import CompletedProcess
 from fairbed.device_agent.enrolment import has_systemd, run_command
 from fairbed.device_agent.systemd import quoted
 from fairbed.testbed.errors import LabError
-from fairbed.testbed.lab.folder import Lab
+from fairbed.testbed.lab.folder import SETTINGS_FILE, Lab
 
 Run = Callable[[Sequence[str]], "CompletedProcess[str]"]
 
@@ -36,6 +36,8 @@ RestartSec=5
 WatchdogSec=60
 TimeoutStartSec=120
 TimeoutStopSec=30
+KillMode=mixed
+LimitNOFILE=65536
 UMask=0077
 NoNewPrivileges=yes
 LockPersonality=yes
@@ -127,6 +129,11 @@ def install_unit(lab: Lab, run: Run = run_command) -> str:
         )
     user = pwd.getpwuid(lab.folder.stat().st_uid).pw_name if is_system else None
     path = _unit_path(lab)
+    if path.exists() and not has_unit(lab):
+        raise LabError(
+            f"{path}: must be of this lab, got that of another one named {lab.settings.name}; "
+            f"change name in {lab.folder / SETTINGS_FILE}"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(unit_text(lab, up_command(lab), user=user), encoding="utf-8")
@@ -158,8 +165,12 @@ def remove_unit(lab: Lab, run: Run = run_command) -> bool:
 
 
 def has_unit(lab: Lab) -> bool:
-    """Return whether the lab is started with this machine, by a unit of this user or of root."""
-    return has_systemd() and _unit_path(lab).exists()
+    """Return whether this lab is started with this machine, by a unit of this user or of root."""
+    try:
+        text = _unit_path(lab).read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return has_systemd() and f" {quoted(str(lab.folder))}\n" in text
 
 
 def _unit_path(lab: Lab) -> Path:

@@ -98,6 +98,17 @@ def test_a_refusal_of_systemd_is_one_line(lab: Lab, refused: str, problem: str) 
     assert "\n" not in str(raised.value)
 
 
+def test_a_second_lab_does_not_take_the_unit_of_the_first(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    second = make_lab(tmp_path / "second")
+    systemd.install_unit(lab, Manager())
+    before = unit_of(tmp_path).read_text()
+    with pytest.raises(LabError, match="got that of another one named lab; change name in"):
+        systemd.install_unit(second, Manager())
+    assert not systemd.remove_unit(second, Manager())
+    assert unit_of(tmp_path).read_text() == before
+
+
 def test_without_systemd_the_command_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systemd, "has_systemd", lambda: False)
     manager = Manager()
