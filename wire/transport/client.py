@@ -34,6 +34,10 @@ from fairbed.wire.transport.link import (
 from fairbed.wire.transport.own_client import OwnConnection
 from fairbed.wire.transport.receive_queue import ReceiveQueue
 
+REFUSALS_AFTER_UP = 4
+"""So many refusals in a row are final for a login that was accepted before: the NATS server refuses
+valid logins for some milliseconds while it reads its users again."""
+
 REFUSED_BASE_S, REFUSED_CAP_S = 1.0, 60.0
 """Backoff of a link that waits while the broker refuses it. The cap is half of the default
 `round.join_timeout_s`: the device is back before the run gives up."""
@@ -146,7 +150,7 @@ class MqttTransport(Transport):
         backoff: Seconds before the n-th consecutive retry; None is `backoff_s`.
         waits_if_refused: A refusal of the broker (credentials, permissions, certificate, protocol)
             is tried again, too, more slowly; its reason is logged when it changes. Otherwise
-            `events()` raises it.
+            `events()` raises it: the first, or after a link that was up the fourth in a row.
         on_refused: Called after each refusal that is tried again.
 
     Raises:
@@ -272,7 +276,7 @@ class MqttTransport(Transport):
 
     async def _run(self, tasks: TaskGroup) -> None:
         """Keep the link up until cancelled, or refused and not waiting."""
-        retry, was_refused = 0, False
+        retry, was_refused, refusals, link_ups = 0, False, 0, 0
         while True:
             up_since, refusal, least_s = math.inf, None, 0.0
             connection = make_connection(self._options, self._on_packet, tasks)
@@ -281,7 +285,10 @@ class MqttTransport(Transport):
                 up_since = anyio.current_time()
                 await self._serve(connection)
             except Refused as exc:
-                if not self._waits_if_refused:
+                refusals = 1 if self._link_ups != link_ups else refusals + 1
+                link_ups = self._link_ups
+                is_transient = self._link_ups > 0 and refusals < REFUSALS_AFTER_UP
+                if not (self._waits_if_refused or is_transient):
                     self.down_reason = str(exc)
                     _log.info("%s", self.down_reason)  # the consumer gets the error
                     self._received.fail(exc)

@@ -326,6 +326,26 @@ async def test_a_link_that_waits_is_refused_again_and_again_with_a_line_per_reas
     assert all("waits" in line and "secret" not in line for line in lines)
 
 
+@pytest.mark.parametrize("refusals", [1, 3, 4])
+async def test_a_login_that_was_accepted_before_is_refused_for_good_the_fourth_time(
+    client: Client, refusals: int
+) -> None:
+    again = [replies(PASSWORD)] * refusals
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            scripted_broker(client, replies(ACCEPTED), *again, replies_and_stays(ACCEPTED)) as url,
+            MqttTransport(url, "me", backoff=lambda retry: 0.0) as link,
+        ):
+            events = link.events()
+            assert await anext(events) == LinkUp(1)
+            assert isinstance(await anext(events), LinkDown)
+            if refusals < 4:
+                assert await anext(events) == LinkUp(2)
+            else:
+                with pytest.raises(Refused):
+                    await anext(events)
+
+
 async def test_the_backoff_begins_anew_when_a_broker_that_was_away_refuses(client: Client) -> None:
     retries: list[int] = []
 
