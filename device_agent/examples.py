@@ -11,7 +11,7 @@ import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,14 +91,22 @@ MIN_DIVIDED = 2
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
+Labelled: TypeAlias = tuple[Examples, NDArray[np.int64]]
+"""Examples x, shape (n, *x_shape), and their labels y, shape (n,)."""
+
+
 class ExampleSource(Protocol):
     """Source of the training examples for a cold device."""
 
-    def load(self, meter: Meter) -> tuple[Examples, NDArray[np.int64]]:
-        """Read x, shape (n, *x_shape), and y, shape (n,); blocks on the disk."""
+    def load(self, meter: Meter) -> tuple[Labelled, Labelled | None]:
+        """Read the training examples; blocks on the disk.
+
+        The second value are the held-out examples if they were read with the others anyway; None
+        if `held_out` has to be called.
+        """
         ...
 
-    def held_out(self) -> tuple[Examples, NDArray[np.int64]] | None:
+    def held_out(self) -> Labelled | None:
         """Read examples that must not be trained on; None if there are none."""
         ...
 
@@ -110,7 +118,7 @@ class CachedShard:
         self._cache = cache
         self._manifest = manifest
 
-    def load(self, meter: Meter) -> tuple[Examples, NDArray[np.int64]]:
+    def load(self, meter: Meter) -> tuple[Labelled, None]:
         """Read the shard from the cache.
 
         Raises:
@@ -119,9 +127,9 @@ class CachedShard:
         """
         blob = self._read()
         meter.read(len(blob))
-        return decode_shard(blob).arrays()
+        return decode_shard(blob).arrays(), None
 
-    def held_out(self) -> tuple[Examples, NDArray[np.int64]] | None:
+    def held_out(self) -> Labelled | None:
         """Read the held-out examples of the shard, if it has some.
 
         Raises:
@@ -158,34 +166,31 @@ class OwnData:
         self._held_out = held_out
         self._device = device
 
-    def load(self, meter: Meter) -> tuple[Examples, NDArray[np.int64]]:
-        """Read the training examples.
+    def load(self, meter: Meter) -> tuple[Labelled, Labelled | None]:
+        """Read the training examples, and the test examples among them.
 
         Raises:
             DataError: The file cannot be read, or its arrays break a rule.
         """
         x, y = self._read("x", "y")
         meter.read(self.path.stat().st_size)
-        if not self._has_tests():
-            rows, _ = self._divided(_checked_y(self.path, y))
-            x, y = x[rows], y[rows]
-        return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
+        if self._has_tests():
+            return self._checked(x, y), None
+        training, tests = self._divided(_checked_y(self.path, y))
+        held_out = self._checked(x[tests], y[tests]) if len(tests) else None
+        return self._checked(x[training], y[training]), held_out
 
-    def held_out(self) -> tuple[Examples, NDArray[np.int64]] | None:
+    def held_out(self) -> Labelled | None:
         """Read the test examples; None if there are none.
 
         Raises:
             DataError: The file cannot be read, or its arrays break a rule.
         """
         if self._has_tests():
-            x, y = self._read("x_test", "y_test")
-        else:
-            x, y = self._read("x", "y")
-            _, rows = self._divided(_checked_y(self.path, y))
-            x, y = x[rows], y[rows]
-        if not len(y):
-            return None
-        return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
+            return self._checked(*self._read("x_test", "y_test"))
+        x, y = self._read("x", "y")
+        _, tests = self._divided(_checked_y(self.path, y))
+        return self._checked(x[tests], y[tests]) if len(tests) else None
 
     def count(self) -> int:
         """Return the number of examples in `x`, and check the file.
@@ -193,11 +198,13 @@ class OwnData:
         Raises:
             DataError: It cannot be read, or its arrays break a rule.
         """
-        x, y = self._read("x", "y")
-        _checked_x(self.path, x, len(y))
+        n = len(self._checked(*self._read("x", "y"))[1])
         if self._has_tests():
             self.held_out()
-        return len(_checked_y(self.path, y))
+        return n
+
+    def _checked(self, x: NDArray[np.generic], y: NDArray[np.generic]) -> Labelled:
+        return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
 
     def _divided(self, y: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of training and test examples; one example alone is for training."""

@@ -22,7 +22,7 @@ from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Engine, EngineError, Examples
 from fairbed.device_agent.engines.onnx import OnnxEngine, release_memory, self_check, trim_heap
 from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
-from fairbed.device_agent.examples import BlobCache, ExampleSource
+from fairbed.device_agent.examples import BlobCache, ExampleSource, Labelled
 from fairbed.device_agent.host import Clock, EnergyMeter, Host, Meter, Section
 from fairbed.device_agent.local_training import GuardedRule, allowed_rule
 from fairbed.device_agent.privacy import buffers_problem, owner_problem, privatised
@@ -162,6 +162,8 @@ class _LoadedTask:
     engine: Engine
     x: Examples
     y: NDArray[np.int64]
+    held_out: Labelled | None
+    """Held-out examples that were read with the others; None if they must be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,11 +341,11 @@ class TrainingThread:
             engine = self._open_engine(artifact, self._threads)
             self_check(engine)
             with self._host.pace.section("load") as meter:
-                x, y = examples.load(meter)
-            _check_data(engine, x, y)
-            n_k, n_test = len(y), 0
-            del x, y
-            held_out = examples.held_out()
+                training, held_out = examples.load(meter)
+            _check_data(engine, *training)
+            n_k, n_test = len(training[1]), 0
+            del training
+            held_out = held_out or examples.held_out()
             if held_out is not None:
                 _check_data(engine, *held_out, name="test data")
                 n_test = len(held_out[1])
@@ -564,7 +566,7 @@ class TrainingThread:
         task, loaded = self._task, self._loaded
         if task is None or loaded is None or model is None:
             raise RoundFailed("personal model: no longer in memory")
-        held_out = task.examples.held_out()
+        held_out = loaded.held_out or task.examples.held_out()
         if held_out is None or self._min_noise_multiplier:
             return PersonalResult(n=0, correct=0, loss=0.0)
         x, y = held_out
@@ -610,9 +612,10 @@ class TrainingThread:
         with self._section("load", should_stop):
             if loaded is None:
                 engine = self._open_engine(self._artifact(task.manifest), self._threads)
+                held_out = task.examples.held_out()
             else:
                 engine = loaded.engine
-            held_out = task.examples.held_out()
+                held_out = loaded.held_out or task.examples.held_out()
         watch.lap("load")
         loss, n, correct = 0.0, 0, 0
         if held_out is not None:
@@ -697,9 +700,10 @@ class TrainingThread:
 
     def _load(self, task: _PreparedTask, meter: Meter) -> _LoadedTask:
         if self._loaded is None:
-            x, y = task.examples.load(meter)
+            (x, y), held_out = task.examples.load(meter)
             artifact = self._artifact(task.manifest)
-            self._loaded = _LoadedTask(self._open_engine(artifact, self._threads), x, y)
+            engine = self._open_engine(artifact, self._threads)
+            self._loaded = _LoadedTask(engine, x, y, held_out)
             trim_heap()
         return self._loaded
 

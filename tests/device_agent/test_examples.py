@@ -47,7 +47,7 @@ def test_own_data_is_converted_for_the_engine(
     first: float,
 ) -> None:
     data, storage = own(tmp_path, x=x, y=np.array([0, 1], np.uint8)), Storage()
-    loaded_x, loaded_y = data.load(storage)
+    (loaded_x, loaded_y), _ = data.load(storage)
     assert loaded_x.dtype == dtype
     assert loaded_x[0, 0] == first
     assert loaded_y.dtype == np.int64
@@ -66,7 +66,7 @@ def test_a_cached_shard_counts_the_bytes_read(tmp_path: Path) -> None:
     blob = encode_shard(make_shard(np.ones((3, 2), np.float32), np.arange(3)))
     manifest = manifest_of(blob, "shard")
     cache.put(manifest, blob)
-    x, y = CachedShard(cache, manifest).load(storage)
+    (x, y), _ = CachedShard(cache, manifest).load(storage)
     assert (x.shape, y.shape, storage.read_bytes) == ((3, 2), (3,), len(blob))
 
 

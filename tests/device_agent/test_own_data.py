@@ -62,9 +62,13 @@ def numbered(folder: Path, labels: list[int]) -> Path:
 
 def rows(data: OwnData) -> tuple[list[int], list[int]]:
     """Return the numbers of training and test examples."""
-    held_out = data.held_out()
-    tests = [] if held_out is None else (held_out[0][:, 0] / 2).astype(int).tolist()
-    return (data.load(Storage())[0][:, 0] / 2).astype(int).tolist(), tests
+    (x, _), together = data.load(Storage())
+    alone = data.held_out()
+    assert (alone is None) == (together is None)
+    if alone is not None and together is not None:
+        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+    tests = [] if alone is None else (alone[0][:, 0] / 2).astype(int).tolist()
+    return (x[:, 0] / 2).astype(int).tolist(), tests
 
 
 # --- the division --------------------------------------------------------------------------------
@@ -111,7 +115,9 @@ def test_test_examples_of_the_file_are_taken(tmp_path: Path) -> None:
     path = write(tmp_path, x=x, y=np.zeros(8, int), x_test=x[:3] + 1, y_test=np.ones(3, int))
     for held_out in (None, HELD_OUT):
         data = OwnData(path, held_out, "pi-7")
-        assert len(data.load(Storage())[1]) == data.count() == 8
+        (_, y), together = data.load(Storage())
+        assert len(y) == data.count() == 8
+        assert together is None, "they are not read for a training"
         found = data.held_out()
         assert found is not None
         assert (found[0][:, 0].tolist(), found[1].tolist()) == ([1, 1, 1], [1, 1, 1])
@@ -196,6 +202,17 @@ async def test_a_cold_device_stays_cold_and_a_warm_one_warm(setup: AgentSetup) -
                 await coordinator.expect(EvaluateReply)
                 await coordinator.expect_context(is_ready=True, phase="idle")
     assert cold == [True, False, True]
+
+
+async def test_a_warm_device_does_not_read_its_file_again(setup: AgentSetup) -> None:
+    own(setup)
+    async with setup.running() as (_, coordinator):
+        await join(coordinator)
+        await coordinator.run_round(1, ZEROS)
+        assert setup.data is not None
+        setup.data.unlink()
+        await ask(coordinator, 1)
+        assert (await coordinator.expect(EvaluateReply)).n == 10
 
 
 async def test_a_test_before_the_first_round_keeps_nothing_in_memory(setup: AgentSetup) -> None:

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec import Struct
 
+from fairbed.wire.enrolment import EnrolRequest, RenewRequest
 from fairbed.wire.messages import FromDevice
 
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
@@ -24,7 +25,7 @@ def structs_in(hint: Any) -> set[type[Struct]]:
     return set().union(*(structs_in(part) for part in get_args(hint)))
 
 
-SENT = {struct.__name__: struct for struct in structs_in(FromDevice)}
+SENT = {struct.__name__: struct for struct in structs_in(FromDevice | EnrolRequest | RenewRequest)}
 LISTED = {
     name: Counter(
         field for cell in FIELDS_CELL.findall(text) for field in re.findall(r"`(\w+)`", cell)
