@@ -62,6 +62,12 @@ RETRY_S, RETRY_CAP_S = 0.5, 60.0
 STABLE_S = 60.0
 """A broker that ran longer than this restarts the back-off."""
 
+KEEPALIVE_S = 15
+"""Of the lab's own connection, by which it notices a broker that hangs."""
+
+HUNG_S = 60.0
+"""A broker that runs, but accepts no login for so long, is killed and started again."""
+
 FLUSH_S = 30.0
 """Interval at which times of last contact are stored; changes of state are stored at once."""
 
@@ -214,7 +220,9 @@ class _Broker:
     """The broker of a lab and its generated configuration."""
 
     def __init__(self, lab: Lab) -> None:
-        self._lab, self._is_ready, self._is_stale = lab, False, False
+        self._lab, self._is_stale = lab, False
+        self.is_ready = False
+        """It has accepted a login since its last start."""
         settings = lab.settings
         self.log = lab.broker / "broker.log"
         self._process = BrokerProcess(
@@ -235,7 +243,7 @@ class _Broker:
             self._write_mosquitto(accounts)
         else:
             self._write_nats(accounts)
-        if self._is_ready:
+        if self.is_ready:
             self._process.reload()
         else:  # a signal would end a process that is just starting
             self._is_stale = True
@@ -246,19 +254,24 @@ class _Broker:
         Raises:
             BrokerError: It does not start.
         """
-        self._is_ready, self._is_stale = False, False
+        self.is_ready, self._is_stale = False, False
         await self._process.start(["-c", str(self._config)])
         with suppress(LabError):  # a full disk; runs then do not see when the broker has to wait
             write_private(self._lab.broker / BROKER_PID_FILE, str(self._process.pid).encode())
-        self._is_ready = True
+        self.is_ready = True
         if self._is_stale:
             self._process.reload()
 
     async def stop(self) -> None:
         """Stop the broker; returns when it has ended."""
-        self._is_ready = False
+        self.is_ready = False
         (self._lab.broker / BROKER_PID_FILE).unlink(missing_ok=True)
         await self._process.stop()
+
+    async def kill(self) -> None:
+        """Kill the broker; `keep_up` starts it again."""
+        self.is_ready = False
+        await self._process.kill()
 
     async def keep_up(self) -> None:
         """Start the broker again whenever it ends; the waits grow to `RETRY_CAP_S`."""
@@ -266,7 +279,7 @@ class _Broker:
         while True:
             started_s = anyio.current_time()
             log_end = await self._process.wait()
-            self._is_ready = False
+            self.is_ready = False
             problem = f"{self._lab.settings.broker} ended; end of its log: {log_end}"
             if anyio.current_time() - started_s > STABLE_S:
                 failures = 0
@@ -367,7 +380,7 @@ async def serve_lab(
                         next_expiry_s(accounts),
                         name="lab.identities",
                     )
-                    tasks.start_soon(_listen, lab, contacts, name="lab.contacts")
+                    tasks.start_soon(_listen, lab, contacts, broker, name="lab.contacts")
                     tasks.start_soon(_store, contacts, broker, name="lab.store")
                     enrolment = partial(serve_enrolment, lab, identities, Audit(lab.audit), now=now)
                     await tasks.start(enrolment, name="lab.enrolment")
@@ -506,13 +519,29 @@ class Contacts:
         self._known |= pending
 
 
-async def _listen(lab: Lab, contacts: Contacts) -> None:
+async def _end_if_hung(transport: MqttTransport, broker: _Broker) -> None:
+    """Kill a broker that runs but accepts no login, so that it is started again."""
+    down_s = 0.0
+    while True:
+        await anyio.sleep(POLL_S)
+        down_s = 0.0 if transport.down_reason is None or not broker.is_ready else down_s + POLL_S
+        if down_s > HUNG_S:
+            _log.error("the broker has not answered for %.0f s; it is killed", down_s)
+            await broker.kill()
+            down_s = 0.0
+
+
+async def _listen(lab: Lab, contacts: Contacts, broker: _Broker) -> None:
     """Note the messages of all devices of all tenants."""
     topics = Topics(ANY)
     transport = MqttTransport(
-        lab.url(user_of(*LAB_SERVICE)), f"lab-{secrets.token_hex(12)}", waits_if_refused=True
+        lab.url(user_of(*LAB_SERVICE)),
+        f"lab-{secrets.token_hex(12)}",
+        keepalive_s=KEEPALIVE_S,
+        waits_if_refused=True,
     )
-    async with transport:
+    async with transport, anyio.create_task_group() as tasks:
+        tasks.start_soon(_end_if_hung, transport, broker, name="lab.hung")
         with suppress(Disconnected):
             await transport.subscribe(topics.status(ANY), topics.telemetry(ANY), topics.up(ANY))
         async for event in transport.events():

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from fairbed.testbed.errors import LabError
+from fairbed.testbed.lab import service
 from fairbed.testbed.lab.folder import Lab, LabBroker
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.service import POLL_S, pid_of_broker, running_pid, serve_lab
@@ -175,6 +176,21 @@ async def test_a_broker_that_dies_is_started_again(lab: Lab) -> None:
             identities.revoke("pi-1", now_s=NOW_S)  # while the broker is down
             with anyio.fail_after(LIMIT_S):
                 await until_refused(link)
+
+
+@pytest.mark.anyio
+async def test_a_broker_that_hangs_is_killed_and_started_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(service, "HUNG_S", 1.0)
+    async with up(lab):
+        (hung,) = brokers()
+        hung.suspend()
+        with anyio.fail_after(LIMIT_S):
+            while pid_of_broker(lab) in (None, hung.pid):  # noqa: ASYNC110  # a file
+                await anyio.sleep(POLL_S)
+        assert not hung.is_running()
 
 
 @pytest.mark.anyio
