@@ -191,6 +191,18 @@ def test_to_join_again_keeps_the_identity_and_needs_no_token(
     assert actions(served) == [("enrol", "pi")]
 
 
+def test_to_join_again_takes_the_new_address_of_the_lab(
+    served: Served, join_lab: Join, tmp_path: Path
+) -> None:
+    join_lab(served.token())
+    join_lab("unused-token", f"https://localhost:{served.port}")
+    config = load_config(tmp_path / "device" / "agent.toml", {})
+    address = parse_url(config.broker_url)
+    assert (address.host, address.port) == ("localhost", served.lab.settings.port)
+    assert config.lab_url == f"https://localhost:{served.port}"
+    assert served.identities.authenticate("pi", address.password or "") is not None
+
+
 def test_a_renamed_device_that_joins_again_takes_its_new_name(
     served: Served, join_lab: Join, tmp_path: Path
 ) -> None:
