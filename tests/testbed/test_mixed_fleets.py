@@ -528,6 +528,32 @@ def test_emulated_devices_have_identities_at_a_lab_for_the_time_of_their_run(
     assert_power(run.folder, 4.0, json.loads(out))
 
 
+@pytest.mark.broker
+@pytest.mark.slow
+@FULL
+def test_a_mixed_run_that_was_killed_resumes_with_the_same_devices_and_identities_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_lab(tmp_path)
+    monkeypatch.setenv("FAIRBED_LAB", str(lab.folder))
+    with lab_up(lab), Identities(lab.database) as identities:
+        url = "mqtts://pi-kitchen:{}@127.0.0.1:{}?cafile={}".format(
+            identities.create("pi-kitchen"), lab.settings.port, lab.ca
+        )
+        with physical_agent(url, "pi-kitchen", tmp_path):
+            with running(tmp_path, 12, 1, FLEET, url="lab") as run:
+                run.wait_round(3)
+                run.process.kill()
+            assert {x.name for x in identities.all() if x.run == "run"} == {"board-1", "zero-1"}
+            again = Running(tmp_path, resume=True)
+            code, _, err = again.finish()
+        assert [x.name for x in identities.all() if x.role == "device"] == ["pi-kitchen"]
+    assert code == 0, err
+    assert_mixed(run.folder)
+    with RunReader(run.folder) as reader:
+        assert [row.round for row in reader.rounds()] == list(range(1, 13))
+
+
 ABSENT = """
 name = "absent"
 [selection]
