@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,7 +33,6 @@ from fairbed.wire.messages import (
     Personal,
     PersonalScore,
     Privacy,
-    Train,
 )
 from fairbed.wire.shard import encode_shard
 from tests.device_agent.conftest import AgentSetup, real_host_for_tests
@@ -47,7 +45,6 @@ from tests.device_agent.softmax import (
     softmax_task,
 )
 from tests.testbed.replay.cohort.fleets import Meter
-from tests.wire.messages import MODEL
 
 Vector = NDArray[np.float32]
 
@@ -262,18 +259,3 @@ class TestRounds:
         manifest = await coordinator.publish_blob("model", data)
         assert hashlib.sha256(data).digest() == manifest.sha256
         return EvaluateRequest(round=2, model=manifest, seed=1, limit_s=10.0)
-
-
-def test_a_request_cannot_ask_for_a_loss_beside_noise() -> None:
-    fields: dict[str, Any] = {
-        "round": 1,
-        "model": MODEL,
-        "hyperparameters": SGD,
-        "seed": 1,
-        "deadline_s": 1.0,
-        "privacy": PRIVACY,
-    }
-    with pytest.raises(ValueError, match="needs_loss must be false with privacy"):
-        Train(needs_loss=True, **fields)
-    with pytest.raises(ValueError, match=r"coding.returned must be 0 with privacy.*got 1"):
-        Train(needs_loss=False, coding=Coding(returned=1), **fields)

@@ -32,10 +32,11 @@ from fairbed.wire.messages import (
     PersonalScore,
     Phases,
     Ping,
+    Privacy,
     Refuse,
     Train,
 )
-from tests.wire.messages import MESSAGES, UPDATE_ID, Path, leaves, objects
+from tests.wire.messages import MESSAGES, MODEL, PLAIN_SGD, UPDATE_ID, Path, leaves, objects
 
 VERSION = bytes([PROTOCOL_VERSION])
 NAN, INF = float("nan"), float("inf")
@@ -371,3 +372,18 @@ def test_a_score_has_no_more_correct_answers_than_examples() -> None:
 def test_options_of_a_local_rule_are_finite() -> None:
     with pytest.raises(ValueError, match=r"options\.rate must be a finite number, got inf"):
         LocalTraining(rule="propfair", options=(("rate", float("inf")),), run="run-a")
+
+
+def test_a_request_cannot_ask_for_a_loss_beside_noise() -> None:
+    fields: dict[str, Any] = {
+        "round": 1,
+        "model": MODEL,
+        "hyperparameters": PLAIN_SGD,
+        "seed": 1,
+        "deadline_s": 1.0,
+        "privacy": Privacy(clip=1.0, noise_multiplier=1.0),
+    }
+    with pytest.raises(ValueError, match="needs_loss must be false with privacy"):
+        Train(needs_loss=True, **fields)
+    with pytest.raises(ValueError, match=r"coding.returned must be 0 with privacy.*got 1"):
+        Train(needs_loss=False, coding=Coding(returned=1), **fields)

@@ -18,12 +18,13 @@ from fairbed.coordinator.records.rows import (
     metric_rows,
     observation,
     phases_s,
+    release_row,
     unaccounted_s,
 )
-from fairbed.coordinator.state.exchange import Contention, Exchange
+from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Round, Tick
-from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.coordinator.store.tables import ExchangeRow, ReleaseRow
 from fairbed.wire.messages import MAX_WATTS, Offer, PhaseEnergy
 from tests.coordinator.builders import TRAIN, context, hello, offer
 
@@ -295,3 +296,27 @@ def test_an_open_exchange_has_no_lower_bound_of_its_time() -> None:
     assert opened.exchanges["pi-1"].at_least_s is None
     opened.on(Tick(), 70.0)
     assert opened.exchanges["pi-1"].at_least_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("state", "granted", "has_offer", "is_released"),
+    [
+        (ExchangeState.DISPATCHED, None, False, True),  # until it has ended it may be sent
+        (ExchangeState.DONE, 2.0, True, True),
+        (ExchangeState.REJECTED, 2.0, True, True),
+        (ExchangeState.LATE, 2.0, True, True),
+        (ExchangeState.CANCELLED, 2.0, True, True),
+        (ExchangeState.LOST, 2.0, True, True),
+        (ExchangeState.LATE, None, True, False),  # it waited for its grant
+        (ExchangeState.LATE, None, False, False),
+        (ExchangeState.FAILED, None, False, False),
+        (ExchangeState.FAILED, 2.0, False, False),  # a replay: the training diverged
+    ],
+)
+def test_an_update_counts_from_its_grant_on_whatever_becomes_of_it(
+    state: ExchangeState, granted: float | None, has_offer: bool, is_released: bool
+) -> None:
+    x = Exchange("pi-0", 0.0, round=3, attempt=1, state=state, granted=granted)
+    x.offer = offer(3) if has_offer else None
+    expected = ReleaseRow(round=3, attempt=1, device="pi-0", is_released=is_released)
+    assert release_row(x, "pi-0") == expected

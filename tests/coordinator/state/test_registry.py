@@ -5,6 +5,7 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.state.registry import (
+    Device,
     Registry,
     bounded_n_k,
     clamped_mu,
@@ -248,3 +249,23 @@ def test_missing_physical_devices_are_those_of_a_partly_emulated_fleet_without_a
     assert registry.missing_physical == ["pi-1"]
     registry.emulated = ()  # of such a fleet, states alone are reported
     assert registry.missing_physical == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "noise_multiplier", "accepts"),
+    [
+        ({}, None, True),
+        ({}, 1.0, False),  # an old agent
+        ({"skills": ("privacy",)}, 1.0, True),
+        ({"skills": ("privacy",), "min_noise_multiplier": 1.0}, 1.0, True),
+        ({"skills": ("privacy",), "min_noise_multiplier": 1.5}, 1.0, False),
+        ({"skills": ("privacy",), "min_noise_multiplier": 1.5}, None, False),
+    ],
+)
+def test_a_device_takes_part_if_it_can_and_its_owner_lets_it(
+    fields: dict[str, object], noise_multiplier: float | None, accepts: bool
+) -> None:
+    device = Device(name="pi-0", row=0, capabilities=structs.replace(CAPABILITIES, **fields))
+    assert device.accepts_noise(noise_multiplier) is accepts
+    assert Device(name="pi-1", row=1).accepts_noise(None)
+    assert not Device(name="pi-1", row=1).accepts_noise(1.0)

@@ -14,6 +14,7 @@ from fairbed.coordinator.policy.config import (
     ExchangeConfig,
     PersonalisationConfig,
     PrivacyConfig,
+    SelectionConfig,
     TrainingConfig,
 )
 from fairbed.coordinator.policy.decisions import make_decisions
@@ -186,6 +187,13 @@ def test_rules_without_losses_are_accepted(rule: str) -> None:
 def test_plugins_that_noise_does_not_cover_are_refused(settings: list[str], problem: str) -> None:
     with pytest.raises(PluginError, match=problem):
         make_decisions(quickstart(*settings).coordinator())
+
+
+def test_a_selector_that_queries_losses_is_refused() -> None:
+    config = quickstart().coordinator()
+    selection = SelectionConfig(policy="power-of-choice", variant="pow-d", per_round=2)
+    with pytest.raises(PluginError, match="selector power-of-choice: must need no losses"):
+        make_decisions(msgspec.structs.replace(config, selection=selection))
 
 
 @pytest.mark.parametrize(("scores", "tests"), [("false", False), ("true", True)])
