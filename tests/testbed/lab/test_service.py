@@ -86,6 +86,11 @@ async def await_up(link: MqttTransport) -> None:
                 return
 
 
+async def until_dropped(link: MqttTransport) -> None:
+    with anyio.fail_after(DROPPED_S):
+        assert isinstance(await anext(link.events()), LinkDown)
+
+
 async def until_refused(link: MqttTransport) -> None:
     try:
         async for event in link.events():
@@ -126,10 +131,10 @@ async def test_identities_take_effect_without_a_restart(lab: Lab) -> None:
                 await await_up(one)
                 await await_up(other)
                 identities.revoke("late", now_s=NOW_S)
-                with anyio.fail_after(DROPPED_S):
-                    assert isinstance(await anext(other.events()), LinkDown)
+                await until_dropped(other)
                 clock.now_s = NOW_S + 60
-                with anyio.fail_after(DROPPED_S):
+                await until_dropped(one)
+                with anyio.fail_after(LIMIT_S):
                     await until_refused(one)
             assert brokers() == [process]
     assert brokers() == []
@@ -191,6 +196,27 @@ async def test_a_broker_that_hangs_is_killed_and_started_again(
             while pid_of_broker(lab) in (None, hung.pid):  # noqa: ASYNC110  # a file
                 await anyio.sleep(POLL_S)
         assert not hung.is_running()
+
+
+@pytest.mark.anyio
+async def test_a_revocation_on_a_full_disk_takes_effect_when_space_is_free(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        raise LabError(f"{path}: must be writable, got No space left on device; free space")
+
+    with Identities(lab.database) as identities:
+        password = identities.create("pi-1", now_s=NOW_S)
+        async with up(lab), device(lab, "pi-1", password) as link:
+            await await_up(link)
+            with monkeypatch.context() as full:
+                full.setattr(service, "write_private", fail)
+                identities.revoke("pi-1", now_s=NOW_S)
+                with anyio.fail_after(LIMIT_S):
+                    while "No space left" not in caplog.text:  # noqa: ASYNC110  # a log
+                        await anyio.sleep(POLL_S)
+            await until_dropped(link)
+    assert caplog.text.count("No space left") == 1
 
 
 @pytest.mark.anyio
