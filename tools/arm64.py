@@ -83,6 +83,7 @@ partition = {{ kind = "iid" }}
 name = "cnn"
 [training]
 epochs = 1
+batch_size = 50
 [selection]
 per_round = 1
 beta = 0.5

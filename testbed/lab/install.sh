@@ -140,8 +140,18 @@ install_from_lab() {
             --python "$venv/bin/python" --no-index --find-links "$LAB_URL/wheels/" "$@" </dev/null ;;
         # requests prefers its variable to the option
         pip) REQUESTS_CA_BUNDLE=$ca pip_install_with "$venv/bin/python -m pip" --cert "$ca" \
-            --no-index --find-links "$LAB_URL/wheels/" "$@" ;;
+            ${legacy:+"$legacy"} --no-index --find-links "$LAB_URL/wheels/" "$@" ;;
     esac
+}
+
+# pip 24.2 to 26.0, of Debian 13 for example, checks the certificate of no IP address but by its
+# former code (https://github.com/pypa/pip/issues/12906), which other versions do not have.
+try_from_lab() {
+    legacy=
+    install_from_lab "$@" 2>"$scratch/log" && return 0
+    grep -q check_hostname "$scratch/log" || return 1
+    legacy=--use-deprecated=legacy-certs
+    install_from_lab "$@" 2>"$scratch/log"
 }
 
 install_from_index() {
@@ -157,8 +167,8 @@ install_agent() {
     package=fairbed==$VERSION
     if [ "$HAS_WHEELS" = yes ]; then
         echo "fairbed: installing $package from the lab"
-        if install_from_lab --upgrade "$package" 2>"$scratch/log" &&
-            install_from_lab --no-deps --force-reinstall "$package" 2>>"$scratch/log"; then
+        if try_from_lab --upgrade "$package" &&
+            try_from_lab --no-deps --force-reinstall "$package"; then
             return 0
         fi
         echo "fairbed: the lab cannot serve $("$venv/bin/python" -V) on $(uname -m) \

@@ -1,0 +1,240 @@
+"""Containers: the images of the Containerfile under compose.yaml, and enrolment in a clean Debian.
+
+Needs root, podman, podman-compose, mmdebstrap (for a base image without a registry) and a package
+index; skipped with the reason where one of them is missing.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fairbed.testbed.backends.containers.engine import LIMITS, find_engine
+from fairbed.testbed.errors import BackendUnavailable
+from fairbed.testbed.lab.folder import Lab, free_local_port
+from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
+from tests.testbed.small_run import wait_until
+
+ROOT = Path(__file__).parents[3]
+
+BASE = "localhost/fairbed-test-base"
+"""Kept between runs: it has nothing of this checkout."""
+PACKAGES = "ca-certificates,curl,python3,python3-venv"
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+"""Of this machine: its network may have an authority of its own before the package index."""
+
+BUILD_S, RUN_S = 600.0, 180.0
+
+EXPERIMENT = """
+name = "boxes"
+rounds = {rounds}
+[model]
+name = "softmax"
+[selection]
+per_round = 2
+beta = 0.3
+[round]
+min_devices = 2
+join_timeout_s = 120
+[broker]
+url = "lab"
+"""
+
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def run(*command: str, limit_s: float = RUN_S, **options: Any) -> str:
+    """Run a program; return its output. Fails the test with all of it if it fails."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=limit_s, check=False, **options
+    )
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}"
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def podman() -> list[str]:
+    """Return the command of podman that works on this machine."""
+    try:
+        return list(anyio.run(find_engine).command)
+    except BackendUnavailable as exc:
+        pytest.skip(str(exc))
+
+
+@pytest.fixture(scope="module")
+def base(podman: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a clean Debian 13 with Python and curl, as an image."""
+    if subprocess.run([*podman, "image", "exists", BASE], check=False).returncode:
+        if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
+            pytest.skip("needs mmdebstrap and root; type: apt-get install mmdebstrap")
+        archive = tmp_path_factory.mktemp("base") / "base.tar"
+        options = ["--quiet", "--mode=root", "--variant=minbase", f"--include={PACKAGES}"]
+        run("mmdebstrap", *options, "trixie", str(archive), limit_s=BUILD_S)
+        run(*podman, "import", "--quiet", str(archive), BASE)
+    return BASE
+
+
+@pytest.fixture(scope="module")
+def tag(podman: list[str], base: str) -> Iterator[str]:
+    """Build both images; return their tag."""
+    if shutil.which("podman-compose") is None:
+        pytest.skip("needs podman-compose; type: pip install podman-compose")
+    tag = f"test-{secrets.token_hex(4)}"
+    names = [f"localhost/fairbed-{target}:{tag}" for target in ("agent", "coordinator")]
+    options = [f"--build-arg=BASE={base}", "--network=host", "--quiet"]
+    if CERTIFICATES.exists():
+        options.append(f"--volume={CERTIFICATES}:{CERTIFICATES}:ro")
+    try:
+        for name in names:
+            target = f"--target={name.partition('-')[2].partition(':')[0]}"
+            run(*podman, "build", *options, target, "-t", name, str(ROOT), limit_s=BUILD_S)
+        yield tag
+    finally:
+        subprocess.run([*podman, "rmi", "--force", *names], capture_output=True, check=False)
+
+
+class Composed:
+    """The services of compose.yaml in a folder, under names of this test."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self._folder, self._environ = folder, os.environ | environ
+        self._prefix = f"fairbed{secrets.token_hex(4)}"
+        self._projects: set[str] = set()
+        shutil.copy(ROOT / "compose.yaml", folder)
+
+    def command(self, project: str, *arguments: str) -> list[str]:
+        """Return the command line for one project."""
+        self._projects.add(project)
+        limits = f"--podman-run-args={' '.join(LIMITS)}"
+        return ["podman-compose", "-p", f"{self._prefix}{project}", limits, *arguments]
+
+    def __call__(self, project: str, *arguments: str, **environ: str) -> str:
+        """Run podman-compose; return its output."""
+        command = self.command(project, *arguments)
+        return run(*command, cwd=self._folder, env=self._environ | environ)
+
+    def succeeds(self, project: str, *arguments: str) -> bool:
+        """Return whether podman-compose succeeds."""
+        process = self.start(project, *arguments)
+        process.communicate(timeout=RUN_S)
+        return process.returncode == 0
+
+    def start(self, project: str, *arguments: str) -> "subprocess.Popen[str]":
+        """Start podman-compose; its output is in a pipe."""
+        return subprocess.Popen(
+            self.command(project, *arguments),
+            cwd=self._folder,
+            env=self._environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def remove(self) -> None:
+        """Remove all containers and volumes."""
+        for project in self._projects:
+            self(project, "--profile=agent", "--profile=run", "down", "--volumes", "--timeout=5")
+
+
+@pytest.fixture
+def composed(tmp_path: Path, tag: str) -> Iterator[Composed]:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "lab-ca.pem").touch()
+    environ = {
+        "FAIRBED_TAG": tag,
+        "FAIRBED_ADDRESS": "127.0.0.1",
+        "FAIRBED_PORT": str(free_local_port()),
+        "FAIRBED_ENROL_PORT": str(free_local_port()),
+    }
+    composed = Composed(tmp_path, environ)
+    try:
+        yield composed
+    finally:
+        composed.remove()
+
+
+def test_a_lab_a_coordinator_and_two_agents_in_containers_finish_two_runs(
+    composed: Composed, tmp_path: Path
+) -> None:
+    composed("lab", "up", "--detach", "lab")
+    status = ("exec", "-T", "lab", "fairbed", "lab", "status")
+    wait_until(lambda: composed.succeeds("lab", *status), "the lab in its container")
+    inside = ("exec", "-T", "lab")
+    authority = composed("lab", *inside, "cat", "/var/lib/fairbed/lab/ca.pem")
+    (tmp_path / "lab-ca.pem").write_text(authority)
+    enrol = composed("lab", *inside, "fairbed", "enroll", "box-1", "box-2", "--json")
+    for invitation in json.loads(enrol):
+        token = re.search(r"FAIRBED_TOKEN=(\S+)", invitation["line"])
+        url = re.search(r"(https://\S+)/install", invitation["line"])
+        assert token
+        assert url
+        agent = ("--profile=agent", "up", "--detach", "agent")
+        composed(invitation["name"], *agent, FAIRBED_TOKEN=token[1], FAIRBED_LAB_URL=url[1])
+
+    def play(name: str, rounds: int) -> dict[str, Any]:
+        (tmp_path / "work" / "boxes.toml").write_text(EXPERIMENT.format(rounds=rounds))
+        command = ("fairbed", "coordinator", "boxes.toml", "--headless", "--json", f"--out={name}")
+        process = composed.start("lab", "--profile=run", "run", "--rm", "-T", "run", *command)
+        out, errors = process.communicate(timeout=RUN_S)
+        assert process.returncode == 0, errors
+        summary: dict[str, Any] = json.loads(out)
+        return summary
+
+    first = play("first", rounds=3)
+    assert (first["rounds_completed"], first["rounds_void"]) == (3, 0)
+    assert first["selected"] == {"box-1": 3, "box-2": 3}
+    assert (first["exchange"]["count"], first["exchange"]["failed"]) == (6, 0)
+    for name in ("box-1", "box-2"):  # the token is used: only the identity in the volume counts
+        composed(name, "--profile=agent", "restart", "agent")
+        composed(name, "--profile=agent", "exec", "-T", "agent", "device-agent", "doctor")
+    second = play("second", rounds=1)
+    assert (second["rounds_completed"], second["exchange"]["count"]) == (1, 2)
+    assert (tmp_path / "work" / "second" / "run.db").exists()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return make_lab(tmp_path)
+
+
+def test_a_clean_debian_is_enrolled_by_the_line_and_serves_a_run(
+    podman: list[str], base: str, lab: Lab, tmp_path: Path
+) -> None:
+    environ = os.environ | {"FAIRBED_LAB": str(lab.folder)}
+    wheelhouse = ["lab", "wheelhouse", "--python", "3.13", "--platform", "x86_64"]
+    run(*FAIRBED, *wheelhouse, env=environ, limit_s=BUILD_S)
+    name = f"fairbed-{secrets.token_hex(4)}"
+    container = ["--detach", f"--name={name}", "--network=host", f"--hostname={name}", base]
+    run(*podman, "run", *LIMITS, *container, "sleep", "1200")
+    try:
+        with lab_up(lab):
+            (enrol,) = json.loads(run(*FAIRBED, "enroll", "--json", env=environ))
+            said = run(*podman, "exec", name, "sh", "-c", enrol["line"])
+            assert f"{name}: enrolled at the lab lab" in said
+            assert "installing from the package index" not in said
+            start = re.search(r"start the agent with: (.*)", said)
+            assert start
+            run(*podman, "exec", "--detach", name, *start[1].split())
+            experiment = tmp_path / "boxes.toml"
+            one = EXPERIMENT.replace("= 2", "= 1").format(rounds=2)
+            experiment.write_text(one)
+            command = [*FAIRBED, "coordinator", str(experiment), f"--out={tmp_path / 'run'}"]
+            summary = json.loads(run(*command, "--headless", "--json", env=environ))
+            assert summary["selected"] == {name: 2}
+            assert (summary["rounds_completed"], summary["exchange"]["count"]) == (2, 2)
+            shown = run(*FAIRBED, "devices", env=environ)
+            assert re.search(rf"^{name} .*online", shown, re.MULTILINE), shown
+            examined = run(*podman, "exec", name, "/opt/fairbed/venv/bin/device-agent", "doctor")
+            assert "problem" not in examined
+    finally:
+        subprocess.run(
+            [*podman, "rm", "--force", "--time=0", name], capture_output=True, check=False
+        )
