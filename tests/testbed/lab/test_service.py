@@ -76,6 +76,7 @@ def device(lab: Lab, name: str, password: str, boot: int = 1) -> MqttTransport:
         f"mqtts://{name}:{password}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}",
         f"fairbed-main-{name}-{boot}",
         will=Will(TOPICS.status(name), OFF),
+        backoff=lambda retry: 0.05,
     )
 
 
