@@ -8,12 +8,14 @@ import fcntl
 import logging
 import math
 import os
+import re
 import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -79,6 +81,19 @@ MAX_PENDING = 10_000
 
 LOCK_FILE = "lab.pid"
 BROKER_PID_FILE = "broker.pid"
+
+LEAST_VERSIONS: Mapping[str, tuple[tuple[int, int, int], str]] = {
+    "mosquitto": ((2, 0, 0), "an older one cannot read the hashes of passwords"),
+    "nats": (
+        (2, 12, 6),
+        "with 2.12.3 to 2.12.5 a device reads and forges messages of others, and an older one "
+        "refuses the subscriptions of devices",
+    ),
+}
+"""Tried with `tests/testbed/lab/test_trespass.py`."""
+
+VERSION_S = 10.0
+"""Longest time in which a broker names its version, seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -213,7 +228,31 @@ def find_program(broker: str) -> list[str]:
             else f"run: {install_command('fairbed[broker]')}"
         )
         raise LabError(f"lab: the broker {broker} must be installed, got none; {advice}")
+    check_version(broker, command)
     return command
+
+
+def check_version(broker: str, command: Sequence[str]) -> None:
+    """Check that a broker is new enough to enforce what each role may do.
+
+    Raises:
+        LabError: It is older, or has no version.
+    """
+    least, why = LEAST_VERSIONS[broker]
+    option = "-h" if broker == "mosquitto" else "--version"  # mosquitto has no other
+    try:
+        done = subprocess.run(
+            [*command, option], capture_output=True, text=True, timeout=VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise LabError(f"lab: {command[0]} must name its version, got {exc}") from exc
+    first = next(iter(done.stdout.splitlines()), "")
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", first)
+    if found is None or tuple(map(int, found.groups())) < least:
+        raise LabError(
+            f"lab: {broker} must be {'.'.join(map(str, least))} or newer, got "
+            f"{found[0] if found else repr(first)}: {why}; update it"
+        )
 
 
 class _Broker:

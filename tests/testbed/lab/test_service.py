@@ -3,6 +3,7 @@
 import os
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab import service
 from fairbed.testbed.lab.folder import Lab, LabBroker
 from fairbed.testbed.lab.identities import Identities
-from fairbed.testbed.lab.service import POLL_S, pid_of_broker, running_pid, serve_lab
+from fairbed.testbed.lab.service import POLL_S, check_version, pid_of_broker, running_pid, serve_lab
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Refused
 from fairbed.wire.messages import PROTOCOL_VERSION, Status
@@ -259,3 +260,31 @@ async def test_a_port_in_use_is_named_with_its_program(lab: Lab) -> None:
             await serve_lab(lab, now=Clock())
     assert running_pid(lab) is None
     assert brokers() == []
+
+
+@pytest.mark.parametrize(
+    ("broker", "printed", "problem"),
+    [
+        ("mosquitto", "mosquitto version 2.0.11", None),
+        ("mosquitto", "mosquitto version 1.6.12", "must be 2.0.0 or newer, got 1.6.12"),
+        ("nats", "nats-server: v2.12.6", None),
+        ("nats", "nats-server: v2.15.1", None),
+        ("nats", "nats-server: v2.12.5", "must be 2.12.6 or newer, got 2.12.5"),
+        ("nats", "nats-server: v2.9.25", "must be 2.12.6 or newer, got 2.9.25"),
+        ("nats", "", "must be 2.12.6 or newer, got ''"),
+    ],
+)
+def test_a_broker_that_cannot_enforce_the_roles_is_refused(
+    broker: str, printed: str, problem: str | None
+) -> None:
+    command = [sys.executable, "-c", f"print({printed!r})", "--"]
+    if problem is None:
+        check_version(broker, command)
+        return
+    with pytest.raises(LabError, match=problem):
+        check_version(broker, command)
+
+
+def test_a_broker_without_a_version_is_one_line() -> None:
+    with pytest.raises(LabError, match=r"^lab: /no/broker must name its version, got "):
+        check_version("nats", ["/no/broker"])
