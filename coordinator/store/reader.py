@@ -101,6 +101,18 @@ class PlannedPrivacy(Struct, frozen=True, kw_only=True):
     scores: bool = False
 
 
+class PlannedPersonalisation(Struct, frozen=True, kw_only=True):
+    """The part of `[personalisation]` that is shown."""
+
+    method: str = "none"
+
+
+class PlannedFleet(Struct, frozen=True, kw_only=True):
+    """The part of a `[[fleet]]` that is shown."""
+
+    physical: tuple[str, ...] = ()
+
+
 class PlannedReplay(Struct, frozen=True, kw_only=True):
     """The part of `[replay]` that is shown."""
 
@@ -115,7 +127,9 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     training: PlannedTraining = PlannedTraining()
     aggregation: PlannedAggregation = PlannedAggregation()
     privacy: PlannedPrivacy = PlannedPrivacy()
+    personalisation: PlannedPersonalisation = PlannedPersonalisation()
     replay: PlannedReplay = PlannedReplay()
+    fleet: tuple[PlannedFleet, ...] = ()
 
     @property
     def steps(self) -> str:
@@ -199,6 +213,17 @@ class RunInfo:
     """Run clock at the last closed round or event."""
     accuracy_mean: float | None
     """Latest; None before the first evaluation."""
+    has_fleet: bool = True
+    """The run has or names devices of its own, or has no devices yet."""
+
+    @property
+    def resume_command(self) -> str:
+        """Command that continues the run; empty for a live or done one."""
+        if self.is_alive or self.status == "done":
+            return ""
+        if self.row.clock == "virtual":
+            return f"fairbed replay {self.folder}"
+        return f"fairbed {'run' if self.has_fleet else 'coordinator'} {self.folder}"
 
     @property
     def run_id(self) -> str:
@@ -304,6 +329,7 @@ class RunReader:
         row = self._select(RunRow)[0]
         status = row.status if is_alive or row.status not in LIVE else "interrupted"
         accuracy = self._query("SELECT accuracy_mean FROM metric ORDER BY round DESC LIMIT 1")
+        devices = self._number("SELECT count(*) FROM device")
         last_event = "SELECT at_s FROM event ORDER BY id DESC LIMIT 1"
         return RunInfo(
             folder=self.folder,
@@ -312,7 +338,10 @@ class RunReader:
             status=status,
             is_alive=is_alive,
             rounds_completed=self._number("SELECT count(*) FROM round"),
-            devices=self._number("SELECT count(*) FROM device"),
+            devices=int(devices),
+            has_fleet=not devices
+            or any(part.physical for part in self.plan.fleet)
+            or bool(self._number("SELECT count(*) FROM truth")),
             elapsed_s=max(
                 self._number("SELECT max(closed_at_s) FROM round"),
                 self._number(f"SELECT max(at_s) FROM ({last_event})"),

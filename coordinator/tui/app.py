@@ -8,7 +8,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,21 @@ from typing import Any, ClassVar, Literal
 
 import anyio
 import anyio.to_thread
-from textual.app import App
+import msgspec
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.theme import Theme
 from textual.widgets import Footer
 
 from fairbed.coordinator.report.privacy import privacy_summary
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.reader import LIVE, Quality, RunReader
+from fairbed.coordinator.tui.preferences import (
+    Preferences,
+    load_preferences,
+    save_preferences,
+)
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.exit_dialog import Answer, ExitDialog
 from fairbed.coordinator.tui.screens.overview import Overview
@@ -37,6 +44,7 @@ from fairbed.coordinator.tui.view import (
     fold,
 )
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.plot import LETTERED
 from fairbed.wire.errors import WireError
 from fairbed.wire.messages import OperatorCommand
 
@@ -167,6 +175,7 @@ class ControlRoom(App[ExitChoice]):
         send_command: SendCommand | None = None,
         owns_run: bool = False,
         reveals: bool = False,
+        preferences: Path | None = None,
     ) -> None:
         """Prepare the application.
 
@@ -175,8 +184,11 @@ class ControlRoom(App[ExitChoice]):
             send_command: Delivers a command to the coordinator; None for a run without a process.
             owns_run: The coordinator runs in the process of this terminal.
             reveals: Show malicious devices although the run is live.
+            preferences: File of the user's choices; None remembers nothing.
         """
         super().__init__()
+        self._preferences_file = preferences
+        self._preferences = load_preferences(preferences) if preferences else Preferences()
         self._view_reader = ViewReader(reader, reveals=reveals)
         self._send_command = send_command
         self._owns_run = owns_run
@@ -191,9 +203,55 @@ class ControlRoom(App[ExitChoice]):
     async def on_mount(self) -> None:
         """Show the run, and start the periodic refresh."""
         self._home_loop = asyncio.get_running_loop()
-        self.theme = "tokyo-night"
+        theme, letters = self._preferences.theme, self._preferences.letters
+        self.theme = theme if theme in self.available_themes else self._default_theme
+        self.set_class(self.lacks_colours if letters is None else letters, LETTERED)
+        self.theme_changed_signal.subscribe(self, self._on_theme)
         await self._open(Overview())
         await self._tick()
+
+    @property
+    def lacks_colours(self) -> bool:
+        """The terminal shows 16 colours at most, or none; a picture has all."""
+        has_few = self.console.color_system in (None, "standard", "windows")
+        return self.no_color or (has_few and not self.is_headless)
+
+    @property
+    def _default_theme(self) -> str:
+        """The theme of the terminal's own 16 colours where it has no others."""
+        return "ansi-dark" if self.lacks_colours and not self.no_color else "tokyo-night"
+
+    def _on_theme(self, theme: Theme) -> None:
+        """Remember the theme; the default one only if it replaces a chosen one."""
+        if self._preferences.theme is not None or theme.name != self._default_theme:
+            self._remember(theme=theme.name)
+
+    def _remember(self, **choices: Any) -> None:
+        """Remember choices of the user that differ from the remembered ones."""
+        before = self._preferences
+        self._preferences = msgspec.structs.replace(before, **choices)
+        if self._preferences_file is not None and self._preferences != before:
+            save_preferences(self._preferences_file, self._preferences)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Offer the glyphs of phases beside the commands of every application."""
+        yield from super().get_system_commands(screen)
+        is_lettered = self.has_class(LETTERED)
+        yield SystemCommand(
+            "Phases as blocks" if is_lettered else "Phases as letters",
+            "Distinguish phases and curves by colour alone"
+            if is_lettered
+            else "Distinguish phases and curves by letters, too",
+            self.action_toggle_letters,
+        )
+
+    def action_toggle_letters(self) -> None:
+        """Draw phases and curves with letters, or with blocks and dots again."""
+        self.toggle_class(LETTERED)
+        self._remember(letters=self.has_class(LETTERED))
+        for screen in self.screen_stack:
+            if isinstance(screen, Overview | DeviceDetail):
+                screen.redraw()
 
     def leave(self) -> None:
         """Exit, or exit as soon as the screen that is opening is complete; for signal handlers."""

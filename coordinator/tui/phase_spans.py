@@ -50,17 +50,27 @@ class Span:
     end_s: float
 
 
-def spans_of(row: ExchangeRow, round_start_s: float, round_s: float) -> tuple[Span, ...]:
+def spans_of(
+    row: ExchangeRow, round_start_s: float, round_s: float, *, is_personal: bool = True
+) -> tuple[Span, ...]:
     """Return the phases of a closed exchange, without gaps.
 
     Half of the time in no phase (mostly control messages in transit) is placed before the first.
+
+    Args:
+        row: The exchange.
+        round_start_s: Dispatch of its round, seconds of the run clock.
+        round_s: Duration of its round, seconds.
+        is_personal: Devices train personal models; otherwise the lap of that phase, which then is
+            below a millisecond, is not drawn.
     """
-    known = [getattr(row, f"{phase}_s") or 0.0 for phase in PHASES]
+    names = [phase for phase in PHASES if is_personal or phase != "personal"]
+    known = [getattr(row, f"{phase}_s") or 0.0 for phase in names]
     at_s = max(row.dispatched_at_s - round_start_s, 0.0)
     if row.tau_wall_s is not None:
         at_s += max(row.tau_wall_s - sum(known), 0.0) / 2.0
     spans = []
-    for phase, value in zip(PHASES, known, strict=True):
+    for phase, value in zip(names, known, strict=True):
         if value > 0.0:
             spans.append(Span(phase, at_s, at_s + value))
             at_s += value

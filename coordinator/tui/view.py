@@ -29,8 +29,8 @@ EVENTS_KEPT = 500
 SILENT_AFTER_S = 3.0
 """A device whose last context is older than this is not available (design.md)."""
 
-OFFLINE = "offline"
-"""State of every device of a run without a process."""
+ENDED = "ended"
+"""State of a device that was there when the process of the run ended."""
 ABSENT = frozenset({"gone", "silent"})
 """States of a device that the coordinator cannot reach."""
 
@@ -43,7 +43,7 @@ class DeviceView:
     profile: str = ""
     n_k: int = 0
     state: str = "joined"
-    """State of the agent's lifecycle, or excluded, gone, silent, unwilling, offline."""
+    """State of the agent's lifecycle, or excluded, gone, silent, unwilling, ended."""
     mu_cores: float | None = None
     downlink_bps: float | None = None
     uplink_bps: float | None = None
@@ -249,6 +249,15 @@ class RunView:
         return next((device for device in self.devices if device.name == name), None)
 
 
+def banner(info: RunInfo | None) -> str:
+    """Return one line about a run that ended early: why, and how to continue; otherwise nothing."""
+    if info is None or not info.resume_command:
+        return ""
+    reasons = {"interrupted": "its process ended without closing it"}
+    reason = info.row.reason or reasons.get(info.status, "")
+    return f"{info.status}{f': {reason}' if reason else ''}; continue with: {info.resume_command}"
+
+
 def fold(view: RunView, update: ViewUpdate) -> RunView:
     """Return the view after an update; `view` is not changed."""
     if update.cursor.resumes != view.cursor.resumes:
@@ -312,10 +321,11 @@ def _rounds(
     open_spans: Mapping[str, tuple[Span, ...]],
     elapsed_s: float,
 ) -> tuple[RoundView, ...]:
+    is_personal = update.info.plan.personalisation.method != "none"
     kept = [row for row in view.rounds if row.status != "open"]
     for row in update.rounds[-ROUNDS_KEPT:]:
         exchanges = [
-            _exchange(x, row.dispatched_at_s, row.duration_s)
+            _exchange(x, row.dispatched_at_s, row.duration_s, is_personal)
             for x in update.exchanges
             if (x.round, x.attempt) == (row.round, row.attempt)
         ]
@@ -323,7 +333,7 @@ def _rounds(
     if open_since_s is not None:
         lasted_s = max(elapsed_s - open_since_s, 0.0)
         closed = {
-            x.device: _exchange(x, open_since_s, lasted_s)
+            x.device: _exchange(x, open_since_s, lasted_s, is_personal)
             for x in update.exchanges
             if x.round > update.cursor.round
         }
@@ -340,8 +350,10 @@ def known_prediction(tau_hat_s: float | None) -> float | None:
     return tau_hat_s or None
 
 
-def _exchange(row: ExchangeRow, round_start_s: float, round_s: float) -> ExchangeView:
-    spans = spans_of(row, round_start_s, round_s)
+def _exchange(
+    row: ExchangeRow, round_start_s: float, round_s: float, is_personal: bool
+) -> ExchangeView:
+    spans = spans_of(row, round_start_s, round_s, is_personal=is_personal)
     tau_hat_s = known_prediction(row.tau_hat_s)
     return ExchangeView(row.device, row.outcome, row.tau_s, tau_hat_s, spans)
 
@@ -399,22 +411,28 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
 
 
 def _note_absence(devices: dict[str, DeviceView], update: ViewUpdate, elapsed_s: float) -> None:
-    """Replace the reported state of a device that is excluded, gone, silent or offline."""
+    """Replace the reported state of a device that is excluded, gone or silent, or of an ended run.
+
+    At the end of a run absence is what it was at the last context of any device: the devices of a
+    run end before its last event.
+    """
     commanded = {row.device: row.action for row in update.commands if row.device is not None}
     left = {row.device: row.at_s for _, row in update.events if row.kind == "left" and row.device}
+    now_s = elapsed_s
+    if not update.info.is_alive:
+        now_s = max((device.last_context_s or 0.0 for device in devices.values()), default=0.0)
     for name, device in devices.items():
         state = device.state
-        if not update.info.is_alive:
-            state = OFFLINE
-        elif commanded.get(name) == "exclude":
+        last_s = device.last_context_s
+        if commanded.get(name) == "exclude":
             state = "excluded"
-        elif left.get(name, -1.0) >= (device.last_context_s or 0.0):
+        elif left.get(name, -1.0) >= (last_s or 0.0):
             state = "gone"
-        elif (
-            device.last_context_s is not None and elapsed_s - device.last_context_s > SILENT_AFTER_S
-        ):
+        elif last_s is not None and now_s - last_s > SILENT_AFTER_S:
             state = state if state in ABSENT else "silent"
         elif state == "excluded" and commanded.get(name) == "include":
             state = "idle"
+        if not update.info.is_alive and state not in (*ABSENT, "excluded"):
+            state = ENDED
         if state != device.state:
             devices[name] = replace(device, state=state)

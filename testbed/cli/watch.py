@@ -22,6 +22,7 @@ from pathlib import Path
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.tui.app import ControlRoom, ExitChoice
+from fairbed.coordinator.tui.preferences import preferences_file
 from fairbed.testbed.backends.priority import AUTOGROUP
 from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, RUNS, without_errno
 from fairbed.testbed.cli.runs import send_command
@@ -140,7 +141,13 @@ def _watch(folder: Path, *, owns_run: bool, reveals: bool = False) -> ExitChoice
         endpoint = read_endpoint(folder) if reader.run().is_alive else None
         send = None if endpoint is None else partial(send_command, endpoint)
         with low_priority():
-            room = ControlRoom(reader, send_command=send, owns_run=owns_run, reveals=reveals)
+            room = ControlRoom(
+                reader,
+                send_command=send,
+                owns_run=owns_run,
+                reveals=reveals,
+                preferences=preferences_file(os.environ),
+            )
             return _show(room)
 
 

@@ -26,7 +26,7 @@ from fairbed.coordinator.report.quantities import (
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow
 from fairbed.coordinator.tui.phase_spans import PHASES
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView, known_prediction
-from fairbed.coordinator.tui.widgets.header import RunHeader
+from fairbed.coordinator.tui.widgets.header import Banner, RunHeader
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
 TALL = 32
@@ -36,6 +36,7 @@ ABSENCES = {
     "unwilling": "its owner or its schedule does not allow training",
     "silent": "outage or frozen process",
     "gone": "disconnected",
+    "ended": "the run is over",
 }
 """Reason why a device in this state is not selected."""
 
@@ -101,6 +102,7 @@ class DeviceDetail(Screen[None]):
     def compose(self) -> ComposeResult:
         """Build the screen."""
         yield RunHeader()
+        yield Banner()
         with Horizontal(id="device"):
             yield Static(id="facts")
             yield CurvePlot("Exchange time, s", id="tau")
@@ -115,10 +117,12 @@ class DeviceDetail(Screen[None]):
         for heading, _ in COLUMNS:
             table.add_column(Text(heading, justify="right"))
         table.focus()
+        self.app.theme_changed_signal.subscribe(self, lambda _theme: self.redraw())
 
     def show(self, view: RunView) -> None:
         """Show the device's facts in a view of the run."""
         self.query_one(RunHeader).view = view
+        self.query_one(Banner).show(view)
         device = view.device(self._device.name)
         if device is not None:
             facts = device_facts(self._device, device, view.elapsed_s)
@@ -129,6 +133,10 @@ class DeviceDetail(Screen[None]):
         over = (view.cursor.resumes, view.cursor.round, outcome_now(view, self._device.name))
         self.lacks_exchanges = self.lacks_exchanges or over != self._over
         self._over = over
+
+    def redraw(self) -> None:
+        """Draw the plot again, in another theme or with other glyphs."""
+        self.query_one(CurvePlot).redraw()
 
     def show_exchanges(self, rows: Sequence[ExchangeRow]) -> None:
         """Show the device's exchanges, given oldest first."""

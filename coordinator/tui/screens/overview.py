@@ -12,7 +12,7 @@ from textual.widgets import Footer
 
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
-from fairbed.coordinator.tui.widgets.header import RunHeader
+from fairbed.coordinator.tui.widgets.header import Banner, RunHeader
 from fairbed.coordinator.tui.widgets.log import EventLogView
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
@@ -50,6 +50,7 @@ class Overview(Screen[None]):
     def compose(self) -> ComposeResult:
         """Build the screen."""
         yield RunHeader()
+        yield Banner()
         yield FleetTable(id="fleet")
         with Container(id="panels"):
             yield RoundTimeline(id="timeline")
@@ -61,7 +62,7 @@ class Overview(Screen[None]):
     def on_mount(self) -> None:
         """Show all parts, with the focus on the fleet."""
         self.action_show_part("overview")
-        self.app.theme_changed_signal.subscribe(self, lambda _theme: self._restyle())
+        self.app.theme_changed_signal.subscribe(self, lambda _theme: self.redraw())
 
     def action_show_part(self, part: Part) -> None:
         """Show all parts, or one part in full size, with the focus on a part that is shown."""
@@ -73,6 +74,7 @@ class Overview(Screen[None]):
     def show(self, view: RunView) -> None:
         """Show a view in all parts."""
         self.query_one(RunHeader).view = view
+        self.query_one(Banner).show(view)
         self.query_one(FleetTable).show(view)
         self.query_one(RoundTimeline).show(view)
         self.query_one(EventLogView).show(view)
@@ -86,8 +88,10 @@ class Overview(Screen[None]):
         is_shown = self.has_device and self.maximized in (None, table)
         return table.selected_device if is_shown else None
 
-    def _restyle(self) -> None:
+    def redraw(self) -> None:
+        """Draw all parts again, in another theme or with other glyphs."""
         self.query_one(FleetTable).refresh()
+        self.query_one(RoundTimeline).redraw()
         self.query_one(EventLogView).restyle()
         for plot in self.query(CurvePlot):
             plot.redraw()

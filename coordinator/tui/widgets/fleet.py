@@ -47,6 +47,15 @@ class FleetColumn:
     style: Callable[[DeviceView, float | None], str] = no_style
     """Component class without its prefix, for the device and beta."""
 
+    def marked(self, device: DeviceView, beta: float | None) -> str:
+        """Return the text, with a mark before a rate below the guarantee."""
+        is_owed = self.key in RATES and self.style(device, beta) == "warn"
+        return f"{'!' if is_owed else ''}{self.text(device)}"
+
+
+RATES = frozenset({"rate", "aggregated"})
+"""Columns with a rate that has a guarantee."""
+
 
 def state_style(device: DeviceView, _beta: float | None = None) -> str:
     """Return the style of a device's state; a phase has the same colour as on the timeline."""
@@ -286,7 +295,7 @@ class FleetTable(DataTable[str]):
     def _line(self, device: DeviceView) -> Line:
         beta = self._view.beta
         return tuple(
-            (self._padded(column, column.text(device)), column.style(device, beta))
+            (self._padded(column, column.marked(device, beta)), column.style(device, beta))
             for column in self._shown
         )
 

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.text import Text
+from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
+from textual.widgets import Static
 
 from fairbed.coordinator.report.quantities import MISSING, clock, ratio, seconds
 from fairbed.coordinator.store.reader import Quality
 from fairbed.coordinator.tui.bars import gauge
-from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers
+from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers, banner
 
 GAP = 3
 """Columns between two tiles."""
@@ -84,13 +86,17 @@ class RunHeader(Widget):
         newest = view.metrics[-1] if view.metrics else None
         last = next((row for row in reversed(view.rounds) if row.status == "done"), None)
         queue_sum = view.queues[-1][1] if view.queues else None
-        present = sum(device.state not in ABSENT for device in view.devices)
-        devices = f"{present}/{len(view.devices)}" if info.is_alive else str(len(view.devices))
-
-        speed = _clock_speed(info.row.dilation)
 
         def plain(text: str) -> Text:
             return Text(text, value)
+
+        absent = sum(device.state in ABSENT for device in view.devices)
+        present = f"{len(view.devices) - absent}/" if info.is_alive or absent else ""
+        devices = plain(f"{present}{len(view.devices)}")
+        if absent:
+            devices.stylize(self.get_component_rich_style("header--bad", partial=True))
+        speed = _clock_speed(info.row.dilation)
+        owes = view.beta is not None
 
         return [
             Tile("FAIRBED", self._brand(info.row.name), 0),
@@ -98,12 +104,12 @@ class RunHeader(Widget):
             Tile("ROUND", self._round(info.rounds_completed, info.plan.rounds), 0),
             Tile("ACCURACY", plain(ratio(newest.accuracy_mean if newest else None)), 1),
             Tile("WORST 10 %", plain(ratio(newest.accuracy_worst10 if newest else None)), 3),
-            Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 5),
-            Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 4),
-            Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 6),
-            Tile("DEVICES", plain(devices), 7),
-            Tile("UNTIMED", plain(untimed(view.quality)), 1 if view.quality.contended else 8),
-            *([Tile("LATE", plain(_late(view.stragglers)), 3)] if view.stragglers else []),
+            Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 8),
+            Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 7),
+            Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 4 if owes else 9),
+            Tile("DEVICES", devices, 1 if absent else 6),
+            Tile("UNTIMED", plain(untimed(view.quality)), 2 if view.quality.contended else 10),
+            *([Tile("LATE", plain(_late(view.stragglers)), 5)] if view.stragglers else []),
             Tile(f"ELAPSED{speed}", plain(clock(view.elapsed_s)), 2),
         ]
 
@@ -152,3 +158,14 @@ def fitting(tiles: list[Tile], width: int) -> list[Tile]:
     while len(kept) > 1 and sum(tile.width for tile in kept) + GAP * (len(kept) - 1) > width:
         kept.remove(max(kept, key=lambda tile: tile.priority))
     return kept
+
+
+class Banner(Static):
+    """One line about a run that ended early; hidden otherwise."""
+
+    def show(self, view: RunView) -> None:
+        """Show or hide the line."""
+        text = banner(view.info)
+        if text != self.content:
+            self.update(Content(text))
+            self.display = bool(text)

@@ -12,6 +12,8 @@ from fairbed.coordinator.store.tables import EventRow
 from fairbed.coordinator.tui.view import EVENTS_KEPT, RunView
 
 TIME_WIDTH = 7
+MARKS = {"warning": "! ", "error": "!! "}
+"""Mark before an event of this level, beside its colour."""
 
 
 class EventLogView(RichLog):
@@ -65,7 +67,10 @@ class EventLogView(RichLog):
         time = self.get_component_rich_style("log--time", partial=True)
         device = self.get_component_rich_style("log--device", partial=True)
         what = Text.assemble(
-            (f"{event.kind} ", self.get_component_rich_style(f"log--{kind}", partial=True)),
+            (
+                f"{MARKS.get(kind, '')}{event.kind} ",
+                self.get_component_rich_style(f"log--{kind}", partial=True),
+            ),
             (f"{event.device} " if event.device else "", device),
             event.text,
         )

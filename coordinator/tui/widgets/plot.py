@@ -53,8 +53,15 @@ class Curve:
     points: tuple[tuple[float, float], ...]
 
 
+LETTERED = "-lettered"
+"""Class of the application while phases and curves are drawn with letters."""
+
+
 class CurvePlot(PlotextPlot):
-    """Curves over an axis from 0, in the colours of the theme; later curves cover earlier ones."""
+    """Curves over an axis from 0, in the colours of the theme; later curves cover earlier ones.
+
+    With letters a curve is drawn with the first letter of its label.
+    """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"plot--main", "plot--low", "plot--high"}
 
@@ -77,18 +84,20 @@ class CurvePlot(PlotextPlot):
     def redraw(self) -> None:
         """Draw the curves in the colours of the theme."""
         title = Content(self._title)
+        is_lettered = self.app.has_class(LETTERED)
         self.plt.clear_figure()
         self.plt.xaxes(True, False)
         self.plt.yaxes(True, False)
         for curve in self.curves:
             colour = self.get_component_styles(f"plot--{curve.style}").color
-            title += Content.assemble("  ", ("■ ", colour.hex), curve.label)
+            glyph = curve.label[0] if is_lettered else "■"
+            title += Content.assemble("  ", (f"{glyph} ", colour.css), curve.label)
             if points := thinned(curve.points):
                 self.plt.plot(
                     [x for x, _ in points],
                     [y for _, y in points],
-                    marker="braille",
-                    color=colour.rgb,
+                    marker=glyph if is_lettered else "braille",
+                    color=colour.rgb if colour.ansi is None else _ansi(colour.ansi),
                 )
         self.border_title = title
         self._set_axes([point for curve in self.curves for point in curve.points])
@@ -105,6 +114,11 @@ class CurvePlot(PlotextPlot):
         self.plt.ylim(0.0, max(top, at_y[-1]))
         self.plt.xticks(at_x, [label(x) for x in at_x])
         self.plt.yticks(at_y, [label(y) for y in at_y])
+
+
+def _ansi(number: int) -> int | str:
+    """Return the colour of a number of the terminal as plotext names it; -1 is its default."""
+    return number if number >= 0 else "default"
 
 
 def thinned(

@@ -18,13 +18,12 @@ from fairbed.coordinator.report.quantities import device_time, energy, seconds
 from fairbed.coordinator.tui.bars import bar
 from fairbed.coordinator.tui.phase_spans import LETTERS, MISSED, PHASES
 from fairbed.coordinator.tui.view import ExchangeView, RoundView, RunView
+from fairbed.coordinator.tui.widgets.plot import LETTERED
 
 NAME_WIDTH = 16
 """Columns for device names; more if the bars keep two thirds of the line."""
 NUMBER_WIDTH = 6
 MIN_BAR_WIDTH = 8
-LETTERED = "-lettered"
-"""Class of the application while phases and curves are drawn with letters."""
 SHORT = {
     "download": "down",
     "decode": "dec",
@@ -35,6 +34,8 @@ SHORT = {
     "upload": "up",
 }
 """Short phase names for a legend that is too wide."""
+SHORTEST = {phase: phase[:2] for phase in PHASES}
+"""Names for a legend that is too wide even with the short ones."""
 LINES_CACHED = 512
 """Lines of exchanges in the cache: a few screens."""
 
@@ -236,7 +237,7 @@ def legend(width: int, *, is_personal: bool = False, is_lettered: bool = False) 
         is_personal: Some exchange trained a personal model; few runs have that phase.
         is_lettered: Show the letter of each phase.
     """
-    for names in ({}, SHORT):
+    for names in ({}, SHORT, SHORTEST):
         parts = tuple(
             part
             for phase in PHASES

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,11 +21,14 @@ from textual.screen import Screen
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import EventRow, ReleaseRow
 from fairbed.coordinator.tui.app import ControlRoom, ViewReader
+from fairbed.coordinator.tui.phase_spans import MISSED, PHASES
+from fairbed.coordinator.tui.preferences import load_preferences, preferences_file
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.exit_dialog import ExitDialog
 from fairbed.coordinator.tui.screens.overview import Overview, Part
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.header import RunHeader
+from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import OperatorCommand
 from tests.coordinator.store.fake_run import FakeRun, fake_run
@@ -525,6 +529,114 @@ async def test_a_short_terminal_shows_the_newest_round(
     async with room(finished, size) as (app, pilot):
         picture = await settled(app, pilot)
     assert "no round yet" not in picture
+
+
+async def test_the_header_keeps_devices_and_debt_when_devices_die(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "dying")
+    run.play(9)
+    for name in run.names[:3]:
+        run.event("left", "the device disconnected", device=name)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        for row in reader.rounds():
+            run.store.add(replace(row, aggregated_late=1, dropped_late=2, cancelled=3))
+        for exchange in reader.exchanges(0):
+            run.store.add(replace(exchange, is_valid=False, is_contended=True))
+    run.store.flush()
+    async with room(run.folder) as (app, pilot):
+        assert await shows(app, pilot, "QUEUES", "DEVICES", "9/12", "ELAPSED"), text_of(app)
+    async with room(run.folder, SMALL) as (app, pilot):
+        assert await shows(app, pilot, "DEVICES", "9/12")
+    run.store.close()
+
+
+async def test_an_interrupted_run_says_how_to_go_on(run: FakeRun) -> None:
+    async with room(run.folder, SMALL) as (app, pilot):
+        assert "continue with" not in await settled(app, pilot)
+        run.store._lock.release()  # as after a kill
+        await app.refresh_view()
+        assert await shows(app, pilot, "interrupted: its process ended", "fairbed")
+        await pilot.press("enter")
+        assert await shows(app, pilot, "interrupted: its process ended", "fairbed")
+
+
+async def test_the_theme_is_remembered(finished: Path, tmp_path: Path) -> None:
+    file = tmp_path / "state/fairbed/control-room.json"
+    async with room(finished, preferences=file) as (app, pilot):
+        await settled(app, pilot)
+        assert app.theme == "tokyo-night"
+        assert load_preferences(file).theme is None  # a default is not a choice
+        app.theme = "nord"
+        assert await comes(pilot, lambda: load_preferences(file).theme == "nord")
+    async with room(finished, preferences=file) as (app, pilot):
+        assert app.theme == "nord"
+        app.theme = "tokyo-night"
+        assert await comes(pilot, lambda: load_preferences(file).theme == "tokyo-night")
+
+
+@pytest.mark.parametrize("text", ["{", '{"theme": "no-such-theme"}', '{"theme": 7}', None])
+async def test_a_damaged_memory_is_no_error(
+    finished: Path, tmp_path: Path, text: str | None
+) -> None:
+    file = tmp_path / "control-room.json"
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_text(text)
+    async with room(finished, preferences=file) as (app, pilot):
+        assert app.theme == "tokyo-night"
+        app.theme = "nord"
+        await settled(app, pilot)
+
+
+def test_the_memory_is_in_the_state_folder_of_the_user(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    assert preferences_file(environ) == tmp_path / "fairbed/control-room.json"
+    assert preferences_file({}) == Path.home() / ".local/state/fairbed/control-room.json"
+
+
+async def test_letters_take_the_place_of_colours_on_request(finished: Path, tmp_path: Path) -> None:
+    file = tmp_path / "control-room.json"
+    async with room(finished, SMALL, preferences=file) as (app, pilot):
+        assert "d download" not in await settled(app, pilot)
+        (command,) = [c for c in app.get_system_commands(app.screen) if "letters" in c.title]
+        command.callback()
+        assert await shows(app, pilot, "d download c decode l load")
+    async with room(finished, WIDE, preferences=file) as (app, pilot):
+        assert await shows(app, pilot, "d down c dec", "b best 10 %")
+        assert any(c.title == "Phases as blocks" for c in app.get_system_commands(app.screen))
+
+
+async def test_without_colours_every_meaning_has_a_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Callable[[Path, bytes], None]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    run = FakeRun(tmp_path / "digits-run")
+    run.play(8)
+    run.event("late", "an update was late", device=run.names[1], level="warning")
+    run.event("failed", "the model is not finite", level="error")
+    async with room(run.finish()) as (app, pilot):
+        assert await shows(app, pilot, "! late", "!! failed")
+        picture = await settled(app, pilot) + "\n"
+        golden(GOLDEN / "no-color-120x40.txt", picture.encode())
+        colours = re.findall(r"#[0-9a-f]{6}", app.export_screenshot().split("<g ", 1)[0])
+    grey = [c for c in colours if c[1:3] == c[3:5] == c[5:7]]
+    assert len(grey) > len(colours) / 2  # Textual's own chrome of the picture has colours
+
+
+async def test_sixteen_colours_are_those_of_the_terminal(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ControlRoom, "lacks_colours", True)
+    async with room(finished) as (app, pilot):
+        assert await shows(app, pilot, "d down c dec", "b best 10 %")
+        assert app.theme == "ansi-dark"
+        timeline = app.screen.query_one(RoundTimeline)
+        numbers = [
+            timeline.get_component_rich_style(f"timeline--{phase}", partial=True).color
+            for phase in (*PHASES, MISSED)
+        ]
+        assert len({colour.number for colour in numbers if colour}) == len(PHASES) + 1
 
 
 async def test_the_colours_follow_the_theme(finished: Path) -> None:

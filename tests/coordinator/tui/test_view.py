@@ -17,9 +17,19 @@ from fairbed.coordinator.store.tables import (
     PersonalScoreRow,
 )
 from fairbed.coordinator.tui.app import ViewReader
+from fairbed.coordinator.tui.phase_spans import spans_of
 from fairbed.coordinator.tui.screens.device import device_facts
 from fairbed.coordinator.tui.screens.overview import accuracy_curves
-from fairbed.coordinator.tui.view import ROUNDS_KEPT, RunView, Stragglers, ViewUpdate, fold
+from fairbed.coordinator.tui.view import (
+    ROUNDS_KEPT,
+    DeviceView,
+    RunView,
+    Stragglers,
+    ViewUpdate,
+    banner,
+    fold,
+)
+from fairbed.coordinator.tui.widgets.fleet import COLUMNS
 from tests.coordinator.store.fake_run import BETA, LATE_ROUND, VOID_ROUND, FakeRun, fake_run
 
 
@@ -228,8 +238,74 @@ def test_no_device_works_in_a_finished_run(tmp_path: Path) -> None:
     assert view is not None
     assert view.info is not None
     assert view.info.status == "done"
-    assert {device.state for device in view.devices} == {"offline"}
+    assert {device.state for device in view.devices} == {"ended"}
     assert view.rounds[-1].status == "done"
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_an_ended_run_shows_which_devices_were_absent(tmp_path: Path, is_watched: bool) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.play(2)
+    run.telemetry(0, "idle")
+    run.event("left", "the device disconnected", device=run.names[0])
+    run.telemetry(1, "idle")
+    run.now_s += 60.0
+    for row in range(2, run.devices):
+        run.telemetry(row, "idle")
+    view = RunView()
+    with RunReader(run.folder) as reader:
+        feed = ViewReader(reader)
+        if is_watched:
+            view = next_view(run, feed, view)
+        run.now_s += 60.0  # a long evaluation, without devices
+        run.finish()
+        view = feed.refresh(view) or view
+    assert [state_of(view, name) for name in run.names[:3]] == ["gone", "silent", "ended"]
+
+
+def test_a_run_that_ended_early_names_the_command_that_continues_it(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.play(2)
+    run.store.flush()
+    run.store._lock.release()  # as after a kill
+    with RunReader(run.folder) as reader:
+        info = reader.run()
+    assert banner(info) == (
+        "interrupted: its process ended without closing it; "
+        f"continue with: fairbed run {tmp_path}/run"
+    )
+    replayed = replace(info, row=replace(info.row, clock="virtual"))
+    assert banner(replayed).endswith(f"; continue with: fairbed replay {tmp_path}/run")
+    alone = replace(info, has_fleet=False)
+    assert banner(alone).endswith(f"; continue with: fairbed coordinator {tmp_path}/run")
+    failed = replace(info, status="failed", row=replace(info.row, reason="no device left"))
+    assert banner(failed).startswith("failed: no device left; continue with: fairbed run")
+    for status in ("done", "running"):
+        assert banner(replace(info, status=status, is_alive=status == "running")) == ""
+    run.store.close()
+
+
+@pytest.mark.parametrize(
+    ("selected", "aggregated", "texts"), [(15, 14, ("0.15", "!0.14")), (14, 14, ("!0.14", "!0.14"))]
+)
+def test_a_rate_below_the_guarantee_has_a_mark(
+    selected: int, aggregated: int, texts: tuple[str, str]
+) -> None:
+    device = DeviceView("pi", rounds=100, selected=selected, aggregated=aggregated)
+    columns = {column.key: column for column in COLUMNS}
+    assert tuple(columns[key].marked(device, 0.15) for key in ("rate", "aggregated")) == texts
+    assert "!" not in columns["rate"].marked(device, None)
+
+
+def test_the_lap_of_a_personal_model_that_there_is_not_is_no_phase(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.begin_round()
+    row = replace(run.exchange(0), personal_s=0.0004)
+    run.store.close()
+    assert "personal" in {span.phase for span in spans_of(row, 0.0, 1.0)}
+    spans = spans_of(row, 0.0, 1.0, is_personal=False)
+    assert {span.phase for span in spans} >= {"train", "upload"}
+    assert "personal" not in {span.phase for span in spans}
 
 
 def test_a_resumed_run_forgets_what_became_void(tmp_path: Path) -> None:
