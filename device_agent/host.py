@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.device_agent.privacy import SecureNoise
+from fairbed.device_agent.privacy import Normals, SecureNoise
 from fairbed.wire.messages import FromDevice
 
 Section: TypeAlias = Literal["decode", "load", "evaluate", "train", "encode"]
@@ -151,11 +151,10 @@ class Honest:
 class NoiseSource(Protocol):
     """Draws the noise of `device_agent.privacy`."""
 
-    def normals(self, n: int, seed: int) -> NDArray[np.float64]:
-        """Return `n` independent standard normal numbers.
+    def stream(self, seed: int) -> Normals:
+        """Return the source of the noise of one update.
 
         Args:
-            n: How many.
             seed: Seed of this training (`wire.messages.Train`), for noise that must repeat.
         """
         ...

@@ -12,7 +12,9 @@ Source: Dwork and Roth, 2014, Appendix A; clip and noise of a whole update: McMa
 2018 (arXiv:1710.06963), here on the device.
 """
 
+import math
 import os
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -27,6 +29,13 @@ NOISE: Final = 3
 2 one of the testbed."""
 
 
+BLOCK: Final = 1 << 16
+"""Values that are treated at a time: a large model takes little memory, and blocks fit a cache."""
+
+Normals = Callable[[int], NDArray[np.float64]]
+"""Returns that many further independent standard normal numbers."""
+
+
 class SecureNoise:
     """Noise from the random numbers of the operating system; that of every real device.
 
@@ -36,42 +45,51 @@ class SecureNoise:
     noise from all other values.
     """
 
-    def normals(self, n: int, seed: int) -> NDArray[np.float64]:
-        """Return `n` independent standard normal numbers; the seed is not used.
+    def stream(self, seed: int) -> Normals:
+        """Return the source of the noise of one update; the seed is not used."""
+        return _secure_normals
 
-        Box and Muller, 1958, on uniform numbers of 53 bits: the largest is 8.57.
-        """
-        half = -(-n // 2)
-        bits = np.frombuffer(os.urandom(16 * half), dtype=np.uint64) >> np.uint64(11)
-        uniform = bits.reshape(2, half) * 2.0**-53
-        radius = np.sqrt(-2.0 * np.log1p(-uniform[0]))
-        angle = 2.0 * np.pi * uniform[1]
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]
+
+def _secure_normals(n: int) -> NDArray[np.float64]:
+    """Return `n` standard normal numbers.
+
+    Box and Muller, 1958, on uniform numbers of 53 bits: the largest is 8.57.
+    """
+    half = -(-n // 2)
+    bits = np.frombuffer(os.urandom(16 * half), dtype=np.uint64) >> np.uint64(11)
+    uniform = bits.reshape(2, half) * 2.0**-53
+    radius = np.sqrt(-2.0 * np.log1p(-uniform[0]))
+    angle = 2.0 * np.pi * uniform[1]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]
 
 
 class SeededNoise:
     """Noise that repeats: for emulated and replayed devices. It protects nothing."""
 
-    def normals(self, n: int, seed: int) -> NDArray[np.float64]:
-        """Return `n` independent standard normal numbers, keyed by the seed of the training."""
-        return np.random.default_rng(np.random.SeedSequence([seed, NOISE])).standard_normal(n)
+    def stream(self, seed: int) -> Normals:
+        """Return the source of the noise of one update, keyed by the seed of its training."""
+        rng = np.random.default_rng(np.random.SeedSequence([seed, NOISE]))
+        return rng.standard_normal
 
 
-def privatised(
-    model: Vector, trained: Vector, privacy: Privacy, normals: NDArray[np.float64]
-) -> Vector:
+def privatised(model: Vector, trained: Vector, privacy: Privacy, normals: Normals) -> Vector:
     """Return the model that a device sends, shape (n_values,).
 
     Args:
         model: w_t, shape (n_values,); not changed.
         trained: w_k, shape (n_values,); not changed.
         privacy: Clip and noise.
-        normals: Standard normal numbers, shape (n_values,).
+        normals: Draws the noise, block by block.
     """
-    change = trained - model.astype(np.float64)
-    change *= privacy.clip / max(float(np.linalg.norm(change)), privacy.clip)
-    change += (privacy.noise_multiplier * privacy.clip) * normals
-    return (model + change).astype(np.float32)
+    blocks = [slice(at, at + BLOCK) for at in range(0, len(model), BLOCK)]
+    changes = (trained[block] - model[block].astype(np.float64) for block in blocks)
+    norm = math.sqrt(sum(float(np.vdot(change, change)) for change in changes))
+    scale, sd = privacy.clip / max(norm, privacy.clip), privacy.noise_multiplier * privacy.clip
+    sent = np.empty_like(trained)
+    for block in blocks:
+        start = model[block].astype(np.float64)
+        sent[block] = start + scale * (trained[block] - start) + sd * normals(len(start))
+    return sent
 
 
 def buffers_problem(n_params: int, n_values: int) -> str:

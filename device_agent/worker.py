@@ -437,7 +437,7 @@ class TrainingThread:
         with self._section("encode", job.should_stop):
             behaviour, trained = self._host.behaviour, result.vector
             if train.privacy is not None:
-                normals = self._host.noise.normals(len(trained), train.seed)
+                normals = self._host.noise.stream(train.seed)
                 trained = privatised(vector, trained, train.privacy, normals)
             sent = behaviour.update(vector, trained, layout.n_params, train.seed)
             if result.returned:

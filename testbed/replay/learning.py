@@ -374,7 +374,7 @@ class Learning:
             return trained
         models: Vector = trained.copy()
         for at in np.flatnonzero(is_merged).tolist():
-            normals = self._noise.normals(trained.shape[1], int(seeds[at]))
+            normals = self._noise.stream(int(seeds[at]))
             models[at] = privatised(base, trained[at], self._privacy, normals)
         return models
 

@@ -16,6 +16,7 @@ from fairbed.device_agent import trainer
 from fairbed.device_agent.config import OwnerPrivacy
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.privacy import (
+    BLOCK,
     NOISE,
     SecureNoise,
     SeededNoise,
@@ -54,7 +55,7 @@ SGD = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.5)
 """As in `FakeCoordinator.request_training`."""
 PRIVACY = Privacy(clip=0.25, noise_multiplier=2.0)
 DITTO = Personal(run="run-a", hyperparameters=SGD)
-NO_NOISE = np.zeros(3)
+NO_NOISE = np.zeros
 agent_test = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 
@@ -74,7 +75,7 @@ def test_a_long_update_is_clipped_and_noise_is_added() -> None:
     privacy = Privacy(clip=2.5, noise_multiplier=2.0)
     model, trained = f32(1, 1, 1), f32(4, 1, 5)  # D = (3, 0, 4), |D| = 5
     assert privatised(model, trained, privacy, NO_NOISE) == pytest.approx([2.5, 1, 3], abs=1e-7)
-    sent = privatised(model, trained, privacy, np.array([1.0, -1.0, 0.5]))
+    sent = privatised(model, trained, privacy, lambda n: np.array([1.0, -1.0, 0.5]))
     assert sent == pytest.approx([7.5, -4, 5.5], abs=1e-6)
     assert sent.dtype == np.float32
 
@@ -119,7 +120,7 @@ def test_secure_noise_is_standard_normal(monkeypatch: pytest.MonkeyPatch) -> Non
     rng = np.random.default_rng(7)
     monkeypatch.setattr(os, "urandom", rng.bytes)
     n = 400_001
-    z = SecureNoise().normals(n, seed=1)
+    z = SecureNoise().stream(seed=1)(n)
     assert z.shape == (n,)
     # Standard errors: mean 1/sqrt(n), variance sqrt(2/n), 4th moment sqrt(96/n); 4 of each.
     assert abs(z.mean()) < 4 / np.sqrt(n)
@@ -133,24 +134,35 @@ def test_secure_noise_is_standard_normal(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_secure_noise_is_finite_for_every_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
     for byte in (b"\x00", b"\xff"):
         monkeypatch.setattr(os, "urandom", lambda n, byte=byte: byte * n)
-        z = SecureNoise().normals(5, seed=1)
+        z = SecureNoise().stream(seed=1)(5)
         assert np.isfinite(z).all()
         assert np.abs(z).max() < 8.6
 
 
 def test_secure_noise_never_repeats_and_real_devices_have_it() -> None:
     noise = SecureNoise()
-    assert not np.array_equal(noise.normals(8, seed=1), noise.normals(8, seed=1))
+    assert not np.array_equal(noise.stream(seed=1)(8), noise.stream(seed=1)(8))
     assert isinstance(real_host().noise, SecureNoise)
     assert isinstance(real_host_for_tests().noise, SecureNoise)
 
 
 def test_seeded_noise_repeats_and_has_a_stream_of_its_own() -> None:
     noise = SeededNoise()
-    assert np.array_equal(noise.normals(8, seed=5), noise.normals(8, seed=5))
-    assert not np.array_equal(noise.normals(8, seed=5), noise.normals(8, seed=6))
+    assert not np.array_equal(noise.stream(seed=5)(8), noise.stream(seed=6)(8))
     rng = np.random.default_rng(np.random.SeedSequence([5, NOISE]))
-    assert noise.normals(8, seed=5).tobytes() == rng.standard_normal(8).tobytes()
+    assert noise.stream(seed=5)(8).tobytes() == rng.standard_normal(8).tobytes()
+
+
+def test_a_large_model_is_worked_on_in_blocks_as_if_it_were_whole() -> None:
+    n = 2 * BLOCK + 5
+    rng = np.random.default_rng(3)
+    model, trained = (rng.normal(size=n).astype(np.float32) for _ in range(2))
+    sent = privatised(model, trained, PRIVACY, SeededNoise().stream(7))
+    change = trained.astype(np.float64) - model
+    change *= PRIVACY.clip / np.linalg.norm(change)
+    noise = SeededNoise().stream(7)(n)
+    whole = model + change + PRIVACY.noise_multiplier * PRIVACY.clip * noise
+    assert sent == pytest.approx(whole, abs=1e-6)
 
 
 # --- the agent -----------------------------------------------------------------------------------
@@ -165,8 +177,7 @@ def expected(round_id: int) -> Vector:
     engine, (x, y) = SoftmaxEngine(softmax_artifact().spec), TRAINING.arrays()
     model = w(round_id)
     done = trainer.train(engine, model, x, y, SGD, round_id, Meter(), lambda: False)
-    normals = SeededNoise().normals(N_VALUES, round_id)
-    return privatised(model, done.vector, PRIVACY, normals)
+    return privatised(model, done.vector, PRIVACY, SeededNoise().stream(round_id))
 
 
 class TestRounds:

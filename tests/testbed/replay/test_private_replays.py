@@ -70,8 +70,7 @@ def test_a_round_is_that_of_the_formula(tmp_path: Path) -> None:
         alone = a_learning(tmp_path, experiment, DATA)
         train(alone, DATA, np.array([row]), np.array([row]))
         seed = decisions.training_seed(1, row)
-        normals = SeededNoise().normals(before.size, seed)
-        updates.append(privatised(before, alone.vector, request, normals))
+        updates.append(privatised(before, alone.vector, request, SeededNoise().stream(seed)))
         lengths.append(np.linalg.norm(alone.vector - before))
     assert min(lengths) < 0.3 < max(lengths), "some updates are clipped"
     _, after = after_a_round(tmp_path, aggregation=EQUAL, privacy=noise)
