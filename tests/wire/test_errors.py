@@ -367,6 +367,8 @@ def test_a_number_of_values_belongs_to_top_k_alone(
 def test_a_score_has_no_more_correct_answers_than_examples() -> None:
     with pytest.raises(ValueError, match="correct must be at most n, got 5 of 4"):
         PersonalScore(round=1, n=4, correct=5)
+    with pytest.raises(ValueError, match="correct must be at most n, got 41 of 40"):
+        msgspec.structs.replace(MESSAGES["evaluate-reply-test"], correct=41)
 
 
 def test_options_of_a_local_rule_are_finite() -> None:

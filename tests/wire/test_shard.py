@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.shard import Shard, decode_shard, encode_shard, make_shard
+from fairbed.wire.shard import Shard, decode_shard, encode_shard, make_shard, split
 
 LABELS = np.array([2, 0, 1])
 FEATURES = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -115,3 +115,31 @@ def test_random_content_raises_nothing_but_decode_error(x: bytes, y: bytes, n: i
     with suppress(DecodeError):
         arrays = decode_shard(encode_shard(shard)).arrays()
         assert arrays[0].shape == (n, d)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda s: sum(s) >= 2),
+    fraction=st.floats(0.001, 0.999),
+    seed=st.integers(0, 100),
+)
+def test_split_keeps_every_class_in_proportion(
+    sizes: list[int], fraction: float, seed: int
+) -> None:
+    y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    rows = np.arange(len(y)) + 1000
+    train, test = split(rows, y, fraction, np.random.default_rng(seed))
+    np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), rows)
+    assert len(train) >= 1
+    assert len(test) == min(max(1, round(fraction * len(y))), len(y) - 1)
+    share = len(test) / len(y)
+    held_out = np.bincount(y[test - 1000], minlength=len(sizes))
+    assert (abs(held_out - share * np.array(sizes)) < 1.0).all()
+
+
+def test_split_depends_on_its_generator_only() -> None:
+    y = np.random.default_rng(0).integers(0, 10, 200)
+    first, again, other = (
+        split(np.arange(200), y, 0.2, np.random.default_rng(seed))[1] for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert set(first) != set(other)

@@ -14,7 +14,6 @@ from fairbed.testbed.experiment.partition import (
     natural,
     rows_by_owner,
 )
-from fairbed.wire.shard import split
 
 ALL: list[Partition] = [
     Iid(),
@@ -218,29 +217,3 @@ def test_data_that_cannot_be_divided_are_one_line(
 ) -> None:
     with pytest.raises(DatasetError, match=message):
         divide(partition, labels(), device_ids, devices, 10, rng())
-
-
-@given(
-    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda s: sum(s) >= 2),
-    fraction=st.floats(0.001, 0.999),
-    seed=st.integers(0, 100),
-)
-def test_split_keeps_every_class_in_proportion(
-    sizes: list[int], fraction: float, seed: int
-) -> None:
-    y = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    rows = np.arange(len(y)) + 1000
-    train, test = split(rows, y, fraction, rng(seed))
-    np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), rows)
-    assert len(train) >= 1
-    assert len(test) == min(max(1, round(fraction * len(y))), len(y) - 1)
-    share = len(test) / len(y)
-    held_out = np.bincount(y[test - 1000], minlength=len(sizes))
-    assert (abs(held_out - share * np.array(sizes)) < 1.0).all()
-
-
-def test_split_depends_on_its_generator_only() -> None:
-    y = labels(200)
-    first, again, other = (split(np.arange(200), y, 0.2, rng(seed))[1] for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert set(first) != set(other)
