@@ -358,7 +358,7 @@ async def test_a_device_that_the_broker_refuses_leaves_at_once_and_may_come_back
     async with lab(tmp_path) as place:
         store = place.open_store()
         coordinator = place.coordinator(
-            make_config(rounds=9, selection=SelectionConfig(per_round=3, beta=0.3)), store
+            make_config(rounds=5000, selection=SelectionConfig(per_round=3, beta=0.3)), store
         )
         coordinator.refuse_all_but(())  # before the run: without effect
 
@@ -367,10 +367,12 @@ async def test_a_device_that_the_broker_refuses_leaves_at_once_and_may_come_back
                 coordinator.refuse_all_but({"pi-0", "pi-1", "pi-9"})
             if progress.round.round == 6:
                 coordinator.refuse_all_but({"pi-0", "pi-1", "pi-2"})
+            if progress.round.round > 6 and "pi-2" in progress.cohort:
+                coordinator.stop()  # it needs a context or two, and rounds are short
 
         place.on_progress = on_progress
         try:
-            assert await coordinator.run() == "done"
+            assert await coordinator.run() == "stopped"
         finally:
             store.close()
         with place.reader() as reader:
@@ -379,7 +381,7 @@ async def test_a_device_that_the_broker_refuses_leaves_at_once_and_may_come_back
     assert events == [("refused", "pi-2")]
     assert rounds & {1, 2}
     assert not rounds & {4, 5, 6}
-    assert rounds & {8, 9}
+    assert max(rounds) > 6
 
 
 async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
