@@ -27,6 +27,7 @@ from fairbed.profiles.schema import (
     Loss,
     Name,
     Speed,
+    Watts,
 )
 
 T = TypeVar("T")
@@ -83,6 +84,15 @@ class AvailabilityPopulation(Strict, frozen=True, kw_only=True):
     """Mean length of a session, seconds; absent is one session per day."""
 
 
+class EnergyPopulation(Strict, frozen=True, kw_only=True):
+    """Distribution of the power of the whole device, as in a profile; absent is unknown."""
+
+    idle_w: Distributed[Watts] | None = None
+    train_w: Distributed[Watts] | None = None
+    compute_w: Distributed[Watts] | None = None
+    transmit_w: Distributed[Watts] | None = None
+
+
 class Correlation(Strict, frozen=True, kw_only=True):
     """Correlation of two numbers."""
 
@@ -110,6 +120,8 @@ class Population(Strict, frozen=True, kw_only=True):
     link: LinkPopulation
     availability: AvailabilityPopulation | None = None
     """Absent: always available."""
+    energy: EnergyPopulation | None = None
+    """Absent: unknown."""
     correlations: tuple[Correlation, ...] = ()
     """Correlated pairs; all other pairs of numbers are independent."""
 
@@ -126,7 +138,7 @@ class Population(Strict, frozen=True, kw_only=True):
     def numbers(self) -> dict[str, "Distributed[float]"]:
         """Return every number of the devices by its key, in a fixed order."""
         found = {field.encode_name: getattr(self, field.name) for field in fields(self)}
-        for table in ("link", "availability"):
+        for table in ("link", "availability", "energy"):
             nested = found.pop(table)
             for item in fields(nested) if nested is not None else ():
                 found[f"{table}.{item.encode_name}"] = getattr(nested, item.name)

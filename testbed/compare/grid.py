@@ -17,7 +17,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from fairbed import profiles
 from fairbed.coordinator.policy.config import PositiveFloat, Section
+from fairbed.profiles import ProfileError
 from fairbed.testbed.compare.measures import (
     ENERGY,
     FAIRNESS,
@@ -32,7 +34,13 @@ from fairbed.testbed.compare.measures import (
     UPDATES,
 )
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
-from fairbed.testbed.experiment.file import Experiment, ExperimentError, Seed, parse_experiment
+from fairbed.testbed.experiment.file import (
+    Experiment,
+    ExperimentError,
+    FleetConfig,
+    Seed,
+    parse_experiment,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -255,7 +263,8 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     _known("target.of", config.target.of or baseline, names)
     trains = all(config.fleet == "run" or arm.experiment.trains_in_replay for arm in arms)
     has_personal = any(arm.experiment.personalisation.is_on for arm in arms)
-    has_energy = all(g.profile is not None for arm in arms for g in arm.experiment.fleet)
+    groups = [group for arm in arms for group in arm.experiment.fleet]
+    has_energy = all(_has_power(group, config.fleet) for group in groups)
     has_attack = any(g.malicious is not None for arm in arms for g in arm.experiment.fleet)
     return Grid(
         name=name,
@@ -281,6 +290,16 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         ),
         target=config.target,
     )
+
+
+def _has_power(group: FleetConfig, fleet: Fleet) -> bool:
+    """Return whether the devices of a group have a stated power; a sensor may be absent."""
+    if group.population is None:
+        return group.profile is not None and not (fleet == "run" and group.physical)
+    try:
+        return profiles.load_population(group.population).energy is not None
+    except ProfileError:  # reported when the arms are checked
+        return False
 
 
 def _metrics(

@@ -1,8 +1,15 @@
 """Power of an emulated device during the phases of an exchange, from the numbers of its profile."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fairbed.profiles import Profile
+
+POWERS = ("idle_w", "train_w", "compute_w", "transmit_w")
+"""The keys of `[energy]` in a profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +41,28 @@ def phase_power(profile: Profile | None) -> PhasePower:
     energy = None if profile is None else profile.energy
     if profile is None or energy is None:
         return UNKNOWN
+    known = {key: getattr(energy, key) for key in POWERS}
+    numbers = {key: np.float64(item.value) for key, item in known.items() if item is not None}
+    powers = phase_powers(numbers, np.float64(profile.engine_threads / profile.cores))
+    transfer_w, compute_w = (None if np.isnan(watts) else float(watts) for watts in powers)
+    return PhasePower(transfer_w, compute_w)
+
+
+def phase_powers(
+    numbers: Mapping[str, NDArray[np.float64] | np.float64],
+    share: NDArray[np.float64] | np.float64,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return `transfer_w` and `compute_w` of devices by the rule of `phase_power`; NaN is unknown.
+
+    Args:
+        numbers: Those of `POWERS` that are known, watts, each of shape (N,).
+        share: `engine_threads / cores`, shape (N,).
+    """
     idle_w, train_w, compute_w, transmit_w = (
-        None if power is None else float(power.value)
-        for power in (energy.idle_w, energy.train_w, energy.compute_w, energy.transmit_w)
+        np.asarray(numbers.get(key, np.full(np.shape(share), np.nan))) for key in POWERS
     )
-    share = profile.engine_threads / profile.cores
-    if compute_w is None and share == 1.0:
-        compute_w = train_w
-    elif compute_w is None and train_w is not None and idle_w is not None:
-        compute_w = idle_w + (train_w - idle_w) * share
-    return PhasePower(idle_w if transmit_w is None else transmit_w, compute_w)
+    linear_w = np.where(share == 1.0, train_w, idle_w + (train_w - idle_w) * share)
+    return (
+        np.where(np.isnan(transmit_w), idle_w, transmit_w),
+        np.where(np.isnan(compute_w), linear_w, compute_w),
+    )

@@ -264,7 +264,9 @@ def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
     world, decisions = _world(experiment, dataset, (fleet.means, fleet.varying), examples)
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     records = partial(fleet.device_records, examples=examples)
-    return ReplaySetup(experiment, fleet.names, world, decisions, (), data, records)
+    return ReplaySetup(
+        experiment, fleet.names, world, decisions, (), data, records, powers=fleet.powers
+    )
 
 
 def _world(

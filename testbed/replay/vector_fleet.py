@@ -21,6 +21,7 @@ from fairbed.coordinator.store.tables import DeviceRow, Record, TruthRow
 from fairbed.profiles import Link, Population
 from fairbed.profiles.sampling import columns
 from fairbed.profiles.tracks import DAY_S
+from fairbed.testbed.emulation.power import POWERS, PhasePower, phase_powers
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
 from fairbed.testbed.replay.world.columns import (
@@ -72,6 +73,31 @@ class DeviceNames(Sequence[str]):
 
 
 @dataclass(frozen=True, slots=True)
+class PowerColumns(Sequence[PhasePower]):
+    """The power of each device, by row."""
+
+    transfer_w: Floats
+    """Shape (N,); NaN is unknown, likewise below."""
+    compute_w: Floats
+
+    def __len__(self) -> int:
+        """Return the number of devices, N."""
+        return len(self.transfer_w)
+
+    @overload
+    def __getitem__(self, row: int) -> PhasePower: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[PhasePower]: ...
+
+    def __getitem__(self, row: int | slice) -> PhasePower | Sequence[PhasePower]:
+        """Return the power of the device of a row, or those of some."""
+        if isinstance(row, slice):
+            return PowerColumns(self.transfer_w[row], self.compute_w[row])
+        return PhasePower(float(self.transfer_w[row]), float(self.compute_w[row]))
+
+
+@dataclass(frozen=True, slots=True)
 class VectorFleet:
     """Devices of a fleet that is drawn from populations."""
 
@@ -80,6 +106,7 @@ class VectorFleet:
     """Population of each group."""
     means: MeanConditions
     availability: AvailabilityCycles
+    powers: PowerColumns
 
     @property
     def varying(self) -> VaryingConditions:
@@ -176,19 +203,34 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
     return VectorFleet(
         DeviceNames([(prefix, group.count) for prefix, group, _ in groups]),
         tuple(population.name for _, _, population in groups),
-        MeanConditions(**_joined([numbers for numbers, _, _ in drawn])),
+        MeanConditions(**_joined([group.numbers for group in drawn])),
         AvailabilityCycles(
-            np.concatenate([share for _, share, _ in drawn]),
-            np.concatenate([cycle_s for _, _, cycle_s in drawn]),
+            np.concatenate([group.share for group in drawn]),
+            np.concatenate([group.cycle_s for group in drawn]),
             uniforms(seed, 0, rows, Purpose.AVAILABILITY),
+        ),
+        PowerColumns(
+            np.concatenate([group.powers[0] for group in drawn]),
+            np.concatenate([group.powers[1] for group in drawn]),
         ),
     )
 
 
-def _drawn(
-    group: FleetConfig, population: Population, rng: np.random.Generator
-) -> tuple[dict[str, Floats], Floats, Floats]:
-    """Return the columns of a group for `MeanConditions`, its shares and its cycles."""
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Columns of one group, each of shape (n,)."""
+
+    numbers: dict[str, Floats]
+    """For `MeanConditions`."""
+    share: Floats
+    """Share of the time in which a device is available."""
+    cycle_s: Floats
+    """From one availability window to the next."""
+    powers: tuple[Floats, Floats]
+    """`transfer_w` and `compute_w`."""
+
+
+def _drawn(group: FleetConfig, population: Population, rng: np.random.Generator) -> _Drawn:
     n, found = group.count, columns(population, group.count, rng)
     link = None if group.link is None else profiles.load_link(group.link).link
     none = np.zeros(n)
@@ -210,7 +252,9 @@ def _drawn(
         share = found["availability.available"]
         if availability.session_s is not None:
             np.divide(availability.session_s.value, share, out=cycle_s, where=share > 0.0)
-    return numbers, share, cycle_s
+    watts = {key: found[f"energy.{key}"] for key in POWERS if f"energy.{key}" in found}
+    powers = phase_powers(watts, found["engine_threads"] / found["cores"])
+    return _Drawn(numbers, share, cycle_s, powers)
 
 
 def _fixed(link: Link, name: str, n: int) -> Floats:

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fairbed import profiles
+from fairbed.profiles.population import Distributed, EnergyPopulation
 from fairbed.testbed.compare.grid import Grid, load_grid
 from fairbed.testbed.experiment.file import ExperimentError
 
@@ -182,3 +185,34 @@ def test_the_primary_metric_is_accuracy_with_training_and_time_without(folder: P
 def test_an_arm_cannot_set_the_seed(folder: Path) -> None:
     with pytest.raises(ExperimentError, match="--set: seed: must be equal in all arms"):
         grid_of(folder, f'experiment = "base.toml"\nseeds = 1\n{ARMS}', "seed=3")
+
+
+@pytest.mark.parametrize(
+    ("group", "fleet", "has_power"),
+    [
+        ('profile = "raspberry-pi-4b"', "replay", True),
+        ('profile = "raspberry-pi-4b"', "run", True),
+        ('physical = ["pi-1"]\nprofile = "raspberry-pi-4b"', "replay", True),
+        ('physical = ["pi-1"]\nprofile = "raspberry-pi-4b"', "run", False),  # without a sensor
+        ('population = "phones-2025"', "replay", False),
+        ('population = "powered.toml"', "replay", True),
+        ('population = "no-such-population"', "replay", False),
+        ('model = "linear"\ntheta = [1.0, 1.0, 0.2]', "replay", False),
+    ],
+)
+def test_energy_is_a_metric_where_every_device_has_a_power(
+    group: str, fleet: str, has_power: bool, folder: Path
+) -> None:
+    population = profiles.load_population("phones-2025")
+    power = Distributed(value=2.0, tag="literature", source="made up")
+    powered = msgspec.structs.replace(population, energy=EnergyPopulation(compute_w=power))
+    (folder / "powered.toml").write_text(profiles.to_toml(powered), encoding="utf-8")
+    group = group.replace("powered.toml", str(folder / "powered.toml"))
+    base = f'name = "base"\n[selection]\nper_round = 1\nbeta = 0.1\n[[fleet]]\n{group}\n'
+    (folder / "base.toml").write_text(base, encoding="utf-8")
+    top = f'seeds = 1\nfleet = "{fleet}"\nprimary = "energy_j"'
+    if has_power:
+        assert small(folder, top).primary == "energy_j"
+    else:
+        with pytest.raises(ExperimentError, match="primary: must be a metric of this grid"):
+            small(folder, top)

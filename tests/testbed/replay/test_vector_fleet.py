@@ -7,12 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from fairbed import profiles
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import FleetStatsRow
+from fairbed.profiles import to_toml
+from fairbed.profiles.population import Distributed, EnergyPopulation
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.emulation.power import phase_power
 from fairbed.testbed.experiment.file import (
     EmulationConfig,
     Experiment,
@@ -48,6 +53,41 @@ def test_devices_equal_those_of_an_emulated_run(link: str | None) -> None:
     for column in fields(MeanConditions):
         found, expected = getattr(fleet.means, column.name), getattr(means, column.name)
         np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=column.name)
+
+
+def powered(folder: Path) -> Path:
+    """Return the file of a population with a power: phones-2025 has none."""
+    population = profiles.load_population("phones-2025")
+    busy = Distributed(quantiles=((0.1, 2.0), (0.9, 6.0)), tag="literature", source="made up")
+    idle = Distributed(value=0.5, tag="literature", source="made up")
+    path = folder / "powered.toml"
+    energy = EnergyPopulation(idle_w=idle, train_w=busy)
+    path.write_text(to_toml(structs.replace(population, energy=energy)), encoding="utf-8")
+    return path
+
+
+def test_the_power_of_devices_equals_that_of_devices_drawn_one_by_one(tmp_path: Path) -> None:
+    experiment = phones(50)
+    group = structs.replace(experiment.fleet[0], population=str(powered(tmp_path)))
+    experiment = structs.replace(experiment, fleet=(group,))
+    one_by_one = [phase_power(device.profile) for device in plan_fleet(experiment, {})]
+    powers = vector_fleet_of(experiment).powers
+    assert len(powers) == 50
+    assert len({power.compute_w for power in one_by_one}) > 40
+    for found, expected in zip(powers[:], one_by_one, strict=True):
+        assert found.transfer_w == expected.transfer_w == 0.5
+        assert found.compute_w == pytest.approx(expected.compute_w)
+
+
+def test_exchanges_of_a_vector_fleet_have_an_energy_if_its_population_has_a_power(
+    tmp_path: Path,
+) -> None:
+    for population, has_energy in (("phones-2025", False), (str(powered(tmp_path)), True)):
+        experiment = load_experiment(MILLION, [*SMALL, f'fleet.0.population="{population}"'])
+        folder = tmp_path / str(has_energy)
+        replay_experiment(experiment, folder, "run", lambda replayed: None)
+        with RunReader(folder) as reader:
+            assert all((x.energy_j is not None) is has_energy for x in reader.exchanges())
 
 
 def test_availability_equals_that_of_devices_drawn_one_by_one() -> None:
