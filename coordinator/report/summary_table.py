@@ -60,8 +60,6 @@ _KIND = _Column("kind", lambda d: d.kind, "<")
 """In a fleet of several kinds."""
 _ENERGY = _Column("energy", lambda d: energy(d.energy_j))
 """In a run with a known energy."""
-_EPSILON = _Column("epsilon", lambda d: MISSING if d.epsilon is None else f"{d.epsilon:.3g}")
-"""In a run with local noise."""
 _MALICIOUS = _Column("malicious", lambda d: d.malicious or "", "<")
 """In a run whose malicious devices are revealed."""
 
@@ -377,7 +375,6 @@ def _fleet(summary: RunSummary) -> list[str]:
     columns += [_KIND] if len({device.kind for device in summary.fleet}) > 1 else []
     columns += others
     columns += [_ENERGY] if summary.energy is not None else []
-    columns += [_EPSILON] if summary.privacy is not None else []
     columns += [_MALICIOUS] if summary.attackers is not None else []
     rows = [[column.heading for column in columns]]
     rows += [[column.text(device) for column in columns] for device in listed]

@@ -278,10 +278,7 @@ class _Broker:
         Raises:
             LabError: It cannot be written.
         """
-        if self._lab.settings.broker == "mosquitto":
-            self._write_mosquitto(accounts)
-        else:
-            self._write_nats(accounts)
+        write_configuration(self._lab, accounts)
         if self.is_ready:
             self._process.reload()
         else:  # a signal would end a process that is just starting
@@ -294,7 +291,7 @@ class _Broker:
             BrokerError: It does not start.
         """
         self.is_ready, self._is_stale = False, False
-        await self._process.start(["-c", str(self._config)])
+        await self._process.start(["-c", str(configuration_of(self._lab))])
         with suppress(LabError):  # a full disk; runs then do not see when the broker has to wait
             write_private(self._lab.broker / BROKER_PID_FILE, str(self._process.pid).encode())
         self.is_ready = True
@@ -343,39 +340,39 @@ class _Broker:
                 finally:  # even on a full disk
                     os.truncate(self.log, 0)
 
-    @property
-    def _config(self) -> Path:
-        name = "mosquitto.conf" if self._lab.settings.broker == "mosquitto" else "nats.json"
-        return self._lab.broker / name
 
-    def _write_mosquitto(self, accounts: Sequence[Identity]) -> None:
-        lab, settings = self._lab, self._lab.settings
-        passwords, acl = lab.broker / "passwords", lab.broker / "acl"
-        write_private(acl, mosquitto_acl(accounts).encode())
-        write_private(passwords, mosquitto_passwords(accounts).encode())
-        assert settings.local_port is not None, "checked with the settings"
-        text = mosquitto_conf(
-            [self._tls_listener(), Listener(port=settings.local_port, host="127.0.0.1")],
-            password_file=str(passwords),
-            acl_file=str(acl),
-            user="root" if os.geteuid() == 0 else None,  # another one cannot read these files
-        )
-        write_private(self._config, text.encode())
+def configuration_of(lab: Lab) -> Path:
+    """Return the file that the broker is started with."""
+    return lab.broker / ("nats.json" if lab.settings.broker == "nats" else "mosquitto.conf")
 
-    def _write_nats(self, accounts: Sequence[Identity]) -> None:
+
+def write_configuration(lab: Lab, accounts: Sequence[Identity]) -> None:
+    """Write the files of the broker.
+
+    Raises:
+        LabError: They cannot be written.
+    """
+    tls = Listener(port=lab.settings.port, certificate=str(lab.server), key=str(lab.server_key))
+    if lab.settings.broker == "nats":
         text = nats_conf(
-            self._tls_listener(),
+            tls,
             nats_users(accounts),
-            server_name=f"fairbed-{self._lab.settings.name}",
-            data_folder=str(self._lab.broker / "jetstream"),
+            server_name=f"fairbed-{lab.settings.name}",
+            data_folder=str(lab.broker / "jetstream"),
         )
-        write_private(self._config, text.encode())
-
-    def _tls_listener(self) -> Listener:
-        lab = self._lab
-        return Listener(
-            port=lab.settings.port, certificate=str(lab.server), key=str(lab.server_key)
-        )
+        write_private(configuration_of(lab), text.encode())
+        return
+    passwords, acl = lab.broker / "passwords", lab.broker / "acl"
+    assert lab.settings.local_port is not None, "checked with the settings"
+    text = mosquitto_conf(
+        [tls, Listener(port=lab.settings.local_port, host="127.0.0.1")],
+        password_file=str(passwords),
+        acl_file=str(acl),
+        user="root" if os.geteuid() == 0 else None,  # another one cannot read these files
+    )
+    write_private(acl, mosquitto_acl(accounts).encode())
+    write_private(passwords, mosquitto_passwords(accounts).encode())
+    write_private(configuration_of(lab), text.encode())
 
 
 async def serve_lab(

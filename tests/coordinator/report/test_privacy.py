@@ -110,11 +110,7 @@ def test_the_summary_counts_the_updates_that_left_each_device(tmp_path: Path) ->
     found = {d.name: (d.releases, d.epsilon) for d in summary.fleet if d.name in names}
     one = pytest.approx(closed_form(1.0, DELTA), abs=1e-8)
     assert found == dict(zip(names, [(3, p.epsilon_max), (1, one), (0, 0.0)], strict=True))
-    lines = summary_table(summary).splitlines()
-    of_device = {line.split()[0]: line.split()[-1] for line in lines if line}
-    assert of_device["device"] == "epsilon"
-    assert [of_device[name] for name in names] == ["8.39", "4.38", "0"]
-    (line,) = [x for x in lines if x.startswith("privacy")]
+    (line,) = [x for x in summary_table(summary).splitlines() if x.startswith("privacy")]
     assert line == (
         "privacy    epsilon at most 8.39 for delta 1e-05 and the updates of one device, of which "
         "at most 3 left it; noise 2 x clip 0.5; not covered: counts, times, contexts"
@@ -146,4 +142,3 @@ def test_a_run_without_noise_has_no_epsilon(tmp_path: Path) -> None:
     assert summary.privacy is None
     assert {(d.releases, d.epsilon) for d in summary.fleet} == {(None, None)}
     assert "privacy" not in summary_table(summary)
-    assert "epsilon" not in summary_table(summary)

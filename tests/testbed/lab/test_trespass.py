@@ -26,19 +26,11 @@ from _pytest.mark import ParameterSet
 
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.process import client_id
-from fairbed.testbed.lab.brokers import (
-    MAX_PACKET_BYTES,
-    Listener,
-    mosquitto_acl,
-    mosquitto_conf,
-    mosquitto_hash,
-    mosquitto_passwords,
-    nats_conf,
-    nats_users,
-)
+from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES, mosquitto_hash
 from fairbed.testbed.lab.folder import Lab, write_private
 from fairbed.testbed.lab.identities import Identities, user_of
 from fairbed.testbed.lab.permissions import Role, permissions
+from fairbed.testbed.lab.service import configuration_of, write_configuration
 from fairbed.testbed.run.broker import find_broker
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.topics import Topics
@@ -115,34 +107,21 @@ class Place:
 
     def configure(self) -> None:
         """Write the files of the broker from the registry, and the witness into them."""
-        accepted = self.identities.accepted(NOW_S)
-        folder, settings = self.lab.broker, self.lab.settings
-        listener = Listener(
-            port=settings.port, certificate=str(self.lab.server), key=str(self.lab.server_key)
-        )
+        write_configuration(self.lab, self.identities.accepted(NOW_S))
         if self.kind == "mosquitto":
-            assert settings.local_port is not None
-            local = Listener(port=settings.local_port, host="127.0.0.1")
             hashed = mosquitto_hash(WITNESS_PASSWORD, bytes(12))
-            files = {
-                "passwords": mosquitto_passwords(accepted) + f"{WITNESS}:{hashed}\n",
-                "acl": f"{mosquitto_acl(accepted)}\nuser {WITNESS}\ntopic readwrite #\n",
-                "conf": mosquitto_conf(
-                    [listener, local],
-                    password_file=str(folder / "passwords"),
-                    acl_file=str(folder / "acl"),
-                    user="root",
-                ),
-            }
+            self._append("passwords", f"{WITNESS}:{hashed}\n")
+            self._append("acl", f"\nuser {WITNESS}\ntopic readwrite #\n")
         else:
-            users: list[dict[str, object]] = [
-                *nats_users(accepted),
-                {"user": WITNESS, "password": WITNESS_PASSWORD},
-            ]
-            data = str(folder / "jetstream")
-            files = {"conf": nats_conf(listener, users, server_name="lab", data_folder=data)}
-        for name, text in files.items():
-            write_private(folder / name, text.encode())
+            path = configuration_of(self.lab)
+            settings = msgspec.json.decode(path.read_bytes())
+            login = {"user": WITNESS, "password": WITNESS_PASSWORD}
+            settings["authorization"]["users"].append(login)
+            write_private(path, msgspec.json.encode(settings))
+
+    def _append(self, name: str, text: str) -> None:
+        path = self.lab.broker / name
+        write_private(path, path.read_bytes() + text.encode())
 
     def start(self) -> None:
         self.configure()
@@ -150,7 +129,7 @@ class Place:
         assert command is not None
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, "-c", str(self.lab.broker / "conf")], stdout=log, stderr=log
+                [*command, "-c", str(configuration_of(self.lab))], stdout=log, stderr=log
             )
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -803,3 +782,12 @@ def test_a_reload_disturbs_no_other_connection(place: Place) -> None:
             assert clients["pi"].until(b"mark") == []
         for client in clients.values():
             client.ping()
+
+
+def test_a_huge_packet_before_a_login_is_refused(place: Place) -> None:
+    plain = socket.create_connection(("127.0.0.1", place.port), 5.0)
+    with place.trust.wrap_socket(plain, server_hostname="localhost") as link, suppress(OSError):
+        link.sendall(b"\x10\xff\xff\xff\x7f" + bytes(2 * MAX_PACKET_BYTES))  # of 256 MiB
+        assert link.recv(100) == b""
+    with place.client("pi") as honest:
+        honest.ping()
