@@ -1,10 +1,14 @@
 """A broker's password stays out of argument lists, logs, stores and reports."""
 
 import stat
+import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
+import msgspec
 import psutil
 import pytest
 
@@ -14,7 +18,8 @@ from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.experiment.file import parse_experiment
 from fairbed.testbed.run.broker import PASSWORD_VARIABLE, external_url, find_broker, start_broker
 from fairbed.testbed.run_folder import ENDPOINT_FILE, Endpoint, read_endpoint, write_endpoint
-from tests.testbed.small_run import UNTHROTTLED, running
+from tests.testbed.lab.labs import lab_up, make_lab
+from tests.testbed.small_run import UNTHROTTLED, Running, running
 
 MARK = "hush-9f3b1c"
 """A password that occurs nowhere else."""
@@ -25,51 +30,82 @@ def argument_lists() -> list[str]:
     return [" ".join(found.info["cmdline"] or ()) for found in psutil.process_iter(["cmdline"])]
 
 
-def files_with(folder: Path, secret: str) -> list[str]:
-    """Return the names of files below a folder that contain a text."""
+def files_with(folder: Path, secrets: Collection[str]) -> list[str]:
+    """Return the names of files below a folder that contain a secret."""
     found = []
     for path in folder.rglob("*"):
         with suppress(OSError):  # a folder, or gone meanwhile
-            if secret.encode() in path.read_bytes():
+            data = path.read_bytes()
+            if any(secret.encode() in data for secret in secrets):
                 found.append(str(path.relative_to(folder)))
     return found
 
 
+def watch(run: Running, secrets: Collection[str]) -> None:
+    """Follow a run to its end; nothing of it may contain a secret, except its endpoint.
+
+    An endpoint is for its owner only, and is removed at the end.
+    """
+    seen = set[str]()
+    while run.process.poll() is None:
+        seen.update(argument_lists())
+        endpoint = run.folder / ENDPOINT_FILE
+        with suppress(FileNotFoundError):
+            assert stat.S_IMODE(endpoint.stat().st_mode) == 0o600
+        live = files_with(run.folder, secrets)
+        assert {name.partition(".")[0] for name in live} <= {"endpoint"}
+        time.sleep(0.05)
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert any("small.toml" in line for line in seen)
+    assert any("launcher" in line or "fork_server" in line for line in seen)
+    for secret in secrets:
+        assert [line for line in seen if secret in line] == []
+        assert secret not in out + err
+    assert files_with(run.folder, secrets) == []
+
+
+NEEDS_MOSQUITTO = pytest.mark.skipif(
+    find_broker("mosquitto") is None, reason="mosquitto is not installed"
+)
+
+
 @pytest.mark.anyio
 @pytest.mark.broker
-@pytest.mark.skipif(find_broker("mosquitto") is None, reason="mosquitto is not installed")
+@NEEDS_MOSQUITTO
 async def test_a_run_writes_and_shows_the_password_nowhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seen = set[str]()
     folder = tmp_path / "work"
     folder.mkdir()
     async with start_broker("mosquitto", folder=tmp_path / "broker", password=MARK) as broker:
         assert MARK in broker.url
-        fleet = f'url = "{broker.url}"\n{UNTHROTTLED}'
-        with running(folder, rounds=4, fleet=fleet) as run:
-            while run.process.poll() is None:
-                seen.update(argument_lists())
-                if (run.folder / ENDPOINT_FILE).exists():
-                    mode = (run.folder / ENDPOINT_FILE).stat().st_mode
-                    assert stat.S_IMODE(mode) == 0o600
-                    live = {path.partition("/")[0] for path in files_with(run.folder, MARK)}
-                    assert live <= {ENDPOINT_FILE, "endpoint.tmp"}
-                await anyio.sleep(0.05)
-            code, out, err = run.finish()
-    assert code == 0, err
-    assert MARK not in out + err
-    assert any("small.toml" in line for line in seen)
-    assert any("launcher" in line or "fork_server" in line for line in seen)
-    assert [line for line in seen if MARK in line] == []
-    assert files_with(folder, MARK) == ["small.toml"]  # written by the test
-    run.experiment.unlink()
-    for command in (["show", str(run.folder)], ["show", str(run.folder), "--json"], ["runs"]):
-        assert main([*command, *(["--runs", str(folder)] if command == ["runs"] else [])]) == 0
+        with running(folder, rounds=4, fleet=f'url = "{broker.url}"\n{UNTHROTTLED}') as run:
+            await anyio.to_thread.run_sync(watch, run, [MARK])
+    assert files_with(folder, [MARK]) == ["small.toml"]  # written by the test
+    for command in (
+        ["show", str(run.folder)],
+        ["show", str(run.folder), "--json"],
+        ["runs", "--runs", str(folder)],
+    ):
+        assert main(command) == 0
     shown = capfd.readouterr()
     assert MARK not in shown.out + shown.err
     with RunReader(run.folder) as reader:
         assert reader.run().row.status == "done"
+
+
+@pytest.mark.broker
+@NEEDS_MOSQUITTO
+def test_a_run_in_a_lab_writes_and_shows_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_lab(tmp_path)
+    monkeypatch.setenv("FAIRBED_LAB", str(lab.folder))
+    passwords = msgspec.json.decode(lab.coordinator.read_bytes(), type=dict[str, str]).values()
+    with lab_up(lab), running(tmp_path, rounds=4, fleet=f'url = "lab"\n{UNTHROTTLED}') as run:
+        watch(run, passwords)
+    assert files_with(lab.folder, passwords) == ["coordinator.json"]
 
 
 def test_an_experiment_is_stored_without_the_password() -> None:
