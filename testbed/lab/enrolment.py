@@ -400,8 +400,8 @@ def _serve(
     sends_wheel: threading.Event,
 ) -> None:
     """Serve one connection; runs in a thread. Nothing that happens in it ends the server."""
-    link.settimeout(REQUEST_S)
     try:
+        link.settimeout(REQUEST_S)
         with context.wrap_socket(link, server_side=True) as tls:
             _Connection(tls, address, service, sends_wheel)
     except OSError:
@@ -485,6 +485,7 @@ async def serve_enrolment(
                     closing.cancel_scope.cancel()
             finally:
                 _shut_down(duplicate)
+                link.close()  # for a thread that did not begin; TLS has emptied it otherwise
                 per_address[address] -= 1
                 if per_address[address] == 0:
                     del per_address[address]

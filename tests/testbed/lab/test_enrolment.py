@@ -1,5 +1,6 @@
 """Enrolment from end to end without a broker: the server of a lab, and `device-agent join`."""
 
+import gc
 import http.client
 import io
 import json
@@ -10,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
@@ -655,6 +656,21 @@ def test_idle_connections_neither_block_others_nor_last(
         link.settimeout(20)
         assert link.recv(1) == b""
         link.close()
+
+
+def test_connections_of_a_server_that_ends_are_closed(lab: Lab, tmp_path: Path) -> None:
+    with Identities(tmp_path / "lab.db") as identities, start_blocking_portal() as portal:
+        serve = partial(serve_enrolment, lab, identities, Audit(tmp_path / "audit.jsonl"))
+        future, _ = portal.start_task(serve)
+        address = ("127.0.0.1", lab.settings.enrol_port)
+        links = [socket.create_connection(address) for _ in range(server.MAX_PER_ADDRESS)]
+        future.cancel()
+        for link in links:
+            link.settimeout(20)
+            with suppress(ConnectionResetError):
+                assert link.recv(1) == b""
+            link.close()
+    gc.collect()  # a socket that was left open is a warning, and so an error
 
 
 def test_connections_of_one_address_are_limited(served: Served) -> None:
