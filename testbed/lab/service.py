@@ -513,7 +513,7 @@ class Contacts:
             return
         state = "online"
         agent: str | None = None
-        if channel != "tel" and packet.payload:
+        if channel != "tel":
             try:
                 match decode(packet.payload):
                     case Status(state="off"):
