@@ -68,6 +68,20 @@ async def test_packets_arrive_over_tls(client: Client, tmp_path: Path, certifica
             assert [packet.payload for packet in await packets(link, 2)] == [body, body]
 
 
+async def test_a_certificate_is_checked_under_the_name_of_the_broker_behind_a_proxy(
+    tmp_path: Path, certificate: Path
+) -> None:
+    with anyio.fail_after(TIMEOUT_S):
+        async with tls_broker(tmp_path, certificate) as url:
+            elsewhere = url.replace("127.0.0.1", "localhost")  # which the certificate does not name
+            cafile = f"?cafile={certificate}"
+            async with MqttTransport(f"{elsewhere}{cafile}&server_name=127.0.0.1", "me") as link:
+                await up(link)
+            async with MqttTransport(f"{elsewhere}{cafile}", "me") as link:
+                with pytest.raises(Refused, match="localhost"):
+                    await anext(link.events())
+
+
 # paho does not close the socket of a failed handshake; the garbage collector does.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("client", get_args(Client))
