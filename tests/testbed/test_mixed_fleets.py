@@ -564,7 +564,11 @@ join_timeout_s = 0.5
 [broker]
 url = "lab"
 [[fleet]]
+name = "zero"
+[[fleet]]
 physical = ["pi-1", "pi-2"]
+[emulation]
+backend = "process"
 """
 
 
@@ -593,4 +597,5 @@ def test_names_at_a_lab_are_of_one_device_each(
     assert ended.returncode == 1
     assert "waiting: pi-2 is not enrolled in the lab; run: fairbed enroll pi-2\n" in ended.stdout
     assert "pi-1 is not enrolled" not in ended.stdout
-    assert "fleet: 2 devices must be ready within 0.5 s, got 0 ready of 0 joined" in ended.stderr
+    assert "fleet: 3 devices must be ready within 0.5 s, got " in ended.stderr
+    assert " joined (physical devices missing: pi-1, pi-2); read their logs" in ended.stderr
