@@ -177,6 +177,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         seed=info.row.seed,
         status=info.status,
         reason=info.row.reason,
+        resume_command=info.resume_command,
         rounds_completed=info.rounds_completed,
         rounds_planned=info.plan.rounds,
         rounds_void=len(rounds) - len(lasted),

@@ -360,6 +360,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     seed: int
     status: str
     reason: str
+    resume_command: str
+    """Command that continues the run; empty for a live or done one."""
     rounds_completed: int
     rounds_planned: int | None
     rounds_void: int

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import TextWrapper
 from typing import Literal
 
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
@@ -26,6 +27,12 @@ from fairbed.coordinator.store.store import Provenance
 MAX_DEVICES = 40
 """Maximum number of devices listed."""
 
+LABEL_WIDTH = 11
+"""Columns of the labels of facts."""
+
+GAP = 2
+"""Columns between two columns of the table of devices."""
+
 HASH_DIGITS = 8
 """Printed digits of a commit or a hash."""
 
@@ -43,33 +50,41 @@ class _Column:
     heading: str
     text: Callable[[DeviceSummary], str]
     align: Literal["<", ">"] = ">"
+    priority: int = 0
+    """Columns that do not fit are left out, the highest number first."""
 
 
 _COLUMNS = (
     _Column("device", lambda d: d.name, "<"),
-    _Column("profile", lambda d: d.profile or MISSING, "<"),
-    _Column("selected", lambda d: str(d.selected)),
+    _Column("profile", lambda d: d.profile or MISSING, "<", priority=9),
+    _Column("selected", lambda d: str(d.selected), priority=6),
     _Column("sel rate", lambda d: ratio(d.selection_rate)),
-    _Column("agg rate", lambda d: ratio(d.aggregation_rate)),
-    _Column("queue Z", lambda d: ratio(d.queue, 2)),
+    _Column("agg rate", lambda d: ratio(d.aggregation_rate), priority=5),
+    _Column("queue Z", lambda d: ratio(d.queue, 2), priority=4),
     _Column("tau s", lambda d: seconds(d.tau_s_median)),
-    _Column("train s", lambda d: seconds(d.train_s_median)),
+    _Column("train s", lambda d: seconds(d.train_s_median), priority=7),
     _Column("accuracy", lambda d: ratio(d.accuracy)),
 )
-_KIND = _Column("kind", lambda d: d.kind, "<")
+_KIND = _Column("kind", lambda d: d.kind, "<", priority=8)
 """In a fleet of several kinds."""
-_ENERGY = _Column("energy", lambda d: energy(d.energy_j))
+_ENERGY = _Column("energy", lambda d: energy(d.energy_j), priority=3)
 """In a run with a known energy."""
 _MALICIOUS = _Column("malicious", lambda d: d.malicious or "", "<")
 """In a run whose malicious devices are revealed."""
 
 
-def summary_table(summary: RunSummary) -> str:
-    """Return the facts of a run, then one line per device."""
-    return "\n".join([*_facts(summary), "", *_fleet(summary)])
+def summary_table(summary: RunSummary, width: int | None = None) -> str:
+    """Return the facts of a run, then one line per device.
+
+    Args:
+        summary: The summary.
+        width: Columns of the terminal: facts are wrapped, columns that do not fit left out; None
+            for lines of any length.
+    """
+    return "\n".join([*_facts(summary, width), "", *_fleet(summary, width)])
 
 
-def _facts(s: RunSummary) -> list[str]:
+def _facts(s: RunSummary, width: int | None) -> list[str]:
     planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
     void = f" ({s.rounds_void} void)" if s.rounds_void else ""
     reason = f": {s.reason}" if s.reason else ""
@@ -77,6 +92,7 @@ def _facts(s: RunSummary) -> list[str]:
     contended = f" ({x.contended} because this machine was busy)" if x.contended else ""
     pairs = [
         ("run", f"{s.run_id}  {s.status}{reason}"),
+        *([("continue", s.resume_command)] if s.resume_command else []),
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
@@ -126,7 +142,18 @@ def _facts(s: RunSummary) -> list[str]:
         *_privacy(s),
         *_provenance(s.provenance),
     ]
-    return [f"{label:<11}{text}" for label, text in pairs]
+    lines = [f"{label:<{LABEL_WIDTH}}{text}" for label, text in pairs]
+    if width is None:
+        return lines
+    indent = " " * LABEL_WIDTH
+    wrapper = TextWrapper(
+        max(width, 2 * LABEL_WIDTH),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+    return [part for line in lines for part in wrapper.wrap(line)]
 
 
 def _energy(s: RunSummary) -> list[tuple[str, str]]:
@@ -368,7 +395,7 @@ def _named(codecs: dict[str, int]) -> str:
     return " as " + " and ".join(sorted(codecs, key=lambda name: -codecs[name]))
 
 
-def _fleet(summary: RunSummary) -> list[str]:
+def _fleet(summary: RunSummary, width: int | None) -> list[str]:
     listed = summary.fleet[:MAX_DEVICES]
     name, *others = _COLUMNS
     columns = [name]
@@ -376,9 +403,15 @@ def _fleet(summary: RunSummary) -> list[str]:
     columns += others
     columns += [_ENERGY] if summary.energy is not None else []
     columns += [_MALICIOUS] if summary.attackers is not None else []
-    rows = [[column.heading for column in columns]]
-    rows += [[column.text(device) for column in columns] for device in listed]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    while True:
+        rows = [[column.heading for column in columns]]
+        rows += [[column.text(device) for column in columns] for device in listed]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+        least = max(columns, key=lambda column: column.priority)
+        fits = width is None or sum(widths) + GAP * (len(columns) - 1) <= width
+        if fits or least.priority == 0:
+            break
+        columns.remove(least)
     lines = [_line(row, widths, columns) for row in rows]
     if summary.devices > MAX_DEVICES:
         lines.append(f"and {summary.devices - MAX_DEVICES} more devices")
@@ -390,4 +423,4 @@ def _line(cells: Sequence[str], widths: Sequence[int], columns: Sequence[_Column
         f"{cell:{column.align}{width}}"
         for cell, width, column in zip(cells, widths, columns, strict=True)
     ]
-    return "  ".join(parts).rstrip()
+    return (" " * GAP).join(parts).rstrip()

@@ -122,6 +122,21 @@ class RoundProgress:
     cohort: tuple[str, ...]
     metric: MetricRow | None
 
+    def line(self, rounds: int) -> str:
+        """Return the progress line of the round, one of `rounds`."""
+        row = self.round
+        head = f"round {row.round:>{len(str(rounds))}}/{rounds}"
+        if row.status == "void":
+            return f"{head}  void: no update, same model  queues {row.queue_total:.2f}"
+        accuracy = f"{self.metric.accuracy_mean:.3f}" if self.metric is not None else "-"
+        lost = row.selected - row.aggregated
+        missing = f" ({lost} not aggregated)" if lost > 0 else ""
+        return (
+            f"{head}  tau {row.tau_max_s:6.2f} s  accuracy {accuracy}  "
+            f"queues {row.queue_total:5.2f}  slowest {row.slowest}  "
+            f"cohort {' '.join(self.cohort)}{missing}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunServices:

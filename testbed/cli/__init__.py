@@ -2,6 +2,9 @@
 
 import argparse
 import importlib
+import os
+import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
@@ -59,6 +62,17 @@ _MODULES = {
     "schema": "experiment",
     "completion": "completion",
 }
+
+
+def shows_screens() -> bool:
+    """Return whether this terminal can show the control room; a pipe or a dumb one cannot."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    return is_terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def output_width() -> int | None:
+    """Return the columns of the terminal on stdout; None if it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 MAX_COUNT = 1_000

@@ -151,6 +151,12 @@ def make_parser() -> argparse.ArgumentParser:
         else:
             sub.add_argument("run", nargs="?", default="latest", help=f"{which} (the default)")
         sub.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+        if name == "watch":
+            sub.add_argument(
+                "--headless",
+                action="store_true",
+                help="lines instead of the TUI, as without a terminal and on a dumb one",
+            )
         if name in ("watch", "show"):
             sub.add_argument(
                 "--reveal",

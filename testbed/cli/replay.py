@@ -13,7 +13,7 @@ from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.task.errors import TaskError, UnknownTask
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.cli import DONE, RUNS, count_option, without_errno
+from fairbed.testbed.cli import DONE, RUNS, count_option, output_width, without_errno
 from fairbed.testbed.cli.run import (
     check_new,
     check_resumable,
@@ -76,7 +76,7 @@ def main(options: argparse.Namespace) -> int:
         summary_and_rate = {**msgspec.to_builtins(summary), "rounds_per_s": rounds_per_s}
         print(msgspec.json.encode(summary_and_rate).decode())
     else:
-        print(summary_table(summary))
+        print(summary_table(summary, output_width()))
         print(f"\n{rounds_per_s:,.3g} rounds per second; the run is in {folder}")
     return DONE
 

@@ -1,6 +1,7 @@
 """`fairbed run` and `fairbed coordinator`: start a run or resume one.
 
-On a terminal the TUI shows the run (`testbed.cli.watch`); otherwise one line per round.
+On a terminal the TUI shows the run (`testbed.cli.watch`); otherwise, and on a dumb terminal, one
+line per round.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
-from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError, RoundProgress
+from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError
 from fairbed.coordinator.server.lease import AnotherCoordinatorError
 from fairbed.coordinator.store import RunInfo, RunReader, StoreError
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
@@ -30,7 +31,14 @@ from fairbed.coordinator.task.errors import TaskError, UnknownTask
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.cli import DONE, FAILED, RUNS, without_errno
+from fairbed.testbed.cli import (
+    DONE,
+    FAILED,
+    RUNS,
+    output_width,
+    shows_screens,
+    without_errno,
+)
 from fairbed.testbed.errors import (
     BackendError,
     BackendUnavailable,
@@ -55,23 +63,6 @@ from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.errors import TransportError
 from fairbed.wire.plugins import PluginError
-
-
-def progress_line(progress: RoundProgress, rounds: int) -> str:
-    """Return the progress line of a closed round."""
-    row, metric = progress.round, progress.metric
-    width = len(str(rounds))
-    head = f"round {row.round:>{width}}/{rounds}"
-    if row.status == "void":
-        return f"{head}  void: no update, same model  queues {row.queue_total:.2f}"
-    accuracy = f"{metric.accuracy_mean:.3f}" if metric is not None else "-"
-    lost = row.selected - row.aggregated
-    missing = f" ({lost} not aggregated)" if lost > 0 else ""
-    return (
-        f"{head}  tau {row.tau_max_s:6.2f} s  accuracy {accuracy}  queues {row.queue_total:5.2f}  "
-        f"slowest {row.slowest}  cohort {' '.join(progress.cohort)}{missing}"
-    )
-
 
 RUN_ERRORS = (
     AnotherCoordinatorError,
@@ -105,8 +96,7 @@ def main(options: argparse.Namespace) -> int:
         plan = plan_run(options)
     except StoreError as exc:
         raise RunError(str(exc)) from exc
-    is_terminal = sys.stdout.isatty() and sys.stdin.isatty()
-    if is_terminal and not (options.headless or options.json):
+    if shows_screens() and not (options.headless or options.json):
         from fairbed.testbed.cli.watch import run_with_tui
 
         is_detached = run_with_tui(plan, options)
@@ -208,7 +198,7 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.encode(summary).decode())
     else:
-        print(summary_table(summary))
+        print(summary_table(summary, output_width()))
         if plan.has_fleet and summary.status == "done":
             if any(device.kind == "physical" for device in summary.fleet):
                 print(
@@ -242,7 +232,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
     run = functools.partial(
         run_experiment,
         plan,
-        lambda progress: _print(out, progress_line(progress, rounds)),
+        lambda progress: _print(out, progress.line(rounds)),
         lambda: _print(sys.stderr, "fairbed: stopping; press Ctrl-C again to stop immediately"),
         lambda line: _print(out, f"waiting: {line}"),
         is_attached=options.attached,

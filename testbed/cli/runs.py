@@ -30,7 +30,7 @@ from fairbed.coordinator.store import (
     resolve_run,
 )
 from fairbed.coordinator.store.connection import CONFIG, is_locked
-from fairbed.testbed.cli import DONE, from_clone
+from fairbed.testbed.cli import DONE, from_clone, output_width
 from fairbed.testbed.errors import BackendError, LabError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.explain import part_options
@@ -50,6 +50,12 @@ Action: TypeAlias = Literal["pause", "resume", "stop", "exclude", "include"]
 
 CONNECT_S = 5.0
 """Longest wait for the broker of a live run, seconds; it answers within milliseconds."""
+
+HEADINGS = ("run", "status", "kind", "rounds", "devices", "accuracy")
+"""Of the list of runs: three texts, then numbers."""
+
+RESUMES_SHOWN = 3
+"""Interrupted runs, newest first, whose command to continue is printed below the list."""
 
 _EFFECTIVE_IDS = os.access in os.supports_effective_ids
 
@@ -132,7 +138,11 @@ def _show(options: argparse.Namespace) -> int:
         return _estimators(folder, others, as_json=options.json)
     with RunReader(folder) as reader:
         summary = summarise_run(reader, reveals=options.reveal)
-    print(msgspec.json.encode(summary).decode() if options.json else summary_table(summary))
+    print(
+        msgspec.json.encode(summary).decode()
+        if options.json
+        else summary_table(summary, output_width())
+    )
     return DONE
 
 
@@ -182,6 +192,8 @@ def _list(options: argparse.Namespace) -> int:
                 "run_id": run.run_id,
                 "name": run.row.name,
                 "status": run.status,
+                "kind": _kind(run),
+                "resume_command": run.resume_command,
                 "created": run.row.created,
                 "rounds_completed": run.rounds_completed,
                 "devices": run.devices,
@@ -195,6 +207,8 @@ def _list(options: argparse.Namespace) -> int:
                 "run_id": run.folder.name,
                 "name": None,
                 "status": run.status,
+                "kind": None,
+                "resume_command": None,
                 "created": None,
                 "rounds_completed": None,
                 "devices": None,
@@ -207,15 +221,37 @@ def _list(options: argparse.Namespace) -> int:
         return DONE
     if not runs.readable and not runs.unreadable:
         print(f"no runs in {options.runs}; start one with: fairbed run examples/quickstart.toml")
-    for run in runs.readable:
-        accuracy = "-" if run.accuracy_mean is None else f"{run.accuracy_mean:.3f}"
-        print(
-            f"{run.run_id:<40} {run.status:<12} rounds {run.rounds_completed:>4}  "
-            f"devices {run.devices:>4}  accuracy {accuracy}"
-        )
-    for unreadable in runs.unreadable:
-        print(f"{unreadable.folder.name:<40} {unreadable.status:<12} {unreadable.problem}")
+        return DONE
+    table = [HEADINGS, *(_cells(run) for run in runs.readable)]
+    widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
+    widths[0] = max([widths[0], *(len(found.folder.name) for found in runs.unreadable)])
+    for cells in table:
+        texts = [cell.ljust(width) for cell, width in zip(cells[:3], widths[:3], strict=True)]
+        numbers = [cell.rjust(width) for cell, width in zip(cells[3:], widths[3:], strict=True)]
+        print("  ".join([*texts, *numbers]))
+    for found in runs.unreadable:
+        print(f"{found.folder.name.ljust(widths[0])}  {found.status}: {found.problem}")
+    for run in [run for run in runs.readable if run.status == "interrupted"][:RESUMES_SHOWN]:
+        print(f"{run.run_id} was interrupted; continue it with: {run.resume_command}")
     return DONE
+
+
+def _cells(run: RunInfo) -> tuple[str, ...]:
+    """Return the cells of a run, below `HEADINGS`."""
+    planned = f"/{run.plan.rounds}" if run.plan.rounds else ""
+    return (
+        run.run_id,
+        run.status,
+        _kind(run),
+        f"{run.rounds_completed}{planned}",
+        str(run.devices),
+        "-" if run.accuracy_mean is None else f"{run.accuracy_mean:.3f}",
+    )
+
+
+def _kind(run: RunInfo) -> str:
+    """Return whether processes took part in a run, or a virtual clock replayed it."""
+    return "replay" if run.row.clock == "virtual" else "live"
 
 
 def _stop(options: argparse.Namespace) -> int:

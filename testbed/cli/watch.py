@@ -14,17 +14,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
+from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.coordinator.store import RunInfo, RunNotFoundError, RunReader, StoreError, resolve_run
 from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.tables import EventRow, ExchangeRow
 from fairbed.coordinator.tui.app import ControlRoom, ExitChoice
 from fairbed.coordinator.tui.preferences import preferences_file
+from fairbed.coordinator.tui.view import EVENTS_KEPT, banner
 from fairbed.testbed.backends.priority import AUTOGROUP
-from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, RUNS, without_errno
+from fairbed.testbed.cli import (
+    BAD_USAGE,
+    DONE,
+    FAILED,
+    RUNS,
+    shows_screens,
+    without_errno,
+)
 from fairbed.testbed.cli.runs import send_command
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.run.stopping import DETACH
@@ -36,6 +47,9 @@ NICENESS = 10
 
 AUTOGROUP_TRIES, AUTOGROUP_RETRY_S = 5, 0.1
 """Attempts to set the priority of the session, and the seconds between them."""
+
+FOLLOW_S = 0.25
+"""Pause between two reads of a run whose rounds are printed, seconds."""
 
 START_S = 120.0
 """Longest wait for the first row of a run, seconds."""
@@ -84,17 +98,79 @@ def _set_session_niceness(niceness: int) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Open the TUI on a live or finished run; a live run continues when it is closed."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("watch: needs a terminal, got none; use fairbed show without a terminal")
+    """Show a live or finished run; a live run continues when its viewer is closed.
+
+    The TUI needs a terminal; otherwise the rounds are printed, and those to come.
+    """
     try:
         folder = resolve_run(options.runs, options.run)
-        _watch(folder, owns_run=False, reveals=options.reveal)
+        if options.headless or not shows_screens():
+            _follow(folder)
+        else:
+            _watch(folder, owns_run=False, reveals=options.reveal)
     except RunNotFoundError as exc:
         raise UsageError(str(exc)) from exc
     except StoreError as exc:
         raise RunError(str(exc)) from exc
     return DONE
+
+
+def _follow(folder: Path) -> None:
+    """Print one line per round, warning and report of the wait for round 1, until the run ends."""
+    last_round = last_event = 0
+    seen: tuple[int, bool] | None = None
+    with low_priority(), RunReader(folder) as reader:
+        info = reader.run()
+        print(f"run {info.run_id}: {info.status}, in {info.folder}", flush=True)
+        while True:
+            now = reader.data_version(), reader.is_alive()
+            if now != seen:
+                seen = now
+                with reader.snapshot():
+                    info = reader.run()
+                    rounds = _complete_rounds(reader, info, last_round)
+                    events = reader.events(last_event, EVENTS_KEPT)
+                lines = [(row.at_s, text) for _, row in events if (text := _event_line(row))]
+                for progress in rounds:
+                    planned = info.plan.rounds or progress.round.round
+                    lines.append((progress.round.closed_at_s, progress.line(planned)))
+                for _, line in sorted(lines, key=lambda pair: pair[0]):
+                    print(line, flush=True)
+                last_event = events[-1][0] if events else last_event
+                last_round = rounds[-1].round.round if rounds else last_round
+            if not now[1]:
+                break
+            time.sleep(FOLLOW_S)
+    print(banner(info) or f"{info.status} after {info.rounds_completed} rounds", flush=True)
+
+
+def _complete_rounds(reader: RunReader, info: RunInfo, since: int) -> list[RoundProgress]:
+    """Return the closed rounds after `since`; the last one once it is evaluated, or will not be."""
+    metrics = {row.round: row for row in reader.metrics(since)}
+    names = ("round", "attempt", "device")
+    cohorts: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for round_id, attempt, device in reader.columns(
+        ExchangeRow, names, "WHERE round > ? ORDER BY dispatched_at_s, device", (since,)
+    ):
+        cohorts[round_id, attempt].append(device)
+    begun = max((round_id for round_id, _ in cohorts), default=0)
+    rounds = reader.rounds(since)
+    if rounds and info.is_alive:
+        last = rounds[-1].round
+        if last not in metrics and begun <= last:
+            rounds.pop()
+    return [
+        RoundProgress(row, tuple(cohorts[row.round, row.attempt]), metrics.get(row.round))
+        for row in rounds
+    ]
+
+
+def _event_line(row: EventRow) -> str:
+    """Return the line of an event that a reader must not miss; otherwise nothing."""
+    device = f"{row.device}: " if row.device else ""
+    if row.kind == "waiting":
+        return f"waiting: {row.text}"
+    return f"{row.level}: {device}{row.text}" if row.level in ("warning", "error") else ""
 
 
 def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:

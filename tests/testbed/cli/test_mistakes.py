@@ -209,15 +209,6 @@ def test_an_unknown_data_set_is_bad_usage(action: str, capsys: pytest.CaptureFix
     assert "fashion-mnist" in line
 
 
-def test_the_control_room_needs_a_terminal(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Path("/dev/null").open() as nothing:
-        monkeypatch.setattr(sys, "stdin", nothing)
-        assert main(["watch", "--runs", str(runs)]) == 2
-    assert "watch: needs a terminal, got none" in error_of(capsys)
-
-
 def test_a_closed_pipe_is_no_internal_error(
     runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +218,9 @@ def test_a_closed_pipe_is_no_internal_error(
 
         def flush(self) -> None:
             pass
+
+        def isatty(self) -> bool:
+            return False
 
     monkeypatch.setattr(sys, "stdout", Closed())
     monkeypatch.setattr(sys, "stderr", err := open(runs / "err", "w"))  # noqa: SIM115 - main closes it

@@ -1,14 +1,17 @@
 """The commands on existing runs."""
 
 import json
+import re
+import sqlite3
 import sys
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 
 from fairbed.coordinator.store import NewRun, Store
 from fairbed.testbed.cli.main import main
-from tests.coordinator.store.fake_run import as_older, fake_run
+from tests.coordinator.store.fake_run import FakeRun, as_older, fake_run
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
 
@@ -57,6 +60,108 @@ def test_runs_lists_all_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "fairbed run examples/quickstart.toml" in capsys.readouterr().out
 
 
+def test_the_list_of_runs_has_a_head_and_says_what_each_run_is(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = FakeRun(runs / "killed-run-of-a-long-name", devices=2)
+    killed.play(2)
+    killed.store.flush()
+    with closing(sqlite3.connect(runs / "demo-1" / "run.db")) as connection, connection:
+        connection.execute("UPDATE run SET clock = 'virtual'")
+    killed.store._lock.release()  # as after a kill
+    assert main(["runs", "--runs", str(runs)]) == 0
+    head, *rows, hint = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "status", "kind", "rounds", "devices", "accuracy"]
+    assert sorted(line.split()[:5] for line in rows) == [
+        ["demo-1", "done", "replay", "4/4", "3"],
+        ["killed-run-of-a-long-name", "interrupted", "live", "2/30", "2"],
+    ]
+    assert {line.index(line.split()[1]) for line in (head, *rows)} == {head.index("status")}
+    folder = runs / "killed-run-of-a-long-name"
+    assert hint == (f"{folder.name} was interrupted; continue it with: fairbed run {folder}")
+    assert main(["runs", "--runs", str(runs), "--json"]) == 0
+    found = {row["run_id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert [found[x]["kind"] for x in ("demo-1", folder.name)] == ["replay", "live"]
+    assert [found[x]["resume_command"] for x in ("demo-1", folder.name)] == [
+        "",
+        f"fairbed run {folder}",
+    ]
+    assert main(["show", folder.name, "--runs", str(runs)]) == 0
+    assert f"continue   fairbed run {folder}" in capsys.readouterr().out.splitlines()
+    killed.store.close()
+
+
+def test_show_fits_a_narrow_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbed.testbed.cli.runs.output_width", lambda: 80)
+    assert main(["show", "--runs", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (first,) = [i for i, line in enumerate(lines) if line.startswith("exchanges")]
+    assert lines[first + 1].startswith(" " * 11)
+    assert lines[first + 1].strip()
+    (heading,) = [line for line in lines if line.startswith("device ")]
+    assert {"sel rate", "tau s", "accuracy"} <= set(re.split(r"  +", heading))
+    assert "profile" not in heading
+
+
+@pytest.mark.parametrize("reason", ["no terminal", "dumb", "headless"])
+def test_watch_prints_lines_where_no_screen_can_be_shown(
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+) -> None:
+    monkeypatch.setattr("fairbed.testbed.cli.watch.low_priority", nullcontext)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: reason != "no terminal", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: reason != "no terminal", raising=False)
+    monkeypatch.setenv("TERM", "dumb" if reason == "dumb" else "xterm")
+    options = ["--headless"] if reason == "headless" else []
+    assert main(["watch", "--runs", str(runs), *options]) == 0
+    first, *rounds, last = capsys.readouterr().out.splitlines()
+    assert first == f"run demo-1: done, in {runs / 'demo-1'}"
+    assert [line.split("  tau")[0] for line in rounds] == [f"round {i}/4" for i in range(1, 5)]
+    assert "accuracy 0." in rounds[0]
+    assert rounds[0].endswith("cohort jetson-02 raspberry-pi-00 raspberry-pi-01")
+    assert last == "done after 4 rounds"
+
+
+def test_watch_without_a_screen_follows_a_live_run_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun(tmp_path / "live", devices=3)
+    run.event("waiting", "2 of 3 devices are ready for round 1, 7 s left")
+    run.play(1)
+    run.store.flush()
+    steps = iter(
+        (
+            lambda: run.play(1),
+            lambda: run.event("late", "an update was late", device=run.names[1], level="warning"),
+            lambda: run.event("joined", "not worth a line"),
+            run.finish,
+        )
+    )
+
+    def step(_seconds: float) -> None:
+        next(steps)()
+        if run.store._writer.is_open:
+            run.store.flush()
+
+    monkeypatch.setattr("fairbed.testbed.cli.watch.low_priority", nullcontext)
+    monkeypatch.setattr("fairbed.testbed.cli.watch.time.sleep", step)
+    assert main(["watch", "--runs", str(tmp_path), "--headless"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  tau")[0] for line in lines] == [
+        f"run live: running, in {tmp_path / 'live'}",
+        "waiting: 2 of 3 devices are ready for round 1, 7 s left",
+        "round  1/30",
+        "round  2/30",
+        f"warning: {run.names[1]}: an update was late",
+        "done after 2 rounds",
+    ]
+
+
 def test_an_unknown_run_is_bad_usage_and_lists_the_known(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,8 +208,7 @@ def test_runs_of_an_older_format_are_listed_and_removed(
     as_older(runs / "demo-1")
     assert main(["runs", "--runs", str(runs)]) == 0
     listed = capsys.readouterr().out
-    assert listed.startswith("demo-1 ")
-    assert "older format" in listed
+    assert "\ndemo-1  older format: " in listed
     assert main(["runs", "--runs", str(runs), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["run_id"], row["status"]) == ("demo-1", "older format")
