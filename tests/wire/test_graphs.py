@@ -1,5 +1,6 @@
 """Only graphs as Fairbed's exporter writes them reach the runtime of a device."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,31 @@ def test_refuses_huge_and_negative_sizes() -> None:
         made.dims.extend(dims)
         with pytest.raises(DecodeError, match="constant"):
             check_graph(model(relu(), constants=(made,)).SerializeToString())
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """Return a protobuf field of fewer than 128 bytes."""
+    return bytes((number << 3 | 2, len(value))) + value
+
+
+@pytest.mark.parametrize("dims", [b"\x02\x03", b"\x06"])
+def test_a_packed_shape_is_read_as_well(dims: bytes) -> None:
+    for n_bytes in (23, 24):
+        tensor = _field(1, dims) + b"\x10\x01" + _field(9, bytes(n_bytes))
+        blob = _field(7, _field(5, tensor))
+        found = onnx.ModelProto.FromString(blob).graph.initializer[0]
+        assert math.prod(found.dims) == 6
+        if n_bytes == 24:
+            check_graph(blob)
+        else:
+            with pytest.raises(DecodeError, match="constant: must have 24 bytes, got 23"):
+                check_graph(blob)
+
+
+@pytest.mark.parametrize("blob", [b"\x0b", b"\x0e", b"\x0f", b"\x08" + b"\xff" * 9 + b"\x02"])
+def test_refuses_groups_and_integers_that_are_too_long(blob: bytes) -> None:
+    with pytest.raises(DecodeError, match="must be a serialised ONNX model"):
+        check_graph(blob)
 
 
 def test_says_which_operation_is_not_allowed() -> None:

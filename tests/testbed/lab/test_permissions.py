@@ -1,5 +1,6 @@
 """Roles publish and read no more than they need, and broker files say the same."""
 
+import base64
 import json
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from fairbed.testbed.lab.brokers import (
     generic_rules,
     mosquitto_acl,
     mosquitto_conf,
+    mosquitto_hash,
     mosquitto_passwords,
     nats_conf,
     nats_users,
@@ -125,6 +127,22 @@ def test_writes_the_files_of_mosquitto() -> None:
         "topic read fairbed/+/d/+/status\n"
         "topic read fairbed/+/d/+/tel\n"
     )
+
+
+def test_a_hash_is_that_of_mosquitto_passwd() -> None:
+    """`mosquitto_passwd -b` of 2.0.11 wrote this for the password `secret`."""
+    written = (
+        "$7$101$AKen27kYidZq3oPV$Vxp7mn6zaRyiXq2K66D6iAwe7KryECwBnMh35pwfZSE7kM7l3zlMB++NEmLtBRhczu"
+        "BwXTomoO5b8y7UIb4U3w=="
+    )
+    assert mosquitto_hash("secret", base64.b64decode("AKen27kYidZq3oPV")) == written
+
+
+def test_nats_needs_no_certificate_on_loopback() -> None:
+    users = nats_users([PI])
+    local = Listener(port=1883, host="127.0.0.1")
+    conf = json.loads(nats_conf(local, users, server_name="lab", data_folder="js"))
+    assert conf["mqtt"] == {"host": "127.0.0.1", "port": 1883, "max_ack_pending": 100}
 
 
 def test_writes_the_configuration_of_nats() -> None:
