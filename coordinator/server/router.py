@@ -109,9 +109,12 @@ class Router:
         try:
             operator = self._topics.operator_of(packet.topic)
             if operator is not None:
+                _check_is_live(packet)
                 self._on_command(decode_command(packet.payload), operator)
                 return
             device, channel = self._topics.device_of(packet.topic)
+            if channel != "status":
+                _check_is_live(packet)
         except DecodeError as exc:
             self._event_log.warn("bad message", str(exc))
             return
@@ -188,3 +191,13 @@ class Router:
             self._pending[device] -= 1
             if not self._pending[device]:
                 del self._pending[device]
+
+
+def _check_is_live(packet: Packet) -> None:
+    """Check that a message is not one that the broker kept, perhaps of a revoked identity.
+
+    Raises:
+        DecodeError: It is.
+    """
+    if packet.retained:
+        raise DecodeError(f"{packet.topic}: must not be retained, got a kept message; remove it")

@@ -27,6 +27,7 @@ from fairbed.wire.codec import encode
 from fairbed.wire.messages import OperatorCommand
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp
+from tests.coordinator.builders import hello
 from tests.coordinator.lab import Lab, lab, make_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
@@ -350,6 +351,25 @@ async def test_an_operator_pauses_excludes_and_resumes(tmp_path: Path) -> None:
         ("exclude", "alice"),
         ("resume", "alice"),
     ]
+
+
+async def test_what_the_broker_kept_is_no_command_and_no_message_of_a_device(
+    tmp_path: Path,
+) -> None:
+    stop = OperatorCommand(id=secrets.token_bytes(16), action="stop")
+    async with lab(tmp_path) as place:
+        async with place.broker.transport("gone") as gone:
+            async for event in gone.events():
+                if isinstance(event, LinkUp):
+                    break
+            for topic, message in ((Topics().command("eve"), stop), (Topics().up("gone"), hello())):
+                await gone.publish(topic, encode(message), qos=1, retain=True)
+        assert await place.run(make_config(rounds=2)) == "done"
+        with place.reader() as reader:
+            assert reader.commands() == []
+            assert "gone" not in {device.name for device in reader.devices()}
+            warnings = {e.text.partition(":")[0] for _, e in reader.events() if "kept" in e.text}
+    assert warnings == {Topics().command("eve"), Topics().up("gone")}
 
 
 async def test_a_device_that_the_broker_refuses_leaves_at_once_and_may_come_back(
