@@ -79,7 +79,8 @@ def test_every_example_names_the_schema(path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_resolved_lines_are_the_same_experiment(path: Path) -> None:
     document = read_document(path)
-    settings = ["selection.V=9", "fleet.0.name=first"]
+    is_physical = "physical" in document["fleet"][0]
+    settings = ["selection.V=9", f"fleet.0.{'profile' if is_physical else 'name'}=first"]
     lines = list(resolved_lines(document, "e.toml", settings, 5))
     again = parse_experiment(msgspec.toml.decode("\n".join(lines)), "resolved")
     assert again == load_experiment(path, settings, 5)
