@@ -6,7 +6,7 @@ its rows are written, the next one begins after the last reply or the limit, and
 observation or link estimate includes the test. A device downloads the model for its test and again
 if it is selected next, so that its exchange is the same with and without a test.
 
-Asked are devices that are available and at no work. A device whose reply is late, lost or not valid
+Devices that are available and at no work are asked. A device whose reply is late, lost or not valid
 has no score for this round. At the limit its test is cancelled; it is available again once it
 reports the phase idle, and the next round waits for that, at most `IDLE_WAIT_S`. A device that is
 late `LATE_TESTS` times in a row is not asked again, so that it cannot delay every round.
