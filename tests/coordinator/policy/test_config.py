@@ -5,6 +5,7 @@ import pytest
 
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
+    EvaluationConfig,
     RoundConfig,
     SelectionConfig,
     TrainingConfig,
@@ -12,6 +13,7 @@ from fairbed.coordinator.policy.config import (
     mini_batch_problem,
     rule_problem,
 )
+from tests.coordinator.lab import make_config
 
 Q_FEDSGD = AggregationConfig(rule="q-fedsgd")
 
@@ -46,3 +48,12 @@ def test_propfair_takes_its_bound_and_a_plugin_its_options() -> None:
     assert TrainingConfig(rule="propfair", M=4.0).local_options == {"base": 4.0}
     other = TrainingConfig(rule="a:B", rule_options={"rate": 0.5})
     assert other.local_options == {"rate": 0.5}
+
+
+@pytest.mark.parametrize(("timeout_s", "limit_s"), [(None, 42.0), (5.0, 5.0)])
+def test_a_test_on_devices_lasts_as_long_as_a_round_unless_it_has_a_limit(
+    timeout_s: float | None, limit_s: float
+) -> None:
+    evaluation = EvaluationConfig(timeout_s=timeout_s)
+    config = make_config(round=RoundConfig(deadline_s=42.0), evaluation=evaluation)
+    assert config.test_timeout_s == limit_s
