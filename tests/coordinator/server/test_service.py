@@ -369,7 +369,7 @@ async def test_what_the_broker_kept_is_no_command_and_no_message_of_a_device(
             assert reader.commands() == []
             assert "gone" not in {device.name for device in reader.devices()}
             warnings = {e.text.partition(":")[0] for _, e in reader.events() if "kept" in e.text}
-    assert len(warnings) == 1  # a kind of warning is repeated after a minute only
+    assert len(warnings) == 1  # a kind of warning is not repeated at once
     assert warnings < {Topics().command("eve"), Topics().up("gone")}
 
 
