@@ -86,7 +86,7 @@ test-py310 *args:
     done
     echo "test-py310: skipped, no Python 3.10 runs on this machine"
 
-# Test for 64-bit ARM, in an emulated Debian: wheels, tests, rounds; as root, about 15 minutes
+# Test for 64-bit ARM, in an emulated Debian: wheels, tests, a device; as root, about 15 minutes
 [no-exit-message]
 @test-arm64 *steps: setup
     {{ drop_dashes }} python tools/arm64.py "$@"

@@ -22,7 +22,7 @@ def test_a_machine_that_cannot_do_it_is_skipped_with_the_reason(
 def test_a_step_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         arm64.main(["weels"])
-    assert "a step must be one of wheels, tests, rounds" in capsys.readouterr().err
+    assert "a step must be one of wheels, tests, device" in capsys.readouterr().err
 
 
 def test_tests_that_the_emulation_fails_exist() -> None:

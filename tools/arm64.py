@@ -5,12 +5,13 @@ Steps, all by default, in this order:
 - `wheels`: resolve the packages of a device for Python 3.10 to 3.13 without a compiler, and weigh
   their download;
 - `tests`: the tests of wire, agent and profiles;
-- `rounds`: an agent plays rounds with a live coordinator of this machine, over mosquitto.
+- `device`: the line of `fairbed enroll` installs an agent from the wheelhouse of a lab, without the
+  package index, and enrols it; it plays rounds with a coordinator of this machine, over mosquitto.
 
-All but the first run in a Debian root of ARM64 under qemu-user: each of its programs is translated,
-but the kernel, its clocks and its network are those of this machine. So this finds what is wrong
-with wheels, byte order, alignment, memory order and instructions of the architecture, not how
-fast a board is.
+All but the first run in a root of ARM64 (`--suite`: Debian 12 or 13) under qemu-user: its programs
+are translated one instruction after the other, but the kernel, its clocks and its network are those
+of this machine. So this finds what is wrong with wheels, byte order, alignment, memory order and
+instructions of the architecture; it does not measure how fast a board is.
 
 Root and emulator are kept in a temporary folder (`--folder`); a second run builds neither. Needs
 root, Debian's package archive and a package index. Where something is missing it prints one line
@@ -46,8 +47,8 @@ MAX_DOWNLOAD_BYTES = 60_000_000
 PLATFORMS = tuple(f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 26, 17))
 """What a device with glibc 2.28 accepts, of what our dependencies publish."""
 
-SUITE, SUITE_PYTHON = "bookworm", "3.11"
-"""Debian of the root, and its Python: those of most Raspberry Pis."""
+SUITES = {"bookworm": "3.11", "trixie": "3.13"}
+"""Debian of the root and its Python, as on Raspberry Pis; the first is the default."""
 PACKAGES = (
     *("base-files", "ca-certificates", "coreutils", "curl", "dash", "findutils", "gawk", "grep"),
     *("hostname", "libc-bin", "libstdc++6", "mosquitto", "openssl", "procps", "python3"),
@@ -72,7 +73,7 @@ DESELECTED = {
 }
 """Tests that the emulation itself fails, and why."""
 
-ROUNDS = 3
+NAME, ROUNDS = "emulated-pi", 3
 EXPERIMENT = f"""
 name = "arm64"
 rounds = {ROUNDS}
@@ -89,12 +90,15 @@ per_round = 1
 beta = 0.5
 [round]
 min_devices = 1
-deadline_s = 120.0
+deadline_s = 300.0
+[broker]
+url = "lab"
 """
 
-BUILD_S, TESTS_S, AGAIN_S, ROUNDS_S = 300.0, 900.0, 240.0, 300.0
-"""Longest build of a root or a set of wheels, run of all tests, of those that failed again, and of
-all rounds."""
+BUILD_S, TESTS_S, AGAIN_S, DEVICE_S = 300.0, 900.0, 240.0, 600.0
+"""Longest build of a root or a set of wheels, run of all tests, of those that failed again, and
+command of the last step, such as the installation or all rounds."""
+START_S = 60.0
 STOP_S = 20.0
 
 MAGIC = r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00"
@@ -132,12 +136,14 @@ class Machine:
     """An ARM64 root and the means to run its programs."""
 
     folder: Path
-    """Holds the emulator, the root, wheels and logs."""
+    """Holds the emulator, the roots, wheels and logs."""
+    suite: str
+    """Debian's name of the release."""
 
     @property
     def root(self) -> Path:
         """The root of the emulated machine."""
-        return self.folder / f"root-{SUITE}"
+        return self.folder / f"root-{self.suite}"
 
     def command(self, *command: str, environ: Mapping[str, str] | None = None) -> list[str]:
         """Return the command line that runs a program of the root."""
@@ -164,12 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
     default = Path(tempfile.gettempdir(), "fairbed-arm64")
     parser.add_argument("--folder", type=Path, default=default, help=f"default {default}")
+    parser.add_argument("--suite", choices=SUITES, default=next(iter(SUITES)), help="Debian inside")
     args = parser.parse_args(arguments)
     unknown = [step for step in args.steps if step not in STEPS]
     if unknown:
         parser.error(f"a step must be one of {', '.join(STEPS)}; got {unknown[0]}")
     try:
-        machine = prepare(args.folder.absolute())
+        machine = prepare(args.folder.absolute(), args.suite)
     except (Unavailable, StepError) as exc:
         print(f"test-arm64: skipped, {exc}")
         return 0
@@ -189,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(has_failed)
 
 
-def prepare(folder: Path) -> Machine:
+def prepare(folder: Path, suite: str) -> Machine:
     """Return a machine, with its emulator and its root.
 
     Raises:
@@ -209,20 +216,17 @@ def prepare(folder: Path) -> Machine:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != 0:
         raise Unavailable(f"{folder}: must belong to root; name another with --folder")
-    machine = Machine(folder)
+    machine = Machine(folder, suite)
     emulator = folder / "qemu-aarch64"
     if not emulator.exists():
         scratch = folder / "qemu"
         _debootstrap(scratch, QEMU_SUITE, "amd64", ("qemu-user",))
         (scratch / "usr" / "bin" / emulator.name).rename(emulator)
         shutil.rmtree(scratch)
-    stamp, wanted = folder / "root.txt", " ".join((SUITE, *PACKAGES))
+    stamp, wanted = folder / f"root-{suite}.txt", " ".join(PACKAGES)
     if not stamp.exists() or stamp.read_text() != wanted:
-        _debootstrap(machine.root, SUITE, "arm64", PACKAGES)
-        # What the packages' own scripts would make; none has run.
-        (machine.root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
-        (machine.root / "etc" / "group").write_text("root:x:0:\n")
-        (machine.root / "usr" / "bin" / "awk").symlink_to("gawk")
+        _debootstrap(machine.root, suite, "arm64", PACKAGES)
+        _finish(machine.root)
         stamp.write_text(wanted)
     done = subprocess.run(machine.command("uname", "-m"), capture_output=True, text=True)
     if done.stdout.strip() != "aarch64":
@@ -231,6 +235,16 @@ def prepare(folder: Path) -> Machine:
             + " ".join((done.stderr or done.stdout).split())
         )
     return machine
+
+
+def _finish(root: Path) -> None:
+    """Make what the packages' own scripts would make; none has run."""
+    (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (root / "etc" / "group").write_text("root:x:0:\n")
+    (root / "usr" / "bin" / "awk").symlink_to("gawk")
+    certificates = sorted((root / "usr" / "share" / "ca-certificates" / "mozilla").glob("*.crt"))
+    bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"
+    bundle.write_bytes(b"".join(certificate.read_bytes() for certificate in certificates))
 
 
 def _debootstrap(root: Path, suite: str, architecture: str, packages: Sequence[str]) -> None:
@@ -362,7 +376,10 @@ def install(machine: Machine) -> None:
     site = machine.root / "site"
     shutil.rmtree(site, ignore_errors=True)
     wheel = build(ROOT, machine.folder, "wheel")
-    platform = ["--python-platform=aarch64-manylinux_2_28", f"--python-version={SUITE_PYTHON}"]
+    platform = [
+        "--python-platform=aarch64-manylinux_2_28",
+        f"--python-version={SUITES[machine.suite]}",
+    ]
     pip = [uv(machine), "pip", "install", "-q", "--target", str(site), "--only-binary=:all:"]
     pip += [*platform, "-c", "constraints.txt", str(wheel), "--group", "test"]
     if _run(pip, cwd=ROOT):
@@ -377,51 +394,67 @@ def site_environ() -> dict[str, str]:
     return environ
 
 
-# Rounds with a live coordinator
+# A device
 
 
-def play_rounds(machine: Machine) -> str:
-    """Run a coordinator here and an agent in the root; return what the coordinator recorded."""
+def play_device(machine: Machine) -> str:
+    """Enrol an agent in the root at a lab here; return what a coordinator here recorded of it."""
     if shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") is None:
         raise StepError("needs mosquitto; type: apt-get install mosquitto")
-    if not (machine.root / "site").exists():
-        install(machine)
-    folder = machine.folder / "rounds"
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = machine.folder / "device"
+    for old in (folder, machine.root / "opt" / "fairbed", machine.root / "root" / ".config"):
+        shutil.rmtree(old, ignore_errors=True)
     folder.mkdir()
     (folder / "arm64.toml").write_text(EXPERIMENT)
     fairbed = [sys.executable, "-m", "fairbed.testbed.cli.main"]
-    coordinator = [*fairbed, "coordinator", "arm64.toml", "--out=run", "--headless", "--json"]
-    port = _free_port()
-    (folder / "mosquitto.conf").write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
-    url = f"mqtt://127.0.0.1:{port}"
-    agent = machine.command(
-        *(
-            "python3",
-            "-m",
-            "fairbed.device_agent.cli",
-            "--broker",
-            url,
-            "--name",
-            "arm64",
-            "--once",
-        ),
-        environ=site_environ(),
-    )
-    with (
-        _started(["mosquitto", "-c", "mosquitto.conf"], folder, "mosquitto"),
-        _started([*coordinator, "--set", f"broker.url={url}"], folder, "coordinator") as run,
-        _started(agent, folder, "agent"),
-    ):
+    ports = [f"--port={_free_port()}", f"--enrol-port={_free_port()}"]
+    init = [*fairbed, "lab", "init", "lab", "--broker=mosquitto", "--address=127.0.0.1", *ports]
+    machine_of_wheels = ["--platform=aarch64", f"--python={SUITES[machine.suite]}"]
+    _output(init, folder, "init")
+    _output([*fairbed, "lab", "wheelhouse", *machine_of_wheels], folder, "wheelhouse")
+    with _started([*fairbed, "lab", "up"], folder, "lab"):
+        _await_line(folder / "lab.out", "is up")
+        (invitation,) = json.loads(_output([*fairbed, "enroll", NAME, "--json"], folder, "enroll"))
+        no_index = {"PIP_INDEX_URL": "https://127.0.0.1:9/"}
+        line = machine.command("sh", "-c", invitation["line"], environ=no_index)
+        output = _output(line, folder, "install")
+        print(output, end="")
+        found = re.search(r"start the agent with: (.*)", output)
+        if found is None:
+            raise StepError(f"the line must print how to start the agent, see {folder}")
+        coordinator = [*fairbed, "coordinator", "arm64.toml", "--out=run", "--headless", "--json"]
+        with _started(machine.command(*found[1].split()), folder, "agent"):
+            summary = json.loads(_output(coordinator, folder, "coordinator"))
+            print(_output([*fairbed, "devices"], folder, "devices"), end="")
+            doctor = machine.command("/opt/fairbed/venv/bin/device-agent", "doctor")
+            print(_output(doctor, folder, "doctor"), end="")
+    return check_summary(summary)
+
+
+def _await_line(path: Path, text: str) -> None:
+    deadline = time.monotonic() + START_S
+    while text not in path.read_text(encoding="utf-8"):
+        if time.monotonic() > deadline:
+            raise StepError(f"{path} must have {text!r} within {START_S:.0f} s")
+        time.sleep(0.1)
+
+
+def _output(command: Sequence[str], folder: Path, name: str) -> str:
+    """Run a program; return its output.
+
+    Raises:
+        StepError: It fails, or takes too long.
+    """
+    with _started(command, folder, name) as process:
         try:
-            status = run.wait(ROUNDS_S)
+            status = process.wait(DEVICE_S)
         except subprocess.TimeoutExpired:
-            raise StepError(
-                f"{ROUNDS} rounds did not end in {ROUNDS_S:.0f} s, see {folder}"
-            ) from None
+            raise StepError(f"{name}: must end within {DEVICE_S:.0f} s, see {folder}") from None
     if status:
-        raise StepError(f"the coordinator ended with status {status}, see {folder}")
-    return check_summary(json.loads((folder / "coordinator.out").read_text()))
+        log = (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").strip()
+        last = log.splitlines()[-1] if log else "no message"
+        raise StepError(f"{name} ended with status {status}, see {folder}: {last}")
+    return (folder / f"{name}.out").read_text(encoding="utf-8")
 
 
 def check_summary(summary: Mapping[str, Any]) -> str:
@@ -444,12 +477,17 @@ def check_summary(summary: Mapping[str, Any]) -> str:
 @contextmanager
 def _started(command: Sequence[str], folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program for the duration of a block; its output is in NAME.out and NAME.log."""
-    path = {"PATH": f"{os.environ['PATH']}:/usr/sbin", "PYTHONPATH": str(ROOT)}
+    environ = {
+        "PATH": f"{os.environ['PATH']}:/usr/sbin",
+        "PYTHONPATH": str(ROOT),
+        "FAIRBED_LAB": str(folder / "lab"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+    }
     with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=os.environ | path,
+            env=os.environ | environ,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=log,
@@ -507,7 +545,7 @@ def _run(
 STEPS: dict[str, Callable[[Machine], str]] = {
     "wheels": weigh_wheels,
     "tests": run_tests,
-    "rounds": play_rounds,
+    "device": play_device,
 }
 
 
