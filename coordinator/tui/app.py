@@ -189,6 +189,7 @@ class ControlRoom(App[ExitChoice]):
         super().__init__()
         self._preferences_file = preferences
         self._preferences = load_preferences(preferences) if preferences else Preferences()
+        self.animation_level = "none"  # a new round during a scroll would end it half way
         self._view_reader = ViewReader(reader, reveals=reveals)
         self._send_command = send_command
         self._owns_run = owns_run

@@ -31,7 +31,7 @@ from fairbed.coordinator.tui.widgets.header import RunHeader
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import OperatorCommand
-from tests.coordinator.store.fake_run import FakeRun, fake_run
+from tests.coordinator.store.fake_run import PER_ROUND, FakeRun, fake_run
 from tests.coordinator.tui.screen import lines_on
 
 pytestmark = pytest.mark.anyio
@@ -515,6 +515,23 @@ async def test_a_new_round_does_not_move_the_scrolled_rounds(run: FakeRun) -> No
         await app.refresh_view()
         after = await settled(app, pilot)
     assert timeline_of(after) == timeline_of(before)
+
+
+async def test_a_new_round_does_not_end_a_scroll_half_way(run: FakeRun) -> None:
+    run.play(12)
+    run.store.flush()
+    async with room(run.folder, SMALL) as (app, pilot):
+        await pilot.press("3")
+        await settled(app, pilot)
+        run.play(1)
+        run.store.flush()
+        timeline = app.screen.query_one(RoundTimeline)
+        page = timeline.scrollable_content_region.height
+        timeline.scroll_page_down()
+        await pilot.pause()
+        await app.refresh_view()
+        await settled(app, pilot)
+        assert timeline.scroll_offset.y in (page, page + 1 + PER_ROUND)
 
 
 def timeline_of(picture: str) -> list[str]:
