@@ -375,7 +375,11 @@ def test_rows_of_an_unknown_device_change_nothing(run: FakeRun, feed: ViewReader
     counts = SelectionCounts("unknown", rounds=1, available=1, selected=1, aggregated=1)
     loss = DeviceMetricRow(round=1, device="unknown", n=4, accuracy=0.5, loss=1.0)
     update = ViewUpdate(
-        info=view.info, cursor=view.cursor, selection_counts=[counts], device_metrics=[loss]
+        info=view.info,
+        cursor=view.cursor,
+        selection_counts=[counts],
+        device_metrics=[loss],
+        energy_j={"unknown": 3.0},
     )
     assert fold(view, update).devices == view.devices
 
@@ -480,3 +484,13 @@ def test_the_wait_for_devices_is_shown_until_the_first_round(
     assert view.waiting == "1 of 4 devices are ready, 10 s left"
     run.play(1)
     assert next_view(run, feed, view).waiting == ""
+
+
+def test_a_fleet_is_mixed_with_devices_of_two_kinds(run: FakeRun, feed: ViewReader) -> None:
+    view = next_view(run, feed, RunView())
+    assert not view.is_mixed
+    assert view.info is not None
+    row = replace(feed.reader.devices()[1], kind="physical")
+    mixed = fold(view, ViewUpdate(info=view.info, cursor=view.cursor, devices=[row]))
+    assert mixed.is_mixed
+    assert [device.kind for device in mixed.devices[:2]] == ["emulated", "physical"]
