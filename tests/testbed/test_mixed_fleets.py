@@ -32,6 +32,7 @@ from fairbed.testbed.experiment.file import (
     parse_experiment,
 )
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.experiment.shards import StoredShards
 from fairbed.testbed.lab.folder import LabBroker
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.recording.whole_run import devices_to_record, recorded_experiment
@@ -461,6 +462,51 @@ def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_path: Pa
     assert main(whole) == 0
     assert main(["replay", str(recorded / "experiment.toml"), "--out", str(replay)]) == 0
     assert list(medians(replay)) == ["board-1", "pi-kitchen", "zero-1"]
+
+
+OPEN = """
+name = "open"
+rounds = 2
+[model]
+name = "softmax"
+[selection]
+policy = "uniform"
+per_round = 2
+[round]
+min_devices = 2
+[emulation]
+backend = "process"
+[[fleet]]
+name = "zero"
+profile = "raspberry-pi-zero-2w"
+"""
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_device_without_an_entry_joins_an_emulated_fleet_that_waits_for_more(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    command = [*FAIRBED, "run", str(write(tmp_path, OPEN)), "--headless", "--out", str(folder)]
+
+    async def joined() -> "subprocess.CompletedProcess[bytes]":
+        async with start_broker("mosquitto", folder=tmp_path) as broker:
+            with physical_agent(broker.url, "pi-any", tmp_path):
+                url = ["--set", f"broker.url={broker.url}"]
+                with anyio.fail_after(LIMIT_S):
+                    return await anyio.run_process([*command, *url], check=False)
+
+    ended = anyio.run(joined)
+    assert ended.returncode == 0, ended.stderr
+    assert StoredShards.read(folder) == {"zero-1": 0, "pi-any": 1}
+    with RunReader(folder) as reader:
+        assert {row.name: row.kind for row in reader.devices()} == {
+            "zero-1": "emulated",
+            "pi-any": "physical",
+        }
+        assert {x.device for x in reader.exchanges()} == {"zero-1", "pi-any"}
 
 
 @pytest.mark.broker
