@@ -35,9 +35,8 @@ from fairbed.testbed.lab.identities import (
 )
 from fairbed.testbed.lab.permissions import Role
 from fairbed.testbed.lab.service import has_account, running_pid
-from fairbed.testbed.run.broker import PASSWORD_VARIABLE
 from fairbed.wire.messages import is_device_name
-from fairbed.wire.transport.address import parse_url, without_password
+from fairbed.wire.transport.address import PASSWORD_VARIABLE, parse_url, without_password
 
 MAX_MINUTES = 7 * 24 * 60
 """Longest life of a token: a week, for boards that are set up elsewhere."""

@@ -5,6 +5,7 @@ enough to show the rate, then some transfers of that size. A peer is a broker, o
 `fairbed record --serve` on a machine at the other end.
 """
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -16,7 +17,7 @@ import anyio
 from fairbed.testbed.recording.analysis.from_machine import ProbeResult
 from fairbed.testbed.recording.analysis.rates import Transfer, transfer
 from fairbed.wire.errors import TransportError
-from fairbed.wire.transport.address import parse_url
+from fairbed.wire.transport.address import PASSWORD_VARIABLE, parse_url, with_password
 
 FIRST_BYTES = 64 * 1024
 GROWTH = 4
@@ -60,8 +61,10 @@ OpenPeer: TypeAlias = Callable[[], AbstractAsyncContextManager[Peer]]
 def open_probe(where: str) -> Callable[[], ProbeResult]:
     """Return a function that probes the link to `mqtt://...` or to `HOST:PORT`.
 
+    The password of a broker may be in `FAIRBED_BROKER_PASSWORD`.
+
     Raises:
-        ValueError: It is neither.
+        ValueError: It is neither, or has no user for the password.
     """
     from fairbed.testbed.recording.mqtt_peer import mqtt_peer
     from fairbed.testbed.recording.tcp_peer import split_address, tcp_peer
@@ -69,7 +72,8 @@ def open_probe(where: str) -> Callable[[], ProbeResult]:
     open_peer: OpenPeer
     if "://" in where:
         parse_url(where)
-        open_peer = partial(mqtt_peer, where)
+        given = os.environ.get(PASSWORD_VARIABLE)
+        open_peer = partial(mqtt_peer, where if given is None else with_password(where, given))
     else:
         open_peer = partial(tcp_peer, *split_address(where))
     return lambda: anyio.run(_probe, open_peer, where.rpartition("@")[2])

@@ -41,7 +41,7 @@ from fairbed.wire.codec import decode
 from fairbed.wire.errors import DecodeError, Disconnected, TransportError, VersionError
 from fairbed.wire.messages import MAX_CHUNK_BYTES, Status
 from fairbed.wire.topics import ANY, Topics
-from fairbed.wire.transport.address import HIDDEN, redact, with_password
+from fairbed.wire.transport.address import HIDDEN, PASSWORD_VARIABLE, redact, with_password
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
 from fairbed.wire.transport.client import NOT_CONNECTED, MqttTransport
 
@@ -352,10 +352,6 @@ _KINDS: Mapping[BrokerKind, _Kind] = {
 
 ANSWER_S = 10.0
 """Longest wait for an external broker, seconds; more than any distance on earth needs."""
-
-
-PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
-"""Environment variable with the password of an external broker, for a URL without one."""
 
 
 def external_url(url: str, earlier: str | None = None) -> str:

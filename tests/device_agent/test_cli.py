@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fairbed.device_agent.cli import PASSWORD_VARIABLE, main
+from fairbed.wire.transport import address
 
 BROKER = ("--broker", "mqtt://127.0.0.1:1")
 
@@ -144,6 +145,10 @@ def test_help_loads_no_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("[]\n")
     assert "usage: device-agent" in done.stdout
+
+
+def test_agent_and_coordinator_read_one_variable() -> None:
+    assert PASSWORD_VARIABLE == address.PASSWORD_VARIABLE
 
 
 def test_a_password_among_the_arguments_is_a_warning(

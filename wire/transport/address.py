@@ -16,6 +16,10 @@ Client: TypeAlias = Literal["direct", "aiomqtt"]
 DEFAULT_CLIENT: Client = "direct"
 """A round of 20 devices costs a fifth less processor time (docs/decisions/0007)."""
 
+PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
+"""Environment variable with the password of a broker, for a URL without one: arguments can be read
+by other users of a machine, and files are shared."""
+
 HIDDEN = "***"
 """Stands in place of a password where a URL is shown or stored."""
 

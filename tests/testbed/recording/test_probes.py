@@ -17,6 +17,7 @@ from fairbed.testbed.recording.mqtt_peer import mqtt_peer
 from fairbed.testbed.recording.probes import ProbeFailed, open_probe, probe_peer
 from fairbed.testbed.recording.tcp_peer import MAX_BYTES, serve, split_address, tcp_peer
 from fairbed.testbed.run.broker import start_broker
+from fairbed.wire.transport.address import PASSWORD_VARIABLE
 from fairbed.wire.transport.base import LinkUp
 from fairbed.wire.transport.client import MqttTransport
 from tests.brokers import BROKERS
@@ -142,3 +143,22 @@ def test_an_address_must_be_one(where: str) -> None:
 def test_a_port_alone_listens_everywhere() -> None:
     assert split_address("5202", "0.0.0.0") == ("0.0.0.0", 5202)
     assert split_address("[::1]:5202") == ("::1", 5202)
+
+
+def test_the_password_of_a_probe_is_taken_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[str] = []
+
+    def mqtt_peer(url: str) -> None:
+        taken.append(url)
+        raise OSError("taken")
+
+    monkeypatch.setattr("fairbed.testbed.recording.mqtt_peer.mqtt_peer", mqtt_peer)
+    monkeypatch.setenv(PASSWORD_VARIABLE, "a b")
+    for url in ("mqtts://u@host", "mqtts://u:own@host"):
+        with pytest.raises(ProbeFailed, match=r"^--probe host: must be reachable, got: taken$"):
+            open_probe(url)()
+    assert taken == ["mqtts://u:a%20b@host", "mqtts://u:own@host"]
+    with pytest.raises(ValueError, match="needs a user for the password"):
+        open_probe("mqtts://host")

@@ -16,8 +16,9 @@ from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.experiment.file import parse_experiment
-from fairbed.testbed.run.broker import PASSWORD_VARIABLE, external_url, find_broker, start_broker
+from fairbed.testbed.run.broker import external_url, find_broker, start_broker
 from fairbed.testbed.run_folder import ENDPOINT_FILE, Endpoint, read_endpoint, write_endpoint
+from fairbed.wire.transport.address import PASSWORD_VARIABLE
 from tests.testbed.lab.labs import lab_up, make_lab
 from tests.testbed.small_run import UNTHROTTLED, Running, running
 
