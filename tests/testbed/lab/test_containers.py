@@ -1,7 +1,7 @@
 """Containers: the images of the Containerfile under compose.yaml, and enrolment in a clean Debian.
 
-Needs root, podman, podman-compose, mmdebstrap (for a base image without a registry) and a package
-index; skipped with the reason where one of them is missing.
+Skipped with the reason without root, podman, podman-compose or mmdebstrap (it makes a base image
+without a registry); the package index must be reachable.
 """
 
 import json
@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[3]
 BASE = "localhost/fairbed-test-base"
 """Kept between runs: it has nothing of this checkout."""
 PACKAGES = "ca-certificates,curl,python3,python3-venv"
+WHEELS = ("--python=3.13", "--platform=x86_64")
+"""Of the wheelhouse for that base."""
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 """Of this machine: its network may have an authority of its own before the package index."""
 
@@ -200,41 +202,83 @@ def test_a_lab_a_coordinator_and_two_agents_in_containers_finish_two_runs(
     assert (tmp_path / "work" / "second" / "run.db").exists()
 
 
+@pytest.fixture(scope="module")
+def lab(base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Run a lab that has the packages of the clean Debian."""
+    lab = make_lab(tmp_path_factory.mktemp("lab"))
+    run(*FAIRBED, "lab", "wheelhouse", *WHEELS, env=environ_of(lab), limit_s=BUILD_S)
+    with lab_up(lab):
+        yield lab
+
+
+def environ_of(lab: Lab) -> dict[str, str]:
+    return os.environ | {"FAIRBED_LAB": str(lab.folder)}
+
+
+class CleanDebian:
+    """A container on which a person types."""
+
+    def __init__(self, podman: list[str], base: str) -> None:
+        self._podman = podman
+        self.name = f"fairbed-{secrets.token_hex(4)}"
+        options = ["--detach", f"--name={self.name}", f"--hostname={self.name}", "--network=host"]
+        run(*podman, "run", *LIMITS, *options, base, "sleep", "1200")
+
+    def type(self, line: str, *options: str) -> str:
+        """Run a line in a shell; return its output."""
+        return run(*self._podman, "exec", *options, self.name, "sh", "-c", line)
+
+    def enrol(self, lab: Lab, *options: str) -> str:
+        """Paste the line of `fairbed enroll`; return the command that starts the agent."""
+        (enrol,) = json.loads(run(*FAIRBED, "enroll", "--json", env=environ_of(lab)))
+        output = self.type(enrol["line"], *options)
+        assert f"{self.name}: enrolled at the lab lab" in output
+        assert "installing from the package index" not in output
+        found = re.search(r"start the agent with: (.*)", output)
+        assert found
+        assert f"{self.name}: keeps its identity" in self.type(enrol["line"], *options)
+        return found[1]
+
+    def remove(self) -> None:
+        """End and remove the container."""
+        command = [*self._podman, "rm", "--force", "--time=0", self.name]
+        subprocess.run(command, capture_output=True, check=False)
+
+
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    return make_lab(tmp_path)
+def debian(podman: list[str], base: str) -> Iterator[CleanDebian]:
+    debian = CleanDebian(podman, base)
+    try:
+        yield debian
+    finally:
+        debian.remove()
 
 
 def test_a_clean_debian_is_enrolled_by_the_line_and_serves_a_run(
-    podman: list[str], base: str, lab: Lab, tmp_path: Path
+    debian: CleanDebian, lab: Lab, tmp_path: Path
 ) -> None:
-    environ = os.environ | {"FAIRBED_LAB": str(lab.folder)}
-    wheelhouse = ["lab", "wheelhouse", "--python", "3.13", "--platform", "x86_64"]
-    run(*FAIRBED, *wheelhouse, env=environ, limit_s=BUILD_S)
-    name = f"fairbed-{secrets.token_hex(4)}"
-    container = ["--detach", f"--name={name}", "--network=host", f"--hostname={name}", base]
-    run(*podman, "run", *LIMITS, *container, "sleep", "1200")
-    try:
-        with lab_up(lab):
-            (enrol,) = json.loads(run(*FAIRBED, "enroll", "--json", env=environ))
-            said = run(*podman, "exec", name, "sh", "-c", enrol["line"])
-            assert f"{name}: enrolled at the lab lab" in said
-            assert "installing from the package index" not in said
-            start = re.search(r"start the agent with: (.*)", said)
-            assert start
-            run(*podman, "exec", "--detach", name, *start[1].split())
-            experiment = tmp_path / "boxes.toml"
-            one = EXPERIMENT.replace("= 2", "= 1").format(rounds=2)
-            experiment.write_text(one)
-            command = [*FAIRBED, "coordinator", str(experiment), f"--out={tmp_path / 'run'}"]
-            summary = json.loads(run(*command, "--headless", "--json", env=environ))
-            assert summary["selected"] == {name: 2}
-            assert (summary["rounds_completed"], summary["exchange"]["count"]) == (2, 2)
-            shown = run(*FAIRBED, "devices", env=environ)
-            assert re.search(rf"^{name} .*online", shown, re.MULTILINE), shown
-            examined = run(*podman, "exec", name, "/opt/fairbed/venv/bin/device-agent", "doctor")
-            assert "problem" not in examined
-    finally:
-        subprocess.run(
-            [*podman, "rm", "--force", "--time=0", name], capture_output=True, check=False
-        )
+    command = debian.enrol(lab)
+    debian.type(f"{command} </dev/null >/dev/null 2>&1 &")
+    experiment = tmp_path / "boxes.toml"
+    experiment.write_text(EXPERIMENT.replace("= 2", "= 1").format(rounds=2))
+    coordinator = ["coordinator", str(experiment), f"--out={tmp_path / 'run'}"]
+    output = run(*FAIRBED, *coordinator, "--headless", "--json", env=environ_of(lab))
+    summary = json.loads(output)
+    assert summary["selected"] == {debian.name: 2}
+    assert (summary["rounds_completed"], summary["exchange"]["count"]) == (2, 2)
+    shown = run(*FAIRBED, "devices", env=environ_of(lab))
+    assert re.search(rf"^{debian.name} .*online", shown, re.MULTILINE), shown
+    assert "problem " not in debian.type("/opt/fairbed/venv/bin/device-agent doctor")
+
+
+def test_a_debian_without_venv_takes_pip_from_the_lab(debian: CleanDebian, lab: Lab) -> None:
+    debian.type("rm -r /usr/lib/python3*/ensurepip /usr/share/python-wheels")
+    assert debian.enrol(lab).startswith("/opt/fairbed/venv/bin/device-agent run ")
+
+
+def test_an_ordinary_user_is_enrolled_in_the_home_folder(debian: CleanDebian, lab: Lab) -> None:
+    debian.type("useradd --create-home anna")
+    home = "/home/anna"
+    command = debian.enrol(lab, "--user=anna", f"--env=HOME={home}")
+    assert command.startswith(f"{home}/.local/share/fairbed/venv/bin/device-agent run ")
+    assert debian.type(f"stat --format='%a %U' {home}/.config/fairbed/agent.toml") == "600 anna\n"
