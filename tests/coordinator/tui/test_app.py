@@ -663,6 +663,20 @@ async def test_the_colours_follow_the_theme(finished: Path) -> None:
         assert await comes(pilot, lambda: app.export_screenshot() != before)
 
 
+@pytest.mark.full
+async def test_each_phase_has_a_colour_of_its_own_in_every_theme(finished: Path) -> None:
+    async with room(finished) as (app, pilot):
+        timeline = app.screen.query_one(RoundTimeline)
+        for theme in app.available_themes:
+            app.theme = theme
+            await pilot.pause()
+            colours = {
+                timeline.get_component_rich_style(f"timeline--{phase}", partial=True).color
+                for phase in (*PHASES, MISSED)
+            }
+            assert len(colours) == len(PHASES) + 1, theme
+
+
 async def test_a_thousand_devices_can_be_watched(tmp_path: Path) -> None:
     large = FakeRun(tmp_path / "large", devices=1_000)
     large.play(2)
