@@ -500,7 +500,7 @@ def _keep(places: Places, lab: Lab, standing: RenewReply, write: Write) -> None:
     )
     text = places.config.read_text(encoding="utf-8")
     write_private(places.config, with_keys(text, {"broker_url": url, "lab_url": lab.url}))
-    write(f"{standing.name}: keeps its identity at the lab {standing.lab}; the token stays unused")
+    write(f"{standing.name}: keeps its identity at the lab {standing.lab}; no token is used")
 
 
 def _enrol(places: Places, lab: Lab, token: str, name: str | None, write: Write) -> bool:

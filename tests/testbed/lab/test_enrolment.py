@@ -187,7 +187,7 @@ def test_to_join_again_keeps_the_identity_and_needs_no_token(
     token = served.token()
     join_lab(token)
     before = load_config(tmp_path / "device" / "agent.toml", {})
-    assert join_lab(token)[0] == "pi: keeps its identity at the lab lab; the token stays unused"
+    assert join_lab(token)[0] == "pi: keeps its identity at the lab lab; no token is used"
     assert load_config(tmp_path / "device" / "agent.toml", {}) == before
     assert actions(served) == [("enrol", "pi")]
 
