@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.wire.messages import OperatorCommand
+from fairbed.wire.messages import OperatorAnswer, OperatorCommand
 from fairbed.wire.shard import Shard
 
 
@@ -70,6 +70,26 @@ class Evaluator(Protocol):
         ...
 
 
+class CommandRefusedError(Exception):
+    """A command of an operator cannot be executed; the message is one line."""
+
+
+class DeviceControl(Protocol):
+    """Changes emulated devices while they run."""
+
+    async def execute(self, command: OperatorCommand) -> str:
+        """Execute a throttle, profile, link or fault; return what was done, in one line.
+
+        Raises:
+            CommandRefusedError: The device is not emulated, or its backend cannot do it.
+        """
+        ...
+
+
+Audit: TypeAlias = Callable[[OperatorCommand, str, OperatorAnswer], None]
+"""Notes a command, its operator and the answer outside of the run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostServices:
     """Services that the testbed provides to a coordinator."""
@@ -79,5 +99,6 @@ class HostServices:
     """None: no evaluation."""
     host_monitor: HostMonitor | None = None
     """None: no device is emulated."""
-    audit: Callable[[OperatorCommand, str], None] = lambda command, operator: None
-    """Notes a command and its operator outside of the run, before it is executed."""
+    audit: Audit = lambda command, operator, answer: None
+    devices: DeviceControl | None = None
+    """None: no device is emulated."""

@@ -14,6 +14,7 @@ from fairbed.wire.messages import (
     FromDevice,
     Intent,
     Message,
+    OperatorAnswer,
     OperatorCommand,
     ToDevice,
 )
@@ -32,6 +33,7 @@ _FROM_DEVICE: msgspec.msgpack.Decoder[FromDevice] = msgspec.msgpack.Decoder(From
 _TO_DEVICE: msgspec.msgpack.Decoder[ToDevice] = msgspec.msgpack.Decoder(ToDevice)
 _INTENT = msgspec.msgpack.Decoder(Intent)
 _COMMAND = msgspec.msgpack.Decoder(OperatorCommand)
+_ANSWER = msgspec.msgpack.Decoder(OperatorAnswer)
 _ANY: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
@@ -87,6 +89,15 @@ def decode_command(payload: Buffer) -> OperatorCommand:
         DecodeError: The bytes are not a valid command.
     """
     return _decode_message(_COMMAND, payload)
+
+
+def decode_answer(payload: Buffer) -> OperatorAnswer:
+    """Return the answer of a run to a command.
+
+    Raises:
+        DecodeError: The bytes are not a valid answer.
+    """
+    return _decode_message(_ANSWER, payload)
 
 
 def decode(payload: Buffer) -> AnyMessage:

@@ -9,7 +9,7 @@ default value is omitted. The coordinator uses a codec or sends an `EvaluateRequ
 device names it in its `Capabilities`.
 
 In order: bounds and names, the common base, shared parts, loss query, status, device to
-coordinator, coordinator to device, operator to coordinator.
+coordinator, coordinator to device, operator to coordinator and back.
 """
 
 import math
@@ -668,25 +668,87 @@ class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
     reason: Text = ""
 
 
-# --- operator to coordinator ---------------------------------------------------------------------
+# --- operator to coordinator, and back ------------------------------------------------------------
+
+
+Action: TypeAlias = Literal[
+    "pause",
+    "resume",
+    "stop",
+    "stop-after-round",
+    "exclude",
+    "include",
+    "kick",
+    "set",
+    "note",
+    "throttle",
+    "profile",
+    "link",
+    "fault",
+]
+
+FIELDS_OF_ACTION: dict[Action, tuple[str, ...]] = {
+    "pause": (),
+    "resume": (),
+    "stop": (),
+    "stop-after-round": (),
+    "exclude": ("device",),
+    "include": ("device",),
+    "kick": ("device",),
+    "set": ("name", "value"),
+    "note": ("text",),
+    "throttle": ("device", "name", "value"),
+    "profile": ("device", "name"),
+    "link": ("device", "name"),
+    "fault": ("device", "name", "value"),
+}
+"""The fields that an action has, and no others."""
 
 
 class OperatorCommand(Message, frozen=True, kw_only=True, tag="command"):
-    """A command of an operator to a live run (TUI, `fairbed stop`)."""
+    """A command of an operator to a live run (TUI, `fairbed command`, `fairbed stop`)."""
 
     id: BlobId
     """Random; a command that arrives twice takes effect once."""
-    action: Literal["pause", "resume", "stop", "exclude", "include"]
+    action: Action
+    """pause: begin no further round; stop: end the run at once; stop-after-round: end it when the
+    open round has closed; exclude, include: select a device no more, or again; kick: end its
+    exchange now; set: change a setting at the next round; note: write an event; throttle, profile,
+    link, fault: change an emulated device."""
     device: DeviceName | None = None
-    """Device to exclude or include; None for other actions."""
+    """The device."""
+    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    """The setting (set), the part (throttle: cpu or link), the profile, the link or the fault."""
+    value: Annotated[float, Meta(ge=-1e15, le=1e15)] | None = None
+    """New value of a setting; share that is left of the speed (throttle); seconds (fault)."""
+    text: Text = ""
+    """The note, one line."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.device is not None) != (self.action in ("exclude", "include")):
-            raise ValueError(
-                f"device must be given for exclude and include and no other action, "
-                f"got {self.action} {self.device}"
-            )
+        wanted = FIELDS_OF_ACTION[self.action]
+        for field in ("device", "name", "value", "text"):
+            got = getattr(self, field)
+            if (got not in (None, "")) != (field in wanted):
+                rule = "must be given" if field in wanted else "must not be given"
+                raise ValueError(f"{field} {rule} for action {self.action!r}, got {got!r}")
+
+    @property
+    def line(self) -> str:
+        """The command on one line, as in `set beta 0.2`."""
+        value = None if self.value is None else f"{self.value:g}"
+        parts = (self.action, self.device, self.name, value, self.text)
+        return " ".join(part for part in parts if part)
+
+
+class OperatorAnswer(Message, frozen=True, kw_only=True, tag="answer"):
+    """What became of a command, to its operator."""
+
+    id: BlobId
+    """Of the command."""
+    is_accepted: bool
+    text: Text
+    """What the run does, or why it refuses."""
 
 
 FromDevice: TypeAlias = (
@@ -716,4 +778,4 @@ ToDevice: TypeAlias = (
     | Goodbye
     | CoordinatorStatus
 )
-AnyMessage: TypeAlias = FromDevice | ToDevice | Intent | OperatorCommand
+AnyMessage: TypeAlias = FromDevice | ToDevice | Intent | OperatorCommand | OperatorAnswer

@@ -2,6 +2,7 @@
 
     fairbed/t/coordinator            CoordinatorStatus, retained, will
     fairbed/t/command/<operator>     OperatorCommand, from one operator
+    fairbed/t/answer/<operator>      OperatorAnswer, to this operator
     fairbed/t/d/<name>/status        Status, retained, will
     fairbed/t/d/<name>/tel           Context, QoS 0
     fairbed/t/d/<name>/up            Hello, Offer, UploadDone, Failed, requests
@@ -54,6 +55,10 @@ class Topics:
     def command(self, operator: str) -> str:
         """Commands of one operator to the run (`+` for all)."""
         return f"{self.base}/command/{operator}"
+
+    def answer(self, operator: str) -> str:
+        """Answers to the commands of one operator (`+` for all)."""
+        return f"{self.base}/answer/{operator}"
 
     @property
     def control_all(self) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Disconnected
-from fairbed.wire.messages import CoordinatorStatus, ToDevice
+from fairbed.wire.messages import CoordinatorStatus, OperatorAnswer, ToDevice
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Transport
 
@@ -14,6 +14,10 @@ _LOG = logging.getLogger(__name__)
 
 MAX_PENDING = 16
 """Most messages to one device that wait for the broker; an exchange needs about six."""
+
+
+def _ignore() -> None:
+    """An answer was delivered or lost; its operator sends the command again."""
 
 
 class Publisher:
@@ -38,6 +42,14 @@ class Publisher:
         except Disconnected as exc:
             _LOG.info("not sent to %s: %s", topic, exc)
             on_complete()
+
+    def answer(self, operator: str, answer: OperatorAnswer) -> None:
+        """Publish an answer to an operator without waiting; it is lost if the link is down."""
+        topic = self._topics.answer(operator)
+        try:
+            self._transport.publish_nowait(topic, encode(answer), qos=1, on_complete=_ignore)
+        except Disconnected as exc:
+            _LOG.info("not sent to %s: %s", topic, exc)
 
     async def broadcast(self, message: ToDevice) -> bool:
         """Publish to every device; return whether the broker has received it."""

@@ -789,6 +789,13 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
         return round_id == rounds or (self.every > 0 and round_id % self.every == 0)
 
 
+class OperatorConfig(Section, frozen=True, kw_only=True):
+    """`[operator]`: commands of operators to the live run."""
+
+    read_only: bool = False
+    """Refuse every command, also stop; a signal still ends the run."""
+
+
 class CoordinatorConfig(Section, frozen=True, kw_only=True):
     """The coordinator's part of an experiment."""
 
@@ -806,6 +813,7 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     exchange: ExchangeConfig = ExchangeConfig()
     personalisation: PersonalisationConfig = PersonalisationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    operator: OperatorConfig = OperatorConfig()
     held_out: HeldOut | None = None
     """How devices with own data hold out test examples; None: they do not."""
 

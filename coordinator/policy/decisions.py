@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
@@ -101,6 +102,23 @@ class Decisions:
         """Claims that the last call of `learn` began or ceased to replace, by row."""
         self._registered = 0
         """Number of devices at the last selection."""
+
+    def reconfigure(self, config: CoordinatorConfig) -> None:
+        """Continue under another configuration of the same algorithms, with all that they learnt.
+
+        Between two rounds, as a restart from a checkpoint: every part is made anew and gets the
+        state of the former one. So a virtual queue keeps its length, and grows by the new beta.
+
+        Raises:
+            PluginError: A plug-in cannot be made anew.
+            FleetSizeError: The weight rule is made for smaller rounds.
+        """
+        made = make_decisions(config, self._registered)
+        made.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(self.to_state())))
+        self.config = config
+        self.selector, self.estimator = made.selector, made.estimator
+        self.aggregator, self.local_half = made.aggregator, made.local_half
+        self.miss_limit, self.context_check = made.miss_limit, made.context_check
 
     def select(
         self,

@@ -48,8 +48,7 @@ class Assignments:
     """Selects devices, and keeps the assignment of each open exchange.
 
     Args:
-        config: Configuration of the run.
-        decisions: Select the devices.
+        decisions: Select the devices, and have the configuration of the run.
         registry: The devices of the run.
         versions: The model that is trained.
         now: Monotonic clock, seconds.
@@ -58,14 +57,12 @@ class Assignments:
 
     def __init__(
         self,
-        config: CoordinatorConfig,
         decisions: Decisions,
         registry: Registry,
         versions: ModelVersions,
         now: Callable[[], float],
         run: str,
     ) -> None:
-        self._config = config
         self._decisions = decisions
         self._registry = registry
         self._versions = versions
@@ -73,6 +70,10 @@ class Assignments:
         self._run = run
         self._open: dict[tuple[str, int], Assignment] = {}
         """Assignments of all open exchanges, by device and round."""
+
+    @property
+    def _config(self) -> CoordinatorConfig:
+        return self._decisions.config
 
     def select(
         self,

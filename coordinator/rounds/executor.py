@@ -263,9 +263,9 @@ class RoundExecutor:
         """End the exchange of a device that has been gone for too long."""
         self._on(DeviceLost(device, reason))
 
-    def exclude(self, device: str) -> None:
-        """End the exchange of a device that an operator excluded."""
-        self._on(Excluded(device))
+    def exclude(self, device: str, reason: str = "excluded by an operator") -> None:
+        """Cancel the exchange of a device, as an operator demands."""
+        self._on(Excluded(device, reason))
 
     def on_link_down(self) -> None:
         """The coordinator lost its link: suspend all deadlines."""

@@ -142,7 +142,6 @@ class RoundProgress:
 class RunServices:
     """The parts of a run that every round uses; each lives as long as the coordinator process."""
 
-    config: CoordinatorConfig
     decisions: Decisions
     fleet: Fleet
     agreement: CodecAgreement
@@ -204,7 +203,6 @@ class TrainingLoop:
     """
 
     def __init__(self, services: RunServices, attempt: int) -> None:
-        self._config = services.config
         self._decisions = services.decisions
         self._fleet = services.fleet
         self._registry = services.fleet.registry
@@ -223,6 +221,36 @@ class TrainingLoop:
         """Devices whose mini-batches were reported to be too small for the rule."""
         self._may_run = anyio.Event()
         self._may_run.set()
+        self._next_config: CoordinatorConfig | None = None
+        """Replaces the configuration when the next round begins."""
+        self._open_round: int | None = None
+        self._first_round = 1
+        self._last_round: int | None = None
+        """The run ends after this round, which an operator ended early; None: after the last."""
+
+    @property
+    def _config(self) -> CoordinatorConfig:
+        """The configuration of the open round, which an operator may change between rounds."""
+        return self._decisions.config
+
+    @property
+    def next_config(self) -> CoordinatorConfig:
+        """The configuration of the next round."""
+        return self._next_config or self._config
+
+    @property
+    def next_round(self) -> int:
+        """The next round to begin."""
+        return self._first_round if self._open_round is None else self._open_round + 1
+
+    def change(self, config: CoordinatorConfig) -> None:
+        """Take another configuration of the same algorithms when the next round begins."""
+        self._next_config = config
+
+    def stop_after_round(self) -> int | None:
+        """End the run after the open round; return it, or None if no round is open."""
+        self._last_round = self._open_round
+        return self._open_round
 
     async def run(self, first_round: int) -> None:
         """Run the rounds `first_round` .. `config.rounds`.
@@ -236,12 +264,16 @@ class TrainingLoop:
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
         await self._versions.publish(self._versions.vector, rng)
         for round_id in range(first_round, self._config.rounds + 1):
+            self._first_round = round_id
             await self._fleet.wait_settled()
             while not self._may_run.is_set():
                 await self._may_run.wait()
                 await self._fleet.wait_settled()
+            self._open_round = round_id
             await self.run_round(round_id)
-            self._attempt = 0
+            self._open_round, self._attempt = None, 0
+            if self._last_round is not None:
+                return
         if all(device.aggregated_round is None for device in self._registry):
             raise NothingAggregatedError(self._config.rounds)
 
@@ -253,6 +285,7 @@ class TrainingLoop:
         open, and a later round merges it. Asynchronous: collecting also dispatches a replacement
         whenever a device finishes, and ends after `round.buffer` updates of any version.
         """
+        self._apply_next_config(round_id)
         losses = await self._query_losses(round_id)
         opened, trains = self._select(round_id, losses)
         self._dispatch(opened, trains)
@@ -265,6 +298,19 @@ class TrainingLoop:
         metric = await self._evaluate(closed)
         cohort = tuple(closed.table.exchanges)
         self._services.on_progress(RoundProgress(round=row, cohort=cohort, metric=metric))
+
+    def _apply_next_config(self, round_id: int) -> None:
+        """Take the configuration that an operator chose, before anything of the round is decided.
+
+        The queues of the last round have advanced by the old beta; this round's will by the new.
+        """
+        if self._next_config is None:
+            return
+        self._decisions.reconfigure(self._next_config)
+        self._next_config = None
+        if self._next is not None:
+            table = self._next[0]
+            table.set_limits(self._config.round.deadline_s, self._config.updates_per_version)
 
     def pause(self) -> None:
         """Begin no further round; the open round ends as usual."""
@@ -290,6 +336,11 @@ class TrainingLoop:
         self._registry.load_state(saved["registry"])
         self._decisions.load_state(saved["decisions"])
 
+    @property
+    def _end_of_run(self) -> int:
+        """The last round."""
+        return self._config.rounds if self._last_round is None else self._last_round
+
     async def _wait_for_fleet(self) -> None:
         """Wait for the devices of round 1; report it when their number changes, and at intervals.
 
@@ -297,6 +348,9 @@ class TrainingLoop:
             FleetMissingError: Too few devices were ready in time.
         """
         wanted, limit = self._config.min_devices, self._config.join_timeout_s
+        excluded = sum(device.is_excluded for device in self._registry)  # by an earlier process
+        if excluded:
+            wanted = max(1, min(wanted, len(self._registry) - excluded))
         reported_at = self._event_log.now()
         deadline, reported = reported_at + limit, -1
         while (ready := int(self._registry.available(self._event_log.now()).sum())) < wanted:
@@ -412,7 +466,7 @@ class TrainingLoop:
         """
         table, now = opened.table, self._event_log.now()
         lag_p99_s = self._services.loop_lag.p99_s()
-        if table.id == self._config.rounds:
+        if table.id == self._end_of_run:
             self._executor.end_all("the run is over")
         ended = [x for x in table.all_exchanges() if x.is_over]
         merged = {x.device for x in ended if x.state is ExchangeState.DONE}
@@ -530,10 +584,15 @@ class TrainingLoop:
     async def _evaluate(self, closed: ClosedRound) -> MetricRow | None:
         """Evaluate the new model if that is due: last, because no duration may include it."""
         table, log, evaluator = closed.table, self._event_log, self._services.evaluator
-        if not self._config.evaluation.is_due(table.id, self._config.rounds):
+        if not self._config.evaluation.is_due(table.id, self._end_of_run):
             return None
         started = log.now()
-        scores = await self._services.own_data_tests.run(table.id, table.attempt)
+        scores = await self._services.own_data_tests.run(
+            table.id,
+            table.attempt,
+            limit_s=self._config.test_timeout_s,
+            is_last=table.id == self._end_of_run,
+        )
         test_set: Score | None = None
         if evaluator is not None:
             model = self._versions.vector

@@ -69,7 +69,9 @@ class OwnDataTests:
         self._late: Counter[tuple[str, int]] = Counter()
         """Late tests in a row."""
 
-    async def run(self, round_id: int, attempt: int) -> dict[str, Score]:
+    async def run(
+        self, round_id: int, attempt: int, *, limit_s: float, is_last: bool
+    ) -> dict[str, Score]:
         """Return the score of each device that replied in time, by name.
 
         In asynchronous rounds devices work between rounds, too, so they are tested after the last.
@@ -77,16 +79,17 @@ class OwnDataTests:
         Args:
             round_id: The round that was closed last.
             attempt: Its attempt.
+            limit_s: Longest wait for the replies, seconds.
+            is_last: No round follows.
         """
         config = self._config
-        is_last = round_id == config.rounds
         if config.held_out is None or (config.round.is_buffered and not is_last):
             return {}
         if not any(device.can_test for device in self._registry):
             return {}
         await self._fleet.wait_settled()
         await self._wait_idle([device.name for device in self._registry if device.can_test])
-        query = LossQuery(round_id, attempt, config.test_timeout_s)
+        query = LossQuery(round_id, attempt, limit_s)
         requests = {x.name: self._request(x, query) for x in self._registry if self._is_testable(x)}
         if not requests:
             return {}

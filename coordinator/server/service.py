@@ -5,8 +5,8 @@ are in `rounds.loop`.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import anyio
@@ -20,6 +20,7 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideT
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.policy.live_settings import SettingError, key_of, with_changes
 from fairbed.coordinator.ports import HostServices
 from fairbed.coordinator.rounds.assignments import Assignments
 from fairbed.coordinator.rounds.executor import RoundExecutor
@@ -30,7 +31,11 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.own_data import OwnDataTests
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.server.lease import CoordinatorLease
-from fairbed.coordinator.server.operator_commands import OperatorCommands
+from fairbed.coordinator.server.operator_commands import (
+    OperatorCommands,
+    accepted_changes,
+    due_now,
+)
 from fairbed.coordinator.server.router import Router, Routes
 from fairbed.coordinator.state.registry import Registry, reason_lost
 from fairbed.coordinator.store import Store, StoreError
@@ -69,6 +74,9 @@ class TrainingSetup:
     """Devices in row order; other devices get the next rows as they join."""
     emulated: Collection[str] = ()
     """The emulated ones, for reports only; the others are physical."""
+    availability: Mapping[str, float] = field(default_factory=dict)
+    """Probability that a device is available in a round, where the experiment states one; else 1.
+    Guaranteed rates that an operator sets are checked against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,7 @@ class _RunParts:
     query_executor: LossQueryExecutor
     personal_scores: PersonalScores
     loop: TrainingLoop
+    commands: OperatorCommands
     router: Router
 
     @property
@@ -173,8 +182,25 @@ class Coordinator:
 
     def stop(self) -> None:
         """End the run at once; its open round is lost."""
+        self._stop(True)
+
+    def _stop(self, is_now: bool) -> None:
         self._is_stopped = True
-        self._scope.cancel()
+        if is_now:
+            self._scope.cancel()
+
+    def _kick(self, name: str, reason: str) -> bool:
+        """Cancel what a device does for the coordinator; return whether it did anything."""
+        assert self._parts is not None
+        is_at_work = False
+        for executor in self._parts.executors:
+            if name in executor.open_devices():
+                is_at_work = True
+                if isinstance(executor, RoundExecutor):
+                    executor.exclude(name, reason)
+                else:
+                    executor.mark_lost(name, reason)
+        return is_at_work
 
     def refuse_all_but(self, accepted: Collection[str]) -> None:
         """End the exchanges of devices that the broker accepts no more, and ignore their packets.
@@ -218,7 +244,19 @@ class Coordinator:
         query_executor = LossQueryExecutor(self._publisher, log)
         services = self._build_services(fleet, executor, query_executor, side_traffic)
         loop = TrainingLoop(services, self._setup.attempt)
-        commands = OperatorCommands(loop, executor, registry, log, self.stop, self._host.audit)
+        commands = OperatorCommands(
+            loop,
+            registry,
+            log,
+            self._publisher,
+            group,
+            kick=self._kick,
+            stop=self._stop,
+            audit=self._host.audit,
+            devices=self._host.devices,
+            availability=self._setup.availability,
+            is_read_only=self._config.operator.read_only,
+        )
         routes = Routes(
             fleet=fleet,
             executor=executor,
@@ -237,6 +275,7 @@ class Coordinator:
             query_executor=query_executor,
             personal_scores=services.personal_scores,
             loop=loop,
+            commands=commands,
             router=Router(self._topics, routes, log, group),
         )
 
@@ -281,14 +320,11 @@ class Coordinator:
             max_chunk_bytes=self._max_chunk_bytes,
         )
         return RunServices(
-            config=config,
             decisions=decisions,
             fleet=fleet,
             agreement=agreement,
             versions=versions,
-            assignments=Assignments(
-                config, decisions, registry, versions, log.now, self._store.run_id
-            ),
+            assignments=Assignments(decisions, registry, versions, log.now, self._store.run_id),
             loss_queries=LossQueries(config, decisions, registry, versions, query_executor, log),
             personal_scores=PersonalScores(log),
             own_data_tests=OwnDataTests(config, fleet, versions, query_executor, log),
@@ -304,13 +340,36 @@ class Coordinator:
     def _restore(self, loop: TrainingLoop) -> int:
         """Restore the last checkpoint, if there is one; return the first round to run."""
         checkpoint = self._store.last_checkpoint()
+        first_round = 1 if checkpoint is None else checkpoint.round + 1
+        changes = self._restore_settings(first_round)
         if checkpoint is None:
-            return 1
+            return first_round
         with self._store.restoring():
             loop.restore(checkpoint.state)
-        first_round = checkpoint.round + 1
-        self._event_log.event("resumed", f"continues with round {first_round}")
+        self._event_log.event("resumed", f"continues with round {first_round}{changes}")
         return first_round
+
+    def _restore_settings(self, first_round: int) -> str:
+        """Take the settings that operators have changed; return them in words.
+
+        A change that was to begin with the round after the open one begins with this round.
+
+        Raises:
+            StoreError: One is out of the bounds of this version.
+        """
+        rows = self._store.earlier_commands()
+        changes = accepted_changes(rows)
+        if not changes:
+            return ""
+        for row in due_now(rows, first_round):
+            self._event_log.add(row)
+        try:
+            config = with_changes(self._config, changes)
+        except SettingError as exc:
+            raise StoreError(f"{self._store.folder}: command: {exc}") from exc
+        self._setup.decisions.reconfigure(config)
+        new = {key_of(change.name): change.value for change in changes}
+        return "; set while it ran: " + ", ".join(f"{key} = {x:g}" for key, x in new.items())
 
     def _start_tasks(self, group: TaskGroup, parts: _RunParts) -> None:
         group.start_soon(self._receive, group, parts.router, name="coordinator.receive")
@@ -330,6 +389,7 @@ class Coordinator:
             await self._on_link_up()
             await self._public.publish(parts.task_manifest, parts.task)
             self._store.set_status("running")
+            await parts.commands.repeat(self._store.earlier_commands())
             await parts.loop.run(first_round)
         except Exception as exc:  # any error: the broker is cleaned before it is raised
             self._fail(exc)

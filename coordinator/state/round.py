@@ -89,9 +89,10 @@ class DeviceLost:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """An operator excluded the device."""
+    """An operator excluded the device, or ended its exchange."""
 
     device: str
+    reason: str = "excluded by an operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,12 @@ class Round:
         for x in self.carried.values():
             self._dispatched = max(self._dispatched, x.number + 1)
             self._add(x)
+
+    def set_limits(self, deadline_s: float, target_updates: int) -> None:
+        """Change the deadline and the number of updates, before the first dispatch of the round."""
+        assert not self.exchanges, "limits hold for a whole round"
+        self.deadline_s = self._deadlines.deadline_s = deadline_s
+        self.target_updates = target_updates
 
     def begin(self, now: float) -> None:
         """Start the clock of an asynchronous round."""
@@ -446,7 +453,7 @@ class Round:
         self._end(x, ExchangeState.LOST, event.reason, now, actions)
 
     def _on_excluded(self, x: Exchange, event: Excluded, now: float, actions: list[Action]) -> None:
-        self._end(x, ExchangeState.CANCELLED, "excluded by an operator", now, actions)
+        self._end(x, ExchangeState.CANCELLED, event.reason, now, actions)
 
     def _end(
         self, x: Exchange, state: ExchangeState, reason: str, now: float, actions: list[Action]

@@ -46,6 +46,7 @@ from fairbed.coordinator.store.schema import (
 )
 from fairbed.coordinator.store.tables import (
     CheckpointRow,
+    CommandRow,
     ConditionRow,
     EventRow,
     ExchangeRow,
@@ -217,6 +218,9 @@ class Store:
         self._path = folder / DATABASE
         self._offset_s = last_instant(connection)
         self._checkpoint = verified_checkpoint(folder, connection)
+        commands = table_of(CommandRow)
+        rows = connection.execute(commands.select("ORDER BY at_s")).fetchall()
+        self._commands = [commands.decode(row) for row in rows]
         self._dropped_before = int(
             connection.execute("SELECT telemetry_dropped FROM run").fetchone()[0]
         )
@@ -388,6 +392,10 @@ class Store:
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint at which the store was reopened; None for a run without one."""
         return self._checkpoint
+
+    def earlier_commands(self) -> list[CommandRow]:
+        """Return the operator commands of earlier processes of the run, oldest first."""
+        return self._commands
 
     @contextmanager
     def restoring(self) -> Iterator[None]:

@@ -621,12 +621,28 @@ class CommandRow:
     """Number of the command."""
     at_s: float
     """Instant."""
+    wall: str = ""
+    """Wall-clock time, ISO 8601 in UTC."""
     action: str
     """What the operator requested."""
     device: str | None
     """Name of the device."""
     operator: str
     """Name of the operator; `local` without a lab."""
+    name: str | None = None
+    """Setting, part, profile, link or fault."""
+    value: float | None = None
+    """Value of the setting, share of the speed, or seconds of the fault."""
+    text: str = ""
+    """The note."""
+    round: int | None = None
+    """First round with the new setting; None for other actions and refused commands."""
+    before: float | None = None
+    """Value of the setting before."""
+    is_accepted: bool = True
+    """The run executed the command."""
+    answer: str = ""
+    """What the run does, or why it refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

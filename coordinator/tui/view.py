@@ -416,7 +416,11 @@ def _note_absence(devices: dict[str, DeviceView], update: ViewUpdate, elapsed_s:
     At the end of a run absence is what it was at the last context of any device: the devices of a
     run end before its last event.
     """
-    commanded = {row.device: row.action for row in update.commands if row.device is not None}
+    commanded = {
+        row.device: row.action
+        for row in update.commands
+        if row.is_accepted and row.action in ("exclude", "include")
+    }
     left = {row.device: row.at_s for _, row in update.events if row.kind == "left" and row.device}
     now_s = elapsed_s
     if not update.info.is_alive:

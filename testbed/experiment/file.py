@@ -22,6 +22,7 @@ from fairbed.coordinator.policy.config import (
     ExchangeConfig,
     ModelConfig,
     NonNegativeFloat,
+    OperatorConfig,
     PersonalisationConfig,
     PositiveFloat,
     PositiveInt,
@@ -284,6 +285,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     exchange: ExchangeConfig = ExchangeConfig()
     personalisation: PersonalisationConfig = PersonalisationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    operator: OperatorConfig = OperatorConfig()
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
     emulation: EmulationConfig = EmulationConfig()
@@ -442,6 +444,7 @@ class Experiment(Section, frozen=True, kw_only=True):
             exchange=self.exchange,
             personalisation=self.personalisation,
             privacy=self.privacy,
+            operator=self.operator,
             held_out=self._held_out,
         )
 

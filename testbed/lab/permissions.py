@@ -61,8 +61,9 @@ def permissions(role: Role, name: str, tenant: str = ANY) -> Permissions:
     if role == "coordinator":
         return _coordinator(topics)
     watched = (topics.coordinator, topics.status(ANY), topics.telemetry(ANY))
-    commands = (topics.command(name),) if role == "operator" else ()
-    return Permissions(publishes=commands, reads=watched)
+    if role == "viewer":
+        return Permissions(publishes=(), reads=watched)
+    return Permissions(publishes=(topics.command(name),), reads=(*watched, topics.answer(name)))
 
 
 def _device(topics: Topics, name: str) -> Permissions:
@@ -89,6 +90,7 @@ def _coordinator(topics: Topics) -> Permissions:
     return Permissions(
         publishes=(
             topics.coordinator,
+            topics.answer(ANY),
             topics.control_all,
             topics.control(ANY),
             topics.data(ANY),

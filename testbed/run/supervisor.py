@@ -18,7 +18,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import HostServices
+from fairbed.coordinator.ports import Audit, HostServices
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
@@ -37,7 +37,7 @@ from fairbed.testbed.experiment.shards import FleetData, StoredShards
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
-from fairbed.testbed.lab.audit import Audit
+from fairbed.testbed.lab.audit import Audit as AuditLog
 from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
 from fairbed.testbed.lab.service import open_running_lab, pid_of_broker
@@ -68,7 +68,7 @@ from fairbed.testbed.run_folder import (
     write_endpoint,
 )
 from fairbed.wire.artifact import Artifact, initial_vector
-from fairbed.wire.messages import OperatorCommand
+from fairbed.wire.messages import OperatorAnswer, OperatorCommand
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import redact, with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
@@ -329,7 +329,7 @@ def _coordinator(
     plan: RunPlan,
     parts: _Parts,
     monitor: ContentionMonitor | None,
-    audit: Callable[[OperatorCommand, str], None],
+    audit: Audit,
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None],
 ) -> Coordinator:
@@ -437,13 +437,14 @@ async def _endpoint(
             restart_scope.cancel()
 
 
-def _audit_of(plan: RunPlan, stop: StopControl) -> Callable[[OperatorCommand, str], None]:
+def _audit_of(plan: RunPlan, stop: StopControl) -> Audit:
     """Return what notes operator commands in the audit log of the lab, if the run has one."""
     if plan.experiment.broker.url != LAB:
-        return lambda command, operator: None
-    audit = Audit(open_lab().audit)
+        return lambda command, operator, answer: None
+    audit = AuditLog(open_lab().audit)
 
-    def note(command: OperatorCommand, operator: str) -> None:
+    def note(command: OperatorCommand, operator: str, answer: OperatorAnswer) -> None:
+        verdict = "" if answer.is_accepted else f" (refused: {answer.text})"
         try:
             audit.write(
                 "command",
@@ -451,7 +452,7 @@ def _audit_of(plan: RunPlan, stop: StopControl) -> Callable[[OperatorCommand, st
                 name=command.device or "",
                 role="device" if command.device else "",
                 by=f"operator_{operator}",
-                detail=f"{command.action} {plan.run_id}",
+                detail=f"{command.line} {plan.run_id}{verdict}",
             )
         except LabError as exc:  # a full disk must not end the run
             stop.note("audit", str(exc))

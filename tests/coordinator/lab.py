@@ -22,7 +22,7 @@ from fairbed.coordinator.policy.config import (
     TrainingConfig,
 )
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import HostServices, Score
+from fairbed.coordinator.ports import DeviceControl, HostServices, Score
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.store import NewRun, RunReader, Store
@@ -33,7 +33,7 @@ from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.sensors import real_host
 from fairbed.wire.artifact import Artifact, initial_vector
-from fairbed.wire.messages import MAX_CHUNK_BYTES, OperatorCommand
+from fairbed.wire.messages import MAX_CHUNK_BYTES, OperatorAnswer, OperatorCommand
 from fairbed.wire.shard import Shard, make_shard
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Transport, Will
@@ -136,8 +136,9 @@ class Lab:
         self.progress: list[RoundProgress] = []
         self.waiting: list[str] = []
         """Reports of the wait for round 1."""
-        self.audited: list[tuple[OperatorCommand, str]] = []
-        """Commands and their operators."""
+        self.audited: list[tuple[OperatorCommand, str, OperatorAnswer]] = []
+        """Commands, their operators and the answers."""
+        self.devices: DeviceControl | None = None
         self.refused: dict[str, str] = {}
         self.on_progress: Callable[[RoundProgress], None] = lambda progress: None
         self._group = group
@@ -204,7 +205,8 @@ class Lab:
         ports = HostServices(
             shards=self.shards,
             evaluator=self.evaluator,
-            audit=lambda command, operator: self.audited.append((command, operator)),
+            audit=lambda *noted: self.audited.append(noted),
+            devices=self.devices,
         )
         return Coordinator(
             setup,

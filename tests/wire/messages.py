@@ -28,6 +28,7 @@ from fairbed.wire.messages import (
     LocalTraining,
     Manifest,
     Offer,
+    OperatorAnswer,
     OperatorCommand,
     Packed,
     Personal,
@@ -428,6 +429,13 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "goodbye-done": Goodbye(reason="30 rounds are done"),
     "command": OperatorCommand(id=UPDATE_ID, action="pause"),
     "command-exclude": OperatorCommand(id=UPDATE_ID, action="exclude", device="pi-7"),
+    "command-set": OperatorCommand(id=UPDATE_ID, action="set", name="beta", value=0.2),
+    "command-note": OperatorCommand(id=UPDATE_ID, action="note", text="the fan of pi-7 is off"),
+    "command-throttle": OperatorCommand(
+        id=UPDATE_ID, action="throttle", device="pi-7", name="cpu", value=0.5
+    ),
+    "answer": OperatorAnswer(id=UPDATE_ID, is_accepted=True, text="beta is 0.2 from round 13 on"),
+    "answer-refused": OperatorAnswer(id=UPDATE_ID, is_accepted=False, text="no device 'pi-9'"),
 }
 """By the name of the golden file."""
 

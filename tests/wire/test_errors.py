@@ -1,6 +1,7 @@
 """Every fault in received bytes is one `DecodeError` with a message of one line."""
 
 import json
+import re
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fairbed.wire.codec import (
     decode,
+    decode_answer,
     decode_command,
     decode_from_device,
     decode_intent,
@@ -146,11 +148,11 @@ MALFORMED = {
     ),
     "device for a pause": (
         _packed(m="command", id=UPDATE_ID, action="pause", device="pi-7"),
-        "device must be given for exclude and include and no other action, got pause pi-7",
+        "device must not be given for action 'pause', got 'pi-7'",
     ),
     "no device to exclude": (
         _packed(m="command", id=UPDATE_ID, action="exclude"),
-        "device must be given for exclude and include and no other action, got exclude None",
+        "device must be given for action 'exclude', got None",
     ),
     "bad device name": (
         _packed(m="command", id=UPDATE_ID, action="exclude", device="pi-7\n"),
@@ -248,13 +250,23 @@ def test_refuses_endless_nesting_in_every_field(message: AnyMessage) -> None:
             decode(payload)
 
 
+DECODERS = (
+    decode,
+    decode_answer,
+    decode_command,
+    decode_from_device,
+    decode_intent,
+    decode_to_device,
+)
+
+
 def _is_one_line(text: str) -> bool:
     return text.isprintable() and len(text) <= 250
 
 
 def _survives(payload: bytes) -> None:
     """Check for a message that encodes to an equal one, or a `DecodeError` of one line."""
-    for decoder in (decode, decode_from_device, decode_to_device, decode_intent, decode_command):
+    for decoder in DECODERS:
         reason = ""
         try:
             message = decoder(payload)
@@ -340,9 +352,24 @@ def test_refuses_to_encode_a_message_above_the_limit_of_brokers() -> None:
         encode(type(MESSAGES["link-probe"])(seq=1, payload=bytes(1_000_000)))  # type: ignore[call-arg]
 
 
-def test_only_exclude_and_include_name_a_device() -> None:
-    with pytest.raises(ValueError, match=r"^device must be given for exclude and include"):
-        OperatorCommand(id=UPDATE_ID, action="include")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"action": "include"}, "device must be given for action 'include', got None"),
+        ({"action": "stop", "device": "pi-7"}, "device must not be given for action 'stop', got"),
+        ({"action": "set", "name": "beta"}, "value must be given for action 'set', got None"),
+        ({"action": "note"}, "text must be given for action 'note', got ''"),
+        ({"action": "kick", "device": "pi-7", "text": "x"}, "text must not be given for action"),
+    ],
+)
+def test_a_command_has_the_fields_of_its_action_only(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        OperatorCommand(id=UPDATE_ID, **fields)
+
+
+def test_a_value_of_zero_is_a_value() -> None:
+    command = OperatorCommand(id=UPDATE_ID, action="set", name="V", value=0.0)
+    assert command.line == "set V 0"
 
 
 def test_hyperparameters_of_a_round_are_bounded() -> None:

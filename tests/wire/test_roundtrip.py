@@ -8,13 +8,22 @@ from msgspec.structs import fields
 
 from fairbed.wire.codec import (
     decode,
+    decode_answer,
     decode_command,
     decode_from_device,
     decode_intent,
     decode_to_device,
     encode,
 )
-from fairbed.wire.messages import AnyMessage, FromDevice, Intent, Message, OperatorCommand, ToDevice
+from fairbed.wire.messages import (
+    AnyMessage,
+    FromDevice,
+    Intent,
+    Message,
+    OperatorAnswer,
+    OperatorCommand,
+    ToDevice,
+)
 from tests.wire.messages import MESSAGES
 
 NAMED = pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
@@ -48,6 +57,8 @@ def test_the_receiving_side_decodes_it(message: AnyMessage) -> None:
         assert decode_intent(payload) == message
     if isinstance(message, OperatorCommand):
         assert decode_command(payload) == message
+    if isinstance(message, OperatorAnswer):
+        assert decode_answer(payload) == message
 
 
 @NAMED

@@ -17,6 +17,7 @@ NAMES = st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True)
 def test_lists_the_topics_of_a_tenant() -> None:
     assert TOPICS.coordinator == "fairbed/lab-2/coordinator"
     assert TOPICS.command("alice") == "fairbed/lab-2/command/alice"
+    assert TOPICS.answer("alice") == "fairbed/lab-2/answer/alice"
     assert TOPICS.control_all == "fairbed/lab-2/ctl"
     assert TOPICS.status("pi-7") == "fairbed/lab-2/d/pi-7/status"
     assert TOPICS.telemetry("pi-7") == "fairbed/lab-2/d/pi-7/tel"

@@ -343,13 +343,14 @@ async def test_an_operator_pauses_excludes_and_resumes(tmp_path: Path) -> None:
             ("resume", "alice"),
         ]
         warnings = [e.text for _, e in reader.events() if e.kind == "command"]
-        assert "no device 'pi-9' is known to this run" in warnings
-        assert "pause by alice" in warnings
-    assert [(command.action, operator) for command, operator in place.audited] == [
-        ("pause", "alice"),
-        ("exclude", "alice"),
-        ("exclude", "alice"),
-        ("resume", "alice"),
+        refused = "exclude pi-9 by alice is refused: no device 'pi-9' is known to this run"
+        assert refused in warnings
+        assert any(text.startswith("pause by alice: ") for text in warnings)
+    assert [(x.action, operator, answer.is_accepted) for x, operator, answer in place.audited] == [
+        ("pause", "alice", True),
+        ("exclude", "alice", True),
+        ("exclude", "alice", False),
+        ("resume", "alice", True),
     ]
 
 
