@@ -320,6 +320,9 @@ class _Connection(http.server.BaseHTTPRequestHandler):
                 HTTPStatus.NOT_FOUND, "not found; fairbed enroll prints the line to run on a device"
             )
 
+    do_HEAD = do_GET
+    """The same without the body; uv wants to know the size of a wheel."""
+
     def do_POST(self) -> None:
         """Enrol a device, or return the standing of its identity."""
         try:
@@ -368,14 +371,16 @@ class _Connection(http.server.BaseHTTPRequestHandler):
             size = file.seek(0, io.SEEK_END)
             file.seek(0)
             self._head(HTTPStatus.OK, "application/octet-stream", size)
-            shutil.copyfileobj(file, self.wfile, 1 << 18)
+            if self.command != "HEAD":
+                shutil.copyfileobj(file, self.wfile, 1 << 18)
 
     def _problem(self, status: HTTPStatus, problem: str) -> None:
         self._send(status, "application/json", msgspec.json.encode(Problem(problem=problem)))
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self._head(status, kind, len(body))
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _head(self, status: HTTPStatus, kind: str, length: int) -> None:
         self.send_response(status)
