@@ -150,7 +150,8 @@ class Coordinator:
         self._failure: Exception | None = None
         self._link_up_since: float | None = None
         self._parts: _RunParts | None = None
-        self._refused: set[str] = set()
+        self._accepted: frozenset[str] | None = None
+        """Devices whose packets are handled; None is all."""
 
     async def run(self) -> End:
         """Run the experiment to its end; return how it ended.
@@ -210,15 +211,20 @@ class Coordinator:
         Args:
             accepted: Names of the devices that the broker accepts.
         """
+        before, self._accepted = self._accepted, frozenset(accepted)
         if self._parts is None:
             return
-        known = {device.name for device in self._parts.registry}
-        new, self._refused = known - set(accepted) - self._refused, known - set(accepted)
-        for name in sorted(new):
+        for device in self._parts.registry:
+            name = device.name
+            if name in self._accepted or (before is not None and name not in before):
+                continue
             self._parts.fleet.drop(name, REFUSED)
             for executor in self._parts.executors:
                 if name in executor.open_devices():
                     executor.mark_lost(name, REFUSED)
+
+    def _is_refused(self, device: str) -> bool:
+        return self._accepted is not None and device not in self._accepted
 
     def _fail(self, failure: Exception) -> None:
         """End the run at once, because it cannot continue."""
@@ -265,7 +271,7 @@ class Coordinator:
             public=self._public,
             private=private,
             on_command=commands.on_command,
-            is_refused=lambda name: name in self._refused,
+            is_refused=self._is_refused,
         )
         return _RunParts(
             task=task,

@@ -377,33 +377,33 @@ async def test_what_the_broker_kept_is_no_command_and_no_message_of_a_device(
 async def test_a_device_that_the_broker_refuses_leaves_at_once_and_may_come_back(
     tmp_path: Path,
 ) -> None:
-    async with lab(tmp_path) as place:
+    async with lab(tmp_path) as place, place.broker.transport("echo") as echo:
         store = place.open_store()
-        coordinator = place.coordinator(
-            make_config(rounds=5000, selection=SelectionConfig(per_round=3, beta=0.3)), store
-        )
-        coordinator.refuse_all_but(())  # before the run: without effect
+        config = make_config(rounds=9, selection=SelectionConfig(per_round=3, beta=0.3))
+        coordinator = place.coordinator(config, store)
 
         def on_progress(progress: RoundProgress) -> None:
             if progress.round.round in (2, 3):  # twice is once
                 coordinator.refuse_all_but({"pi-0", "pi-1", "pi-9"})
+                late = encode(hello())  # was on its way
+                echo.publish_nowait(Topics().up("pi-5"), late, on_complete=lambda: None)
             if progress.round.round == 6:
                 coordinator.refuse_all_but({"pi-0", "pi-1", "pi-2"})
-            if progress.round.round > 6 and "pi-2" in progress.cohort:
-                coordinator.stop()  # it needs a context or two, and rounds are short
 
         place.on_progress = on_progress
         try:
-            assert await coordinator.run() == "stopped"
+            assert await coordinator.run() == "done"
         finally:
             store.close()
         with place.reader() as reader:
             events = [(e.kind, e.device) for _, e in reader.events() if e.kind == "refused"]
+            joined = {device.name for device in reader.devices()}
             rounds = {x.round for x in reader.exchanges() if x.device == "pi-2"}
     assert events == [("refused", "pi-2")]
+    assert joined == {"pi-0", "pi-1", "pi-2"}
     assert rounds & {1, 2}
     assert not rounds & {4, 5, 6}
-    assert max(rounds) > 6
+    assert rounds & {8, 9}
 
 
 async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
