@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from tests.testbed.small_run import wait_until
 
 ROOT = Path(__file__).parents[3]
 
-BASE = "localhost/fairbed-test-base"
-"""Kept between runs: it has nothing of this checkout."""
+BASE, BASE_WITH_SYSTEMD = "localhost/fairbed-test-base", "localhost/fairbed-test-systemd"
+"""Debian 13, and Debian 12 with systemd; kept between runs: they have nothing of this checkout."""
 PACKAGES = "ca-certificates,curl,python3,python3-venv"
-WHEELS = ("--python=3.13", "--platform=x86_64")
-"""Of the wheelhouse for that base."""
+WHEELS = ("--python=3.13", "--python=3.11", "--platform=x86_64")
+"""Of the wheelhouse for these two."""
+WITH_SYSTEMD = ("--systemd=always", "--cap-add=SYS_ADMIN", "--tmpfs=/run", "--tmpfs=/tmp")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 """Of this machine: its network may have an authority of its own before the package index."""
 
@@ -74,14 +75,19 @@ def podman() -> list[str]:
 @pytest.fixture(scope="module")
 def base(podman: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a clean Debian 13 with Python and curl, as an image."""
-    if subprocess.run([*podman, "image", "exists", BASE], check=False).returncode:
+    return clean_image(podman, BASE, "trixie", PACKAGES, tmp_path_factory.mktemp("base"))
+
+
+def clean_image(podman: list[str], name: str, suite: str, packages: str, folder: Path) -> str:
+    """Make an image of a Debian, if it is not there; return its name."""
+    if subprocess.run([*podman, "image", "exists", name], check=False).returncode:
         if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
             pytest.skip("needs mmdebstrap and root; type: apt-get install mmdebstrap")
-        archive = tmp_path_factory.mktemp("base") / "base.tar"
-        options = ["--quiet", "--mode=root", "--variant=minbase", f"--include={PACKAGES}"]
-        run("mmdebstrap", *options, "trixie", str(archive), limit_s=BUILD_S)
-        run(*podman, "import", "--quiet", str(archive), BASE)
-    return BASE
+        archive = folder / "base.tar"
+        options = ["--quiet", "--mode=root", "--variant=minbase", f"--include={packages}"]
+        run("mmdebstrap", *options, suite, str(archive), limit_s=BUILD_S)
+        run(*podman, "import", "--quiet", str(archive), name)
+    return name
 
 
 @pytest.fixture(scope="module")
@@ -218,18 +224,20 @@ def environ_of(lab: Lab) -> dict[str, str]:
 class CleanDebian:
     """A container on which a person types."""
 
-    def __init__(self, podman: list[str], base: str) -> None:
+    def __init__(
+        self, podman: list[str], base: str, *given: str, command: Sequence[str] = ("sleep", "1200")
+    ) -> None:
         self._podman = podman
         self.name = f"fairbed-{secrets.token_hex(4)}"
         options = ["--detach", f"--name={self.name}", f"--hostname={self.name}", "--network=host"]
-        run(*podman, "run", *LIMITS, *options, base, "sleep", "1200")
+        run(*podman, "run", *LIMITS, *options, *given, base, *command)
 
     def type(self, line: str, *options: str) -> str:
         """Run a line in a shell; return its output."""
         return run(*self._podman, "exec", *options, self.name, "sh", "-c", line)
 
     def enrol(self, lab: Lab, *options: str) -> str:
-        """Paste the line of `fairbed enroll`; return the command that starts the agent."""
+        """Paste the line of `fairbed enroll`, twice; return the command that starts the agent."""
         (enrol,) = json.loads(run(*FAIRBED, "enroll", "--json", env=environ_of(lab)))
         output = self.type(enrol["line"], *options)
         assert f"{self.name}: enrolled at the lab lab" in output
@@ -282,3 +290,40 @@ def test_an_ordinary_user_is_enrolled_in_the_home_folder(debian: CleanDebian, la
     command = debian.enrol(lab, "--user=anna", f"--env=HOME={home}")
     assert command.startswith(f"{home}/.local/share/fairbed/venv/bin/device-agent run ")
     assert debian.type(f"stat --format='%a %U' {home}/.config/fairbed/agent.toml") == "600 anna\n"
+
+
+@pytest.fixture
+def with_systemd(
+    podman: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CleanDebian]:
+    packages, folder = f"{PACKAGES},dbus,systemd,systemd-sysv", tmp_path_factory.mktemp("systemd")
+    image = clean_image(podman, BASE_WITH_SYSTEMD, "bookworm", packages, folder)
+    debian = CleanDebian(podman, image, *WITH_SYSTEMD, command=["/sbin/init"])
+    try:
+        wait_until(lambda: "running" in debian.type(f"{STATE} || true"), "systemd in a container")
+        yield debian
+    finally:
+        debian.remove()
+
+
+STATE = "systemctl is-system-running"
+SHOW = "systemctl show fairbed-agent --value --property"
+
+
+def test_the_line_starts_a_service_that_is_limited_restarted_and_told_of_its_revocation(
+    with_systemd: CleanDebian, lab: Lab
+) -> None:
+    debian = with_systemd
+    (enrol,) = json.loads(run(*FAIRBED, "enroll", "--json", env=environ_of(lab)))
+    assert f"{debian.name}: the lab has seen this device" in debian.type(enrol["line"])
+    assert debian.type(f"{SHOW}=WatchdogUSec,CPUQuotaPerSecUSec").split() == ["2min", "2s"]
+    assert debian.type("stat --format=%a /var/lib/fairbed/agent.toml").strip() == "600"
+    assert "service       fairbed-agent.service is active (running)" in debian.type(
+        "/opt/fairbed/venv/bin/device-agent doctor"
+    )
+    debian.type(f"kill -KILL $({SHOW}=MainPID)")
+    restarted = f"{SHOW}=NRestarts; systemctl is-active fairbed-agent || true"
+    wait_until(lambda: debian.type(restarted).split() == ["1", "active"], "the restarted agent")
+    run(*FAIRBED, "devices", "revoke", debian.name, env=environ_of(lab))
+    log = "journalctl --no-pager --unit=fairbed-agent"
+    wait_until(lambda: "its identity was revoked" in debian.type(log), "the reason in the log")
