@@ -20,6 +20,7 @@ EXTRAS = {
         "testbed",
     ),
     **dict.fromkeys(("bcrypt", "cryptography", "segno"), "lab"),
+    **dict.fromkeys(("aiohttp", "textual_serve"), "web"),
     "amqtt": "broker",
     "matplotlib": "figures",
     "onnx": "torch",

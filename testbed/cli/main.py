@@ -60,6 +60,36 @@ def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
     return code
 
 
+def _web_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `fairbed watch` knows of browsers, and of viewers that must not steer."""
+    rights = parser.add_mutually_exclusive_group()
+    rights.add_argument("--read-only", action="store_true", help="send no command to the run")
+    rights.add_argument(
+        "--steer", action="store_true", help="with --web: pages may pause, resume, exclude, ..."
+    )
+    parser.add_argument(
+        "--web", action="store_true", help="show the TUI in browsers, read-only; Ctrl-C ends it"
+    )
+    parser.add_argument(
+        "--host", help="with --web: address to listen on (default 127.0.0.1: this machine alone)"
+    )
+    parser.add_argument(
+        "--port", type=int, help="with --web: port (default 8885; 0 is any free one)"
+    )
+    parser.add_argument("--sessions", type=int, help="with --web: pages open at a time (default 4)")
+    parser.add_argument(
+        "--idle",
+        type=float,
+        metavar="MINUTES",
+        help="with --web: end a page without keys and mouse for so long (default 60)",
+    )
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="with --web: allow --host beyond this machine: all travels in plain text",
+    )
+
+
 class _Version(argparse.Action):
     """Reads the version only for `--version`, as that costs an import."""
 
@@ -157,6 +187,7 @@ def make_parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="lines instead of the TUI, as without a terminal and on a dumb one",
             )
+            _web_options(sub)
         if name in ("watch", "show"):
             sub.add_argument(
                 "--reveal",

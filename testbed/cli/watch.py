@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import anyio
+
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunInfo, RunNotFoundError, RunReader, StoreError, resolve_run
 from fairbed.coordinator.store.connection import DATABASE
@@ -38,9 +40,11 @@ from fairbed.testbed.cli import (
 )
 from fairbed.testbed.cli.runs import send_command
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.run.broker import is_loopback
 from fairbed.testbed.run.stopping import DETACH
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import LOG, clear, read_endpoint
+from fairbed.testbed.web.session import is_web_child
 
 NICENESS = 10
 """A process of this niceness gets about a tenth of a normal share, enough to react to keys."""
@@ -53,6 +57,9 @@ FOLLOW_S = 0.25
 
 START_S = 120.0
 """Longest wait for the first row of a run, seconds."""
+
+WEB_PORT, WEB_SESSIONS, WEB_IDLE_MINUTES = 8885, 4, 60.0
+"""Of `--web` without options."""
 
 STOP_S = 30.0
 """Longest graceful end of a run, seconds; then it is killed."""
@@ -100,19 +107,75 @@ def _set_session_niceness(niceness: int) -> None:
 def main(options: argparse.Namespace) -> int:
     """Show a live or finished run; a live run continues when its viewer is closed.
 
-    The TUI needs a terminal; otherwise the rounds are printed, and those to come.
+    The TUI needs a terminal or a page; otherwise the rounds are printed, and those to come.
     """
+    _check_web_options(options)
     try:
         folder = resolve_run(options.runs, options.run)
-        if options.headless or not shows_screens():
+        if options.web:
+            _serve(folder, options)
+        elif options.headless or not (shows_screens() or is_web_child()):
             _follow(folder)
         else:
-            _watch(folder, owns_run=False, reveals=options.reveal)
+            sends = not options.read_only
+            _watch(folder, owns_run=False, reveals=options.reveal, sends=sends)
     except RunNotFoundError as exc:
         raise UsageError(str(exc)) from exc
     except StoreError as exc:
         raise RunError(str(exc)) from exc
     return DONE
+
+
+def _check_web_options(options: argparse.Namespace) -> None:
+    """Check the options of the web server.
+
+    Raises:
+        UsageError: One has no effect, or a value that cannot be used.
+    """
+    names = ("host", "port", "sessions", "idle", "steer", "plain")
+    values = {name: getattr(options, name) for name in names}
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    if given and not options.web:
+        raise UsageError(f"--{given[0]}: needs --web, got a terminal; add --web or leave it out")
+    if options.web and options.headless:
+        raise UsageError("--web: must not stand beside --headless; leave one of them out")
+    if options.host is not None and not (is_loopback(options.host) or options.plain):
+        raise UsageError(
+            f"--host: must be a loopback address, got {options.host}, where all travels in plain "
+            "text; leave it out and type on the other machine: ssh -L "
+            f"{options.port or WEB_PORT}:127.0.0.1:{options.port or WEB_PORT} USER@THIS_MACHINE; "
+            "or add --plain"
+        )
+    for name, low, high in (("port", 0, 65535), ("sessions", 1, 64), ("idle", 0.1, 100_000)):
+        value = values[name]
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"--{name}: must be from {low:g} to {high:,}, got {value:g}")
+
+
+def _serve(folder: Path, options: argparse.Namespace) -> None:
+    """Show the run in browsers until Ctrl-C or a signal; the run goes on."""
+    from fairbed.testbed.web.server import WebSettings, serve  # the extra `web`
+
+    with RunReader(folder) as reader:
+        run_id = reader.run().run_id
+    own = [sys.executable, "-m", "fairbed.testbed.cli.main", "watch", str(folder.resolve())]
+    flags = ["--reveal"] if options.reveal else []
+    settings = WebSettings(
+        title=run_id,
+        argv=[*own, *flags, *([] if options.steer else ["--read-only"])],
+        host=options.host or "127.0.0.1",
+        port=WEB_PORT if options.port is None else options.port,
+        max_sessions=options.sessions or WEB_SESSIONS,
+        idle_s=(options.idle or WEB_IDLE_MINUTES) * 60.0,
+    )
+    rights = "pages may send commands" if options.steer else "pages are read-only"
+    print(f"run {run_id}: {rights}; Ctrl-C ends the server, not the run", flush=True)
+
+    def announce(address: str) -> None:
+        print(f"open in one browser: {address}", flush=True)
+
+    with low_priority():
+        anyio.run(serve, settings, announce)
 
 
 def _follow(folder: Path) -> None:
@@ -212,9 +275,11 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
     return False
 
 
-def _watch(folder: Path, *, owns_run: bool, reveals: bool = False) -> ExitChoice | None:
+def _watch(
+    folder: Path, *, owns_run: bool, reveals: bool = False, sends: bool = True
+) -> ExitChoice | None:
     with RunReader(folder) as reader:
-        endpoint = read_endpoint(folder) if reader.run().is_alive else None
+        endpoint = read_endpoint(folder) if sends and reader.run().is_alive else None
         send = None if endpoint is None else partial(send_command, endpoint)
         with low_priority():
             room = ControlRoom(
