@@ -70,7 +70,7 @@ class WebSettings:
     port: int
     """0: any free port."""
     max_sessions: int
-    """Control rooms at a time; each is a process of about 100 MB."""
+    """Control rooms at a time; each is a process of about 80 MB."""
     idle_s: float
     """A session without keys, mouse or new size for so long ends, seconds."""
 
