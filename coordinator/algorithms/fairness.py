@@ -177,7 +177,7 @@ def selection_rates(counts: Ints, rounds: int | Ints) -> Floats:
     return rates
 
 
-def rate_slack(counts: Ints, rounds: int | Ints, beta: float, queues: Floats) -> Floats:
+def rate_slack(counts: Ints, rounds: int | Ints, beta: float | Floats, queues: Floats) -> Floats:
     """Return the excess of each rate over the guarantee of RBCS-F after T rounds, shape (N,).
 
         slack = rate - (beta - Z_T / T) >= 0,   from Z_{t+1} >= Z_t + beta - x_t
@@ -188,7 +188,7 @@ def rate_slack(counts: Ints, rounds: int | Ints, beta: float, queues: Floats) ->
     Args:
         counts: How often each device was selected, shape (N,).
         rounds: T, rounds of the run or since each device joined, shape (N,), at least 1.
-        beta: Guaranteed rate.
+        beta: Guaranteed rate; if it changed, its mean over these rounds, shape (N,).
         queues: Z_T, shape (N,).
     """
     slack: Floats = selection_rates(counts, rounds) - (beta - queues / rounds)

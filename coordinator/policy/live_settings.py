@@ -3,8 +3,8 @@
 The bounds are those of the experiment file. Algorithms keep their state: `Decisions.reconfigure`.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from fairbed.coordinator.policy.config import (
     rule_problem,
 )
 from fairbed.coordinator.policy.factories import defence_problem
+from fairbed.coordinator.store.tables import CommandRow
 
 SECTIONS = {"V": "selection", "beta": "selection", "per_round": "selection", "deadline_s": "round"}
 """Section of the experiment file of each setting."""
@@ -36,6 +37,24 @@ class Change:
     value: float
     round: int
     """The first round with the new value."""
+
+
+def accepted_changes(rows: Sequence[CommandRow]) -> list[Change]:
+    """Return the settings that operators changed, oldest first."""
+    return [
+        Change(row.name, row.value, row.round)
+        for row in rows
+        if row.is_accepted and row.name and row.value is not None and row.round is not None
+    ]
+
+
+def due_now(rows: Sequence[CommandRow], first_round: int) -> list[CommandRow]:
+    """Return the rows of settings that a resumed run takes earlier than they were answered.
+
+    A setting holds from the next round on; a run that is resumed begins at the open round again.
+    """
+    late = [row for row in rows if row.round is not None and row.round > first_round]
+    return [replace(row, round=first_round) for row in late]
 
 
 def value_of(config: CoordinatorConfig, name: str) -> float:

@@ -17,6 +17,13 @@ from fairbed.coordinator.algorithms.fairness import (
 )
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
 from fairbed.coordinator.policy.config import AggregationConfig
+from fairbed.coordinator.policy.live_settings import (
+    SECTIONS,
+    Change,
+    accepted_changes,
+    key_of,
+    mean_beta,
+)
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
@@ -32,6 +39,7 @@ from fairbed.coordinator.report.summary_schema import (
     EstimatorError,
     ExchangeSummary,
     Fairness,
+    LiveChange,
     Loss,
     LossQuerySummary,
     MergeWeights,
@@ -53,6 +61,7 @@ from fairbed.coordinator.store.reader import (
 )
 from fairbed.coordinator.store.store import Provenance
 from fairbed.coordinator.store.tables import (
+    CommandRow,
     DeviceMetricRow,
     DeviceRow,
     ExchangeRow,
@@ -105,6 +114,10 @@ COLUMNS = (
 )
 
 
+CHANGING = ("set", "exclude", "include", "throttle", "profile", "link", "fault")
+"""Commands of operators that change the run or its devices."""
+
+
 def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
     """Return the summary of a run, live or finished, from one snapshot of the store.
 
@@ -118,6 +131,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         devices = reader.devices()
         truths = {truth.name: truth for truth in reader.truths()}
         counts = {count.device: count for count in reader.selection_counts()}
+        commands = reader.commands()
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
         malicious = reader.malicious() if reveals or info.status not in LIVE else {}
@@ -181,6 +195,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         rounds_completed=info.rounds_completed,
         rounds_planned=info.plan.rounds,
         rounds_void=len(rounds) - len(lasted),
+        changes=[_change(row) for row in commands if row.is_accepted and row.action in CHANGING],
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -212,7 +227,13 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         energy=_energy(exchanges),
         privacy=privacy,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
-        fairness=_fairness(reader, counts, queues, max([1, *(row.selected for row in rounds)]))
+        fairness=_fairness(
+            reader,
+            accepted_changes(commands),
+            counts,
+            queues,
+            max([1, *(row.selected for row in rounds)]),
+        )
         if fleet_stats is None
         else _fairness_of(fleet_stats, reader.plan),
         round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
@@ -531,6 +552,20 @@ def _attackers(
     )
 
 
+def _change(row: CommandRow) -> LiveChange:
+    command = " ".join(filter(None, (row.action, row.device, row.name)))
+    if row.action == "set" and row.name in SECTIONS:
+        command = key_of(row.name)
+    return LiveChange(
+        at_s=row.at_s,
+        operator=row.operator,
+        what=command,
+        value=row.value,
+        before=row.before,
+        round=row.round,
+    )
+
+
 def _queues(rounds: Sequence[RoundRow]) -> Queues:
     if not rounds:
         return Queues(mean_total=None, max=None)
@@ -553,11 +588,18 @@ def _loss_queries(
 
 def _fairness(
     reader: RunReader,
+    changes: Sequence[Change],
     counts: Mapping[str, SelectionCounts],
     queues: Mapping[str, float],
     most_selected: int,
 ) -> Fairness:
-    beta, queue_counts = reader.plan.beta, reader.plan.selection.queue_counts
+    planned, queue_counts = reader.plan.beta, reader.plan.selection.queue_counts
+    last = max((count.rounds for count in counts.values()), default=1)
+
+    def beta_since(joined: int) -> float:
+        return 0.0 if planned is None else mean_beta(planned, changes, joined, last)
+
+    beta = None if planned is None else beta_since(1)
     if not counts:
         return Fairness(
             beta=beta,
@@ -575,6 +617,7 @@ def _fairness(
     available = np.array([count.available for count in counts.values()], dtype=np.int64)
     z = np.array([queues.get(name, 0.0) for name in counts], dtype=np.float64)
     index = jain(selected)
+    betas = np.array([beta_since(last + 1 - own) for own in rounds.tolist()])
     return Fairness(
         beta=beta,
         min_selection_rate=float((selected / rounds).min()),
@@ -584,7 +627,7 @@ def _fairness(
         jain=None if np.isnan(index) else index,
         invariant_holds=None
         if beta is None or not queues.keys() >= counts.keys()
-        else bool((rate_slack(counted, rounds, beta, z) >= -EXACT).all()),
+        else bool((rate_slack(counted, rounds, betas, z) >= -EXACT).all()),
     )
 
 

@@ -253,7 +253,8 @@ class Fairness(Struct, frozen=True, kw_only=True):
     """Fairness of the selection over devices."""
 
     beta: float | None
-    """Guaranteed rate; None if the policy guarantees no rate."""
+    """Guaranteed rate, its mean over the rounds if an operator changed it; None if the policy
+    guarantees no rate."""
     min_selection_rate: float | None
     """Lowest selections / rounds since the device joined."""
     min_aggregation_rate: float | None
@@ -349,6 +350,21 @@ class AggregationSummary(Struct, frozen=True, kw_only=True):
     server: str
 
 
+class LiveChange(Struct, frozen=True, kw_only=True):
+    """A change of the run or of a device by an operator, while the run was live."""
+
+    at_s: float
+    """Instant on the clock of the run."""
+    operator: str
+    what: str
+    """Key of the setting, or the command without its value."""
+    value: float | None
+    before: float | None
+    """Value of the setting before; null for other commands."""
+    round: int | None
+    """First round with the new setting; null for other commands."""
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Summary of a run."""
 
@@ -365,6 +381,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     rounds_completed: int
     rounds_planned: int | None
     rounds_void: int
+    changes: list[LiveChange]
+    """Commands of operators that changed the run, oldest first."""
     clock: str
     """real, or virtual for a replay."""
     costs_from: str | None

@@ -20,6 +20,7 @@ from fairbed.coordinator.report.summary_schema import (
     DeviceSummary,
     ExchangeSummary,
     Fairness,
+    LiveChange,
     RunSummary,
 )
 from fairbed.coordinator.store.store import Provenance
@@ -93,6 +94,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
     pairs = [
         ("run", f"{s.run_id}  {s.status}{reason}"),
         *([("continue", s.resume_command)] if s.resume_command else []),
+        *[("changed", _change(change)) for change in s.changes],
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
@@ -265,6 +267,14 @@ def _unaccounted(x: ExchangeSummary) -> str:
     if x.unaccounted_ratio is None or abs(x.unaccounted_ratio) < NOTABLE_SHARE:
         return ""
     return f"; {percent(x.unaccounted_ratio)} of the time in no phase"
+
+
+def _change(x: LiveChange) -> str:
+    """Return what an operator changed while the run was live."""
+    value = "" if x.value is None else f" {x.value:g}"
+    if x.round is not None and x.before is not None:
+        value = f" {x.before:g} to{value} from round {x.round} on"
+    return f"{x.what}{value}, by {x.operator} at {seconds(x.at_s)} s"
 
 
 def _guarantee(fair: Fairness) -> str:

@@ -6,7 +6,6 @@ twice takes effect once, and its answer is sent again.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -16,7 +15,6 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
 from fairbed.coordinator.policy.live_settings import (
-    Change,
     SettingError,
     changed,
     key_of,
@@ -45,24 +43,6 @@ WARNING: Level = "warning"
 READ_ONLY = (
     "this run takes no commands (operator.read_only); where it runs, Ctrl-C or SIGTERM ends it"
 )
-
-
-def accepted_changes(rows: Sequence[CommandRow]) -> list[Change]:
-    """Return the settings that operators changed, oldest first."""
-    return [
-        Change(row.name, row.value, row.round)
-        for row in rows
-        if row.is_accepted and row.name and row.value is not None and row.round is not None
-    ]
-
-
-def due_now(rows: Sequence[CommandRow], first_round: int) -> list[CommandRow]:
-    """Return the rows of settings that a resumed run takes earlier than they were answered.
-
-    A setting holds from the next round on; a run that is resumed begins at the open round again.
-    """
-    late = [row for row in rows if row.round is not None and row.round > first_round]
-    return [replace(row, round=first_round) for row in late]
 
 
 class OperatorCommands:

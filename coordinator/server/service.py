@@ -20,7 +20,13 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideT
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.live_settings import SettingError, key_of, with_changes
+from fairbed.coordinator.policy.live_settings import (
+    SettingError,
+    accepted_changes,
+    due_now,
+    key_of,
+    with_changes,
+)
 from fairbed.coordinator.ports import HostServices
 from fairbed.coordinator.rounds.assignments import Assignments
 from fairbed.coordinator.rounds.executor import RoundExecutor
@@ -31,11 +37,7 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.own_data import OwnDataTests
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.server.lease import CoordinatorLease
-from fairbed.coordinator.server.operator_commands import (
-    OperatorCommands,
-    accepted_changes,
-    due_now,
-)
+from fairbed.coordinator.server.operator_commands import OperatorCommands
 from fairbed.coordinator.server.router import Router, Routes
 from fairbed.coordinator.state.registry import Registry, reason_lost
 from fairbed.coordinator.store import Store, StoreError

@@ -43,6 +43,7 @@ _MODULES = {
     "show": "runs",
     "runs": "runs",
     "stop": "runs",
+    "command": "command",
     "rm": "runs",
     "logs": "runs",
     "enroll": "devices",

@@ -216,6 +216,27 @@ def make_parser() -> argparse.ArgumentParser:
                 metavar="KEY=VALUE",
                 help="option of the plug-in, as in [selection.estimator_options]; repeatable",
             )
+    steer = command("command", "change a live run or one of its emulated devices")
+    steer.add_argument("run", help="run id, its first characters, a folder, or latest")
+    steer.add_argument(
+        "words",
+        nargs="+",
+        metavar="COMMAND",
+        help="set KEY VALUE (V, beta, per_round, deadline_s), pause, resume, stop-after-round, "
+        "stop, kick DEVICE, exclude DEVICE, include DEVICE, note TEXT, throttle DEVICE cpu|link "
+        "SHARE, profile DEVICE NAME, link DEVICE NAME, or fault DEVICE NAME SECONDS",
+    )
+    steer.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    steer.add_argument("--yes", action="store_true", help="do not ask before a loss of work")
+    steer.add_argument(
+        "--timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="longest wait for the answer (default 10)",
+    )
+    steer.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
     runs = command("runs", "list the runs")
     runs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     runs.add_argument("--json", action="store_true", help="one JSON array on stdout")

@@ -8,9 +8,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import anyio
 import msgspec
@@ -38,15 +38,13 @@ from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import OPERATOR, user_of
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
-from fairbed.wire.codec import encode
-from fairbed.wire.errors import TransportError
-from fairbed.wire.messages import OperatorCommand, is_device_name
+from fairbed.wire.codec import decode_answer, encode
+from fairbed.wire.errors import DecodeError, TransportError
+from fairbed.wire.messages import Action, OperatorAnswer, OperatorCommand, is_device_name
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.topics import LOCAL_OPERATOR, Topics
-from fairbed.wire.transport.base import LinkUp
+from fairbed.wire.transport.base import Incoming, LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
-
-Action: TypeAlias = Literal["pause", "resume", "stop", "exclude", "include"]
 
 CONNECT_S = 5.0
 """Longest wait for the broker of a live run, seconds; it answers within milliseconds."""
@@ -56,6 +54,9 @@ HEADINGS = ("run", "status", "kind", "rounds", "devices", "accuracy")
 
 RESUMES_SHOWN = 3
 """Interrupted runs, newest first, whose command to continue is printed below the list."""
+
+ANSWER_S = 10.0
+"""Longest wait for the answer of a run, seconds; it decides within milliseconds."""
 
 _EFFECTIVE_IDS = os.access in os.supports_effective_ids
 
@@ -74,6 +75,17 @@ async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
     Raises:
         TransportError: The broker cannot be reached, or its lab is not there any more.
     """
+    await ask_run(endpoint, command, 0.0)
+
+
+async def ask_run(
+    endpoint: Endpoint, command: OperatorCommand, timeout_s: float = ANSWER_S
+) -> OperatorAnswer | None:
+    """Publish a command to the run's broker; return the answer, or None if none came in time.
+
+    Raises:
+        TransportError: The broker cannot be reached, or its lab is not there any more.
+    """
     url = endpoint.url
     if endpoint.lab is not None:
         try:
@@ -81,19 +93,38 @@ async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
         except LabError as exc:
             raise TransportError(str(exc)) from exc
     transport = MqttTransport(url, f"operator-{secrets.token_hex(6)}")
-    topic = Topics(endpoint.tenant).command(LOCAL_OPERATOR)
+    topics = Topics(endpoint.tenant)
+    is_sent = False
     try:
-        with anyio.fail_after(CONNECT_S):
+        with anyio.fail_after(CONNECT_S) as limit:
             async with transport:
-                async for event in transport.events():
+                async for event in (events := transport.events()):
                     if isinstance(event, LinkUp):
                         break
-                await transport.publish(topic, encode(command), qos=1)
+                await transport.subscribe(topics.answer(LOCAL_OPERATOR), qos=1)
+                await transport.publish(topics.command(LOCAL_OPERATOR), encode(command), qos=1)
+                is_sent, limit.deadline = True, anyio.current_time() + timeout_s
+                return await _answer_to(command, events) if timeout_s else None
     except TimeoutError as exc:
+        if is_sent:
+            return None
         raise TransportError(
             f"{transport.url}: must answer within {CONNECT_S:g} s, got "
             f"{transport.down_reason or 'no answer'}"
         ) from exc
+
+
+async def _answer_to(
+    command: OperatorCommand, events: AsyncIterator[Incoming]
+) -> OperatorAnswer | None:
+    """Wait for the answer to a command; None if the transport has ended."""
+    async for event in events:
+        if isinstance(event, Packet):
+            with suppress(DecodeError):
+                answer = decode_answer(event.payload)
+                if answer.id == command.id:
+                    return answer
+    return None
 
 
 def main(options: argparse.Namespace) -> int:
@@ -257,7 +288,9 @@ def _kind(run: RunInfo) -> str:
 def _stop(options: argparse.Namespace) -> int:
     folder = resolve_run(options.runs, options.run)
     info, endpoint = live_endpoint(folder)
-    anyio.run(send_command, endpoint, make_command("stop"))
+    answer = anyio.run(ask_run, endpoint, make_command("stop"), 1.0)
+    if answer is not None and not answer.is_accepted:
+        raise RunError(f"{info.run_id}: {answer.text}")
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
         with RunReader(folder) as reader:

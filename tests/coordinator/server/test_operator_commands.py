@@ -17,8 +17,11 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
 )
 from fairbed.coordinator.ports import CommandRefusedError
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator
+from fairbed.coordinator.store.reader import ExperimentExcerpt, PlannedSelection
 from fairbed.coordinator.store.tables import CommandRow
 from fairbed.wire.codec import decode_answer, encode
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
@@ -113,7 +116,7 @@ async def steered(
 
 
 async def test_a_setting_holds_from_the_next_round_on_and_the_answer_names_it(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def steer(operator: Operator, coordinator: Coordinator) -> None:
         text = await operator.accepted("set", name="per_round", value=3.0)
@@ -138,6 +141,18 @@ async def test_a_setting_holds_from_the_next_round_on_and_the_answer_names_it(
     with place.reader() as reader:
         assert reader.run().status == "stopped"
         assert reader.rounds()[-1].round == max(sizes)
+        plan = ExperimentExcerpt(selection=PlannedSelection(policy="rbcs-f", beta=0.4))
+        monkeypatch.setattr(reader, "plan", plan)
+        summary = summarise_run(reader)
+    assert summary.fairness.invariant_holds
+    lasted, beta_from = max(sizes), rows[2].round
+    assert beta_from is not None
+    assert summary.fairness.beta == pytest.approx(
+        (0.4 * (beta_from - 1) + 0.1 * (lasted + 1 - beta_from)) / lasted
+    )
+    assert f"selection.beta 0.4 to 0.1 from round {beta_from} on, by alice" in summary_table(
+        summary
+    )
     assert [(x.action, x.name, x.value, x.is_accepted) for x in rows] == [
         ("set", "per_round", 3.0, True),
         ("set", "per_round", 1.0, False),

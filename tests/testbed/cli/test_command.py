@@ -1,0 +1,140 @@
+"""`fairbed command`: from words to a command, and a live run that is steered."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.cli.command import confirm, parse
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.errors import UsageError
+from tests.coordinator.store.fake_run import fake_run
+from tests.testbed.small_run import LIMIT_S, running
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("set beta 0.2", "set beta 0.2"),
+        ("set selection.beta 0.2", "set beta 0.2"),
+        ("set V 0", "set V 0"),
+        ("kick pi-7", "kick pi-7"),
+        ("note the fan is off", "note the fan is off"),
+        ("throttle pi-7 cpu 0.5", "throttle pi-7 cpu 0.5"),
+        ("link pi-7 lte-urban", "link pi-7 lte-urban"),
+        ("fault pi-7 unplugged 20", "fault pi-7 unplugged 20"),
+        ("stop-after-round", "stop-after-round"),
+    ],
+)
+def test_reads_a_command(words: str, line: str) -> None:
+    assert parse(words.split()).line == line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("frob", "command: must be one of pause, resume, stop,"),
+        ("set V", "command: must be 'set NAME NUMBER', got 'set V'"),
+        ("set V fast", "command: must have a number, got 'fast'"),
+        ("set V nan", "command: must have a number, got 'nan'"),
+        ("set V 1e300", "command: Expected `float` <= 1000000000000000.0 - at `$.value`"),
+        ("kick", "command: must be 'kick DEVICE', got 'kick'"),
+        ("kick Pi_7", "command: a device must be 1 to 32 of a-z, 0-9 and hyphen, got 'Pi_7'"),
+        ("note", "command: must be 'note TEXT', got 'note'"),
+        (f"note {'x' * 501}", "command: a note must have at most 500 characters"),
+        ("pause pi-7", "command: must be 'pause', got 'pause pi-7'"),
+    ],
+)
+def test_refuses_what_is_no_command(words: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(words.split())
+    assert str(caught.value).startswith(message)
+
+
+class Typed(io.StringIO):
+    """A terminal on which a line was typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_asks_before_work_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kick = parse(["kick", "pi-7"])
+    confirm(kick, "demo", is_confirmed=True)
+    confirm(parse(["set", "V", "1"]), "demo", is_confirmed=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(UsageError, match=r"add --yes"):
+        confirm(kick, "demo", is_confirmed=False)
+    monkeypatch.setattr(sys, "stdin", Typed("y\n"))
+    confirm(kick, "demo", is_confirmed=False)
+    assert capsys.readouterr().err == (
+        "demo: kick pi-7: the work of the device in this round is lost. Do it? [y/N] "
+    )
+    monkeypatch.setattr(sys, "stdin", Typed("\n"))
+    with pytest.raises(UsageError, match=r"^kick pi-7: not sent$"):
+        confirm(kick, "demo", is_confirmed=False)
+
+
+def test_a_finished_run_takes_no_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_run(tmp_path / "demo-1", rounds=2, devices=2)
+    assert main(["command", "demo", "pause", "--runs", str(tmp_path)]) == 1
+    assert "demo-1: must be live, got status done" in capsys.readouterr().err
+    assert main(["command", "other", "pause", "--runs", str(tmp_path)]) == 2
+
+
+def fairbed(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "fairbed.testbed.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_a_live_run_is_steered_from_another_terminal(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=5_000) as run:
+        folder = str(run.folder)
+        run.wait_round(2)
+        done = fairbed("command", folder, "set", "per_round", "1", "--json")
+        found = json.loads(done.stdout)
+        assert found["is_accepted"], found
+        assert found["command"] == "set per_round 1"
+        refused = fairbed("command", folder, "set", "per_round", "9")
+        assert refused.returncode == 1
+        assert refused.stderr == (
+            "fairbed: set per_round 9 is refused: selection.per_round: must be at most the 3 "
+            "devices of this run, got 9\n"
+        )
+        assert fairbed("command", folder, "kick", "pi-1").returncode == 2
+        assert fairbed("command", folder, "exclude", "pi-1", "--yes").returncode == 0
+        assert fairbed("command", folder, "note", "a", "note").stdout == "noted\n"
+        run.wait_round(run.rounds() + 3)
+        ended = fairbed("command", folder, "stop-after-round")
+        code, out, err = run.finish()
+    assert code == 0, err
+    summary = json.loads(out)
+    last = summary["rounds_completed"]
+    assert ended.stdout in (
+        f"the run ends after round {last}\n",
+        "no round is open: the run ends now\n",
+    )
+    assert summary["status"] == "stopped"
+    first = summary["changes"][0]["round"]
+    assert [(x["what"], x["value"], x["operator"]) for x in summary["changes"]] == [
+        ("selection.per_round", 1.0, "local"),
+        ("exclude pi-1", None, "local"),
+    ]
+    with RunReader(run.folder) as reader:
+        assert {row.selected for row in reader.rounds() if row.round > first} == {1}
