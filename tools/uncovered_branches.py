@@ -28,6 +28,7 @@ OTHER_TESTS = (
     "tests/coordinator/test_late_round.py",
     "tests/coordinator/tui/test_view.py",
     "tests/testbed/backends/network/test_text.py",
+    "tests/testbed/lab/test_permissions.py",
     "tests/testbed/replay",
     "tests/testbed/test_round_policy.py",
 )

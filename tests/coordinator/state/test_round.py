@@ -68,6 +68,17 @@ def test_waiting_for_a_slot_is_not_the_devices_time() -> None:
     assert (b.tau_wall_s, b.queued_s(109.0), b.tau_s) == (9.0, 5.0, 4.0)
 
 
+def test_limits_that_an_operator_changed_hold_for_the_whole_round() -> None:
+    table = Round(id=1, attempt=0, deadline_s=DEADLINE_S, slots=16, target_updates=2)
+    table.set_limits(20.0, target_updates=1)
+    table.dispatch("a", now=100.0)
+    assert table.wake_at() == 120.0
+    table.on(Offered("a", offer()), 101.0)
+    table.on(arrived("a", at=102.0), 102.0)
+    table.on(Checked("a", None), 103.0)
+    assert table.is_over, "one update is enough"
+
+
 def test_no_deadline_passes_while_our_own_link_is_down() -> None:
     table = started("a", "b")
     table.on_link_down(now=130.0)
