@@ -3,6 +3,10 @@
 SHORT_S = 5.0
 """A link lost earlier than this may have been taken over; another agent reconnects within it."""
 
+LASTED_S = 10.0
+"""A link that lasted longer was not one of two agents that disconnect each other: the other one is
+away for its backoff of 5 s at most, and for 1 s in which NATS delays a client id that flaps."""
+
 SIGHTINGS = 2
 """Links on which the other agent must be seen; one may be a late will of an earlier process."""
 
@@ -37,8 +41,8 @@ class NameConflict:
 
     def on_link_down(self, now: float) -> bool:
         """End a link; return whether to subscribe to the own status topic."""
+        self._has_lasted |= now - self._up_s >= LASTED_S
         if now - self._up_s >= SHORT_S:
-            self._has_lasted = True
             return False
         is_new, self._is_watching = not self._is_watching, True
         return is_new

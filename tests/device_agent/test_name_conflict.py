@@ -1,6 +1,11 @@
 """Two agents of one name: the one that came later gives up."""
 
-from fairbed.device_agent.name_conflict import SHORT_S, SIGHTINGS_OF_SMALLER_BOOT, NameConflict
+from fairbed.device_agent.name_conflict import (
+    LASTED_S,
+    SHORT_S,
+    SIGHTINGS_OF_SMALLER_BOOT,
+    NameConflict,
+)
 
 
 def after_short_links(conflict: NameConflict, count: int, boot: int) -> list[bool]:
@@ -20,7 +25,7 @@ def test_a_new_agent_gives_up_when_it_sees_the_other_twice() -> None:
 def test_an_agent_whose_link_has_lasted_stays() -> None:
     conflict = NameConflict(9)
     conflict.on_link_up(0.0)
-    assert not conflict.on_link_down(SHORT_S)
+    assert not conflict.on_link_down(LASTED_S)
     assert not any(after_short_links(conflict, 20, boot=5))
 
 
@@ -44,3 +49,10 @@ def test_its_own_status_and_repeats_on_one_link_do_not_count() -> None:
     conflict.on_link_up(0.0)
     assert not any(conflict.on_status(boot) for boot in (9, 5, 9, 5, 5))
     assert conflict.sightings == 1
+
+
+def test_a_link_of_the_other_agents_backoff_does_not_count_as_lasting() -> None:
+    conflict = NameConflict(9)
+    conflict.on_link_up(0.0)
+    assert not conflict.on_link_down(SHORT_S + 1.0)  # NATS delays a client id that flaps
+    assert any(after_short_links(conflict, 20, boot=5))

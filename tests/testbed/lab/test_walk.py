@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbed.device_agent.name_conflict import LASTED_S
 from fairbed.testbed.lab.folder import LabBroker, free_local_port
 from tests.brokers import PRODUCTION_BROKERS
 from tests.test_wheel import ROOT, dependencies
@@ -183,11 +184,13 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
         command = output.strip().rpartition("start the agent with: ")[2]
         with device.agent(command) as process:
             until(lambda: host.state("pi-kitchen") == "online", output)
+            online_at = time.monotonic()
             code, findings = device.doctor()
             assert code == 0, findings
             assert "problem" not in findings
             assert "the broker accepts pi-kitchen" in findings
 
+            until(lambda: time.monotonic() - online_at > LASTED_S, "the clock stands still")
             copy = subprocess.run(  # a second agent with this identity, as from a copied card
                 [*command.split(), "--cache", str(tmp_path / "copy")],
                 env=device.environment,
