@@ -150,7 +150,9 @@ class WebServer:
         if len(self._sessions) < limit:
             reason = await self._show(socket, _size(request.query))
         else:
-            reason = f"at most {limit} sessions may be open, and so many are; close one of them"
+            reason = (
+                f"the limit of open pages is {limit} (--sessions), all in use; close one of them"
+            )
         with suppress(ConnectionError):
             if reason:
                 await socket.send_bytes(LEAVE_SCREEN + reason.encode())

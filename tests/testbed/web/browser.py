@@ -39,6 +39,8 @@ class Page:
         """Addresses that the page has requested."""
         self.sent: list[str] = []
         """Texts that the page has sent over its WebSocket."""
+        self.received = ""
+        """What the page has received of a terminal."""
         self.console: list[str] = []
         """Errors in the console, such as what the policy of the page blocked."""
 
@@ -62,6 +64,10 @@ class Page:
             self.requests.append(message["params"]["url"])
         elif message["method"] == "Network.webSocketFrameSent":
             self.sent.append(message["params"]["response"]["payloadData"])
+        elif message["method"] == "Network.webSocketFrameReceived":
+            frame = message["params"]["response"]
+            if frame["opcode"] == 2:
+                self.received += base64.b64decode(frame["payloadData"]).decode(errors="replace")
         elif message["method"] == "Log.entryAdded":
             self.console.append(message["params"]["entry"]["text"])
 
@@ -90,10 +96,17 @@ class Page:
             mobile=False,
         )
 
-    async def press(self, key: str) -> None:
-        """Press and release a key that types one character."""
-        await self.call("Input.dispatchKeyEvent", type="keyDown", text=key, key=key)
-        await self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+    async def type(self, text: str) -> None:
+        """Press and release a key for each character."""
+        for key in text:
+            await self.call("Input.dispatchKeyEvent", type="keyDown", text=key, key=key)
+            await self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    async def press(self, key: str, code: int, *, control: bool = False) -> None:
+        """Press and release a key that types no character, by its code on Windows."""
+        values = {"key": key, "windowsVirtualKeyCode": code, "modifiers": 2 if control else 0}
+        await self.call("Input.dispatchKeyEvent", type="rawKeyDown", **values)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **values)
 
     async def picture(self) -> bytes:
         """Return what the page shows, as PNG."""

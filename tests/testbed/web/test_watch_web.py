@@ -163,19 +163,31 @@ async def test_a_browser_shows_the_control_room_and_asks_no_other_host(
     if program is None:
         pytest.skip("needs Chromium; on Debian: apt-get install chromium")
     async with open_page(program, tmp_path / "profile") as page:
+        await page.call("Emulation.setFocusEmulationEnabled", enabled=True)
         await page.resize(1200, 700)
+        await page.call("Page.navigate", url=command.url)
+        await page.wait_until(lambda: shows(page, "newest address"), "the refusal")
         await page.call("Page.navigate", url=command.address)
-        await page.wait_until(lambda: has_class(page, "-first-byte"), "the control room")
+        await page.wait_until(lambda: has_received(page, "Fleet"), "the control room")
         assert await page.evaluate("location.href") == f"{command.url}/"
         assert await page.evaluate("document.title") == "demo-1 - Fairbed"
         assert await page.evaluate("document.cookie") == ""
-        small = await page.picture()
-        assert small.startswith(b"\x89PNG")
+        await page.wait_until(lambda: has_sent(page, '["focus"]', 0), "the focus")
 
         before = len(page.sent)
+        small = await page.picture()
         await page.resize(1700, 1000)
         await page.wait_until(lambda: has_sent(page, '["resize",', before), "the new size")
         await page.wait_until(lambda: differs(page, small), "a larger screen")
+
+        folder = tmp_path / "downloads"
+        await page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        await page.press("p", 80, control=True)
+        await page.wait_until(lambda: has_received(page, "Search for commands"), "the palette")
+        await page.type("screenshot")
+        await page.wait_until(lambda: has_received(page, "SVG"), "the command")
+        await page.press("Enter", 13)
+        await page.wait_until(lambda: has_download(folder), "the picture")
 
         assert page.requests
         assert {re.match(r"(?:http|ws)(://[^/]+)", x)[1] for x in page.requests} == {  # type: ignore[index]
@@ -189,10 +201,27 @@ async def test_a_browser_shows_the_control_room_and_asks_no_other_host(
         await page.evaluate("0")  # notes what the console has written
         assert [line for line in page.console if "Content Security Policy" in line]
 
-        await page.press("q")
+        await page.type("q")
         await page.wait_until(lambda: has_class(page, "-closed"), "the end of the session")
         await page.call("Page.reload")
         await page.wait_until(lambda: has_class(page, "-first-byte"), "a session by the cookie")
+
+
+async def shows(page: Page, text: str) -> bool:
+    return text in str(await page.evaluate("document.body?.innerText"))
+
+
+async def has_received(page: Page, text: str) -> bool:
+    await page.evaluate("0")
+    return text in page.received
+
+
+async def has_download(folder: Path) -> bool:
+    return await anyio.to_thread.run_sync(holds_picture, folder)
+
+
+def holds_picture(folder: Path) -> bool:
+    return any(path.read_bytes().startswith(b"<svg") for path in folder.glob("*.svg"))
 
 
 async def has_class(page: Page, name: str) -> bool:
