@@ -5,13 +5,12 @@ twice takes effect once, and its answer is sent again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 import numpy as np
 from anyio.abc import TaskGroup
 
-from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
 from fairbed.coordinator.policy.live_settings import (
@@ -58,7 +57,6 @@ class OperatorCommands:
         stop: Ends the run at once, or, with False, when the open round has closed.
         audit: Notes each command and its answer outside of the run.
         devices: Changes emulated devices; None if there are none.
-        availability: Probability that a device is available, where it is known; else 1.
         is_read_only: Refuse every command.
     """
 
@@ -74,7 +72,6 @@ class OperatorCommands:
         stop: Callable[[bool], None],
         audit: Audit,
         devices: DeviceControl | None,
-        availability: Mapping[str, float],
         is_read_only: bool,
     ) -> None:
         self._loop = loop
@@ -86,7 +83,6 @@ class OperatorCommands:
         self._stop = stop
         self._audit = audit
         self._devices = devices
-        self._availability = availability
         self._is_read_only = is_read_only
         self._answers: OrderedDict[bytes, OperatorAnswer | None] = OrderedDict()
         """By number of the command; None while it is executed."""
@@ -218,7 +214,9 @@ class OperatorCommands:
     def _set(self, name: str, value: float) -> str:
         config = self._loop.next_config
         before = value_of(config, name)
-        new = changed(config, name, value, self._availabilities())
+        # The availability of a live device is unknown, as it is before a run.
+        devices = sum(not device.is_excluded for device in self._registry)
+        new = changed(config, name, value, np.ones(devices))
         try:
             make_decisions(new, len(self._registry))
         except (PluginError, FleetSizeError) as exc:
@@ -227,15 +225,6 @@ class OperatorCommands:
         return (
             f"{key_of(name)} is {value:g} from round {self._loop.next_round} on, before {before:g}"
         )
-
-    def _availabilities(self) -> Floats:
-        """Return the availability of each device that may be selected, shape (N,)."""
-        known = [
-            self._availability.get(device.name, 1.0)
-            for device in self._registry
-            if not device.is_excluded
-        ]
-        return np.array(known, dtype=np.float64)
 
     def _finish(
         self,

@@ -5,8 +5,8 @@ are in `rounds.loop`.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import anyio
@@ -76,9 +76,6 @@ class TrainingSetup:
     """Devices in row order; other devices get the next rows as they join."""
     emulated: Collection[str] = ()
     """The emulated ones, for reports only; the others are physical."""
-    availability: Mapping[str, float] = field(default_factory=dict)
-    """Probability that a device is available in a round, where the experiment states one; else 1.
-    Guaranteed rates that an operator sets are checked against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +259,6 @@ class Coordinator:
             stop=self._stop,
             audit=self._host.audit,
             devices=self._host.devices,
-            availability=self._setup.availability,
             is_read_only=self._config.operator.read_only,
         )
         routes = Routes(

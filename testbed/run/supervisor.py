@@ -18,7 +18,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import Audit, HostServices
+from fairbed.coordinator.ports import Audit, DeviceControl, HostServices
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
@@ -50,6 +50,7 @@ from fairbed.testbed.run.broker import (
     find_chunk_limit,
     start_broker,
 )
+from fairbed.testbed.run.device_control import SteeredFleet
 from fairbed.testbed.run.emulated_identities import (
     emulated_identities,
     not_enrolled,
@@ -172,8 +173,15 @@ async def _run(
                 store.add(device.truth_row())
             parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices, names)
             monitor = _contention_monitor(devices, backend, broker_pid, plan.dilation)
+            emulated = _as_emulated(devices, choice)
+            specs = [device.spec for device in emulated]
+            steered = (
+                None
+                if backend is None
+                else SteeredFleet(backend, specs, plan.dilation, group, stop)
+            )
             stop.coordinator = _coordinator(
-                plan, parts, monitor, _audit_of(plan, stop), listener, waiting
+                plan, parts, monitor, _audit_of(plan, stop), steered, listener, waiting
             )
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
@@ -188,9 +196,7 @@ async def _run(
                 await _report_not_enrolled(endpoint, experiment.physical, stop.coordinator, waiting)
             for finding in preflight_findings(experiment, devices, choice, plan.dilation):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
-            async with follow_schedules(
-                backend, _as_emulated(devices, choice), store, stop, group, plan.dilation
-            ):
+            async with follow_schedules(steered, emulated, store, stop, group, plan.dilation):
                 end = await stop.coordinator.run()
             if stop.failure is not None:
                 raise stop.failure
@@ -330,6 +336,7 @@ def _coordinator(
     parts: _Parts,
     monitor: ContentionMonitor | None,
     audit: Audit,
+    control: DeviceControl | None,
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None],
 ) -> Coordinator:
@@ -365,6 +372,7 @@ def _coordinator(
         evaluator=parts.evaluator,
         host_monitor=monitor,
         audit=audit,
+        devices=control,
     )
     return Coordinator(
         setup,

@@ -1,0 +1,155 @@
+"""Changes of emulated devices by an operator, on top of their schedules."""
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import pytest
+from msgspec import structs
+
+from fairbed import profiles
+from fairbed.coordinator.ports import CommandRefusedError
+from fairbed.testbed.backends.base import Backend, DeviceSpec, device_spec
+from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.errors import BackendError
+from fairbed.testbed.run.device_control import SteeredFleet
+from fairbed.testbed.run.stopping import StopControl
+from fairbed.wire.messages import OperatorCommand
+
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
+
+SHAPE = Shape(down_bps=8e6, up_bps=2e6, delay_s=0.01)
+
+
+class Bench:
+    """A backend that only notes its calls; it cannot drop packets."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Conditions] = {}
+        self.log: list[str] = []
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        await anyio.lowlevel.checkpoint()
+        for name, wanted in conditions.items():
+            if wanted.shape is not None and wanted.shape.loss_ratio > 0.0:
+                raise BackendError(f"{name}: a proxy drops no packets")
+        self.now.update(conditions)
+
+    async def kill(self, name: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.log.append(f"kill {name}")
+
+    async def restart(self, name: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.log.append(f"restart {name}")
+
+
+def command(action: str, device: str, name: str, value: float | None = None) -> OperatorCommand:
+    return OperatorCommand(
+        id=secrets.token_bytes(16),
+        action=action,  # type: ignore[arg-type]  # one of those in the tests
+        device=device,
+        name=name,
+        value=value,
+    )
+
+
+@asynccontextmanager
+async def fleet(dilation: float = 1.0) -> AsyncIterator[tuple[SteeredFleet, Bench, StopControl]]:
+    spec = device_spec("pi-1", profiles.load("raspberry-pi-4b"))
+    specs = [
+        DeviceSpec("pi-1", spec.device, SHAPE).dilated(dilation),
+        DeviceSpec("this-1"),
+    ]
+    bench, stop = Bench(), StopControl()
+    async with anyio.create_task_group() as group:
+        yield SteeredFleet(cast(Backend, bench), specs, dilation, group, stop), bench, stop
+        group.cancel_scope.cancel()
+
+
+async def test_a_throttle_multiplies_what_the_schedule_says() -> None:
+    async with fleet() as (steered, bench, _):
+        assert await steered.execute(command("throttle", "pi-1", "cpu", 0.5)) == (
+            "pi-1 has 50 % of its speed"
+        )
+        await steered.execute(command("throttle", "pi-1", "link", 0.25))
+        own = device_spec("pi-1", profiles.load("raspberry-pi-4b")).device
+        assert own is not None
+        assert bench.now["pi-1"].speed_ratio == pytest.approx(0.5 * own.speed_ratio)
+        assert bench.now["pi-1"].shape == structs.replace(SHAPE, down_bps=2e6, up_bps=5e5)
+        await steered.apply({"pi-1": Conditions(0.2, SHAPE, outage="coverage", is_willing=False)})
+        assert bench.now["pi-1"] == Conditions(
+            0.1,
+            structs.replace(SHAPE, down_bps=2e6, up_bps=5e5),
+            outage="coverage",
+            is_willing=False,
+        )
+        for part in ("cpu", "link"):
+            await steered.execute(command("throttle", "pi-1", part, 1.0))
+        assert bench.now["pi-1"] == Conditions(0.2, SHAPE, outage="coverage", is_willing=False)
+
+
+async def test_another_link_is_dilated_as_the_fleet_is() -> None:
+    async with fleet(dilation=4.0) as (steered, bench, _):
+        await steered.execute(command("link", "pi-1", "gigabit-ethernet"))
+        link = device_spec("x", None, profiles.load_link("gigabit-ethernet").link).shape
+        assert link is not None
+        assert bench.now["pi-1"].shape == link.dilated(4.0)
+        await steered.execute(command("link", "pi-1", "own"))
+        assert bench.now["pi-1"].shape == SHAPE.dilated(4.0)
+
+
+async def test_an_outage_ends_after_its_time() -> None:
+    async with fleet() as (steered, bench, _):
+        assert await steered.execute(command("fault", "pi-1", "unplugged", 20.0)) == (
+            "pi-1 is unplugged for 20 s"
+        )
+        began = anyio.current_time()
+        with pytest.raises(CommandRefusedError, match=r"^pi-1 is unplugged already"):
+            await steered.execute(command("fault", "pi-1", "frozen", 1.0))
+        while bench.now["pi-1"].outage == "unplugged":  # noqa: ASYNC110
+            await anyio.sleep(1.0)
+        assert 19.0 <= anyio.current_time() - began <= 22.0
+        await steered.execute(command("fault", "pi-1", "killed", 5.0))
+        assert bench.log == ["kill pi-1"]
+        await anyio.sleep(6.0)
+        assert bench.log == ["kill pi-1", "restart pi-1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("throttle", "pi-9", "cpu", 0.5), "pi-9 is not emulated by this run; only emulated"),
+        (("throttle", "pi-1", "gpu", 0.5), "throttle: must be of cpu or link, got 'gpu'"),
+        (("throttle", "pi-1", "cpu", 0.0), "throttle: the share that is left must be above 0"),
+        (("throttle", "pi-1", "cpu", 1.5), "throttle: the share that is left must be above 0"),
+        (("throttle", "this-1", "cpu", 0.5), "this-1 has no profile, so its speed is not emulated"),
+        (("throttle", "this-1", "link", 0.5), "this-1 has no link with a rate, so none"),
+        (("link", "pi-1", "/etc/passwd"), "link: must be own or one of "),
+        (("fault", "pi-1", "fire", 1.0), "fault: must be one of coverage, unplugged, frozen, kill"),
+        (("fault", "pi-1", "frozen", 0.0), "fault: must last above 0 and at most 86400 s, got 0"),
+        (("profile", "pi-1", "raspberry-pi-4b"), "pi-1 keeps its profile: cores, memory and"),
+    ],
+)
+async def test_refuses_what_the_backend_cannot_do(fields: tuple[Any, ...], message: str) -> None:
+    async with fleet() as (steered, bench, _):
+        with pytest.raises(CommandRefusedError) as caught:
+            await steered.execute(command(*fields))
+        assert str(caught.value).startswith(message)
+        assert not bench.now
+
+
+async def test_a_change_that_the_backend_refuses_leaves_the_device_as_it_was() -> None:
+    lossy = next(
+        name
+        for name in profiles.link_names()
+        if (shape := device_spec("x", None, profiles.load_link(name).link).shape)
+        and shape.loss_ratio > 0.0
+    )
+    async with fleet() as (steered, bench, _):
+        with pytest.raises(CommandRefusedError, match=r"^pi-1: a proxy drops no packets$"):
+            await steered.execute(command("link", "pi-1", lossy))
+        await steered.apply({"pi-1": Conditions(0.2, SHAPE)})
+        assert bench.now["pi-1"] == Conditions(0.2, SHAPE)
