@@ -195,7 +195,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         rounds_completed=info.rounds_completed,
         rounds_planned=info.plan.rounds,
         rounds_void=len(rounds) - len(lasted),
-        changes=[_change(row) for row in commands if row.is_accepted and row.action in CHANGING],
+        changes=changes_of(commands),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -550,6 +550,11 @@ def _attackers(
         left_out=int((is_theirs & (table.numbers["defence_scale"] == 0.0)).sum()),
         aggregated=int((is_theirs & is_merged).sum()),
     )
+
+
+def changes_of(commands: Sequence[CommandRow]) -> list[LiveChange]:
+    """Return the commands of operators that changed the run or its devices, oldest first."""
+    return [_change(row) for row in commands if row.is_accepted and row.action in CHANGING]
 
 
 def _change(row: CommandRow) -> LiveChange:

@@ -94,7 +94,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
     pairs = [
         ("run", f"{s.run_id}  {s.status}{reason}"),
         *([("continue", s.resume_command)] if s.resume_command else []),
-        *[("changed", _change(change)) for change in s.changes],
+        *[("changed", change_line(change)) for change in s.changes],
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
@@ -269,7 +269,7 @@ def _unaccounted(x: ExchangeSummary) -> str:
     return f"; {percent(x.unaccounted_ratio)} of the time in no phase"
 
 
-def _change(x: LiveChange) -> str:
+def change_line(x: LiveChange) -> str:
     """Return what an operator changed while the run was live."""
     value = "" if x.value is None else f" {x.value:g}"
     if x.round is not None and x.before is not None:

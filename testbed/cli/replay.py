@@ -3,11 +3,12 @@
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
-from fairbed.coordinator.report.summary import summarise_run
-from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.report.summary import changes_of, summarise_run
+from fairbed.coordinator.report.summary_table import change_line, summary_table
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.task.errors import TaskError, UnknownTask
@@ -49,6 +50,8 @@ def main(options: argparse.Namespace) -> int:
         setup = setup_of(experiment)
         if not is_new:
             check_resumable(folder, setup.experiment, is_named=named is not None, command="replay")
+        for change in changed_live(options.experiment.parent):
+            print(f"warning: not in this replay: {change}", file=sys.stderr)
         for finding in setup.findings():
             print(f"warning: {finding.text}", file=sys.stderr)
         progress = _ReplayProgress(experiment.rounds)
@@ -79,6 +82,19 @@ def main(options: argparse.Namespace) -> int:
         print(summary_table(summary, output_width()))
         print(f"\n{rounds_per_s:,.3g} rounds per second; the run is in {folder}")
     return DONE
+
+
+def changed_live(folder: Path) -> list[str]:
+    """Return what operators changed in the run of a folder, which its experiment file lacks.
+
+    Empty if the folder has no run that can be read.
+    """
+    try:
+        with RunReader(folder) as reader:
+            changes = changes_of(reader.commands())
+    except StoreError:
+        return []
+    return [change_line(change) for change in changes]
 
 
 class _ReplayProgress:

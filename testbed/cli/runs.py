@@ -39,7 +39,7 @@ from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import OPERATOR, user_of
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.codec import decode_answer, encode
-from fairbed.wire.errors import DecodeError, TransportError
+from fairbed.wire.errors import DecodeError, Disconnected, TransportError
 from fairbed.wire.messages import Action, OperatorAnswer, OperatorCommand, is_device_name
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.topics import LOCAL_OPERATOR, Topics
@@ -57,6 +57,9 @@ RESUMES_SHOWN = 3
 
 ANSWER_S = 10.0
 """Longest wait for the answer of a run, seconds; it decides within milliseconds."""
+
+REPEAT_S = 1.0
+"""Time between two messages of one command; the run executes it once."""
 
 _EFFECTIVE_IDS = os.access in os.supports_effective_ids
 
@@ -104,7 +107,13 @@ async def ask_run(
                 await transport.subscribe(topics.answer(LOCAL_OPERATOR), qos=1)
                 await transport.publish(topics.command(LOCAL_OPERATOR), encode(command), qos=1)
                 is_sent, limit.deadline = True, anyio.current_time() + timeout_s
-                return await _answer_to(command, events) if timeout_s else None
+                if not timeout_s:
+                    return None
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_repeat, transport, topics, command)
+                    answer = await _answer_to(command, events)
+                    group.cancel_scope.cancel()
+                return answer
     except TimeoutError as exc:
         if is_sent:
             return None
@@ -112,6 +121,14 @@ async def ask_run(
             f"{transport.url}: must answer within {CONNECT_S:g} s, got "
             f"{transport.down_reason or 'no answer'}"
         ) from exc
+
+
+async def _repeat(transport: MqttTransport, topics: Topics, command: OperatorCommand) -> None:
+    """Publish a command again until it is answered: a run that starts does not listen yet."""
+    while True:
+        await anyio.sleep(REPEAT_S)
+        with suppress(Disconnected):
+            await transport.publish(topics.command(LOCAL_OPERATOR), encode(command), qos=1)
 
 
 async def _answer_to(

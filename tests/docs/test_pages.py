@@ -22,6 +22,7 @@ PAGES = (
     "own-local-training",
     "links",
     "long-runs",
+    "steering",
     "many-runs",
     "mixed-fleets",
     "core-stability",

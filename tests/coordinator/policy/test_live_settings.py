@@ -1,5 +1,6 @@
 """Settings that an operator may change while a run is live."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,14 @@ from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.policy.live_settings import (
     Change,
     SettingError,
+    accepted_changes,
     changed,
+    due_now,
     mean_beta,
     with_changes,
 )
 from fairbed.coordinator.policy.selection import Observation, Observations, Selection
+from fairbed.coordinator.store.tables import CommandRow
 from tests.coordinator.lab import make_config
 
 N = 6
@@ -121,6 +125,33 @@ def test_changes_of_a_resumed_run_are_taken_in_order() -> None:
     after = with_changes(config(), changes)
     assert (after.selection.beta, after.selection.V) == (0.1, 1.0)
     assert after.selection.per_round == 2
+
+
+def row(
+    action: str, name: str, value: float, round_id: int | None, *, is_accepted: bool = True
+) -> CommandRow:
+    return CommandRow(
+        id=f"{action}{name}{value}",
+        at_s=1.0,
+        action=action,
+        device=None,
+        operator="alice",
+        name=name,
+        value=value,
+        round=round_id,
+        is_accepted=is_accepted,
+    )
+
+
+def test_a_resumed_run_takes_accepted_settings_from_its_first_round_at_the_latest() -> None:
+    rows = [
+        row("set", "beta", 0.2, 4),
+        row("set", "beta", 0.9, None, is_accepted=False),
+        row("throttle", "cpu", 0.5, None),
+        row("set", "V", 1.0, 8),
+    ]
+    assert accepted_changes(rows) == [Change("beta", 0.2, 4), Change("V", 1.0, 8)]
+    assert due_now(rows, first_round=7) == [replace(rows[3], round=7)]
 
 
 def select(decisions: Decisions, round_id: int) -> Selection:

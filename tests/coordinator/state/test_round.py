@@ -46,6 +46,16 @@ def arrived(device: str, at: float) -> Arrived:
     return Arrived(device, at=at, bytes_up=400, duplicates=0)
 
 
+def test_the_next_round_may_have_another_deadline_and_size() -> None:
+    table = started("a").successor(1)
+    table.set_limits(5.0, target_updates=1)
+    for device in ("a", "b"):
+        table.dispatch(device, now=200.0)
+    assert table.wake_at() == 205.0
+    table.on(Tick(), 205.0)
+    assert {x.state for x in table.exchanges.values()} == {ExchangeState.LATE}
+
+
 def test_a_device_is_granted_checked_and_accepted() -> None:
     table = started("a")
     assert table.on(Offered("a", offer()), 103.0) == [GrantUpload("a")]

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import CommandRow
 from fairbed.testbed.cli.command import confirm, parse
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.cli.replay import changed_live
 from fairbed.testbed.errors import UsageError
-from tests.coordinator.store.fake_run import fake_run
+from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.testbed.small_run import LIMIT_S, running
 
 
@@ -88,6 +90,30 @@ def test_a_finished_run_takes_no_command(
     assert main(["command", "demo", "pause", "--runs", str(tmp_path)]) == 1
     assert "demo-1: must be live, got status done" in capsys.readouterr().err
     assert main(["command", "other", "pause", "--runs", str(tmp_path)]) == 2
+
+
+def test_a_replay_names_what_was_changed_in_the_run_of_its_file(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "demo-1", devices=2)
+    run.store.add(
+        CommandRow(
+            id="1",
+            at_s=3.0,
+            action="set",
+            operator="alice",
+            device=None,
+            name="beta",
+            value=0.2,
+            before=0.15,
+            round=4,
+        )
+    )
+    run.store.add(CommandRow(id="2", at_s=4.0, action="kick", device="pi-1", operator="alice"))
+    run.store.flush()
+    assert changed_live(run.folder) == [
+        "selection.beta 0.15 to 0.2 from round 4 on, by alice at 3.00 s"
+    ]
+    run.store.close()
+    assert changed_live(tmp_path) == []
 
 
 def fairbed(*arguments: str) -> "subprocess.CompletedProcess[str]":
