@@ -308,10 +308,16 @@ def _config(options: argparse.Namespace) -> int:
 
 def _wheelhouse(options: argparse.Namespace) -> int:
     require_packages()
-    from fairbed.testbed.lab.wheelhouse import fill
+    from fairbed.testbed.lab.wheelhouse import MACHINES, PYTHONS, fill
 
     lab = open_lab(options.lab)
-    found = fill(lab, options.python, options.platform, options.source, write=print)
+    found = fill(
+        lab,
+        options.python or PYTHONS,
+        options.platform or MACHINES,
+        options.source,
+        write=print,
+    )
     size_mb = sum(path.stat().st_size for path in found) / 1e6
     print(f"{lab.wheels}: {len(found)} wheels, {size_mb:.0f} MB; devices that enrol take them")
     return DONE

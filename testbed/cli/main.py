@@ -425,15 +425,15 @@ def _lab(parser: argparse.ArgumentParser) -> None:
     wheels = action("wheelhouse", "download the packages of agents, for devices without Internet")
     wheels.add_argument(
         "--python",
+        action="extend",
         nargs="+",
-        default=["3.10", "3.11", "3.12", "3.13"],
         metavar="VERSION",
         help="Python versions of the devices (default: 3.10 3.11 3.12 3.13)",
     )
     wheels.add_argument(
         "--platform",
+        action="extend",
         nargs="+",
-        default=["aarch64", "x86_64"],
         metavar="MACHINE",
         help="processors of the devices (default: aarch64 x86_64)",
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbed.testbed.cli.main import make_parser
 from fairbed.testbed.errors import LabError, RunError
 from fairbed.testbed.lab.folder import Lab
 from fairbed.testbed.lab.wheelhouse import constraints, download_arguments, fill
@@ -50,6 +51,12 @@ def test_wheels_of_each_python_and_machine_are_added(lab: Lab) -> None:
     fill(lab, ["3.11"], ["x86_64"], ROOT, write=lines.append, run=pip)
     assert set(found) < set(lab.wheels.glob("*.whl"))
     assert not list(lab.folder.glob("wheels-*"))
+
+
+def test_options_may_be_repeated() -> None:
+    words = ["lab", "wheelhouse", "--python=3.13", "--python", "3.11", "3.12", "--platform=x86_64"]
+    options = make_parser().parse_args(words)
+    assert (options.python, options.platform) == (["3.13", "3.11", "3.12"], ["x86_64"])
 
 
 def test_pip_downloads_wheels_only_for_that_python_and_machine(tmp_path: Path) -> None:
