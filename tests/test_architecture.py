@@ -53,6 +53,11 @@ def test_an_agent_loads_no_training_runtime_before_its_first_task() -> None:
     assert not _loaded_by("import fairbed.device_agent.agent") & HEAVY
 
 
+def test_an_agent_has_no_random_generator_of_numpy_before_its_first_task() -> None:
+    done = _python("import sys, fairbed.device_agent.process; print('numpy.random' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_the_wire_loads_no_client_before_a_link_is_made() -> None:
     assert not _loaded_by("import fairbed.wire.chunks, fairbed.wire.codec, fairbed.wire.topics") & (
         HEAVY | {"aiomqtt"}

@@ -95,7 +95,7 @@ def decode_shard(blob: Buffer) -> Shard:
 
 
 def split(
-    rows: NDArray[np.int64], y: NDArray[np.int64], test_fraction: float, rng: np.random.Generator
+    rows: NDArray[np.int64], y: NDArray[np.int64], test_fraction: float, rng: "np.random.Generator"
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Divide one device's examples into training and test, each class in proportion.
 

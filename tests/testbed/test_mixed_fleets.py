@@ -511,6 +511,7 @@ def test_a_device_without_an_entry_joins_an_emulated_fleet_that_waits_for_more(
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.full
 def test_an_agent_with_the_name_of_an_emulated_device_is_refused_at_a_plain_broker(
     tmp_path: Path,
 ) -> None:
@@ -620,6 +621,7 @@ backend = "process"
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.full
 def test_names_at_a_lab_are_of_one_device_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ def test_the_example_of_personal_models_runs(
         assert own[f"chosen,lambda_choice={choice}"] > own["local-only"] + 0.03
 
 
+@pytest.mark.full
 def test_the_example_of_local_training_runs(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +217,7 @@ def test_the_example_of_local_training_runs(
             assert values[name][metric]["mean"] > values["sgd"][metric]["mean"] + 0.03
 
 
+@pytest.mark.full
 def test_the_example_of_local_noise_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """More noise is a smaller epsilon and less accuracy, on the same cohorts."""
     arguments = ["--out", str(calls), "--seeds", "1", "--no-figures", "--json"]

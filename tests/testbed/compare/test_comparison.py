@@ -130,6 +130,7 @@ def noise(dice: np.random.Generator, *, effect_s: float = 0.0) -> Callable[[str,
     return make
 
 
+@pytest.mark.full
 def test_of_grids_of_equal_arms_five_percent_have_a_verdict(tmp_path: Path) -> None:
     """Without the correction a third of them and more would have one, over metrics and arms."""
     grid, dice = grid_of(tmp_path, seeds=5), np.random.default_rng(14)
