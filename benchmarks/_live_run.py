@@ -1,5 +1,6 @@
 """A run in a separate process: its rounds, its processes and their memory."""
 
+import json
 import subprocess
 import sys
 import time
@@ -132,8 +133,11 @@ def separate_agents(folder: Path, urls: Mapping[str, str]) -> Iterator[list[psut
     with ExitStack() as stack:
         agents = []
         for name, url in urls.items():
-            command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", url]
-            command += ["--name", name, "--cache", str(folder / name), "--log-level", "warning"]
+            config = folder / f"{name}.toml"  # a password in an argument is a warning
+            keys = {"broker_url": url, "name": name, "cache_folder": str(folder / name)}
+            keys["log_level"] = "warning"
+            config.write_text("".join(f"{key} = {json.dumps(keys[key])}\n" for key in keys))
+            command = [sys.executable, "-m", "fairbed.device_agent.cli", "--config", str(config)]
             process = stack.enter_context(subprocess.Popen(guarded(command)))
             stack.callback(process.terminate)
             agents.append(psutil.Process(process.pid))

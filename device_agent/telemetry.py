@@ -1,4 +1,4 @@
-"""Telemetry of a device: sends its context every second and on change."""
+"""Telemetry of a device: sends its context every second and on change; rarely without a run."""
 
 import os
 import time
@@ -21,6 +21,10 @@ other return to idle are reported without delay."""
 
 PHASE_DELAY_S = 0.05
 """Delay of the report of a new phase, so that the report does not delay the work."""
+
+WAITING_S = 30.0
+"""Interval of contexts while no coordinator is online: only a lab notes them, as a contact. One per
+second would be most of what a waiting agent costs."""
 
 
 class Telemetry:
@@ -60,7 +64,7 @@ class Telemetry:
             while (left_s := self._due_at - clock.now()) > 0.0:
                 await self._wakeup.wait(left_s)
             self._sent_at = clock.now()
-            self._due_at = self._sent_at + self.period_s
+            self._due_at = self._sent_at + self._interval_s
             await self._publisher.send(self.context(), qos=0)
 
     def send_now(self) -> None:
@@ -74,6 +78,17 @@ class Telemetry:
     def send_soon(self) -> None:
         """Send after a short delay: the phase has changed."""
         self._send_by(max(self._gap_at, self._host.clock.now() + PHASE_DELAY_S))
+
+    @property
+    def next_s(self) -> float:
+        """Time of the next context without a change, on the host's clock."""
+        return self._due_at
+
+    @property
+    def _interval_s(self) -> float:
+        phase, _ = self._state()
+        is_waiting = phase in (Phase.OFFLINE, Phase.WAITING)
+        return max(self.period_s, WAITING_S) if is_waiting else self.period_s
 
     @property
     def _gap_at(self) -> float:

@@ -364,7 +364,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class Context(Message, frozen=True, kw_only=True, tag="context"):
-    """Measurements and state of a device, sent at 1 Hz and on change, QoS 0."""
+    """Measurements and state of a device, sent at 1 Hz in a run and on change, QoS 0."""
 
     boot: Count
     seq: Count

@@ -13,7 +13,7 @@ from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.sensors import RealSensors
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.device_agent.state.link_estimate import LinkEstimate
-from fairbed.device_agent.telemetry import MIN_GAP_S, Telemetry
+from fairbed.device_agent.telemetry import MIN_GAP_S, WAITING_S, Telemetry
 from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.topics import Topics
 from tests.device_agent.clock import ManualClock
@@ -34,7 +34,7 @@ class CountingBroker(MemoryBroker):
 
 @asynccontextmanager
 async def running_telemetry(
-    folder: Path,
+    folder: Path, period_s: float = 60.0, phase: Phase = Phase.IDLE
 ) -> AsyncIterator[tuple[Telemetry, ManualClock, CountingBroker]]:
     """Run the telemetry of a device that has just sent its first context."""
     broker, clock = CountingBroker(), ManualClock()
@@ -48,8 +48,8 @@ async def running_telemetry(
             LinkEstimate(),
             boot=1,
             engine_threads=1,
-            period_s=60.0,
-            state=lambda: (Phase.IDLE, True),
+            period_s=period_s,
+            state=lambda: (phase, True),
         )
         group.start_soon(telemetry.run)
         await anyio.wait_all_tasks_blocked()
@@ -87,3 +87,14 @@ async def test_a_new_phase_is_sent_after_a_delay_and_the_shortest_interval(tmp_p
         telemetry.send_soon()
         await anyio.wait_all_tasks_blocked()
         assert broker.published == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "interval_s"),
+    [(Phase.IDLE, 1.0), (Phase.WAITING, WAITING_S), (Phase.OFFLINE, WAITING_S)],
+)
+async def test_without_a_coordinator_contexts_are_rare(
+    tmp_path: Path, phase: Phase, interval_s: float
+) -> None:
+    async with running_telemetry(tmp_path, 1.0, phase) as (telemetry, clock, _):
+        assert telemetry.next_s == clock.now_s + interval_s
