@@ -162,6 +162,7 @@ def test_waiting_for_a_turn_is_no_time_out(tmp_path: Path) -> None:
     assert "1 passed" in out
 
 
+@pytest.mark.full
 def test_workers_of_pytest_take_turns(tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     running = start_pytest(tmp_path, SUITE, "-n", "2", "--dist", "worksteal")

@@ -376,6 +376,7 @@ def started(path: Path, out: Path) -> Iterator[Started]:
         grid.process.communicate()
 
 
+@pytest.mark.full
 def test_a_killed_grid_resumes_and_ends_the_same(calls: Path) -> None:
     path = grid_file(calls.parent, seeds=6, rounds=60)
     with started(path, calls) as grid:
