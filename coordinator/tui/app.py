@@ -1,7 +1,6 @@
-"""The control room as a Textual application: reads the store, shows new rows, sends commands.
+"""The control room as a Textual application: shows a run, sends commands.
 
-`ViewReader` reads the rows that a view does not contain yet, in one short transaction. `pause_s`
-limits how often the screen changes, so that it does not slow the measured processes.
+`pause_s` limits how often the screen changes, so that it does not slow the measured processes.
 """
 
 import asyncio
@@ -9,10 +8,9 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -23,106 +21,27 @@ from textual.screen import Screen
 from textual.theme import Theme
 from textual.widgets import Footer
 
-from fairbed.coordinator.report.privacy import privacy_summary
 from fairbed.coordinator.store.errors import StoreError
-from fairbed.coordinator.store.reader import LIVE, Quality, RunReader
+from fairbed.coordinator.store.reader import LIVE, RunReader
 from fairbed.coordinator.tui.preferences import (
     Preferences,
     load_preferences,
     save_preferences,
 )
+from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
+from fairbed.coordinator.tui.screens.events import EventsScreen
 from fairbed.coordinator.tui.screens.exit_dialog import Answer, ExitDialog
+from fairbed.coordinator.tui.screens.fleet import FleetScreen
 from fairbed.coordinator.tui.screens.overview import Overview
-from fairbed.coordinator.tui.view import (
-    EVENTS_KEPT,
-    ROUNDS_KEPT,
-    Cursor,
-    DeviceView,
-    RunView,
-    ViewUpdate,
-    fold,
-)
+from fairbed.coordinator.tui.screens.rounds import RoundsScreen
+from fairbed.coordinator.tui.screens.run_screen import RunScreen
+from fairbed.coordinator.tui.view import DeviceView, RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.plot import LETTERED
+from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
 from fairbed.wire.errors import WireError
 from fairbed.wire.messages import OperatorCommand
-
-
-class ViewReader:
-    """Keeps a view up to date; used by one thread at a time, never by the thread of the screen.
-
-    Args:
-        reader: Reads the run.
-        reveals: Show malicious devices although the run is live.
-    """
-
-    def __init__(self, reader: RunReader, *, reveals: bool = False) -> None:
-        self.reader, self._reveals = reader, reveals
-        self._seen: tuple[int, bool] | None = None
-
-    def refresh(self, view: RunView) -> RunView | None:
-        """Return the next view, or None if the store has not changed since the last one.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
-        seen = (self.reader.data_version(), self.reader.is_alive())
-        if seen == self._seen:
-            return None
-        view = fold(view, self._read_update(view.cursor))
-        self._seen = seen
-        return view
-
-    def _read_update(self, cursor: Cursor) -> ViewUpdate:
-        reader = self.reader
-        with reader.snapshot():
-            info = reader.run()
-            if info.row.resumes != cursor.resumes:
-                cursor = Cursor(resumes=info.row.resumes)
-            rounds = reader.rounds(cursor.round)
-            newest = rounds[-1].round if rounds else cursor.round
-            metrics = reader.metrics(cursor.metric)
-            events = reader.events(cursor.event, EVENTS_KEPT)
-            telemetry = reader.telemetry_latest(cursor.telemetry)
-            is_new = cursor.event == 0
-            may_have_joined = is_new or bool(events)
-            return ViewUpdate(
-                info=info,
-                cursor=replace(
-                    cursor,
-                    round=newest,
-                    metric=metrics[-1].round if metrics else cursor.metric,
-                    event=events[-1][0] if events else cursor.event,
-                    telemetry=telemetry[-1][0] if telemetry else cursor.telemetry,
-                ),
-                devices=reader.devices() if may_have_joined else (),
-                truths=reader.truths() if may_have_joined else (),
-                malicious=reader.malicious() if self._reveals or info.status not in LIVE else {},
-                rounds=rounds,
-                exchanges=reader.exchanges(max(cursor.round, newest - ROUNDS_KEPT)),
-                measured=reader.latest_exchanges() if cursor.round == 0 else (),
-                selection_counts=reader.selection_counts(cursor.round) if rounds else (),
-                quality=reader.quality(cursor.round) if rounds else Quality(),
-                device_s=reader.device_s(cursor.round, newest) if rounds else 0.0,
-                energy_j=reader.energy_j(cursor.round, newest) if rounds else {},
-                epsilon=_epsilon(reader) if rounds else None,
-                selections=reader.selections(newest) if rounds else (),
-                metrics=metrics,
-                device_metrics=reader.device_metrics(metrics[-1].round) if metrics else (),
-                personal_scores=reader.personal_scores(cursor.round - ROUNDS_KEPT),
-                events=events,
-                telemetry=[row for _, row in telemetry],
-                commands=reader.commands(),
-            )
-
-
-def _epsilon(reader: RunReader) -> float | None:
-    """Return the largest epsilon of local noise; None without noise, or if it is unknown."""
-    plan = reader.plan.privacy
-    summary = None if plan.clip is None else privacy_summary(plan, reader.releases().values())
-    return None if summary is None else summary.epsilon_max
-
 
 SHORTEST_PAUSE_S = 0.25
 """The screen changes at most four times a second, however many events arrive."""
@@ -150,6 +69,27 @@ COMMANDS = ("pause", "resume", "exclude", "include")
 COMMAND_TIMEOUT_S = 10.0
 
 
+class Tab(NamedTuple):
+    """A screen that a key opens from everywhere."""
+
+    key: str
+    title: str
+    screen: type[RunScreen]
+
+    @property
+    def name(self) -> str:
+        """Name of the screen."""
+        return self.screen.TAB
+
+
+TABS = (
+    Tab("1", "Overview", Overview),
+    Tab("2", "Fleet", FleetScreen),
+    Tab("3", "Rounds", RoundsScreen),
+    Tab("6", "Events", EventsScreen),
+)
+
+
 class ControlRoom(App[ExitChoice]):
     """Shows a run, live or finished.
 
@@ -159,12 +99,24 @@ class ControlRoom(App[ExitChoice]):
 
     CSS_PATH = "app.tcss"
     TITLE = "Fairbed"
+    SCREENS: ClassVar[dict[str, Callable[[], Screen[Any]]]] = {tab.name: tab.screen for tab in TABS}
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p", "pause", "Pause"),
-        Binding("p", "resume", "Resume"),
-        Binding("x", "exclude", "Exclude"),
-        Binding("x", "include", "Include"),
-        Binding("q", "leave", "Quit"),
+        *(
+            Binding(
+                tab.key,
+                f"open_tab('{tab.name}')",
+                tab.title,
+                id=tab.name,
+                show=False,
+                tooltip=tab.screen.PURPOSE,
+            )
+            for tab in TABS
+        ),
+        Binding("p", "pause", "Pause", id="pause", tooltip="No further round begins"),
+        Binding("p", "resume", "Resume", id="resume", tooltip="Rounds begin again"),
+        Binding("x", "exclude", "Exclude", id="exclude", tooltip="Do not select this device"),
+        Binding("x", "include", "Include", id="include", tooltip="Select this device again"),
+        Binding("q", "leave", "Quit", id="quit", tooltip="Leave the control room"),
         Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
     ]
 
@@ -208,7 +160,7 @@ class ControlRoom(App[ExitChoice]):
         self.theme = theme if theme in self.available_themes else self._default_theme
         self.set_class(self.lacks_colours if letters is None else letters, LETTERED)
         self.theme_changed_signal.subscribe(self, self._on_theme)
-        await self._open(Overview())
+        await self._open(Overview.TAB)
         await self._tick()
 
     @property
@@ -235,8 +187,14 @@ class ControlRoom(App[ExitChoice]):
             save_preferences(self._preferences_file, self._preferences)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Offer the glyphs of phases beside the commands of every application."""
+        """Offer what keys do, and the glyphs of phases, beside what every application offers."""
         yield from super().get_system_commands(screen)
+        seen = {"quit"}  # is among those of every application
+        for node, binding, is_enabled, _tooltip in screen.active_bindings.values():
+            if binding.id and is_enabled and binding.id not in seen:
+                seen.add(binding.id)
+                run = partial(self.run_action, binding.action, node)
+                yield SystemCommand(binding.description, binding.tooltip, run)
         is_lettered = self.has_class(LETTERED)
         yield SystemCommand(
             "Phases as blocks" if is_lettered else "Phases as letters",
@@ -251,7 +209,7 @@ class ControlRoom(App[ExitChoice]):
         self.toggle_class(LETTERED)
         self._remember(letters=self.has_class(LETTERED))
         for screen in self.screen_stack:
-            if isinstance(screen, Overview | DeviceDetail):
+            if isinstance(screen, RunScreen):
                 screen.redraw()
 
     def leave(self) -> None:
@@ -264,12 +222,30 @@ class ControlRoom(App[ExitChoice]):
         if self._must_leave and not self._is_opening:
             self.exit()
 
-    async def _open(self, screen: Overview | DeviceDetail) -> None:
-        """Push a screen and wait for its widgets, none of which Textual composes after an exit."""
+    async def _open(self, screen: RunScreen | str) -> None:
+        """Push a screen, or show a tab in place of all screens, and wait for its widgets.
+
+        Textual composes no widgets after an exit.
+        """
         self._is_opening = True
-        await self.push_screen(screen)
+        if isinstance(screen, RunScreen):
+            await self.push_screen(screen)
+        else:
+            while len(self.screen_stack) > 2:  # the blank screen of Textual, and a tab
+                await self.pop_screen()
+            if len(self.screen_stack) == 1:
+                await self.push_screen(screen)
+            else:
+                await self.switch_screen(screen)
+        for line in self.screen.query(ScreenTabs):
+            line.show([(tab.name, tab.key, tab.title) for tab in TABS])
         self._is_opening = False
         self._leave_if_complete()
+
+    async def action_open_tab(self, name: str) -> None:
+        """Show one of the screens that keys open from everywhere."""
+        await self._open(name)
+        await self._show()
 
     async def _tick(self) -> None:
         """Show new rows, and schedule the next tick after a pause proportional to the cost."""
@@ -285,25 +261,34 @@ class ControlRoom(App[ExitChoice]):
         self._is_reading = True
         try:
             view = await anyio.to_thread.run_sync(self._view_reader.refresh, self.view)
+        except StoreError as exc:
+            self._report(exc)
+        else:
             self._problem = ""
             if view is not None:
                 self.view = view
                 await self._show()
-        except StoreError as exc:
-            if str(exc) != self._problem:
-                self.notify(str(exc), severity="error", title="Cannot read the run")
-            self._problem = str(exc)
         finally:
             self._is_reading = False
+
+    def _report(self, error: StoreError) -> None:
+        """Show an error of the store, once."""
+        if str(error) != self._problem:
+            self.notify(str(error), severity="error", title="Cannot read the run")
+        self._problem = str(error)
 
     async def _show(self) -> None:
         self.sub_title = self.view.info.run_id if self.view.info else ""
         for screen in tuple(self._uncovered()):
-            if isinstance(screen, Overview | DeviceDetail):
+            if isinstance(screen, RunScreen):
                 screen.show(self.view)
-            if isinstance(screen, DeviceDetail) and screen.lacks_exchanges:
-                exchanges = partial(self._view_reader.reader.exchanges_of, screen.selected_device)
-                screen.show_exchanges(await anyio.to_thread.run_sync(exchanges))
+                if (read := screen.lacks(self.view)) is not None:
+                    try:
+                        rows = await anyio.to_thread.run_sync(read, self._view_reader.reader)
+                    except StoreError as exc:
+                        self._report(exc)
+                    else:
+                        screen.receive(rows)
         self._offer()
 
     @property
@@ -343,7 +328,7 @@ class ControlRoom(App[ExitChoice]):
     @property
     def _selected_device(self) -> DeviceView | None:
         screen = self.screen_stack[-1] if self.screen_stack else None
-        name = screen.selected_device if isinstance(screen, Overview | DeviceDetail) else None
+        name = screen.selected_device if isinstance(screen, RunScreen) else None
         return self.view.device(name) if name else None
 
     def on_data_table_row_highlighted(self) -> None:

@@ -10,8 +10,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Static
 
 from fairbed.coordinator.report.quantities import (
     MISSING,
@@ -25,12 +24,9 @@ from fairbed.coordinator.report.quantities import (
 )
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow
 from fairbed.coordinator.tui.phase_spans import PHASES
+from fairbed.coordinator.tui.screens.run_screen import TALL, Read, RunScreen
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView, known_prediction
-from fairbed.coordinator.tui.widgets.header import Banner, RunHeader
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
-
-TALL = 32
-"""Screen height from which facts and exchanges fit below each other, lines; as in `Overview`."""
 
 ABSENCES = {
     "unwilling": "its owner or its schedule does not allow training",
@@ -75,14 +71,13 @@ def _weight(row: ExchangeRow) -> str:
     return f"{100 * row.weight_share:.0f}/{100 * row.n_share:.0f} %"
 
 
-class DeviceDetail(Screen[None]):
+class DeviceDetail(RunScreen):
     """Details of one device; the application's keys for a device act on it."""
 
+    PURPOSE = "What one device is, does and did."
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,backspace,1", "app.back", "Back"),
+        Binding("escape,backspace", "app.back", "Back", id="back", tooltip="To the last screen"),
     ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012 - as Textual declares it
 
     def __init__(self, device: DeviceRow) -> None:
         super().__init__()
@@ -91,38 +86,32 @@ class DeviceDetail(Screen[None]):
         self._facts: tuple[object, ...] = ()
         self._over: tuple[object, ...] = ()
         """Resumes, newest round and outcome in the view when exchanges were last read."""
-        self.lacks_exchanges = True
-        """The store may have more exchanges of the device than are shown."""
 
     @property
     def selected_device(self) -> str:
         """Name of the device."""
         return self._device.name
 
-    def compose(self) -> ComposeResult:
-        """Build the screen."""
-        yield RunHeader()
-        yield Banner()
+    def compose_parts(self) -> ComposeResult:
+        """Build the parts."""
         with Horizontal(id="device"):
             yield Static(id="facts")
             yield CurvePlot("Exchange time, s", id="tau")
         yield DataTable[Text](id="exchanges", cursor_type="row", zebra_stripes=True)
-        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         """Set the titles and the columns."""
+        super().on_mount()
         self.query_one("#facts").border_title = self._device.name
         table = self.query_one(DataTable)
         table.border_title = "Exchanges, newest first"
         for heading, _ in COLUMNS:
             table.add_column(Text(heading, justify="right"))
         table.focus()
-        self.app.theme_changed_signal.subscribe(self, lambda _theme: self.redraw())
 
     def show(self, view: RunView) -> None:
         """Show the device's facts in a view of the run."""
-        self.query_one(RunHeader).view = view
-        self.query_one(Banner).show(view)
+        super().show(view)
         device = view.device(self._device.name)
         if device is not None:
             facts = device_facts(self._device, device, view.elapsed_s)
@@ -130,17 +119,17 @@ class DeviceDetail(Screen[None]):
             if (facts, columns) != self._facts:
                 self._facts = (facts, columns)
                 self.query_one("#facts", Static).update(side_by_side(facts, columns))
+
+    def lacks(self, view: RunView) -> Read | None:
+        """Return the read of the device's exchanges if there may be more than are shown."""
         over = (view.cursor.resumes, view.cursor.round, outcome_now(view, self._device.name))
-        self.lacks_exchanges = self.lacks_exchanges or over != self._over
+        if over == self._over:
+            return None
         self._over = over
+        return lambda reader: reader.exchanges_of(self._device.name)
 
-    def redraw(self) -> None:
-        """Draw the plot again, in another theme or with other glyphs."""
-        self.query_one(CurvePlot).redraw()
-
-    def show_exchanges(self, rows: Sequence[ExchangeRow]) -> None:
+    def receive(self, rows: Sequence[ExchangeRow]) -> None:
         """Show the device's exchanges, given oldest first."""
-        self.lacks_exchanges = False
         if list(rows) == list(self._listed):
             return
         self._listed = rows
@@ -154,6 +143,10 @@ class DeviceDetail(Screen[None]):
             ),
             Curve("measured", "main", curve((x.round, x.tau_s) for x in rows)),
         )
+
+    def redraw(self) -> None:
+        """Draw the plot again, in another theme or with other glyphs."""
+        self.query_one(CurvePlot).redraw()
 
 
 def outcome_now(view: RunView, device: str) -> str:

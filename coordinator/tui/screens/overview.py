@@ -1,80 +1,41 @@
-"""Screen of the whole run, or of one part of it in full size."""
-
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+"""Screen of the whole run at one glance: fleet, newest rounds, accuracy, queues and events."""
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.screen import Screen
-from textual.widget import Widget
-from textual.widgets import Footer
 
+from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
-from fairbed.coordinator.tui.widgets.header import Banner, RunHeader
 from fairbed.coordinator.tui.widgets.log import EventLogView
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 
-Part = Literal["overview", "fleet", "rounds", "plots", "events"]
 
-WITH_DEVICES = frozenset({"overview", "fleet"})
-"""Parts with a cursor on a device, on which keys act."""
-
-FOCUSED: Mapping[Part, type[Widget]] = {
-    "overview": FleetTable,
-    "fleet": FleetTable,
-    "rounds": RoundTimeline,
-    "events": EventLogView,
-}
-"""Widget that receives keys in each part; plots receive none."""
-
-
-class Overview(Screen[None]):
+class Overview(RunScreen):
     """Fleet, timeline, plots and events; `app.tcss` decides which parts fit."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "show_part('overview')", "Overview"),
-        Binding("2", "show_part('fleet')", "Fleet", show=False),
-        Binding("3", "show_part('rounds')", "Rounds"),
-        Binding("4", "show_part('plots')", "Plots"),
-        Binding("5", "show_part('events')", "Events"),
-    ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012 - as Textual declares it
+    TAB = "overview"
+    PURPOSE = (
+        "Which device is slow, which one is starving, and whether the model is getting better."
+    )
 
-    has_device = True
-    """The part on the screen has a cursor on a device."""
-
-    def compose(self) -> ComposeResult:
-        """Build the screen."""
-        yield RunHeader()
-        yield Banner()
+    def compose_parts(self) -> ComposeResult:
+        """Build the parts."""
         yield FleetTable(id="fleet")
         with Container(id="panels"):
             yield RoundTimeline(id="timeline")
             yield CurvePlot("Accuracy", id="accuracy")
             yield EventLogView(id="events")
             yield CurvePlot("Virtual queues Z", id="queues")
-        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Show all parts, with the focus on the fleet."""
-        self.action_show_part("overview")
-        self.app.theme_changed_signal.subscribe(self, lambda _theme: self.redraw())
-
-    def action_show_part(self, part: Part) -> None:
-        """Show all parts, or one part in full size, with the focus on a part that is shown."""
-        self.set_classes([*(c for c in self.classes if not c.startswith("part-")), f"part-{part}"])
-        self.set_focus(self.query_one(FOCUSED[part]) if part in FOCUSED else None)
-        self.has_device = part in WITH_DEVICES
-        self.refresh_bindings()
+        """Give the fleet the keys."""
+        super().on_mount()
+        self.set_focus(self.query_one(FleetTable))
 
     def show(self, view: RunView) -> None:
         """Show a view in all parts."""
-        self.query_one(RunHeader).view = view
-        self.query_one(Banner).show(view)
+        super().show(view)
         self.query_one(FleetTable).show(view)
         self.query_one(RoundTimeline).show(view)
         self.query_one(EventLogView).show(view)
@@ -83,10 +44,9 @@ class Overview(Screen[None]):
 
     @property
     def selected_device(self) -> str | None:
-        """Name of the device under the cursor; None if the part on the screen has none."""
+        """Name of the device under the cursor; None beside another part in full size."""
         table = self.query_one(FleetTable)
-        is_shown = self.has_device and self.maximized in (None, table)
-        return table.selected_device if is_shown else None
+        return table.selected_device if self.maximized in (None, table) else None
 
     def redraw(self) -> None:
         """Draw all parts again, in another theme or with other glyphs."""

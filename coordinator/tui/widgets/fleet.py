@@ -173,7 +173,13 @@ class FleetTable(DataTable[str]):
         *(f"fleet--{phase}" for phase in PHASES),
     }
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "open_device", "Device"),
+        Binding(
+            "enter",
+            "open_device",
+            "Device",
+            id="device",
+            tooltip="Open the device under the cursor",
+        ),
     ]
 
     class Opened(Message):

@@ -8,9 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -20,12 +19,16 @@ from textual.screen import Screen
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import EventRow, ReleaseRow
-from fairbed.coordinator.tui.app import ControlRoom, ViewReader
+from fairbed.coordinator.tui.app import TABS, ControlRoom
 from fairbed.coordinator.tui.phase_spans import MISSED, PHASES
 from fairbed.coordinator.tui.preferences import load_preferences, preferences_file
+from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.exit_dialog import ExitDialog
-from fairbed.coordinator.tui.screens.overview import Overview, Part
+from fairbed.coordinator.tui.screens.fleet import FleetScreen
+from fairbed.coordinator.tui.screens.overview import Overview
+from fairbed.coordinator.tui.screens.rounds import RoundsScreen
+from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.header import RunHeader
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
@@ -145,25 +148,43 @@ async def test_a_mixed_fleet_shows_which_devices_are_physical_and_what_energy_ea
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
-async def test_every_part_can_be_shown_in_full(finished: Path, size: tuple[int, int]) -> None:
-    titles = {
-        "fleet": "Fleet · 12 devices",
-        "rounds": "Rounds by phase",
-        "plots": "Virtual queues Z",
-        "events": "─ Events ─",
-    }
+async def test_every_screen_is_opened_by_its_key_from_everywhere(
+    finished: Path, size: tuple[int, int]
+) -> None:
     async with room(finished, size) as (app, pilot):
-        for number, part in enumerate(get_args(Part)[1:], start=2):
-            await pilot.press(str(number))
-            assert await comes(pilot, partial(is_alone, app, titles, part)), part
-        await pilot.press("1")
-        assert await shows(app, pilot, titles["fleet"], titles["rounds"])
+        for before in (*TABS, None):
+            for tab in TABS:
+                if before is not None:
+                    await pilot.press(before.key)
+                else:
+                    await pilot.press("2", "enter")
+                    assert await opens(app, pilot, DeviceDetail)
+                await pilot.press(tab.key)
+                assert await opens(app, pilot, tab.screen)
+                assert await shows(app, pilot, f"[{tab.key} {tab.title}]", "30/30")
+                assert len(app.screen_stack) == 2
 
 
-def is_alone(app: ControlRoom, titles: dict[str, str], part: str) -> bool:
-    """Return whether one part is on the screen and the others are not."""
-    text = text_of(app)
-    return [name for name, title in titles.items() if title in text] == [part]
+async def test_a_click_on_a_tab_opens_its_screen(finished: Path) -> None:
+    async with room(finished, SMALL) as (app, pilot):
+        assert await shows(app, pilot, "[1 Overview]")
+        line = next(y for y, text in enumerate(text_of(app).splitlines()) if "2 Fleet" in text)
+        await pilot.click(offset=(text_of(app).splitlines()[line].index("Fleet"), line))
+        assert await opens(app, pilot, FleetScreen)
+
+
+async def test_the_palette_offers_what_the_keys_do(run: FakeRun) -> None:
+    coordinator = Coordinator()
+    async with room(run.folder, send_command=coordinator) as (app, pilot):
+        await settled(app, pilot)
+        offered = {c.title: c for c in app.get_system_commands(app.screen)}
+        assert {tab.title for tab in TABS} | {"Pause", "Exclude", "Device", "Quit"} <= set(offered)
+        assert all(command.help for command in offered.values())
+        await offered["Exclude"].callback()
+        await offered["Rounds"].callback()
+        assert await opens(app, pilot, RoundsScreen)
+        assert "Exclude" not in {c.title for c in app.get_system_commands(app.screen)}
+    assert coordinator.commands == [("exclude", run.names[0])]
 
 
 async def test_a_device_on_a_small_terminal_shows_facts_and_exchanges(finished: Path) -> None:
@@ -460,19 +481,20 @@ async def test_the_palette_saves_a_picture_in_the_current_folder(
                 await pilot.pause(0.02)
 
 
-@pytest.mark.parametrize("part", ["3", "4", "5"])
+@pytest.mark.parametrize("key", ["3", "6"])
 async def test_keys_for_a_device_do_nothing_where_no_device_is_shown(
-    run: FakeRun, part: str
+    run: FakeRun, key: str
 ) -> None:
     coordinator = Coordinator()
     async with room(run.folder, send_command=coordinator) as (app, pilot):
         assert await shows(app, pilot, "x Exclude", "Device")
-        await pilot.press(part)
+        await pilot.press(key)
         assert await comes(pilot, lambda: "x Exclude" not in text_of(app))
         assert "⏎ Device" not in text_of(app)
         await pilot.press("x", "enter")
         await settled(app, pilot)
-        assert isinstance(app.screen, Overview)
+        assert isinstance(app.screen, RunScreen)
+        assert app.screen.TAB in ("rounds", "events")
         await pilot.press("1")
         assert await shows(app, pilot, "x Exclude", "Device")
     assert coordinator.commands == []

@@ -17,6 +17,7 @@ from fairbed.coordinator.tui.app import (
     pause_s,
 )
 from fairbed.coordinator.tui.screens.device import DeviceDetail
+from fairbed.coordinator.tui.screens.fleet import FleetScreen
 from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.view import DeviceView
 from fairbed.coordinator.tui.widgets import fleet, timeline
@@ -138,7 +139,7 @@ async def test_a_burst_is_drawn_once(run: FakeRun, drawn: Counter[str]) -> None:
 
 async def test_a_hidden_part_is_drawn_when_it_is_shown(run: FakeRun, drawn: Counter[str]) -> None:
     async with room(run.folder) as (app, pilot):
-        await pilot.press("5")
+        await pilot.press("6")
         await settled(app, pilot)
         drawn.clear()
         run.play(1)
@@ -155,14 +156,14 @@ async def test_a_hidden_part_is_drawn_when_it_is_shown(run: FakeRun, drawn: Coun
 
 async def test_events_received_while_the_log_is_hidden_are_shown_later(run: FakeRun) -> None:
     async with room(run.folder) as (app, pilot):
-        await pilot.press("5")
+        await pilot.press("6")
         await settled(app, pilot)
         await pilot.press("3")
         await settled(app, pilot)
         run.event("noted", "the lamp went out")
         await refreshed(app, run)
         assert "lamp" not in await settled(app, pilot)
-        await pilot.press("5")
+        await pilot.press("6")
         assert await shows(app, pilot, "the lamp went out")
 
 
@@ -218,7 +219,7 @@ async def test_a_large_fleet_draws_only_the_lines_that_are_seen(
         assert drawn["FleetTable"] <= seen + 1
         await pilot.press("2", "pagedown", "pagedown")
         await settled(app, pilot)
-        assert isinstance(app.screen, Overview)
+        assert isinstance(app.screen, FleetScreen)
         assert app.screen.selected_device in run.names[30:]
         assert app.screen.selected_device in text_of(app)
         assert " idle " not in text_of(app)

@@ -16,8 +16,8 @@ from fairbed.coordinator.store.tables import (
     EventRow,
     PersonalScoreRow,
 )
-from fairbed.coordinator.tui.app import ViewReader
 from fairbed.coordinator.tui.phase_spans import spans_of
+from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import device_facts
 from fairbed.coordinator.tui.screens.overview import accuracy_curves
 from fairbed.coordinator.tui.view import (

@@ -14,7 +14,7 @@ from fairbed.coordinator.report.summary import summarise_run, summary_table
 from fairbed.coordinator.state.registry import OFF_GRACE_S
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.task.catalogue import load_task
-from fairbed.coordinator.tui.app import ViewReader
+from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.view import RunView
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.compare.measures import measure

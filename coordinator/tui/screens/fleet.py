@@ -1,0 +1,32 @@
+"""Screen of all devices, one line each."""
+
+from textual.app import ComposeResult
+
+from fairbed.coordinator.tui.screens.run_screen import RunScreen
+from fairbed.coordinator.tui.view import RunView
+from fairbed.coordinator.tui.widgets.fleet import FleetTable
+
+
+class FleetScreen(RunScreen):
+    """The fleet in full size."""
+
+    TAB = "fleet"
+    PURPOSE = "What each device does, how fast it is, and whether it gets its share."
+
+    def compose_parts(self) -> ComposeResult:
+        """Build the table."""
+        yield FleetTable(id="fleet")
+
+    def show(self, view: RunView) -> None:
+        """Show the devices of a view."""
+        super().show(view)
+        self.query_one(FleetTable).show(view)
+
+    @property
+    def selected_device(self) -> str | None:
+        """Name of the device under the cursor."""
+        return self.query_one(FleetTable).selected_device
+
+    def redraw(self) -> None:
+        """Draw all lines again."""
+        self.query_one(FleetTable).refresh()
