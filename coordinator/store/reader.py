@@ -62,6 +62,7 @@ class PlannedSelection(Struct, frozen=True, kw_only=True):
     per_round: int | None = None
     beta: float | None = None
     queue_counts: str = "selected"
+    estimator: str | None = None
     ridge_lambda: float | None = None
     discount: float | None = None
     alpha: float | str | None = None

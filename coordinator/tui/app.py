@@ -30,6 +30,7 @@ from fairbed.coordinator.tui.preferences import (
 )
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
+from fairbed.coordinator.tui.screens.estimator import EstimatorScreen
 from fairbed.coordinator.tui.screens.events import EventsScreen
 from fairbed.coordinator.tui.screens.exit_dialog import Answer, ExitDialog
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
@@ -86,6 +87,7 @@ TABS = (
     Tab("1", "Overview", Overview),
     Tab("2", "Fleet", FleetScreen),
     Tab("3", "Rounds", RoundsScreen),
+    Tab("5", "Estimator", EstimatorScreen),
     Tab("6", "Events", EventsScreen),
 )
 
