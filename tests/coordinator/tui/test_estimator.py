@@ -7,7 +7,7 @@ import pytest
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.estimator import EstimatorScreen
 from tests.coordinator.store.fake_run import FakeRun, fake_run
-from tests.coordinator.tui.test_app import SMALL, WIDE, opens, room, settled, shows
+from tests.coordinator.tui.screen import SMALL, WIDE, opens, room, settled, shows
 
 pytestmark = pytest.mark.anyio
 
