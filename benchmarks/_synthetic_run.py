@@ -1,8 +1,8 @@
-"""A run without a fleet: writes the rows of a live run to its store in real time."""
+"""A run without a fleet: writes the rows of a live run to its store, in real time or faster."""
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from heapq import merge
@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.store import NewRun, Store
+from fairbed.coordinator.store.store import STREAM_MAX_ROWS
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
     DeviceRow,
     EventRow,
     ExchangeRow,
+    FleetContextRow,
     MetricRow,
     RoundRow,
     SelectionRow,
@@ -44,8 +46,14 @@ CONTEXT_S = 1.0
 """Interval of the contexts of a device; it also reports each change of phase."""
 
 COHORT = 1 / 3
-"""Share of a small fleet that is selected; at most `MAX_COHORT` devices."""
+"""Share of a small fleet that is selected by default; at most `MAX_COHORT` devices."""
 MAX_COHORT = 20
+
+ERROR_S = 0.2
+"""Standard deviation of the predicted exchange times."""
+
+SHORTEST_SLEEP_S = 0.01
+"""Rows of shorter spans are written together: the store commits four times a second."""
 
 BETA = 0.15
 MODEL_BYTES = 345_000
@@ -53,14 +61,14 @@ MODEL_BYTES = 345_000
 EXPERIMENT = """
 name = "synthetic"
 seed = 7
-rounds = 1000
+rounds = {rounds}
 [selection]
 policy = "rbcs-f"
 per_round = {per_round}
 beta = {beta}
 """
 
-Instant = tuple[float, Callable[[], None]]
+Instant = tuple[float, partial[None]]
 """Seconds since the start, and the function that writes the rows of that instant."""
 
 
@@ -69,6 +77,7 @@ class _Exchange:
     row: int
     dispatched_s: float
     tau_s: float
+    tau_hat_s: float
 
 
 class SyntheticRun:
@@ -77,12 +86,16 @@ class SyntheticRun:
     Args:
         folder: Folder of the run.
         devices: Number of devices.
+        rounds: Planned rounds.
+        per_round: Selected devices; 0 for a third of the fleet, `MAX_COHORT` at most.
         seed: Seed of cohorts and exchange times.
     """
 
-    def __init__(self, folder: Path, devices: int, seed: int = 7) -> None:
+    def __init__(
+        self, folder: Path, devices: int, *, rounds: int = 1000, per_round: int = 0, seed: int = 7
+    ) -> None:
         self.names = [f"pi-{i:03d}" for i in range(devices)]
-        self.per_round = min(max(1, round(devices * COHORT)), MAX_COHORT)
+        self.per_round = per_round or min(max(1, round(devices * COHORT)), MAX_COHORT)
         self._rng = np.random.default_rng(seed)
         self._queues = np.zeros(devices)
         self._phase = ["idle"] * devices
@@ -91,7 +104,9 @@ class SyntheticRun:
             NewRun(
                 run_id=folder.name,
                 name="synthetic",
-                experiment_toml=EXPERIMENT.format(per_round=self.per_round, beta=BETA),
+                experiment_toml=EXPERIMENT.format(
+                    rounds=rounds, per_round=self.per_round, beta=BETA
+                ),
                 seed=seed,
                 config_hash="",
                 version="",
@@ -99,16 +114,39 @@ class SyntheticRun:
         )
         self._join()
         self._instants = merge(self._contexts(), self._rounds(), key=lambda instant: instant[0])
-        self._began_s = time.monotonic()
+        self._now_s = 0.0
 
-    def write_for(self, seconds: float) -> None:
-        """Continue the run for a time and write each row at its instant."""
-        until_s = time.monotonic() + seconds
+    def write_for(self, seconds: float, speed: float = 1.0) -> None:
+        """Continue the run for some seconds of its clock.
+
+        Args:
+            seconds: Seconds of the run's clock.
+            speed: Seconds of the run's clock per second, if this machine is fast enough.
+        """
+        began_s, from_s = time.monotonic(), self._now_s
         for at_s, write in self._instants:
-            time.sleep(max(0.0, self._began_s + at_s - time.monotonic()))
+            early_s = began_s + (at_s - from_s) / speed - time.monotonic()
+            if early_s > SHORTEST_SLEEP_S:
+                time.sleep(early_s)
+            self._store.wait_for_disk()
             write()
-            if time.monotonic() >= until_s:
+            self._now_s = at_s
+            if at_s - from_s >= seconds:
                 return
+
+    def write_rounds(self, rounds: int) -> None:
+        """Write that many rounds of a new run at once, and the contexts that a store retains."""
+        closed = 0
+        for at_s, write in self._rounds():
+            write()
+            self._now_s = at_s
+            closed += write.func == self._close
+            if closed == rounds:
+                break
+        for second in range(-(STREAM_MAX_ROWS // len(self.names)), 0):
+            for row in range(len(self.names)):
+                self._context(max(self._now_s + second * CONTEXT_S, 0.0), row)
+            self._store.flush()
 
     def close(self) -> None:
         """End the run."""
@@ -160,7 +198,11 @@ class SyntheticRun:
             noise = self._rng.random(len(self.names))
             rows = sorted(np.argsort(-self._queues - 0.1 * noise)[: self.per_round].tolist())
             taus = self._rng.uniform(*TAU_S, len(rows))
-            cohort = [_Exchange(row, now_s, tau) for row, tau in zip(rows, taus, strict=True)]
+            hats = np.maximum(taus + self._rng.normal(0.0, ERROR_S, len(rows)), 0.1)
+            cohort = [
+                _Exchange(row, now_s, tau, tau_hat)
+                for row, tau, tau_hat in zip(rows, taus.tolist(), hats.tolist(), strict=True)
+            ]
             yield now_s, partial(self._dispatch, number, cohort)
             yield from sorted(
                 (instant for exchange in cohort for instant in self._phases(number, exchange)),
@@ -197,16 +239,25 @@ class SyntheticRun:
             )
         )
 
-    def _event(self, at_s: float, kind: str, text: str, device: str | None = None) -> None:
+    def _event(
+        self,
+        at_s: float,
+        kind: str,
+        text: str,
+        device: str | None = None,
+        number: int | None = None,
+    ) -> None:
         self._store.add(
             EventRow(
-                at_s=at_s, wall="", level="info", kind=kind, round=None, device=device, text=text
+                at_s=at_s, wall="", level="info", kind=kind, round=number, device=device, text=text
             )
         )
 
     def _dispatch(self, number: int, cohort: list[_Exchange]) -> None:
         names = ", ".join(self.names[exchange.row] for exchange in cohort)
-        self._event(cohort[0].dispatched_s, "dispatched", f"round {number}: selected {names}")
+        self._event(cohort[0].dispatched_s, "dispatched", f"selected {names}", number=number)
+        contexts = np.ones((len(self.names), 4)).tobytes()
+        self._store.add(FleetContextRow(round=number, context=contexts, expected_tau_s=None))
 
     def _arrive(self, number: int, exchange: _Exchange, at_s: float) -> None:
         self._context(at_s, exchange.row, "idle")
@@ -308,7 +359,8 @@ class SyntheticRun:
             "personal_s": 0.0,
             "encode_s": phase_s["encoding"],
             "upload_s": phase_s["uploading"],
-            "tau_hat_s": exchange.tau_s,
+            "tau_hat_s": exchange.tau_hat_s,
+            "width_s": 2 * ERROR_S,
             "codec_down": "float32",
             "codec_up": "float32",
             "n_k": 100,

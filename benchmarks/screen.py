@@ -1,47 +1,84 @@
-"""Cost of the control room for its machine: processor time, bytes drawn.
+"""Cost of the control room: processor time, bytes drawn, time to open, memory, delay of keys.
 
-    fairbed bench screen [--devices 12,200] [--seconds 30] [--size 140x40] [--json]
+    fairbed bench screen [--devices 12,200,1000] [--seconds 30] [--size 140x40] [--json]
+    fairbed bench screen --open 500x1000 [--per-round 100] [--repeats 3]
+    fairbed bench screen --hour [--devices 1000] [--speed 20]
+    fairbed bench screen --keys 10 [--devices 1000]
+    fairbed bench screen --watchers 2 [--rounds 12] [--repeats 3]
     fairbed bench screen --live [--rounds 12] [--repeats 3]
 
-`fairbed watch` shows a synthetic run in real time on a terminal of that size: every device sends
-its context at 1 Hz and at each change of phase, and a round of a third of the devices, 20 at most,
-takes three to four seconds. No device trains; the result is the processor time of the viewer. With
-`--live` the quickstart runs, alternately without and with a control room, and the result is the
-number of invalid exchanges. Linux and macOS.
+`fairbed watch` shows a synthetic run on a terminal of that size: every device sends its context at
+1 Hz and at each change of phase, and a round of a third of the devices, 20 at most, takes three to
+four seconds. No device trains; the result is the processor time of the viewer. The other
+measurements:
+
+- `--open` opens a finished synthetic run of that many rounds and devices, with a selection and an
+  evaluation of each device in each round and as much telemetry as a store retains. `opens` ends
+  with the first frame that shows all rounds; `in_app` begins when the terminal is taken over, so
+  it contains neither the interpreter nor imports. `reads_cpu` is the part in the store.
+- `--hour` writes an hour of the run's clock as fast as `--speed` and this machine allow, while the
+  viewer shows each screen in turn; the slope of its memory is that of the second half.
+- `--keys` is the time from a key to the end of the first frame with the content of its screen,
+  that many times for each screen, while the run goes on.
+- `--watchers` runs the quickstart, and compares the processor time of the coordinator per
+  round with that many viewers and without, in turns within one run.
+- `--live` runs the quickstart, alternately without and with a control room, and counts invalid
+  exchanges.
+
+Linux and macOS; `--watchers` on Linux only.
 """
 
 import argparse
-import fcntl
-import os
-import pty
+import random
 import re
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import psutil
 
-from benchmarks._meter import cpu_s
+from benchmarks._live_run import LiveRun
+from benchmarks._meter import cpu_s, median, percentile
 from benchmarks._synthetic_run import SyntheticRun
+from benchmarks._terminal import Terminal, on_terminal
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.reader import LIVE, Quality
-from fairbed.coordinator.tui.app import LONGEST_PAUSE_S
+from fairbed.coordinator.tui.app import LONGEST_PAUSE_S, TABS
+from fairbed.coordinator.tui.reading import ViewReader
+from fairbed.coordinator.tui.view import RunView
+from fairbed.testbed.host.guard import guarded
 
 WARM_S = 5.0
 """Time until the control room is drawn and has shown a round; its start is measured separately."""
 
-CLOSE_S = 30.0
-"""Time limit for the control room to close."""
+SHOWS_S = 60.0
+"""Time limit for a screen to show its content."""
 
-CHUNK_BYTES = 1 << 16
+HOUR_S = 3600.0
+
+SAMPLES = 240
+"""Measurements of memory in an hour of the run's clock."""
+
+CONTENTS: Mapping[str, str] = {
+    "overview": r"Rounds by phase",
+    "fleet": r"Fleet · \d+",
+    "rounds": r"Rounds by phase",
+    "events": r"Events",
+}
+"""Pattern of the text that a screen has, and has only when its content is shown."""
+
+MANY_ROUNDS = 100_000
+"""Rounds of a run that is ended long before."""
+
+SETTLE_ROUNDS = 2
+"""Rounds after a viewer starts or ends that are not measured."""
 
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.toml"
 
@@ -62,8 +99,65 @@ class Cost:
     """Processor time of the start: the interpreter, the style sheet, the first screens."""
     core_share: float
     """Processor time / time after the start; 1 is a core."""
+    frames_per_s: float
+    """Changes of the screen."""
     bytes_per_s: float
     """Output to the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One start of a viewer of a finished run."""
+
+    opens_s: float
+    """From the start of the process to the first complete screen."""
+    in_app_s: float
+    """From the first byte to the terminal to the first complete screen."""
+    opens_cpu_s: float
+    """Processor time of the viewer until then."""
+    reads_cpu_s: float
+    """Processor time of reading the store, measured in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident memory of a viewer while a run goes on, MiB."""
+
+    devices: int
+    hours: float
+    """Hours of the run's clock."""
+    speed: float
+    """Seconds of the run's clock per second."""
+    start_mib: float
+    middle_mib: float
+    end_mib: float
+    slope_mib_per_hour: float
+    """Slope of the least-squares line through the second half, per hour of the run's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Time from a key to its screen, seconds."""
+
+    screen: str
+    keys: int
+    p50_s: float
+    p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """Processor time of a coordinator per round, seconds: one value per turn."""
+
+    watchers: int
+    rounds: int
+    alone_cpu_s: tuple[float, ...]
+    watched_cpu_s: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Median of the watched turns / median of the others."""
+        return median(self.watched_cpu_s) / median(self.alone_cpu_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +168,8 @@ class Turn:
     watched: Quality
 
 
-class _Terminal:
-    """A pseudo-terminal that counts its output."""
-
-    def __init__(self, columns: int, lines: int) -> None:
-        self._ours, self.theirs = pty.openpty()
-        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self.n_bytes = 0
-        self._reader = threading.Thread(target=self._read, name="bench.terminal", daemon=True)
-        self._reader.start()
-
-    def press(self, key: str) -> None:
-        """Send a key."""
-        os.write(self._ours, key.encode())
-
-    def close(self) -> None:
-        """Close the terminal."""
-        os.close(self.theirs)
-        self._reader.join(CLOSE_S)
-        os.close(self._ours)
-
-    def _read(self) -> None:
-        with suppress(OSError):  # Linux raises it when the other end is closed
-            while data := os.read(self._ours, CHUNK_BYTES):
-                self.n_bytes += len(data)
+Size = tuple[int, int]
+"""Columns and lines."""
 
 
 def main(arguments: list[str]) -> int:
@@ -107,87 +179,264 @@ def main(arguments: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--devices", default="12,200", help="fleets, one after the other")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--open", metavar="ROUNDSxDEVICES", help="open a finished run")
+    kinds.add_argument("--hour", action="store_true", help="memory over an hour of a run")
+    kinds.add_argument("--keys", type=int, default=0, metavar="N", help="delay of N keys a screen")
+    kinds.add_argument("--watchers", type=int, default=0, metavar="N", help="cost for the run")
+    kinds.add_argument("--live", action="store_true", help="count invalid exchanges of real runs")
+    parser.add_argument("--devices", default="12,200,1000", help="fleets, one after the other")
     parser.add_argument("--seconds", type=float, default=30.0, help="measured (default 30)")
     parser.add_argument("--size", default="140x40", metavar="COLUMNSxLINES")
-    parser.add_argument("--live", action="store_true", help="count invalid exchanges of real runs")
+    parser.add_argument("--per-round", type=int, default=0, help="selected devices")
+    parser.add_argument("--speed", type=float, default=20.0, help="of the clock (default 20)")
     parser.add_argument("--rounds", type=int, default=12, help="of a real run (default 12)")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of real runs (default 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="of a measurement (default 3)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if not re.fullmatch(r"\d+(,\d+)*", options.devices):
         parser.error(f"--devices: must be counts such as 12,200, got {options.devices}")
-    if not (size := re.fullmatch(r"(\d+)x(\d+)", options.size)):
-        parser.error(f"--size: must be COLUMNSxLINES such as 140x40, got {options.size}")
-    shape = int(size[1]), int(size[2])
-    if options.live:
-        turns = [_turn(options.rounds, shape) for _ in range(options.repeats)]
-        print(msgspec.json.encode(turns).decode() if options.json else _table(turns))
-        return 0
-    costs = [
-        measure(int(devices), options.seconds, shape) for devices in options.devices.split(",")
-    ]
-    if options.json:
-        print(msgspec.json.encode(costs).decode())
-    else:
-        print("devices   share of a core   to start, s   kB/s to the terminal")
-        for cost in costs:
-            print(
-                f"{cost.devices:>7}{cost.core_share:>18.1%}{cost.start_cpu_s:>14.2f}"
-                f"{cost.bytes_per_s / 1e3:>23.1f}"
-            )
+    for name in ("size", "open"):
+        text = getattr(options, name)
+        if text is not None and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
+            parser.error(f"--{name}: must be two counts such as 140x40, got {text}")
+    result, table = _measure(options)
+    print(msgspec.json.encode(result).decode() if options.json else table)
     return 0
 
 
-def measure(devices: int, seconds: float, size: tuple[int, int], warm_s: float = WARM_S) -> Cost:
-    """Return the cost of a control room of `size` in columns and lines.
+def _measure(options: argparse.Namespace) -> tuple[object, str]:
+    """Return the results of the requested measurement, and the same as a table."""
+    columns, lines = options.size.split("x")
+    size = int(columns), int(lines)
+    fleets = [int(devices) for devices in options.devices.split(",")]
+    if options.open:
+        rounds, devices = options.open.split("x")
+        openings = open_finished(
+            int(rounds), int(devices), options.per_round, options.repeats, size
+        )
+        return openings, _openings_table(openings)
+    if options.hour:
+        memories = [watch_hours(devices, 1.0, options.speed, size) for devices in fleets]
+        return memories, _memories_table(memories)
+    if options.keys:
+        delays = press_keys(fleets[-1], options.keys, size)
+        return delays, _delays_table(delays)
+    if options.watchers:
+        watching = watch_run(options.watchers, options.rounds, options.repeats, size)
+        return watching, _watching_table(watching)
+    if options.live:
+        turns = [_turn(options.rounds, size) for _ in range(options.repeats)]
+        return turns, _turns_table(turns)
+    costs = [measure(devices, options.seconds, size) for devices in fleets]
+    return costs, _costs_table(costs)
+
+
+def measure(devices: int, seconds: float, size: Size, warm_s: float = WARM_S) -> Cost:
+    """Return the cost of a control room of `size`.
 
     Raises:
         RuntimeError: The control room did not stay open.
     """
+    with _watched_run(devices, size) as (run, pid, terminal):
+        run.write_for(warm_s)
+        start_cpu_s, since = cpu_s(pid), time.monotonic()
+        start_bytes, start_frames = terminal.n_bytes, terminal.n_frames
+        run.write_for(seconds)
+        spent_s, lasted_s = cpu_s(pid) - start_cpu_s, time.monotonic() - since
+        n_bytes, n_frames = terminal.n_bytes - start_bytes, terminal.n_frames - start_frames
+        terminal.press("q")
+    return Cost(
+        devices,
+        seconds,
+        start_cpu_s,
+        spent_s / lasted_s,
+        n_frames / lasted_s,
+        n_bytes / lasted_s,
+    )
+
+
+@contextmanager
+def _watched_run(devices: int, size: Size) -> Iterator[tuple[SyntheticRun, int, Terminal]]:
+    """Yield a live synthetic run, and the process and the terminal of its viewer."""
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name) / "run"
-        synthetic = SyntheticRun(folder, devices)
+        run = SyntheticRun(folder, devices)
         try:
-            with _room(["watch", str(folder)], size) as (pid, terminal):
-                synthetic.write_for(warm_s)
-                start_cpu_s, start_bytes, since = cpu_s(pid), terminal.n_bytes, time.monotonic()
-                synthetic.write_for(seconds)
-                spent_s, lasted_s = cpu_s(pid) - start_cpu_s, time.monotonic() - since
-                n_bytes = terminal.n_bytes - start_bytes
-                terminal.press("q")
+            with on_terminal(["watch", str(folder)], *size) as (pid, terminal):
+                yield run, pid, terminal
         finally:
-            synthetic.close()
-    return Cost(devices, seconds, start_cpu_s, spent_s / lasted_s, n_bytes / lasted_s)
+            run.close()
 
 
-def _turn(rounds: int, size: tuple[int, int]) -> Turn:
+def open_finished(
+    rounds: int, devices: int, per_round: int, repeats: int, size: Size
+) -> list[Opening]:
+    """Return the costs of opening a finished run, `repeats` times.
+
+    Raises:
+        RuntimeError: The control room did not show the last round.
+    """
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        folder = Path(name) / "run"
+        run = SyntheticRun(folder, devices, rounds=rounds, per_round=per_round)
+        try:
+            run.write_rounds(rounds)
+        finally:
+            run.close()
+        return [_open(folder, rf"{rounds}/{rounds} ", size) for _ in range(repeats)]
+
+
+def _open(folder: Path, content: str, size: Size) -> Opening:
+    since_s = time.monotonic()
+    with on_terminal(["watch", str(folder)], *size) as (pid, terminal):
+        terminal.expect(content)
+        opened_s = terminal.wait(SHOWS_S)
+        opens_cpu_s = cpu_s(pid)
+        terminal.press("q")
+    before_s = time.process_time()
+    with RunReader(folder) as reader:
+        ViewReader(reader).refresh(RunView())
+    reads_cpu_s = time.process_time() - before_s
+    return Opening(opened_s - since_s, opened_s - terminal.began_s, opens_cpu_s, reads_cpu_s)
+
+
+def watch_hours(
+    devices: int, hours: float, speed: float, size: Size, warm_s: float = WARM_S
+) -> Memory:
+    """Return the memory of a viewer over hours of the run's clock, on all screens in turn.
+
+    Raises:
+        RuntimeError: The control room did not stay open.
+    """
+    span_s = hours * HOUR_S / SAMPLES
+    with _watched_run(devices, size) as (run, pid, terminal):
+        run.write_for(warm_s)
+        viewer, began_s = psutil.Process(pid), time.monotonic()
+        samples = []
+        for sample in range(SAMPLES + 1):
+            samples.append(viewer.memory_info().rss / 2**20)
+            terminal.press(TABS[sample % len(TABS)].key)
+            run.write_for(span_s, speed)
+        reached = hours * HOUR_S / (time.monotonic() - began_s)
+        terminal.press("q")
+    later = samples[SAMPLES // 2 :]
+    at_hours = np.arange(len(later)) * span_s / HOUR_S
+    slope = float(np.polyfit(at_hours, later, 1)[0])
+    return Memory(devices, hours, reached, samples[0], later[0], later[-1], slope)
+
+
+def press_keys(devices: int, keys: int, size: Size, warm_s: float = WARM_S) -> list[Delay]:
+    """Return the delay of the key of each screen while a run goes on.
+
+    Raises:
+        RuntimeError: A screen did not show its content.
+    """
+    pauses = random.Random(0)
+    delays_s: dict[str, list[float]] = {tab.name: [] for tab in TABS}
+    with _watched_run(devices, size) as (run, _, terminal):
+        run.write_for(warm_s)
+        for number in range(keys * len(TABS)):
+            tab = TABS[(number + 1) % len(TABS)]  # the first one is open
+            terminal.expect(CONTENTS[tab.name])
+            pressed_s = time.monotonic()
+            terminal.press(tab.key)
+            run.write_for(1.0 + pauses.random())  # at any time of the interval between two frames
+            delays_s[tab.name].append(terminal.wait(SHOWS_S) - pressed_s)
+        terminal.press("q")
+    every = [delay for of_screen in delays_s.values() for delay in of_screen]
+    return [
+        Delay(name, len(values), percentile(values, 50), percentile(values, 95))
+        for name, values in (*delays_s.items(), ("all", every))
+    ]
+
+
+def watch_run(watchers: int, rounds: int, repeats: int, size: Size) -> Watching:
+    """Return the processor time of a coordinator without and with viewers, in turns.
+
+    Raises:
+        RuntimeError: A control room did not stay open, or the run failed.
+    """
+    alone, watched = [], []
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        folder = Path(name) / "run"
+        with _quickstart(folder, MANY_ROUNDS) as run:
+            for _ in range(repeats):
+                alone.append(_cpu_per_round(run, rounds))
+                with ExitStack() as stack:
+                    terminals = [
+                        stack.enter_context(on_terminal(["watch", str(folder)], *size))[1]
+                        for _ in range(watchers)
+                    ]
+                    for terminal in terminals:
+                        terminal.expect(CONTENTS["overview"])
+                    for terminal in terminals:
+                        terminal.wait(SHOWS_S)
+                    watched.append(_cpu_per_round(run, rounds))
+                    for terminal in terminals:
+                        terminal.press("q")
+    return Watching(watchers, rounds, tuple(alone), tuple(watched))
+
+
+def _cpu_per_round(run: LiveRun, rounds: int) -> float:
+    """Return the processor time of the coordinator in each of the next rounds, seconds."""
+    before = _wait_for_round(run.folder, _rounds_completed(run.folder) + SETTLE_ROUNDS)
+    before_s = run.cpu_s()["coordinator"]
+    after = _wait_for_round(run.folder, before + rounds)
+    return (run.cpu_s()["coordinator"] - before_s) / (after - before)
+
+
+def _wait_for_round(folder: Path, number: int) -> int:
+    deadline = time.monotonic() + RUN_S
+    while (completed := _rounds_completed(folder)) < number:
+        if _is_over(folder) or time.monotonic() > deadline:
+            raise RuntimeError(f"the run must reach round {number}, got {completed}")
+        time.sleep(LOAD_INTERVAL_S / 10)
+    return completed
+
+
+def _rounds_completed(folder: Path) -> int:
+    with suppress(StoreError), RunReader(folder) as reader:
+        return reader.run().rounds_completed
+    return 0
+
+
+@contextmanager
+def _quickstart(folder: Path, rounds: int) -> Iterator[LiveRun]:
+    command = [*_quickstart_command(folder, rounds), "--headless"]
+    with subprocess.Popen(
+        guarded([sys.executable, "-m", "fairbed.testbed.cli.main", *command]),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            yield LiveRun(process, folder)
+        finally:
+            process.terminate()
+
+
+def _quickstart_command(folder: Path, rounds: int) -> list[str]:
+    return ["run", str(QUICKSTART), "--set", f"rounds={rounds}", "--out", str(folder)]
+
+
+def _turn(rounds: int, size: Size) -> Turn:
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         headless, watched = Path(name) / "headless", Path(name) / "watched"
-        command = ["run", str(QUICKSTART), "--set", f"rounds={rounds}", "--out"]
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "fairbed.testbed.cli.main",
-                *command,
-                str(headless),
-                "--headless",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=RUN_S,
-            check=True,
-        )
-        with _room([*command, str(watched)], size) as (_, terminal):
-            deadline = time.monotonic() + RUN_S
-            while not _is_over(watched):
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"the run must be over within {RUN_S:g} s")
-                time.sleep(LOAD_INTERVAL_S)
+        with _quickstart(headless, rounds):
+            _wait_for_end(headless)
+        with on_terminal(_quickstart_command(watched, rounds), *size) as (_, terminal):
+            _wait_for_end(watched)
             time.sleep(2 * LONGEST_PAUSE_S)  # until the screen shows the end, so q opens no dialog
             terminal.press("q")
         return Turn(_quality(headless), _quality(watched))
+
+
+def _wait_for_end(folder: Path) -> None:
+    deadline = time.monotonic() + RUN_S
+    while not _is_over(folder):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the run must be over within {RUN_S:g} s")
+        time.sleep(LOAD_INTERVAL_S)
 
 
 def _is_over(folder: Path) -> bool:
@@ -201,34 +450,93 @@ def _quality(folder: Path) -> Quality:
         return reader.quality()
 
 
-def _table(turns: list[Turn]) -> str:
-    lines = ["turn   invalid, headless   invalid, with a room"]
-    lines += [
-        f"{number:>4}{f'{turn.headless.invalid} of {turn.headless.done}':>20}"
-        f"{f'{turn.watched.invalid} of {turn.watched.done}':>23}"
-        for number, turn in enumerate(turns, start=1)
-    ]
-    return "\n".join(lines)
+def _costs_table(costs: Sequence[Cost]) -> str:
+    return _lines(
+        ("devices", "share of a core", "to start, s", "frames/s", "kB/s to the terminal"),
+        (
+            (
+                f"{cost.devices}",
+                f"{cost.core_share:.1%}",
+                f"{cost.start_cpu_s:.2f}",
+                f"{cost.frames_per_s:.1f}",
+                f"{cost.bytes_per_s / 1e3:.1f}",
+            )
+            for cost in costs
+        ),
+    )
 
 
-@contextmanager
-def _room(command: list[str], size: tuple[int, int]) -> Iterator[tuple[int, _Terminal]]:
-    terminal = _Terminal(*size)
-    try:
-        room = subprocess.Popen(
-            [sys.executable, "-m", "fairbed.testbed.cli.main", *command],
-            stdin=terminal.theirs,
-            stdout=terminal.theirs,
-            stderr=terminal.theirs,
-            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
-            start_new_session=True,
-        )
-        try:
-            yield room.pid, terminal
-            if room.wait(CLOSE_S) != 0:
-                raise RuntimeError(f"the control room ended with exit code {room.returncode}")
-        finally:
-            room.kill()
-            room.wait()
-    finally:
-        terminal.close()
+def _openings_table(openings: Sequence[Opening]) -> str:
+    return _lines(
+        ("opens, s", "in the app, s", "processor, s", "of it reading, s"),
+        (
+            (
+                f"{x.opens_s:.2f}",
+                f"{x.in_app_s:.2f}",
+                f"{x.opens_cpu_s:.2f}",
+                f"{x.reads_cpu_s:.2f}",
+            )
+            for x in openings
+        ),
+    )
+
+
+def _memories_table(memories: Sequence[Memory]) -> str:
+    return _lines(
+        ("devices", "speed", "MiB at the start", "middle", "end", "slope, MiB/h"),
+        (
+            (
+                f"{x.devices}",
+                f"{x.speed:.0f}",
+                f"{x.start_mib:.1f}",
+                f"{x.middle_mib:.1f}",
+                f"{x.end_mib:.1f}",
+                f"{x.slope_mib_per_hour:+.1f}",
+            )
+            for x in memories
+        ),
+    )
+
+
+def _delays_table(delays: Sequence[Delay]) -> str:
+    return _lines(
+        ("screen", "keys", "p50, ms", "p95, ms"),
+        ((x.screen, f"{x.keys}", f"{1e3 * x.p50_s:.0f}", f"{1e3 * x.p95_s:.0f}") for x in delays),
+    )
+
+
+def _watching_table(watching: Watching) -> str:
+    table = _lines(
+        ("turn", "alone, ms/round", f"{watching.watchers} watchers, ms/round"),
+        (
+            (f"{number}", f"{1e3 * alone:.1f}", f"{1e3 * watched:.1f}")
+            for number, (alone, watched) in enumerate(
+                zip(watching.alone_cpu_s, watching.watched_cpu_s, strict=True), start=1
+            )
+        ),
+    )
+    return f"{table}\nratio of the medians: {watching.ratio:.3f}"
+
+
+def _turns_table(turns: Sequence[Turn]) -> str:
+    return _lines(
+        ("turn", "invalid, headless", "invalid, with a room"),
+        (
+            (
+                f"{number}",
+                f"{turn.headless.invalid} of {turn.headless.done}",
+                f"{turn.watched.invalid} of {turn.watched.done}",
+            )
+            for number, turn in enumerate(turns, start=1)
+        ),
+    )
+
+
+def _lines(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table whose columns are aligned at the right."""
+    lines = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "   ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )

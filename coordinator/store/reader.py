@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from msgspec import DecodeError, Struct, toml
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.state.alerts import ALERT_KINDS
 from fairbed.coordinator.store.connection import (
     CONFIG,
     DATABASE,
@@ -32,7 +31,6 @@ from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.model_files import load_model
 from fairbed.coordinator.store.schema import check_format, table_of
 from fairbed.coordinator.store.tables import (
-    AlertRow,
     CheckpointRow,
     CommandRow,
     ConditionRow,
@@ -64,7 +62,6 @@ class PlannedSelection(Struct, frozen=True, kw_only=True):
     per_round: int | None = None
     beta: float | None = None
     queue_counts: str = "selected"
-    estimator: str | None = None
     ridge_lambda: float | None = None
     discount: float | None = None
     alpha: float | str | None = None
@@ -218,8 +215,6 @@ class RunInfo:
     """Latest; None before the first evaluation."""
     has_fleet: bool = True
     """The run has or names devices of its own, or has no devices yet."""
-    alerts: tuple[AlertRow, ...] = ()
-    """Those that stand, the most important first; none if the run is not live."""
 
     @property
     def resume_command(self) -> str:
@@ -352,7 +347,6 @@ class RunReader:
                 self._number(f"SELECT max(at_s) FROM ({last_event})"),
             ),
             accuracy_mean=accuracy[0][0] if accuracy else None,
-            alerts=tuple(self.standing_alerts()) if is_alive else (),
         )
 
     def devices(self) -> list[DeviceRow]:
@@ -494,23 +488,6 @@ class RunReader:
         """Return the newest `limit` events after `since_id` with their ids, oldest first."""
         tail = "WHERE id > ? ORDER BY id DESC LIMIT ?"
         return self._numbered(EventRow, tail, (since_id, limit))[::-1]
-
-    def alerts(self, limit: int = 100) -> list[AlertRow]:
-        """Return the newest `limit` alerts, oldest first."""
-        return self._select(AlertRow, "ORDER BY begin_s DESC LIMIT ?", (limit,))[::-1]
-
-    def standing_alerts(self, at_s: float | None = None) -> list[AlertRow]:
-        """Return the alerts that have begun and are not over, the most important first.
-
-        Args:
-            at_s: Instant on the run's clock; None: the newest. A run that has ended keeps those
-                with which it ended.
-        """
-        last_s = at_s if at_s is not None else float("inf")
-        tail = "WHERE begin_s <= ?1 AND (end_s IS NULL OR end_s > ?1)"
-        rows = self._select(AlertRow, tail, (last_s,))
-        order: dict[str, int] = {kind: rank for rank, kind in enumerate(ALERT_KINDS)}
-        return sorted(rows, key=lambda row: (order.get(row.kind, len(order)), row.begin_s))
 
     def conditions(self, device: str) -> list[ConditionRow]:
         """Return the configured conditions of a device, oldest first."""

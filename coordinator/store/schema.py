@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.store.errors import EmptyStoreError, OldStoreError, StoreVersionError
 from fairbed.coordinator.store.tables import (
-    AlertRow,
     CheckpointRow,
     CommandRow,
     ConditionRow,
@@ -80,7 +79,6 @@ RECORDS: tuple[type[Record], ...] = (
     TelemetryRow,
     ConditionRow,
     EventRow,
-    AlertRow,
     CommandRow,
     CheckpointRow,
 )
@@ -98,8 +96,8 @@ PER_ROUND: tuple[type[Record], ...] = (
     PersonalScoreRow,
     CheckpointRow,
 )
-"""Tables whose rows are void when their round never closed; events, alerts, commands and
-releases are kept."""
+"""Tables whose rows are void when their round never closed; events, commands and releases are
+kept."""
 
 INDICES: tuple[str, ...] = (
     "CREATE INDEX exchange_device ON exchange (device)",
@@ -110,7 +108,7 @@ INDICES: tuple[str, ...] = (
 
 APPLICATION_ID = 0x46424544
 """`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
-VERSION = 6
+VERSION = 5
 """Version of the tables: `PRAGMA user_version`."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
