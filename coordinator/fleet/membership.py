@@ -183,11 +183,15 @@ class Fleet:
             self._notify()
 
     def drop(self, name: str, reason: str) -> None:
-        """Record that the broker refuses a device, so that it is not available."""
+        """Record that the broker refuses a device, so that it is not available.
+
+        Its last will may have arrived before; the event has the reason nevertheless.
+        """
         device = self.registry.get(name)
-        now = self._event_log.now()
-        if device is not None and self.registry.mark_off(name, device.boot, now):
-            self._event_log.event("refused", reason, level="warning", device=name)
+        if device is None:
+            return
+        self._event_log.event("refused", reason, level="warning", device=name)
+        if self.registry.mark_off(name, device.boot, self._event_log.now()):
             self._notify()
 
     def on_probe(self, name: str, probe: LinkProbe) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.algorithms.selection.feasibility import first_infeasible_k, highest_rate
+from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, shortage
 from fairbed.coordinator.policy.config import (
     CoordinatorConfig,
     RoundConfig,
@@ -181,13 +180,10 @@ def _check_feasible(
         SettingError: It cannot.
     """
     beta, per_round = config.selection.beta, config.updates_per_version
-    k = first_infeasible_k(availability, per_round, beta)
-    if k is None:
+    lacks = shortage(availability, per_round, beta)
+    if lacks is None:
         return
-    available = float(np.sort(availability)[:k].sum())
     raise SettingError(
-        f"{key}: {value:g} cannot be guaranteed: {k} devices need {k} x {beta:g} = {k * beta:g} "
-        f"selections per round, but {available:.3g} of them are available on average and "
-        f"{per_round} are selected per round; set beta to at most "
+        f"{key}: {value:g} cannot be guaranteed: {lacks}; set beta to at most "
         f"{highest_rate(availability, per_round):.3f}, or raise per_round first"
     )

@@ -55,7 +55,8 @@ def percent(value: float | None, *, is_signed: bool = False) -> str:
     """Return the text of a ratio in percent: `12.3 %`, `+1.2 %`."""
     if value is None or value != value:
         return MISSING
-    return f"{100 * value:{'+' if is_signed else ''}.1f} %"
+    rounded = round(100 * value, 1) + 0.0  # no "-0.0"
+    return f"{rounded:{'+' if is_signed else ''}.1f} %"
 
 
 def _prefixed(value: float, gap: str) -> str:

@@ -31,6 +31,7 @@ from fairbed.coordinator.report.quantities import ratio, size
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
     AggregationSummary,
+    AlertSummary,
     Attackers,
     Bytes,
     DefenceSummary,
@@ -132,6 +133,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         truths = {truth.name: truth for truth in reader.truths()}
         counts = {count.device: count for count in reader.selection_counts()}
         commands = reader.commands()
+        alerts = reader.alerts()
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
         malicious = reader.malicious() if reveals or info.status not in LIVE else {}
@@ -196,6 +198,10 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         rounds_planned=info.plan.rounds,
         rounds_void=len(rounds) - len(lasted),
         changes=changes_of(commands),
+        alerts=[
+            AlertSummary(kind=row.kind, begin_s=row.begin_s, end_s=row.end_s, text=row.text)
+            for row in alerts
+        ],
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,

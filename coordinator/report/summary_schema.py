@@ -365,6 +365,18 @@ class LiveChange(Struct, frozen=True, kw_only=True):
     """First round with the new setting; null for other commands."""
 
 
+class AlertSummary(Struct, frozen=True, kw_only=True):
+    """A condition that lasted while the run was live."""
+
+    kind: str
+    """broker lost, disk low, no device, infeasible, host busy."""
+    begin_s: float
+    """Instant on the clock of the run."""
+    end_s: float | None
+    """Null while it lasts, and if the run ended with it."""
+    text: str
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Summary of a run."""
 
@@ -383,6 +395,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     rounds_void: int
     changes: list[LiveChange]
     """Commands of operators that changed the run, oldest first."""
+    alerts: list[AlertSummary]
+    """The newest hundred, oldest first."""
     clock: str
     """real, or virtual for a replay."""
     costs_from: str | None

@@ -17,6 +17,7 @@ from fairbed.coordinator.report.quantities import (
     size,
 )
 from fairbed.coordinator.report.summary_schema import (
+    AlertSummary,
     DeviceSummary,
     ExchangeSummary,
     Fairness,
@@ -95,6 +96,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         ("run", f"{s.run_id}  {s.status}{reason}"),
         *([("continue", s.resume_command)] if s.resume_command else []),
         *[("changed", change_line(change)) for change in s.changes],
+        *[("alert", line) for line in alert_lines(s.alerts)],
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
@@ -275,6 +277,19 @@ def change_line(x: LiveChange) -> str:
     if x.round is not None and x.before is not None:
         value = f" {x.before:g} to{value} from round {x.round} on"
     return f"{x.what}{value}, by {x.operator} at {seconds(x.at_s)} s"
+
+
+def alert_lines(alerts: Sequence[AlertSummary]) -> list[str]:
+    """Return one line for each alert that stands, then one for each kind of those that are over."""
+    lines = [f"{x.kind} since {clock(x.begin_s)}: {x.text}" for x in alerts if x.end_s is None]
+    lasted_s: dict[str, list[float]] = {}
+    for x in alerts:
+        if x.end_s is not None:
+            lasted_s.setdefault(x.kind, []).append(x.end_s - x.begin_s)
+    for kind, times in lasted_s.items():
+        often = "once" if len(times) == 1 else f"{len(times)} times"
+        lines.append(f"{kind} {often}, {clock(sum(times))} in all, over")
+    return lines
 
 
 def _guarantee(fair: Fairness) -> str:

@@ -35,6 +35,7 @@ from fairbed.coordinator.records.rows import (
     round_row,
     selection_rows,
 )
+from fairbed.coordinator.rounds.alert_monitor import AlertMonitor
 from fairbed.coordinator.rounds.assignments import Assignment, Assignments, pulled_blobs
 from fairbed.coordinator.rounds.async_dispatch import (
     DRAINING,
@@ -50,6 +51,7 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.own_data import OwnDataTests
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.rounds.update_store import UpdateStore
+from fairbed.coordinator.state.alerts import some
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState, upload_slots
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
@@ -78,9 +80,6 @@ T = TypeVar("T")
 REPORT_CHANGE_S, REPORT_REPEAT_S = 3.0, 10.0
 """Least time between two reports of the wait for round 1: with another and with the same number."""
 
-UNREADY_SHOWN = 5
-"""Devices that are not ready, in such a report."""
-
 
 def waiting_line(registry: Registry, now: float, wanted: int, left_s: float) -> str:
     """Return one line: which devices round 1 waits for, and how to start one.
@@ -95,23 +94,17 @@ def waiting_line(registry: Registry, now: float, wanted: int, left_s: float) -> 
     line = f"{is_ready.sum()} of {wanted} devices are ready for round 1, {left_s:.0f} s left"
     missing = registry.missing_physical
     if missing:
-        line += f"; physical devices missing: {_some(missing)}"
+        line += f"; physical devices missing: {some(missing)}"
     unready = [
         f"{x.name} {x.status(now)}"
         for x, ready in zip(registry, is_ready, strict=True)
         if not ready and x.name not in missing
     ]
     if unready:
-        line += f"; not ready: {_some(unready)}"
+        line += f"; not ready: {some(unready)}"
     if len(registry) < wanted:
         line += "; start one by the command that this prints: fairbed enroll NAME"
     return line
-
-
-def _some(items: Sequence[str]) -> str:
-    """Return the first items on one line, and the number of the others."""
-    more = len(items) - UNREADY_SHOWN
-    return ", ".join(items[:UNREADY_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +147,7 @@ class RunServices:
     event_log: EventLog
     loop_lag: LagMeter
     side_traffic: SideTraffic
+    alerts: AlertMonitor
     evaluator: Evaluator | None
     on_progress: Callable[[RoundProgress], None]
     on_waiting: Callable[[str], None]
@@ -260,6 +254,7 @@ class TrainingLoop:
             NothingAggregatedError: No update entered the model in any round.
         """
         await self._wait_for_fleet()
+        self._services.alerts.begin_training()
         # The model of a checkpoint was encoded before, so it is published unchanged.
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
         await self._versions.publish(self._versions.vector, rng)
@@ -358,7 +353,7 @@ class TrainingLoop:
             left = deadline - now
             if left <= 0:
                 missing = self._registry.missing_physical
-                absent = f" (physical devices missing: {_some(missing)})" if missing else ""
+                absent = f" (physical devices missing: {some(missing)})" if missing else ""
                 raise FleetMissingError(
                     f"fleet: {wanted} devices must be ready within {limit:g} s, got {ready} ready "
                     f"of {self._registry.joined} joined{absent}; read their logs, lower "
@@ -579,6 +574,7 @@ class TrainingLoop:
         await anyio.to_thread.run_sync(
             log.store.close_round, row, selections, exchanges, self.checkpoint(), model
         )
+        self._services.alerts.close_round(table.id, exchanges, closed.lag_p99_s)
         return row
 
     async def _evaluate(self, closed: ClosedRound) -> MetricRow | None:

@@ -28,6 +28,7 @@ from fairbed.coordinator.policy.live_settings import (
     with_changes,
 )
 from fairbed.coordinator.ports import HostServices
+from fairbed.coordinator.rounds.alert_monitor import AlertMonitor
 from fairbed.coordinator.rounds.assignments import Assignments
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loop import RoundProgress, RunServices, TrainingLoop
@@ -39,6 +40,7 @@ from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.server.lease import CoordinatorLease
 from fairbed.coordinator.server.operator_commands import OperatorCommands
 from fairbed.coordinator.server.router import Router, Routes
+from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.state.registry import Registry, reason_lost
 from fairbed.coordinator.store import Store, StoreError
 from fairbed.coordinator.store.event_log import EventLog, Level
@@ -102,6 +104,7 @@ class _RunParts:
     query_executor: LossQueryExecutor
     personal_scores: PersonalScores
     loop: TrainingLoop
+    alerts: AlertMonitor
     commands: OperatorCommands
     router: Router
 
@@ -128,6 +131,7 @@ class Coordinator:
         *,
         on_progress: Callable[[RoundProgress], None] = lambda progress: None,
         on_waiting: Callable[[str], None] = lambda line: None,
+        on_alert: Callable[[AlertChange], None] = lambda change: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._setup = setup
@@ -137,7 +141,7 @@ class Coordinator:
         self._topics = link.topics
         self._boot = link.boot
         self._max_chunk_bytes = link.max_chunk_bytes
-        self._on_progress, self._on_waiting = on_progress, on_waiting
+        self._on_progress, self._on_waiting, self._on_alert = on_progress, on_waiting, on_alert
         self._event_log = EventLog(store, now, self._fail)
         self._loop_lag = LagMeter(now)
         self._transport = link.transport(Will(link.topics.coordinator, encode(self._status("off"))))
@@ -279,6 +283,7 @@ class Coordinator:
             query_executor=query_executor,
             personal_scores=services.personal_scores,
             loop=loop,
+            alerts=services.alerts,
             commands=commands,
             router=Router(self._topics, routes, log, group),
         )
@@ -323,6 +328,7 @@ class Coordinator:
             with_vectors=lambda model: decisions.with_vectors(model, layout.n_params),
             max_chunk_bytes=self._max_chunk_bytes,
         )
+        alerts = AlertMonitor(registry, log, lambda: decisions.config, self._on_alert)
         return RunServices(
             decisions=decisions,
             fleet=fleet,
@@ -336,6 +342,7 @@ class Coordinator:
             event_log=log,
             loop_lag=self._loop_lag,
             side_traffic=side_traffic,
+            alerts=alerts,
             evaluator=self._host.evaluator,
             on_progress=self._on_progress,
             on_waiting=self._on_waiting,
@@ -376,9 +383,10 @@ class Coordinator:
         return "; set while it ran: " + ", ".join(f"{key} = {x:g}" for key, x in new.items())
 
     def _start_tasks(self, group: TaskGroup, parts: _RunParts) -> None:
-        group.start_soon(self._receive, group, parts.router, name="coordinator.receive")
+        group.start_soon(self._receive, group, parts, name="coordinator.receive")
         group.start_soon(self._renew_status, name="coordinator.lease")
         group.start_soon(self._loop_lag.run, name="coordinator.loop_lag")
+        group.start_soon(parts.alerts.run, name="coordinator.alerts")
         group.start_soon(parts.executor.watch_deadlines, name="coordinator.deadlines")
         group.start_soon(
             self._watch_presence, parts.executors, parts.registry, name="coordinator.presence"
@@ -398,8 +406,9 @@ class Coordinator:
         except Exception as exc:  # any error: the broker is cleaned before it is raised
             self._fail(exc)
 
-    async def _receive(self, group: TaskGroup, router: Router) -> None:
+    async def _receive(self, group: TaskGroup, parts: _RunParts) -> None:
         """Pass on every event of the transport."""
+        router = parts.router
         try:
             async for event in self._transport.events():
                 match event:
@@ -409,6 +418,7 @@ class Coordinator:
                         router.on_packet(event)
                     case LinkUp(count=count):
                         self._link_up_since = self._event_log.now()
+                        parts.alerts.set_link(None)
                         router.on_link_up()
                         self._lease.on_link_up()
                         if count > 1:
@@ -419,6 +429,7 @@ class Coordinator:
                             group.start_soon(self._on_link_up)
                     case LinkDown(reason=reason):
                         self._link_up_since = None
+                        parts.alerts.set_link(reason)
                         router.on_link_down()
                         self._event_log.event("disconnected", reason, level="warning")
         except (Refused, StoreError) as exc:

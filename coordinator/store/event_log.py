@@ -56,8 +56,9 @@ class EventLog:
         level: Level = "info",
         device: str | None = None,
         round_id: int | None = None,
+        is_logged: bool = True,
     ) -> None:
-        """Write an event to the store and to the log."""
+        """Write an event to the store and, unless it is reported otherwise, to the log."""
         self.add(
             EventRow(
                 at_s=self.at_s(),
@@ -69,6 +70,8 @@ class EventLog:
                 text=text,
             )
         )
+        if not is_logged:
+            return
         where = " ".join(
             part for part in (f"round {round_id}" if round_id else "", device or "") if part
         )

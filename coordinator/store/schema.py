@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.store.errors import EmptyStoreError, OldStoreError, StoreVersionError
 from fairbed.coordinator.store.tables import (
+    AlertRow,
     CheckpointRow,
     CommandRow,
     ConditionRow,
@@ -79,6 +80,7 @@ RECORDS: tuple[type[Record], ...] = (
     TelemetryRow,
     ConditionRow,
     EventRow,
+    AlertRow,
     CommandRow,
     CheckpointRow,
 )
@@ -96,12 +98,11 @@ PER_ROUND: tuple[type[Record], ...] = (
     PersonalScoreRow,
     CheckpointRow,
 )
-"""Tables whose rows are void when their round never closed; events, commands and releases are
-kept."""
+"""Tables whose rows are void when their round never closed; events, alerts, commands and
+releases are kept."""
 
 INDICES: tuple[str, ...] = (
     "CREATE INDEX exchange_device ON exchange (device)",
-    "CREATE INDEX exchange_late ON exchange (aggregated_round) WHERE aggregated_round > round",
     "CREATE INDEX selection_device ON selection (device)",
     "CREATE INDEX telemetry_device ON telemetry (device)",
     "CREATE INDEX condition_device ON condition (device)",
@@ -109,7 +110,7 @@ INDICES: tuple[str, ...] = (
 
 APPLICATION_ID = 0x46424544
 """`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
-VERSION = 5
+VERSION = 6
 """Version of the tables: `PRAGMA user_version`."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

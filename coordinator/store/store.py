@@ -181,13 +181,14 @@ def last_instant(connection: sqlite3.Connection) -> float:
 def void_rounds_after(
     connection: sqlite3.Connection, *, round_id: int, at_s: float, wall: str
 ) -> None:
-    """Delete the rows of rounds after `round_id`, count the resumption and write an event."""
+    """Delete the rows of rounds after `round_id`, end alerts and count the resumption."""
     with transaction(connection):
         voided = 0
         for record in PER_ROUND:
             statement = f"DELETE FROM {table_of(record).name} WHERE round > ?"
             voided += connection.execute(statement, (round_id,)).rowcount
         connection.execute("UPDATE run SET resumes = resumes + 1, reason = ''")
+        connection.execute("UPDATE alert SET end_s = ? WHERE end_s IS NULL", (at_s,))
         if voided:
             text = f"{voided} rows of rounds after {round_id} are void: those rounds never closed"
             event = EventRow(

@@ -611,6 +611,24 @@ class EventRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRow:
+    """A condition of the run that lasts and needs a person, such as a full disk."""
+
+    TABLE: ClassVar[str] = "alert"
+    KEY: ClassVar[tuple[str, ...]] = ("kind", "begin_s")
+
+    kind: str
+    """broker lost, disk low, no device, infeasible, host busy."""
+    begin_s: float
+    """Instant from which the condition holds."""
+    end_s: float | None = None
+    """Instant from which it does not hold any more; None while it lasts, and if the run ended with
+    it."""
+    text: str
+    """What holds and what to do, in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRow:
     """A command of an operator to the run."""
 
@@ -683,6 +701,7 @@ Record: TypeAlias = (
     | TelemetryRow
     | ConditionRow
     | EventRow
+    | AlertRow
     | CommandRow
     | CheckpointRow
 )

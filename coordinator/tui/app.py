@@ -25,11 +25,13 @@ from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.reader import LIVE, RunReader
 from fairbed.coordinator.tui.preferences import (
     Preferences,
+    ScreenChoices,
     load_preferences,
     save_preferences,
 )
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
+from fairbed.coordinator.tui.screens.estimator import EstimatorScreen
 from fairbed.coordinator.tui.screens.events import EventsScreen
 from fairbed.coordinator.tui.screens.exit_dialog import Answer, ExitDialog
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
@@ -37,6 +39,7 @@ from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.screens.rounds import RoundsScreen
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import DeviceView, RunView
+from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.plot import LETTERED
 from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
@@ -86,6 +89,7 @@ TABS = (
     Tab("1", "Overview", Overview),
     Tab("2", "Fleet", FleetScreen),
     Tab("3", "Rounds", RoundsScreen),
+    Tab("5", "Estimator", EstimatorScreen),
     Tab("6", "Events", EventsScreen),
 )
 
@@ -116,6 +120,7 @@ class ControlRoom(App[ExitChoice]):
         Binding("p", "resume", "Resume", id="resume", tooltip="Rounds begin again"),
         Binding("x", "exclude", "Exclude", id="exclude", tooltip="Do not select this device"),
         Binding("x", "include", "Include", id="include", tooltip="Select this device again"),
+        Binding("escape", "back", "Back", id="back", show=False, tooltip="Clear the filter"),
         Binding("q", "leave", "Quit", id="quit", tooltip="Leave the control room"),
         Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
     ]
@@ -239,6 +244,8 @@ class ControlRoom(App[ExitChoice]):
                 await self.switch_screen(screen)
         for line in self.screen.query(ScreenTabs):
             line.show([(tab.name, tab.key, tab.title) for tab in TABS])
+        if isinstance(self.screen, RunScreen):
+            self.screen.recall(self._preferences.screens.get(self.screen.TAB, ScreenChoices()))
         self._is_opening = False
         self._leave_if_complete()
 
@@ -298,6 +305,8 @@ class ControlRoom(App[ExitChoice]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer commands only for a live run that accepts them."""
+        if action == "back":
+            return len(self.screen_stack) > 2 or bool(self._filter_bars)
         if action not in COMMANDS:
             return super().check_action(action, parameters)
         if not self.is_live or self._send_command is None:
@@ -351,8 +360,17 @@ class ControlRoom(App[ExitChoice]):
                 if not named or named & set(COMMANDS) != offered:
                     self.refresh_bindings()
 
+    @property
+    def _filter_bars(self) -> list[FilterBar]:
+        """Filters of the screen that hide lines."""
+        return [bar for bar in self.screen.query(FilterBar) if bar.filter.text]
+
     async def action_back(self) -> None:
-        """Return to the previous screen, and update it."""
+        """Clear the filter or, without one, return to the previous screen, and update it."""
+        if filters := self._filter_bars:
+            for bar in filters:
+                bar.action_clear()
+            return
         await self.pop_screen()
         await self._show()
 
@@ -382,6 +400,11 @@ class ControlRoom(App[ExitChoice]):
             self.exit("stop")
         else:
             self.push_screen(ExitDialog(), self._on_answer)
+
+    def on_run_screen_chosen(self, message: RunScreen.Chosen) -> None:
+        """Remember the choices for one screen."""
+        screens = {**self._preferences.screens, message.screen: message.choices}
+        self._remember(screens=screens)
 
     async def on_fleet_table_opened(self, message: FleetTable.Opened) -> None:
         """Open the screen of one device."""

@@ -13,6 +13,13 @@ import msgspec
 from msgspec import Struct
 
 
+class ScreenChoices(Struct, frozen=True, kw_only=True):
+    """Choices of the user for one screen."""
+
+    filter: str = ""
+    """Expression of the filter."""
+
+
 class Preferences(Struct, frozen=True, kw_only=True):
     """Choices of the user; None is the default of the terminal."""
 
@@ -20,6 +27,8 @@ class Preferences(Struct, frozen=True, kw_only=True):
     """Name of a theme."""
     letters: bool | None = None
     """Draw phases and curves with letters."""
+    screens: Mapping[str, ScreenChoices] = {}
+    """Choices by name of the screen."""
 
 
 def preferences_file(environ: Mapping[str, str]) -> Path:

@@ -235,6 +235,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         lambda progress: _print(out, progress.line(rounds)),
         lambda: _print(sys.stderr, "fairbed: stopping; press Ctrl-C again to stop immediately"),
         lambda line: _print(out, f"waiting: {line}"),
+        alerted=lambda change: _print(out, f"alert: {change.line}"),
         is_attached=options.attached,
     )
     try:

@@ -235,7 +235,7 @@ def _estimators(folder: Path, others: Mapping[str, Learner], *, as_json: bool) -
 def _list(options: argparse.Namespace) -> int:
     runs = find_runs(options.runs)
     if options.json:
-        rows: list[dict[str, str | int | float | None]] = [
+        rows: list[dict[str, str | int | float | list[str] | None]] = [
             {
                 "run_id": run.run_id,
                 "name": run.row.name,
@@ -246,6 +246,7 @@ def _list(options: argparse.Namespace) -> int:
                 "rounds_completed": run.rounds_completed,
                 "devices": run.devices,
                 "accuracy_mean": run.accuracy_mean,
+                "alerts": [f"{alert.kind}: {alert.text}" for alert in run.alerts],
                 "folder": str(run.folder),
             }
             for run in runs.readable
@@ -261,6 +262,7 @@ def _list(options: argparse.Namespace) -> int:
                 "rounds_completed": None,
                 "devices": None,
                 "accuracy_mean": None,
+                "alerts": [],
                 "folder": str(run.folder),
             }
             for run in runs.unreadable
@@ -279,6 +281,9 @@ def _list(options: argparse.Namespace) -> int:
         print("  ".join([*texts, *numbers]))
     for found in runs.unreadable:
         print(f"{found.folder.name.ljust(widths[0])}  {found.status}: {found.problem}")
+    for run in runs.readable:
+        for alert in run.alerts:
+            print(f"{run.run_id}: {alert.kind}: {alert.text}")
     for run in [run for run in runs.readable if run.status == "interrupted"][:RESUMES_SHOWN]:
         print(f"{run.run_id} was interrupted; continue it with: {run.resume_command}")
     return DONE

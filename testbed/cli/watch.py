@@ -23,6 +23,7 @@ from pathlib import Path
 import anyio
 
 from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.coordinator.state.alerts import ALERT_KINDS
 from fairbed.coordinator.store import RunInfo, RunNotFoundError, RunReader, StoreError, resolve_run
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow, ExchangeRow
@@ -233,6 +234,8 @@ def _event_line(row: EventRow) -> str:
     device = f"{row.device}: " if row.device else ""
     if row.kind == "waiting":
         return f"waiting: {row.text}"
+    if row.kind in ALERT_KINDS:
+        return f"alert: {row.kind}: {row.text}"
     return f"{row.level}: {device}{row.text}" if row.level in ("warning", "error") else ""
 
 

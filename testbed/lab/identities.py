@@ -288,6 +288,8 @@ class Identities:
     def rename(self, old: str, new: str) -> None:
         """Rename a device; its password stays, and its old name still authenticates it.
 
+        It is offline until its agent connects under the new name.
+
         Raises:
             LabError: There is no such device, or the new name is not valid or taken.
         """
@@ -302,6 +304,7 @@ class Identities:
             db.execute("INSERT OR REPLACE INTO alias (old, name) VALUES (?, ?)", (old, new))
             db.execute("DELETE FROM alias WHERE old = name")
             db.execute("UPDATE OR REPLACE contact SET name = ? WHERE name = ?", where)
+            _mark_offline(db, new)
 
     def revoke(self, name: str, role: Role = "device", *, now_s: float) -> None:
         """Revoke an identity; a second call changes nothing.
@@ -524,12 +527,19 @@ def _create(
         raise LabError(
             f"{kind} {name}: taken; choose another, revoke it, or enrol it again with --replace"
         )
+    if role == "device":
+        _mark_offline(db, name)
     belongs_to = tenant if role == "device" else ALL_TENANTS
     db.execute(
         "INSERT OR REPLACE INTO identity VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?)",
         (name, role, belongs_to, now_s, expires_s, *secret[1:], run),
     )
     return secret.password
+
+
+def _mark_offline(db: sqlite3.Connection, name: str) -> None:
+    """Note that the link of a device, if it has one, ends: its login has changed."""
+    db.execute("UPDATE contact SET state = 'offline' WHERE name = ? AND state = 'online'", (name,))
 
 
 _TOKEN_MEMORY_S = 30 * 86400.0

@@ -410,6 +410,7 @@ async def serve_lab(
                     tasks.start_soon(
                         _follow,
                         broker,
+                        contacts,
                         identities,
                         now,
                         version,
@@ -447,6 +448,7 @@ async def _end_at_signal(
 
 async def _follow(
     broker: _Broker,
+    contacts: "Contacts",
     identities: Identities,
     now: Callable[[], float],
     version: int,
@@ -456,6 +458,7 @@ async def _follow(
 
     Args:
         broker: As it was configured for `version` of the identities.
+        contacts: Of the devices.
         identities: All of them.
         now: Unix time.
         version: Of the identities.
@@ -470,6 +473,7 @@ async def _follow(
                 continue
             accounts = identities.accepted(now_s)
             broker.configure(accounts)
+            contacts.forget_states()
             version, expires_s = found, next_expiry_s(accounts)
             last_problem = ""
         except LabError as exc:  # such as a full disk: try again
@@ -499,6 +503,10 @@ class Contacts:
     def restart(self) -> None:
         """Forget which devices are online: the broker sends their status after each connect."""
         self._pending, self._known, self._is_anew, self.is_urgent = {}, {}, True, True
+
+    def forget_states(self) -> None:
+        """Store the next state of each device at once: a changed identity is stored as offline."""
+        self._known = {}
 
     def on_packet(self, packet: Packet) -> None:
         """Note a message of a device."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from fairbed import profiles
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.coordinator.algorithms.selection.feasibility import first_infeasible_k, highest_rate
+from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, shortage
 from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
@@ -83,15 +83,11 @@ def infeasible_rate(experiment: Experiment) -> str | None:
     )
     # In asynchronous mode, one device is selected per update of a version.
     per_round = experiment.coordinator().updates_per_version
-    k = first_infeasible_k(availability, per_round, selection.beta)
-    if k is None:
+    lacks = shortage(availability, per_round, selection.beta)
+    if lacks is None:
         return None
-    available = float(np.sort(availability)[:k].sum())
     return (
-        f"selection.beta {selection.beta:g} cannot be guaranteed: the {k} least available of "
-        f"{experiment.devices} devices need {k} x {selection.beta:g} = {k * selection.beta:g} "
-        f"selections per round, but {available:.3g} of them are available on average and "
-        f"{per_round} devices are selected per round; set beta to at most "
+        f"selection.beta {selection.beta:g} cannot be guaranteed: {lacks}; set beta to at most "
         f"{highest_rate(availability, per_round):.3f}, or raise selection.per_round"
     )
 
@@ -257,7 +253,7 @@ def preflight_findings(
     backend: BackendChoice | None,
     dilation: float,
 ) -> Iterator[PreflightFinding]:
-    """Yield the events: settings, the backend, what it does not emulate, the dilation.
+    """Yield events of a live run: settings, the backend, what it does not emulate, the dilation.
 
     Args:
         experiment: The experiment.
@@ -268,7 +264,9 @@ def preflight_findings(
     fleet = tuple(  # the profile of a physical device is for replays
         msgspec.structs.replace(g, profile=None) if g.physical else g for g in experiment.fleet
     )
-    yield from settings_findings(msgspec.structs.replace(experiment, fleet=fleet), trains=True)
+    found = settings_findings(msgspec.structs.replace(experiment, fleet=fleet), trains=True)
+    # The coordinator examines the rate itself, again and again: it is an alert.
+    yield from (finding for finding in found if finding.kind != "infeasible")
     if backend is not None:
         others = "".join(f"; {name} was rejected: {why}" for name, why in backend.rejected.items())
         yield PreflightFinding(

@@ -22,6 +22,7 @@ from fairbed.coordinator.ports import Audit, DeviceControl, HostServices
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
+from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import load_task
@@ -112,13 +113,15 @@ async def run_experiment(
     interrupted: Callable[[], None] = lambda: None,
     waiting: Callable[[str], None] = lambda line: None,
     *,
+    alerted: Callable[[AlertChange], None] = lambda change: None,
     is_attached: bool = False,
 ) -> End:
     """Run an experiment, or resume the run whose checkpoint is in the folder.
 
     The first SIGINT, SIGTERM or SIGHUP ends the run gracefully, the second one immediately. The
     end of standard input also ends an attached run gracefully, unless `DETACH` was read first.
-    `waiting` receives a line from time to time while too few devices are ready for round 1.
+    `waiting` receives a line from time to time while too few devices are ready for round 1,
+    `alerted` each alert that begins or ends.
 
     Raises:
         Exception: A one-line error of a package: data, profile, broker, store, ...
@@ -134,7 +137,7 @@ async def run_experiment(
         failure: Exception | None = None
         with stop.scope:
             try:
-                end = await _run(plan, listener, waiting, stop, group)
+                end = await _run(plan, listener, waiting, alerted, stop, group)
             except Exception as exc:  # raised below, outside the group, which would wrap it
                 failure = innermost(exc)
         group.cancel_scope.cancel()
@@ -148,6 +151,7 @@ async def _run(
     plan: RunPlan,
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None],
+    alerted: Callable[[AlertChange], None],
     stop: StopControl,
     group: TaskGroup,
 ) -> End:
@@ -181,7 +185,7 @@ async def _run(
                 else SteeredFleet(backend, specs, plan.dilation, group, stop)
             )
             stop.coordinator = _coordinator(
-                plan, parts, monitor, _audit_of(plan, stop), steered, listener, waiting
+                plan, parts, monitor, _audit_of(plan, stop), steered, listener, waiting, alerted
             )
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
@@ -339,6 +343,7 @@ def _coordinator(
     control: DeviceControl | None,
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None],
+    alerted: Callable[[AlertChange], None],
 ) -> Coordinator:
     store, endpoint, artifact = parts.store, parts.endpoint, parts.artifact
     config = plan.experiment.coordinator(
@@ -381,6 +386,7 @@ def _coordinator(
         ports,
         on_progress=listener,
         on_waiting=waiting,
+        on_alert=alerted,
         now=dilated(time.perf_counter, plan.dilation),
     )
 

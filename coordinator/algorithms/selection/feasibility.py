@@ -57,6 +57,28 @@ def highest_rate(availability: Floats, m: int) -> float:
     return min(min(rate for rate, _ in rates), rates[-1][1] / len(availability))
 
 
+def shortage(availability: Floats, m: int, beta: float) -> str | None:
+    """Return what a guaranteed rate lacks, in words; None if every device can have it.
+
+    Args:
+        availability: Probability that each device is available in a round, shape (N,).
+        m: Devices selected per round, at least 1.
+        beta: Guaranteed rate.
+
+    Raises:
+        ValueError: A probability is outside [0, 1], or `m` is not positive.
+    """
+    k = first_infeasible_k(availability, m, beta)
+    if k is None:
+        return None
+    available = float(np.sort(availability)[:k].sum())
+    return (
+        f"the {k} least available of {len(availability)} devices need {k} x {beta:g} = "
+        f"{k * beta:g} selections per round, but {available:.3g} of them are available on average "
+        f"and {m} devices are selected per round"
+    )
+
+
 def expected_selections(availability: Floats, m: int) -> Iterator[tuple[int, float]]:
     """Yield k and E[min(m, X_k)] for k = 1, 2, ... up to N, or until the expectation is m.
 

@@ -4,7 +4,8 @@ from textual.app import ComposeResult
 
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
-from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
+from fairbed.coordinator.tui.widgets.fleet import FIELDS, FleetTable
 
 
 class FleetScreen(RunScreen):
@@ -16,11 +17,16 @@ class FleetScreen(RunScreen):
     def compose_parts(self) -> ComposeResult:
         """Build the table."""
         yield FleetTable(id="fleet")
+        yield FilterBar(FIELDS, example="pi state:silent tau>3")
 
     def show(self, view: RunView) -> None:
         """Show the devices of a view."""
         super().show(view)
         self.query_one(FleetTable).show(view)
+
+    def on_filter_bar_changed(self, message: FilterBar.Changed) -> None:
+        """Show only the devices that the filter accepts."""
+        self.query_one(FleetTable).filter(message.filter)
 
     @property
     def selected_device(self) -> str | None:

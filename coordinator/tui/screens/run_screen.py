@@ -3,12 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
+import msgspec
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer
 
 from fairbed.coordinator.store.reader import RunReader
+from fairbed.coordinator.tui.preferences import ScreenChoices
 from fairbed.coordinator.tui.view import RunView
+from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
 from fairbed.coordinator.tui.widgets.header import Banner, RunHeader
 from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
 
@@ -30,8 +35,22 @@ class RunScreen(Screen[None]):
     """Name of the tab that is marked while the screen is seen; empty for none."""
     PURPOSE: ClassVar[str] = ""
     """What the screen answers, in one sentence."""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "Filter", id="filter", tooltip="Show only some of the lines"),
+    ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012 - as Textual declares it
+
+    class Chosen(Message):
+        """The user chose something that is to be remembered."""
+
+        def __init__(self, screen: str, choices: ScreenChoices) -> None:
+            self.screen, self.choices = screen, choices
+            super().__init__()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._choices = ScreenChoices()
 
     def compose(self) -> ComposeResult:
         """Build the screen."""
@@ -48,6 +67,32 @@ class RunScreen(Screen[None]):
     def on_mount(self) -> None:
         """Draw the screen again when the theme changes."""
         self.app.theme_changed_signal.subscribe(self, lambda _theme: self.redraw())
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer a filter where there is a list."""
+        if action == "filter":
+            return bool(self.query(FilterBar))
+        return super().check_action(action, parameters)
+
+    def action_filter(self) -> None:
+        """Give the keys to the filter."""
+        self.query_one(FilterBar).open()
+
+    def recall(self, choices: ScreenChoices) -> None:
+        """Take over what the user once chose."""
+        self._choices = choices
+        for bar in self.query(FilterBar):
+            bar.set_text(choices.filter)
+
+    def choose(self, **changes: Any) -> None:
+        """Have choices remembered: fields of `ScreenChoices`."""
+        self._choices = msgspec.structs.replace(self._choices, **changes)
+        if self.TAB:
+            self.post_message(self.Chosen(self.TAB, self._choices))
+
+    def on_filter_bar_changed(self, message: FilterBar.Changed) -> None:
+        """Have the filter remembered; a screen with a list also applies it."""
+        self.choose(filter=message.filter.text)
 
     @property
     def selected_device(self) -> str | None:

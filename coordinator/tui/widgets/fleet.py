@@ -13,6 +13,7 @@ from textual.strip import Strip
 from textual.widgets import DataTable
 
 from fairbed.coordinator.report.quantities import MISSING, bandwidth, energy, ratio, seconds
+from fairbed.coordinator.tui.filters import Field, Filter
 from fairbed.coordinator.tui.phase_spans import PHASE_OF_STATE, PHASES
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView
 
@@ -161,6 +162,26 @@ def fitting(
     return kept
 
 
+FIELDS: tuple[Field[DeviceView], ...] = (
+    Field("name", lambda d: d.name, is_searched=True),
+    Field("profile", lambda d: d.profile, is_searched=True),
+    Field("state", lambda d: d.state, is_searched=True),
+    Field("kind", lambda d: d.kind),
+    Field("tau", lambda d: d.tau_s, is_number=True),
+    Field("rate", lambda d: d.rate, is_number=True),
+)
+"""What a filter can ask of a device."""
+
+
+def fleet_title(shown: int, total: int, expression: str) -> str:
+    """Return the title of the table: how many devices it shows of how many, and why."""
+    if not total:
+        return "Fleet · no devices"
+    if not expression:
+        return f"Fleet · {total} devices"
+    return f"Fleet · {shown} of {total} devices · filter /{expression}"
+
+
 class FleetTable(DataTable[str]):
     """Table of devices in the order in which they joined.
 
@@ -192,6 +213,7 @@ class FleetTable(DataTable[str]):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, cursor_type="row", zebra_stripes=True)
         self._view = RunView()
+        self._keeps: Filter[DeviceView] = Filter()
         self._beta: float | None = None
         self._columns: tuple[FleetColumn, ...] = ()
         """Columns to choose from when the lines were built."""
@@ -205,8 +227,8 @@ class FleetTable(DataTable[str]):
     @property
     def selected_device(self) -> str | None:
         """Name of the device under the cursor; None in an empty fleet."""
-        devices = self._view.devices[:MAX_LINES]
-        return devices[self.cursor_row].name if 0 <= self.cursor_row < len(devices) else None
+        row = self.cursor_row
+        return self._drawn[row].name if 0 <= row < len(self._drawn) else None
 
     def action_open_device(self) -> None:
         """Open the device under the cursor."""
@@ -222,14 +244,18 @@ class FleetTable(DataTable[str]):
         self._shown = {}
         self.show(self._view)
 
+    def filter(self, keeps: Filter[DeviceView]) -> None:
+        """Show only the devices that a filter accepts."""
+        self._keeps = keeps
+        self.show(self._view)
+
     def show(self, view: RunView) -> None:
         """Draw the lines that changed."""
         self._view = view
-        count = len(view.devices)
-        title = f"Fleet · {count} devices" if count else "Fleet · no devices"
+        devices = [device for device in view.devices[:MAX_LINES] if self._keeps(device)]
+        title = fleet_title(len(devices), len(view.devices), self._keeps.text)
         if title != self.border_title:
             self.border_title = title
-        devices = view.devices[:MAX_LINES]
         if [device.name for device in devices] != [device.name for device in self._drawn]:
             self._list(devices)
         if self.is_on_screen and not self._update(devices):

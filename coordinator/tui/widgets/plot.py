@@ -51,6 +51,8 @@ class Curve:
     style: str
     """Component class without its prefix."""
     points: tuple[tuple[float, float], ...]
+    is_joined: bool = True
+    """Draw lines between the points."""
 
 
 LETTERED = "-lettered"
@@ -58,18 +60,31 @@ LETTERED = "-lettered"
 
 
 class CurvePlot(PlotextPlot):
-    """Curves over an axis from 0, in the colours of the theme; later curves cover earlier ones.
+    """Curves in the colours of the theme; later curves cover earlier ones.
 
-    With letters a curve is drawn with the first letter of its label.
+    The vertical axis contains 0. With letters a curve is drawn with the first letter of its label.
+
+    Args:
+        title: Title, with the unit of the vertical axis.
+        id: Identifier of the widget.
+        limit: Points drawn per curve; of more points some are left out.
+        is_over_rounds: The horizontal axis has round numbers; otherwise any numbers.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"plot--main", "plot--low", "plot--high"}
 
     curves: reactive[tuple[Curve, ...]] = reactive((), repaint=False)
 
-    def __init__(self, title: str, *, id: str | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        *,
+        id: str | None = None,
+        limit: int = MAX_POINTS,
+        is_over_rounds: bool = True,
+    ) -> None:
         super().__init__(id=id)
-        self._title = title
+        self._title, self._limit, self._is_over_rounds = title, limit, is_over_rounds
         self.theme = "clear"  # canvas, axes and ticks in the colours of the widget
 
     def on_resize(self, _event: Resize) -> None:
@@ -92,8 +107,9 @@ class CurvePlot(PlotextPlot):
             colour = self.get_component_styles(f"plot--{curve.style}").color
             glyph = curve.label[0] if is_lettered else "■"
             title += Content.assemble("  ", (f"{glyph} ", colour.css), curve.label)
-            if points := thinned(curve.points):
-                self.plt.plot(
+            if points := thinned(curve.points, self._limit):
+                draw = self.plt.plot if curve.is_joined else self.plt.scatter
+                draw(
                     [x for x, _ in points],
                     [y for _, y in points],
                     marker=glyph if is_lettered else "braille",
@@ -106,12 +122,15 @@ class CurvePlot(PlotextPlot):
     def _set_axes(self, points: Sequence[tuple[float, float]]) -> None:
         width, height = self.content_size
         left = min((x for x, _ in points), default=0.0)
-        right = max(max((x for x, _ in points), default=1.0), left + 1.0)
+        shortest = 1.0 if self._is_over_rounds else 1e-6
+        right = max(max((x for x, _ in points), default=1.0), left + shortest)
         top = max(max((y for _, y in points), default=1.0), 1e-3)
-        at_x = ticks(left, right, max(width // COLUMNS_PER_TICK, 1), is_whole=True)
-        at_y = ticks(0.0, top, max(height // LINES_PER_TICK, 1))
+        count = max(width // COLUMNS_PER_TICK, 1)
+        at_x = ticks(left, right, count, is_whole=self._is_over_rounds)
+        bottom = min(0.0, *(y for _, y in points)) if points else 0.0
+        at_y = ticks(bottom, top, max(height // LINES_PER_TICK, 1))
         self.plt.xlim(left, right)
-        self.plt.ylim(0.0, max(top, at_y[-1]))
+        self.plt.ylim(min(bottom, at_y[0]), max(top, at_y[-1]))
         self.plt.xticks(at_x, [label(x) for x in at_x])
         self.plt.yticks(at_y, [label(y) for y in at_y])
 

@@ -68,11 +68,16 @@ def test_changes_one_setting_and_nothing_else(name: str, value: float, got: Any)
             {},
             "beta",
             0.4,
-            "selection.beta: 0.4 cannot be guaranteed: 6 devices need 6 x 0.4 = 2.4 selections per "
-            "round, but 6 of them are available on average and 2 are selected per round; set beta "
-            "to at most 0.333, or raise per_round first",
+            "selection.beta: 0.4 cannot be guaranteed: the 6 least available of 6 devices need 6 x "
+            "0.4 = 2.4 selections per round, but 6 of them are available on average and 2 devices "
+            "are selected per round; set beta to at most 0.333, or raise per_round first",
         ),
-        ({}, "per_round", 1.0, "selection.per_round: 1 cannot be guaranteed: 4 devices need 4 x"),
+        (
+            {},
+            "per_round",
+            1.0,
+            "selection.per_round: 1 cannot be guaranteed: the 4 least available",
+        ),
         (
             {"selection": SelectionConfig(policy="uniform", per_round=2)},
             "beta",
@@ -116,7 +121,7 @@ def test_refuses_what_the_run_cannot_do(
 
 def test_a_rate_must_be_feasible_with_the_stated_availability() -> None:
     changed(config(), "beta", 0.3, SURE)
-    with pytest.raises(SettingError, match=r"^selection.beta: 0.3 cannot be guaranteed: 1 devices"):
+    with pytest.raises(SettingError, match=r"^selection.beta: 0.3 cannot be guaranteed: the 1 "):
         changed(config(), "beta", 0.3, np.array([0.2, *SURE[1:]]))
 
 

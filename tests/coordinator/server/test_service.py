@@ -408,6 +408,30 @@ async def test_a_device_that_the_broker_refuses_leaves_at_once_and_may_come_back
     assert max(rounds) > 6
 
 
+async def test_a_refusal_has_its_event_even_after_the_last_will_of_the_device(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path) as place:
+        store = place.open_store()
+        config = make_config(rounds=8)
+        coordinator = place.coordinator(config, store)
+
+        def on_progress(progress: RoundProgress) -> None:
+            if progress.round.round == 2:
+                place.broker.disconnect("pi-2", reconnects=False)
+            if progress.round.round in (4, 5):  # twice is once
+                coordinator.refuse_all_but({"pi-0", "pi-1"})
+
+        place.on_progress = on_progress
+        try:
+            assert await coordinator.run() == "done"
+        finally:
+            store.close()
+        with place.reader() as reader:
+            kinds = [event.kind for _, event in reader.events() if event.device == "pi-2"]
+    assert [kind for kind in kinds if kind in ("left", "refused")] == ["left", "refused"]
+
+
 async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
     async with lab(tmp_path) as place, anyio.create_task_group() as group:
 

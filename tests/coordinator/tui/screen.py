@@ -1,10 +1,21 @@
-"""The screen of a Textual application as plain lines."""
+"""The control room in a terminal that tests read: as plain lines, at any size."""
 
 import html
 import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from textual.app import App
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.tui.app import ControlRoom
+
+SMALL, WIDE, WIDEST = (80, 24), (120, 40), (200, 60)
+"""Sizes in columns and lines at which every screen must be good to read."""
 
 CELL_WIDTH = 12.2
 """Width of a cell in the SVG that Textual exports, in its units."""
@@ -24,3 +35,49 @@ def lines_on(app: App[Any]) -> list[str]:
         text = html.unescape(match["text"]).replace("\xa0", " ")
         lines[number] = lines[number].ljust(column) + text
     return [line.rstrip() for line in lines]
+
+
+@asynccontextmanager
+async def room(
+    folder: Path, size: tuple[int, int] = WIDE, **options: Any
+) -> AsyncIterator[tuple[ControlRoom, Pilot[Any]]]:
+    """Open a run's control room."""
+    with RunReader(folder) as reader:
+        app = ControlRoom(reader, **options)
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await pilot.pause()
+            yield app, pilot
+
+
+def text_of(app: ControlRoom) -> str:
+    return "\n".join(lines_on(app))
+
+
+async def settled(app: ControlRoom, pilot: Pilot[Any]) -> str:
+    """Return the screen once another turn of the event loop does not change it."""
+    before = ""
+    for _ in range(50):
+        await pilot.pause()
+        if (now := text_of(app)) == before:
+            return now
+        before = now
+    raise AssertionError("the screen never stood still")
+
+
+async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> bool:
+    """Return whether a condition becomes true within some turns of the event loop."""
+    for _ in range(50):
+        await pilot.pause()
+        if is_so():
+            return True
+    return False
+
+
+async def shows(app: ControlRoom, pilot: Pilot[Any], *texts: str) -> bool:
+    """Return whether texts appear on the screen together."""
+    return await comes(pilot, lambda: all(text in text_of(app) for text in texts))
+
+
+async def opens(app: ControlRoom, pilot: Pilot[Any], screen: type[Screen[Any]]) -> bool:
+    """Return whether a screen opens."""
+    return await comes(pilot, lambda: isinstance(app.screen, screen))

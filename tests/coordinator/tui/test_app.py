@@ -5,17 +5,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from textual.pilot import Pilot
-from textual.screen import Screen
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import EventRow, ReleaseRow
@@ -35,12 +31,21 @@ from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import OperatorCommand
 from tests.coordinator.store.fake_run import PER_ROUND, FakeRun, fake_run
-from tests.coordinator.tui.screen import lines_on
+from tests.coordinator.tui.screen import (
+    SMALL,
+    WIDE,
+    comes,
+    lines_on,
+    opens,
+    room,
+    settled,
+    shows,
+    text_of,
+)
 
 pytestmark = pytest.mark.anyio
 
 GOLDEN = Path(__file__).parent / "golden"
-WIDE, SMALL = (120, 40), (80, 24)
 
 
 @pytest.fixture(scope="module")
@@ -65,52 +70,6 @@ class Coordinator:
 
     async def __call__(self, command: OperatorCommand) -> None:
         self.commands.append((command.action, command.device))
-
-
-@asynccontextmanager
-async def room(
-    folder: Path, size: tuple[int, int] = WIDE, **options: Any
-) -> AsyncIterator[tuple[ControlRoom, Pilot[Any]]]:
-    """Open a run's control room."""
-    with RunReader(folder) as reader:
-        app = ControlRoom(reader, **options)
-        async with app.run_test(size=size, notifications=True) as pilot:
-            await pilot.pause()
-            yield app, pilot
-
-
-def text_of(app: ControlRoom) -> str:
-    return "\n".join(lines_on(app))
-
-
-async def settled(app: ControlRoom, pilot: Pilot[Any]) -> str:
-    """Return the screen once another turn of the event loop does not change it."""
-    before = ""
-    for _ in range(50):
-        await pilot.pause()
-        if (now := text_of(app)) == before:
-            return now
-        before = now
-    raise AssertionError("the screen never stood still")
-
-
-async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> bool:
-    """Return whether a condition becomes true within some turns of the event loop."""
-    for _ in range(50):
-        await pilot.pause()
-        if is_so():
-            return True
-    return False
-
-
-async def shows(app: ControlRoom, pilot: Pilot[Any], *texts: str) -> bool:
-    """Return whether texts appear on the screen together."""
-    return await comes(pilot, lambda: all(text in text_of(app) for text in texts))
-
-
-async def opens(app: ControlRoom, pilot: Pilot[Any], screen: type[Screen[Any]]) -> bool:
-    """Return whether a screen opens."""
-    return await comes(pilot, lambda: isinstance(app.screen, screen))
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])

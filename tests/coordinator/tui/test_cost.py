@@ -27,7 +27,7 @@ from fairbed.coordinator.tui.widgets.log import EventLogView
 from fairbed.coordinator.tui.widgets.plot import CurvePlot
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 from tests.coordinator.store.fake_run import FakeRun
-from tests.coordinator.tui.test_app import opens, room, settled, shows, text_of
+from tests.coordinator.tui.screen import opens, room, settled, shows, text_of
 
 pytestmark = pytest.mark.anyio
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.store import NewRun, Store
+from fairbed.coordinator.store.tables import AlertRow
 from fairbed.testbed.cli.main import main
 from tests.coordinator.store.fake_run import FakeRun, as_older, fake_run
 
@@ -160,6 +161,35 @@ def test_watch_without_a_screen_follows_a_live_run_to_its_end(
         f"warning: {run.names[1]}: an update was late",
         "done after 2 rounds",
     ]
+
+
+def test_alerts_are_shown_where_a_run_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A live run shows those that stand; its summary also what was."""
+    run = FakeRun(tmp_path / "demo", rounds=4, devices=3)
+    run.play(2)
+    run.store.add(AlertRow(kind="broker lost", begin_s=1.0, end_s=4.0, text="down"))
+    run.store.add(AlertRow(kind="broker lost", begin_s=6.0, end_s=9.5, text="down"))
+    run.store.add(AlertRow(kind="disk low", begin_s=7.0, text="1 GB is free"))
+    run.event("disk low", "1 GB is free", level="warning")
+    run.store.flush()
+
+    def output(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main([*arguments, "--runs", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    assert "demo: disk low: 1 GB is free" in output("runs").splitlines()
+    assert json.loads(output("runs", "--json"))[0]["alerts"] == ["disk low: 1 GB is free"]
+    shown = output("show", "demo").splitlines()
+    assert "alert      disk low since 0:07: 1 GB is free" in shown
+    assert "alert      broker lost 2 times, 0:06 in all, over" in shown
+    alerts = json.loads(output("show", "demo", "--json"))["alerts"]
+    assert [alert["end_s"] for alert in alerts] == [4.0, 9.5, None]
+    run.finish("stopped")
+    assert "disk low" not in output("runs"), "it is not live any more"
+    assert "alert: disk low: 1 GB is free" in output("watch", "demo", "--headless")
 
 
 def test_an_unknown_run_is_bad_usage_and_lists_the_known(

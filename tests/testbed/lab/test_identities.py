@@ -115,6 +115,23 @@ def test_a_renamed_device_keeps_its_password_and_is_known_by_its_old_name(
         identities.rename("nobody", "somebody")
 
 
+def test_a_device_is_offline_under_a_new_name_or_password_until_its_agent_comes_back(
+    identities: Identities,
+) -> None:
+    identities.create("pi-1", now_s=NOW_S)
+    identities.saw("pi-1", at_s=NOW_S, state="online")
+    identities.rename("pi-1", "kitchen")
+    identities.saw("pi-1", at_s=NOW_S + 1, state="online")  # from the link that is about to end
+    assert {x.name: x.state for x in identities.contacts().values()} == {"kitchen": "offline"}
+    identities.saw("kitchen", at_s=NOW_S + 2, state="online")
+    identities.revoke("kitchen", now_s=NOW_S + 3)
+    identities.create("kitchen", now_s=NOW_S + 4)
+    assert identities.contacts()["kitchen"].state == "offline"
+    identities.create("new", now_s=NOW_S)
+    identities.rename("new", "hall")
+    assert "hall" not in identities.contacts()  # not seen yet
+
+
 def test_renaming_back_leaves_one_name(identities: Identities) -> None:
     password = identities.create("a")
     identities.rename("a", "b")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -51,6 +52,32 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
     return make_lab(tmp_path, kind)
 
 
+class Coordinator(NamedTuple):
+    """A `fairbed coordinator` in its own process."""
+
+    process: "subprocess.Popen[bytes]"
+    folder: Path
+    """Of its run."""
+    out: Path
+    """What it has printed."""
+
+    def end(self) -> int:
+        """Wait for the end of the run; return the exit code."""
+        return self.process.wait(LIMIT_S)
+
+    def rounds(self) -> int:
+        """Return the number of closed rounds."""
+        try:
+            with RunReader(self.folder) as reader:
+                return len(reader.rounds())
+        except StoreError:
+            return 0
+
+    def wait_round(self, round_id: int, what: str) -> None:
+        """Wait until a round has closed."""
+        wait_until(lambda: self.rounds() >= round_id, what)
+
+
 @contextmanager
 def agent(lab: Lab, name: str, password: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the agent of an enrolled device."""
@@ -80,22 +107,23 @@ def fairbed(lab: Lab, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def coordinate(lab: Lab, folder: Path, run: str, rounds: int) -> "subprocess.Popen[str]":
+@contextmanager
+def coordinator(lab: Lab, folder: Path, run: str, rounds: int) -> Iterator[Coordinator]:
+    """Run `fairbed coordinator` for the duration of a block."""
     experiment = folder / "lab.toml"
     experiment.write_text(EXPERIMENT.format(rounds=rounds))
-    return subprocess.Popen(
-        [*FAIRBED, "coordinator", str(experiment), "--out", str(folder / run), "--headless"],
-        env=os.environ | {"FAIRBED_LAB": str(lab.folder)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
-def rounds_of(folder: Path) -> int:
+    out = folder / f"{run}.out"
+    with out.open("wb") as file:  # a pipe that is not read would stop a long run
+        process = subprocess.Popen(
+            [*FAIRBED, "coordinator", str(experiment), "--out", str(folder / run), "--headless"],
+            env=os.environ | {"FAIRBED_LAB": str(lab.folder)},
+            stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     try:
-        with RunReader(folder) as reader:
-            return len(reader.rounds())
-    except StoreError:
-        return 0
+        yield Coordinator(process, folder / run, out)
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
 
 
 def refusals(folder: Path) -> list[str | None]:
@@ -118,30 +146,27 @@ def test_agents_that_are_enrolled_once_serve_two_runs(lab: Lab, tmp_path: Path) 
             passwords = {name: identities.create(name) for name in NAMES}
         for name, password in passwords.items():
             stack.enter_context(agent(lab, name, password, tmp_path))
-        first = coordinate(lab, tmp_path, "first", rounds=2)
-        out, _ = first.communicate(timeout=LIMIT_S)
-        assert first.returncode == 0, out
-        assert "to add a device, run: fairbed enroll NAME\n" in out
-        assert rounds_of(tmp_path / "first") == 2
+        with coordinator(lab, tmp_path, "first", rounds=2) as first:
+            assert first.end() == 0, first.out.read_text()
+        assert "to add a device, run: fairbed enroll NAME\n" in first.out.read_text()
+        assert first.rounds() == 2
 
-        second = coordinate(lab, tmp_path, "second", rounds=10_000)
-        stack.callback(second.kill)
-        wait_until(lambda: rounds_of(tmp_path / "second") >= 2, "round 2 of the second run")
+        second = stack.enter_context(coordinator(lab, tmp_path, "second", rounds=10_000))
+        second.wait_round(2, "round 2 of the second run")
         for broker in psutil.Process(up.pid).children():
             broker.kill()
-        after = rounds_of(tmp_path / "second") + 2  # one may be open
-        wait_until(lambda: rounds_of(tmp_path / "second") >= after, "a round after the fault")
-        endpoint = (tmp_path / "second" / ENDPOINT_FILE).read_text()
+        second.wait_round(second.rounds() + 2, "a round after the fault")  # one may be open
+        endpoint = (second.folder / ENDPOINT_FILE).read_text()
         assert "***" in endpoint
         revoked = fairbed(lab, "devices", "revoke", NAMES[0])
         assert revoked.returncode == 0, revoked.stderr
-        assert refusals(tmp_path / "second") == [NAMES[0]]
-        after = rounds_of(tmp_path / "second") + 2
-        wait_until(lambda: rounds_of(tmp_path / "second") >= after, "a round without the device")
-        stopped = fairbed(lab, "stop", str(tmp_path / "second"))
+        assert refusals(second.folder) == [NAMES[0]]
+        after = second.rounds() + 2
+        second.wait_round(after, "a round without the device")
+        stopped = fairbed(lab, "stop", str(second.folder))
         assert stopped.returncode == 0, stopped.stderr
-        second.communicate(timeout=LIMIT_S)
-        with RunReader(tmp_path / "second") as reader:
+        second.end()
+        with RunReader(second.folder) as reader:
             assert {row.device for row in reader.exchanges()} == set(NAMES)
             assert {x.device for x in reader.exchanges() if x.round >= after} == {NAMES[1]}
             (command,) = reader.commands()
@@ -151,10 +176,9 @@ def test_agents_that_are_enrolled_once_serve_two_runs(lab: Lab, tmp_path: Path) 
 
 
 def test_a_lab_that_is_down_is_named(lab: Lab, tmp_path: Path) -> None:
-    run = coordinate(lab, tmp_path, "run", rounds=1)
-    out, _ = run.communicate(timeout=LIMIT_S)
-    assert run.returncode == 2
-    assert out.splitlines()[-1] == (
+    with coordinator(lab, tmp_path, "run", rounds=1) as run:
+        assert run.end() == 2
+    assert run.out.read_text().splitlines()[-1] == (
         f"fairbed: broker.url: the lab {lab.folder} must be up, got one that is down; start it "
         "with: fairbed lab up"
     )

@@ -72,15 +72,18 @@ class LabHost:
         lab = subprocess.Popen(
             command, env=self._environment, cwd=self.folder, stdout=subprocess.PIPE, text=True
         )
+        assert lab.stdout is not None
         try:
-            assert lab.stdout is not None
             assert " is up: " in lab.stdout.readline()
             yield
         finally:
             lab.terminate()
-            lab.wait(LIMIT_S)
-            assert lab.stdout is not None
-            lab.stdout.close()
+            try:
+                lab.wait(LIMIT_S)
+            finally:
+                lab.kill()
+                lab.wait()
+                lab.stdout.close()
 
     def state(self, name: str) -> str | None:
         """Return the state of a device in the list; None if it is not there."""

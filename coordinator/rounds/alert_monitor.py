@@ -1,0 +1,199 @@
+"""Examines the conditions of a live run, and records when its alerts begin and end."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.records.rows import LAG_RATIO_LIMIT
+from fairbed.coordinator.state.alerts import (
+    MIN_DISK_ROUNDS,
+    AlertChange,
+    AlertKind,
+    Alerts,
+    AvailabilityWindow,
+    HostLoad,
+    broker_lost,
+    disk_low,
+    infeasible,
+    no_device,
+)
+from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.store.event_log import EventLog
+from fairbed.coordinator.store.tables import AlertRow, ExchangeRow
+
+PERIOD_S = 1.0
+"""Time between two examinations."""
+
+DISK_PERIOD_S = 30.0
+"""Time between two measurements of the disk, which list all files of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """The disk of a run."""
+
+    free_bytes: int
+    """For users without privileges."""
+    run_bytes: int
+    """Files of the run, without the write-ahead log of its store, which is reused."""
+
+
+def disk_use(folder: Path) -> DiskUse:
+    """Return the free space of the disk of a folder, and the size of its files.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    run_bytes = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            if not name.endswith(("-wal", "-shm")):
+                try:
+                    run_bytes += os.lstat(os.path.join(parent, name)).st_size
+                except OSError:  # removed meanwhile
+                    continue
+    return DiskUse(shutil.disk_usage(folder).free, run_bytes)
+
+
+class AlertMonitor:
+    """Begins and ends the alerts of one run.
+
+    Args:
+        registry: The devices.
+        event_log: Clock, store and log.
+        config: Returns the configuration of the open round.
+        on_alert: Receives each alert that begins or ends.
+        measure_disk: Measures the disk of the folder of the run; called off the event loop.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        event_log: EventLog,
+        config: Callable[[], CoordinatorConfig],
+        on_alert: Callable[[AlertChange], None],
+        measure_disk: Callable[[Path], DiskUse] = disk_use,
+    ) -> None:
+        self._registry = registry
+        self._event_log = event_log
+        self._config = config
+        self._on_alert = on_alert
+        self._measure_disk = measure_disk
+        self._alerts = Alerts()
+        self._availability = AvailabilityWindow()
+        self._host = HostLoad()
+        self._is_training = False
+        self._down_reason: str | None = None
+        self._first_round_bytes: tuple[int, int] | None = None
+        """Round and size of the run at the first measurement of this process."""
+        self._last_round = 0
+
+    def set_link(self, down_reason: str | None) -> None:
+        """Note whether the link to the broker is up (None), or why it is down."""
+        self._down_reason = down_reason
+
+    def begin_training(self) -> None:
+        """Note that the devices of round 1 are ready: from here on a device is expected."""
+        self._is_training = True
+        self._update({"infeasible": self._infeasible()})
+
+    def close_round(
+        self, round_id: int, exchanges: Iterable[ExchangeRow], lag_p99_s: float
+    ) -> None:
+        """Examine what a round shows.
+
+        Args:
+            round_id: The round.
+            exchanges: Its exchanges, and earlier ones that ended in it.
+            lag_p99_s: Lag of the event loop in the round.
+        """
+        self._last_round = round_id
+        now = self._event_log.now()
+        at_work = (x.busy_round is not None and x.is_present(now) for x in self._registry)
+        flags = np.fromiter(at_work, dtype=np.bool_, count=len(self._registry))
+        self._availability.add(flags | self._registry.available(now))
+        for row in exchanges:
+            if row.outcome == "done" and row.tau_s is not None:
+                is_late = lag_p99_s > LAG_RATIO_LIMIT * row.tau_s
+                self._host.add(row.device, row.is_contended or is_late)
+        is_standing = self._alerts.stands("host busy")
+        self._update(
+            {
+                "infeasible": self._infeasible(),
+                "host busy": self._host.text(is_standing=is_standing),
+            }
+        )
+
+    async def run(self) -> None:
+        """Examine link, devices and disk until cancelled."""
+        disk_due = self._event_log.now()
+        while True:
+            now, reason = self._event_log.now(), self._down_reason
+            found: dict[AlertKind, str | None] = {
+                "broker lost": None if reason is None else broker_lost(reason),
+                "no device": None,  # nothing is known of them without the broker
+            }
+            if self._is_training and reason is None:
+                statuses = [device.status(now) for device in self._registry]
+                found["no device"] = no_device(statuses, self._registry.present(now))
+            if now >= disk_due:
+                disk_due = now + DISK_PERIOD_S
+                found["disk low"] = await self._disk_low()
+            self._update(found)
+            await anyio.sleep(PERIOD_S)
+
+    async def _disk_low(self) -> str | None:
+        try:
+            use = await anyio.to_thread.run_sync(
+                self._measure_disk, self._event_log.store.folder, abandon_on_cancel=True
+            )
+        except OSError:  # the folder is gone, which the store reports
+            return None
+        if self._first_round_bytes is None and self._last_round:
+            self._first_round_bytes = self._last_round, use.run_bytes
+        per_round = None
+        first_round, first_bytes = self._first_round_bytes or (self._last_round, use.run_bytes)
+        if (rounds := self._last_round - first_round) >= MIN_DISK_ROUNDS:
+            per_round = max(use.run_bytes - first_bytes, 0) / rounds
+        return disk_low(
+            use.free_bytes,
+            per_round,
+            self._config().rounds - self._last_round,
+            is_standing=self._alerts.stands("disk low"),
+        )
+
+    def _infeasible(self) -> str | None:
+        config = self._config()
+        if not config.selection.has_queues:
+            return None
+        upper = self._availability.upper_bounds(len(self._registry))
+        counted = [device for device in self._registry if not device.is_excluded]
+        rows = [device.row for device in counted]
+        return infeasible(
+            [device.name for device in counted],
+            upper[rows],
+            config.updates_per_version,
+            config.selection.beta,
+        )
+
+    def _update(self, found: dict[AlertKind, str | None]) -> None:
+        for change in self._alerts.update(found, self._event_log.at_s()):
+            self._event_log.add(
+                AlertRow(
+                    kind=change.kind, begin_s=change.begin_s, end_s=change.end_s, text=change.text
+                )
+            )
+            if change.is_new:
+                self._event_log.event(change.kind, change.text, level="warning", is_logged=False)
+            elif change.end_s is not None:
+                text = f"over after {change.end_s - change.begin_s:.0f} s"
+                self._event_log.event(change.kind, text, is_logged=False)
+            if change.is_new or change.is_over:
+                self._on_alert(change)

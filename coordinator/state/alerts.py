@@ -1,0 +1,287 @@
+"""Alerts: conditions of a run that last and need a person, such as a full disk. Pure.
+
+    broker lost   the coordinator has no link to the broker
+    disk low      the disk is full before the last round
+    no device     no device is available or at work
+    infeasible    the guaranteed selection rate cannot hold for this fleet
+    host busy     this machine delays the exchanges that it measures
+
+Each rule returns the text of its alert while its condition holds. `Alerts` turns that into begins
+and ends: a condition must hold for some time first, and be over for some time.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, shortage
+
+AlertKind: TypeAlias = Literal["broker lost", "disk low", "no device", "infeasible", "host busy"]
+ALERT_KINDS: tuple[AlertKind, ...] = get_args(AlertKind)
+"""The most important first."""
+
+HOLD_S: Mapping[AlertKind, float] = {"broker lost": 2.0, "no device": 5.0}
+"""Time for which a condition holds before its alert begins; 0 for the others. Agents reconnect, and
+devices rejoin, within a second or two."""
+
+CLEAR_S: Mapping[AlertKind, float] = {"broker lost": 2.0, "no device": 2.0}
+"""Time for which a condition is over before its alert ends; 0 for the others, whose rules
+are laxer for an alert that stands."""
+
+NAMES_SHOWN = 5
+"""Devices that a text names."""
+
+WINDOW_ROUNDS = 50
+"""Newest rounds from which the availability of a device is estimated."""
+
+Z_95 = 1.96
+"""Quantile of the normal distribution for a two-sided confidence of 95 %."""
+
+HOST_WINDOW, HOST_BEGIN, HOST_END = 20, 5, 1
+"""Newest exchanges that count; delayed ones among them from which `host busy` begins, and down to
+which it ends: a single one is no reason to act."""
+
+MIN_FREE_BYTES = 250_000_000
+"""Free space below which any run is at risk: a write-ahead log, logs of devices, the system."""
+
+MIN_DISK_ROUNDS = 5
+"""Rounds after which the bytes per round are known: the first ones make files."""
+
+DISK_MARGIN = 1.2
+"""Factor of free space above the begin of `disk low` from which it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertChange:
+    """An alert that begins, continues with another text, or ends."""
+
+    kind: AlertKind
+    text: str
+    begin_s: float
+    """On the run's clock."""
+    end_s: float | None = None
+    """On the run's clock; None while it lasts."""
+    is_new: bool = False
+    """It begins with this change."""
+
+    @property
+    def is_over(self) -> bool:
+        """The alert ends with this change."""
+        return self.end_s is not None
+
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        if self.end_s is None:
+            return f"{self.kind}: {self.text}"
+        return f"{self.kind}: over after {self.end_s - self.begin_s:.0f} s"
+
+
+@dataclass(slots=True)
+class _Standing:
+    text: str
+    begin_s: float
+    over_since_s: float | None = None
+
+
+class Alerts:
+    """The alerts of a run, from the conditions that rules find."""
+
+    def __init__(self) -> None:
+        self._standing: dict[AlertKind, _Standing] = {}
+        self._held_since_s: dict[AlertKind, float] = {}
+        """First instant of each condition that has no alert yet."""
+
+    def stands(self, kind: AlertKind) -> bool:
+        """Return whether an alert has begun and is not over."""
+        return kind in self._standing
+
+    def update(self, found: Mapping[AlertKind, str | None], at_s: float) -> list[AlertChange]:
+        """Return the alerts that change, the most important first.
+
+        Args:
+            found: Text of each condition that was examined; None if it does not hold. Kinds that
+                are missing were not examined and do not change.
+            at_s: Instant of the examination on the run's clock, which never decreases.
+        """
+        changes = []
+        for kind in ALERT_KINDS:
+            if kind in found:
+                text = found[kind]
+                change = self._end(kind, at_s) if text is None else self._hold(kind, text, at_s)
+                if change is not None:
+                    changes.append(change)
+        return changes
+
+    def _hold(self, kind: AlertKind, text: str, at_s: float) -> AlertChange | None:
+        standing = self._standing.get(kind)
+        if standing is None:
+            since_s = self._held_since_s.setdefault(kind, at_s)
+            if at_s - since_s < HOLD_S.get(kind, 0.0):
+                return None
+            del self._held_since_s[kind]
+            self._standing[kind] = _Standing(text, since_s)
+            return AlertChange(kind, text, since_s, is_new=True)
+        standing.over_since_s = None
+        if text == standing.text:
+            return None
+        standing.text = text
+        return AlertChange(kind, text, standing.begin_s)
+
+    def _end(self, kind: AlertKind, at_s: float) -> AlertChange | None:
+        self._held_since_s.pop(kind, None)
+        standing = self._standing.get(kind)
+        if standing is None:
+            return None
+        if standing.over_since_s is None:
+            standing.over_since_s = at_s
+        if at_s - standing.over_since_s < CLEAR_S.get(kind, 0.0):
+            return None
+        del self._standing[kind]
+        return AlertChange(kind, standing.text, standing.begin_s, standing.over_since_s)
+
+
+def broker_lost(reason: str) -> str:
+    """Return the text of a lost link."""
+    return f"the link to the broker is down ({reason}); rounds wait until it is back"
+
+
+def no_device(statuses: Sequence[str], present: int) -> str | None:
+    """Return the text if no device is available or at work.
+
+    Args:
+        statuses: Status of each device in one word.
+        present: Number of devices that are available or at work.
+    """
+    if present:
+        return None
+    counts = {status: statuses.count(status) for status in sorted(set(statuses))}
+    devices = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none joined"
+    return f"no device is available ({devices}); rounds wait for one; see their logs"
+
+
+class AvailabilityWindow:
+    """Share of the newest rounds in which each device was available, as the highest likely one."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[Bools] = deque(maxlen=WINDOW_ROUNDS)
+
+    def add(self, is_present: Bools) -> None:
+        """Count one round: whether each device was available or at work, shape (N,)."""
+        self._rounds.append(is_present.copy())
+
+    def upper_bounds(self, devices: int) -> Floats:
+        """Return the upper end of the 95 % Wilson interval of each availability, shape (N,).
+
+            p_up = (p + z^2 / 2n + z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+        1 for a device without a round: an alert needs evidence. Rounds count from the first one
+        in which a device was known.
+
+        Args:
+            devices: N; devices are never fewer than before.
+
+        Source:
+            Wilson, JASA 22(158), 1927.
+        """
+        n: Ints = np.zeros(devices, dtype=np.int64)
+        hits: Ints = np.zeros(devices, dtype=np.int64)
+        for flags in self._rounds:
+            n[: len(flags)] += 1
+            hits[: len(flags)] += flags
+        seen = np.maximum(n, 1)
+        p = hits / seen
+        z2 = Z_95**2
+        spread = Z_95 * np.sqrt(p * (1.0 - p) / seen + z2 / (4.0 * seen**2))
+        upper = (p + z2 / (2.0 * seen) + spread) / (1.0 + z2 / seen)
+        return np.where(n == 0, 1.0, np.clip(upper, 0.0, 1.0))
+
+
+def infeasible(
+    names: Sequence[str], availability: Floats, per_round: int, beta: float
+) -> str | None:
+    """Return the text if not every device can have the guaranteed rate.
+
+    Args:
+        names: Names of the devices that may be selected.
+        availability: Highest likely availability of each, shape (N,).
+        per_round: Devices selected per round.
+        beta: Guaranteed rate.
+    """
+    lacks = shortage(availability, per_round, beta) if names else None
+    if lacks is None:
+        return None
+    highest = f"{highest_rate(availability, per_round):.3f}"
+    remedy = f"set beta to at most {highest}, or raise per_round (fairbed command RUN set ...)"
+    rarest = [names[row] for row in np.argsort(availability, kind="stable").tolist()]
+    rare = [name for name, p in zip(rarest, np.sort(availability), strict=True) if p < beta]
+    if rare:
+        remedy = f"bring back {some(rare)}, exclude what stays away, or {remedy}"
+    return f"selection.beta {beta:g} cannot be guaranteed: {lacks}; {remedy}"
+
+
+class HostLoad:
+    """Exchanges that this machine delayed, among the newest ones."""
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[str, bool]] = deque(maxlen=HOST_WINDOW)
+
+    def add(self, device: str, is_delayed: bool) -> None:
+        """Count one finished exchange."""
+        self._newest.append((device, is_delayed))
+
+    def text(self, *, is_standing: bool) -> str | None:
+        """Return the text if too many exchanges were delayed.
+
+        Args:
+            is_standing: The alert has begun: it ends at fewer than it begins with.
+        """
+        delayed = [device for device, is_delayed in self._newest if is_delayed]
+        if len(delayed) < HOST_BEGIN and not (is_standing and len(delayed) > HOST_END):
+            return None
+        most = sorted(set(delayed), key=lambda name: (-delayed.count(name), name))
+        return (
+            f"this machine delayed {len(delayed)} of the newest {len(self._newest)} exchanges, so "
+            f"their times do not count (most often {some(most)}); stop other programs, select "
+            "fewer devices per round, or raise emulation.dilation"
+        )
+
+
+def disk_low(
+    free_bytes: int, bytes_per_round: float | None, rounds_left: int, *, is_standing: bool
+) -> str | None:
+    """Return the text if the disk is nearly full, or full before the last round.
+
+    Args:
+        free_bytes: Free space of the disk of the run.
+        bytes_per_round: Bytes that a round adds to the folder of the run; None: not known yet.
+        rounds_left: Rounds to come.
+        is_standing: The alert has begun: it ends with `DISK_MARGIN` times the space.
+    """
+    needed = MIN_FREE_BYTES + (bytes_per_round or 0.0) * rounds_left
+    if free_bytes >= needed * (DISK_MARGIN if is_standing else 1.0):
+        return None
+    free = f"{_gigabytes(free_bytes)} are free on the disk of the run"
+    remedy = "free some space, or stop the run after this round and continue it elsewhere"
+    if not bytes_per_round or free_bytes < MIN_FREE_BYTES:
+        return f"{free}, and a run needs {_gigabytes(MIN_FREE_BYTES)} of reserve; {remedy}"
+    until_full = int((free_bytes - MIN_FREE_BYTES) / bytes_per_round)
+    return (
+        f"{free}, enough for about {until_full} of {rounds_left} rounds at "
+        f"{_gigabytes(bytes_per_round)} each; {remedy}"
+    )
+
+
+def _gigabytes(value: float) -> str:
+    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
+
+
+def some(names: Collection[str]) -> str:
+    """Return the first names on one line, and the number of the others."""
+    shown = list(names)[:NAMES_SHOWN]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,262 @@
+"""Screen of the estimator: predicted against measured exchange times."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from rich.table import Table
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.events import Resize
+from textual.widgets import DataTable, Static
+
+from fairbed.coordinator.report.estimators import alpha_of
+from fairbed.coordinator.report.predictions import (
+    RECENT_ROUNDS,
+    DeviceError,
+    PartOfResidual,
+    PredictionErrors,
+    drift,
+    errors_by_device,
+    errors_by_round,
+    errors_of,
+    parts_of_residual,
+    read_predictions,
+)
+from fairbed.coordinator.report.quantities import MISSING, percent, seconds
+from fairbed.coordinator.store.reader import RunReader
+from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
+from fairbed.coordinator.tui.view import RunView
+from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
+
+WORST_DEVICES = 100
+"""Devices listed, those with the largest errors."""
+
+SCATTERED = 500
+"""Newest exchanges that are drawn as points."""
+
+WIDE = 100
+"""Screen width from which all columns fit, as in `RunScreen`."""
+
+LEFT_OUT = ("count", "width")
+"""Columns of devices that narrow screens lack."""
+
+COLUMNS: tuple[tuple[str, str], ...] = (
+    ("device", "Devices, those with the largest errors first."),
+    ("count", "Exchanges that count: predicted, and valid for the estimator."),
+    ("error", "Median of |predicted - measured| / measured."),
+    ("bias", "Mean of (predicted - measured) / measured; + means that predictions are too long."),
+    ("width", "Half of the confidence interval / prediction, median."),
+    ("pred. s", "Prediction of the newest exchange, seconds."),
+    ("τ s", "Measured time of the newest exchange, seconds."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What the screen shows of the exchanges up to a round."""
+
+    every: PredictionErrors
+    recent: PredictionErrors
+    before: PredictionErrors
+    by_round: Sequence[tuple[int, float, float]]
+    parts: Sequence[PartOfResidual]
+    devices: Sequence[DeviceError]
+    points: tuple[tuple[float, float], ...]
+    """Measured and predicted times of the newest exchanges, seconds."""
+
+
+def read_accuracy(until_round: int, reader: RunReader) -> Accuracy:
+    """Read the exchanges up to a round, and return their errors."""
+    alpha = alpha_of(reader.plan.selection)
+    found = read_predictions(reader, until_round)
+    recent, before = drift(found, alpha)
+    newest = zip(found.tau_s[-SCATTERED:], found.tau_hat_s[-SCATTERED:], strict=True)
+    return Accuracy(
+        every=errors_of(found, alpha),
+        recent=recent,
+        before=before,
+        by_round=errors_by_round(found),
+        parts=parts_of_residual(found),
+        devices=errors_by_device(found, alpha)[:WORST_DEVICES],
+        points=tuple((float(tau_s), float(tau_hat_s)) for tau_s, tau_hat_s in newest),
+    )
+
+
+class DeviceErrors(DataTable[Text]):
+    """One line per device; Enter opens the one under the cursor."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "enter", "select_cursor", "Device", id="device", tooltip="Open the one under the cursor"
+        ),
+    ]
+
+
+class EstimatorScreen(RunScreen):
+    """Errors of the predictions: in all, over rounds, by phase and by device."""
+
+    TAB = "estimator"
+    PURPOSE = "How well exchange times are predicted, and which phase or device is not."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read_at: tuple[int, int] | None = None
+        """Resumes and newest round when the exchanges were last read."""
+        self._estimator = ""
+        self._shown: Accuracy | None = None
+
+    def compose_parts(self) -> ComposeResult:
+        """Build the parts."""
+        yield Static(id="errors", classes="panel")
+        with Horizontal(id="plots"):
+            yield CurvePlot(
+                "Predicted over measured, s", id="scatter", limit=SCATTERED, is_over_rounds=False
+            )
+            yield CurvePlot("Error, %", id="drift")
+        with Horizontal(id="tables"):
+            yield Static(id="parts", classes="panel")
+            yield DeviceErrors(id="devices", classes="panel", cursor_type="row", zebra_stripes=True)
+
+    def on_mount(self) -> None:
+        """Set titles and columns."""
+        super().on_mount()
+        self.query_one("#errors").border_title = "Estimator"
+        self.query_one("#parts").border_title = "Spread of the residuals by phase"
+        table = self.query_one(DataTable)
+        table.border_title = "Devices, largest errors first"
+        table.focus()
+
+    @property
+    def selected_device(self) -> str | None:
+        """Name of the device under the cursor."""
+        if self._shown is None or not self._shown.devices:
+            return None
+        row = self.query_one(DataTable).cursor_row
+        return self._shown.devices[row].device if row < len(self._shown.devices) else None
+
+    def show(self, view: RunView) -> None:
+        """Show the name of the estimator; `receive` shows the rest."""
+        super().show(view)
+        self._estimator = (view.info.plan.selection.estimator if view.info else None) or "ridge"
+
+    def lacks(self, view: RunView) -> Read | None:
+        """Return the read of the exchanges once a round has closed."""
+        now = (view.cursor.resumes, view.cursor.round)
+        if now == self._read_at:
+            return None
+        self._read_at = now
+        return partial(read_accuracy, view.cursor.round)
+
+    def receive(self, rows: Accuracy) -> None:
+        """Show the errors."""
+        self._shown = rows
+        self.query_one("#errors", Static).update(facts_text(self._estimator, rows))
+        self._fill_tables(rows)
+        longest = max((max(point) for point in rows.points), default=0.0)
+        self.query_one("#scatter", CurvePlot).curves = (
+            Curve("equal", "high", ((0.0, 0.0), (longest, longest))),
+            Curve("exchanges", "main", rows.points, is_joined=False),
+        )
+        self.query_one("#drift", CurvePlot).curves = (
+            Curve("bias", "low", tuple((x, 100.0 * bias) for x, _, bias in rows.by_round)),
+            Curve("median", "main", tuple((x, 100.0 * ape) for x, ape, _ in rows.by_round)),
+        )
+
+    def on_data_table_row_selected(self) -> None:
+        """Open the device under the cursor."""
+        if (name := self.selected_device) is not None:
+            self.post_message(FleetTable.Opened(name))
+
+    def on_resize(self, _event: Resize) -> None:
+        """Choose the columns again."""
+        if self._shown is not None:
+            self._fill_tables(self._shown)
+
+    def _fill_tables(self, found: Accuracy) -> None:
+        """Show phases and devices, in the columns that fit."""
+        is_narrow = self.app.size.width < WIDE
+        self.query_one("#parts", Static).update(parts_table(found.parts, is_narrow=is_narrow))
+        headings = [heading for heading, _ in COLUMNS]
+        shown = [at for at, x in enumerate(headings) if not is_narrow or x not in LEFT_OUT]
+        table = self.query_one(DataTable)
+        row = table.cursor_row
+        table.clear(columns=True)
+        for at in shown:
+            table.add_column(Text(headings[at], justify="right" if at else "left"))
+        for device in found.devices:
+            cells = device_cells(device)
+            table.add_row(*(Text(cells[at], justify="right" if at else "left") for at in shown))
+        table.move_cursor(row=min(row, max(len(found.devices) - 1, 0)))
+
+    def redraw(self) -> None:
+        """Draw the plots again, in another theme or with other glyphs."""
+        for plot in self.query(CurvePlot):
+            plot.redraw()
+
+    def explanations(self) -> Sequence[tuple[str, str]]:
+        """Return the columns and the parts of a residual."""
+        return (
+            *COLUMNS,
+            ("within the interval", "Share of measured times within predicted ± alpha width."),
+            ("equal", "The line on which predicted and measured times are equal."),
+            ("spread", "Standard deviation of a phase around the mean of its device."),
+            (
+                "share",
+                "Part of the spread of the residuals that comes from this phase; all add up to "
+                "100 %. A negative part makes others smaller.",
+            ),
+            ("rest", "Time in no phase: mostly control messages in transit."),
+            ("prediction", "Changes of the prediction itself, between rounds."),
+        )
+
+
+def facts_text(name: str, found: Accuracy) -> str:
+    """Return the errors in words, on two lines."""
+    every = found.every
+    if not every.count:
+        return f"{name}: no prediction yet that can be compared with a measured time"
+    width = "" if every.width is None else f", interval ± {percent(every.width)}"
+    inside = (
+        f", {percent(every.coverage)} within the interval" if every.coverage is not None else ""
+    )
+    return (
+        f"{name}, {every.count:,} exchanges: median error {percent(every.median_ape)}, "
+        f"bias {percent(every.bias, is_signed=True)}{width}{inside}\n"
+        f"newest {RECENT_ROUNDS} rounds: median error {percent(found.recent.median_ape)}, bias "
+        f"{percent(found.recent.bias, is_signed=True)}; {RECENT_ROUNDS} before: "
+        f"{percent(found.before.median_ape)}, {percent(found.before.bias, is_signed=True)}"
+    )
+
+
+def parts_table(parts: Sequence[PartOfResidual], *, is_narrow: bool = False) -> Table:
+    """Return the parts of the residuals, largest share first; narrow ones without seconds."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    headings = ("share",) if is_narrow else ("mean s", "spread s", "share")
+    for _ in headings:
+        table.add_column(justify="right", no_wrap=True)
+    table.add_row("phase", *headings, style="bold")
+    for part in parts:
+        share = MISSING if part.share is None else percent(part.share)
+        times = () if is_narrow else (seconds(part.mean_s), seconds(part.spread_s))
+        table.add_row(part.name, *times, share)
+    return table
+
+
+def device_cells(device: DeviceError) -> tuple[str, ...]:
+    """Return one line of the table of devices."""
+    errors = device.errors
+    return (
+        device.device,
+        str(errors.count),
+        percent(errors.median_ape),
+        percent(errors.bias, is_signed=True),
+        percent(errors.width),
+        seconds(device.tau_hat_s),
+        seconds(device.tau_s),
+    )

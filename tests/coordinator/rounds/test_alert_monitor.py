@@ -1,0 +1,205 @@
+"""The conditions of a live run become alerts in its store."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from fairbed.coordinator.policy.config import CoordinatorConfig, SelectionConfig
+from fairbed.coordinator.rounds.alert_monitor import DISK_PERIOD_S, AlertMonitor, DiskUse, disk_use
+from fairbed.coordinator.state.alerts import AlertChange
+from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.store import RunReader, Store
+from fairbed.coordinator.store.event_log import EventLog
+from fairbed.coordinator.store.tables import AlertRow
+from tests.coordinator.builders import context, hello
+from tests.coordinator.lab import lab, make_config
+from tests.coordinator.store.fake_run import FakeRun, make_store
+from tests.idle_time import LoopClock
+
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
+
+GB = 10**9
+
+
+class Monitored:
+    """A monitor over a store, a fleet of two devices and a disk of the test."""
+
+    def __init__(self, folder: Path, config: CoordinatorConfig) -> None:
+        self.clock = LoopClock()
+        self.store = make_store(folder)
+        self.log = EventLog(self.store, self.clock.now, self.on_failure)
+        self.registry = Registry()
+        self.registry.expect(["pi-0", "pi-1"])
+        self.disk = DiskUse(free_bytes=100 * GB, run_bytes=GB)
+        self.changes: list[AlertChange] = []
+        self.monitor = AlertMonitor(
+            self.registry,
+            self.log,
+            lambda: config,
+            self.changes.append,
+            measure_disk=lambda folder: self.disk,
+        )
+
+    def on_failure(self, failure: Exception) -> None:
+        raise failure
+
+    def report(self, *names: str) -> None:
+        """Let devices report that they are ready."""
+        for name in names:
+            device = self.registry[name]
+            if device.capabilities is None:
+                self.registry.join(name, hello(), self.clock.now())
+            seq = 0 if device.context is None else device.context.seq + 1
+            assert self.registry.update_context(name, context(seq=seq), self.clock.now())
+
+    async def watch(self, *names: str, for_s: float) -> None:
+        """Let some time pass in which these devices report each second."""
+        with anyio.move_on_after(for_s):
+            while True:
+                self.report(*names)
+                await anyio.sleep(1.0)
+
+
+def lines(changes: list[AlertChange]) -> list[str]:
+    """Return the beginnings of the lines of changes."""
+    return [change.line[:28] for change in changes]
+
+
+async def test_a_run_without_a_device_and_without_a_broker_says_so_once_each(
+    tmp_path: Path,
+) -> None:
+    run = Monitored(tmp_path / "run", make_config())
+    async with anyio.create_task_group() as group:
+        group.start_soon(run.monitor.run)
+        await run.watch(for_s=20.0)
+        assert run.changes == [], "no device is expected before round 1"
+        run.monitor.begin_training()
+        await run.watch(for_s=20.0)
+        assert lines(run.changes) == ["no device: no device is avai"]
+        await run.watch("pi-0", for_s=6.0)
+        assert run.changes[1].is_over
+        run.monitor.set_link("broken pipe")
+        await run.watch(for_s=30.0)
+        assert lines(run.changes[2:]) == ["broker lost: the link to the"], "devices are unknown"
+        run.monitor.set_link(None)
+        await run.watch("pi-1", for_s=6.0)
+        assert run.changes[-1].kind == "broker lost"
+        assert run.changes[-1].is_over
+        group.cancel_scope.cancel()
+    run.store.close()
+    with RunReader(tmp_path / "run") as reader:
+        assert [(row.kind, row.end_s is None) for row in reader.alerts()] == [
+            ("no device", False),
+            ("broker lost", False),
+        ]
+        assert reader.standing_alerts() == []
+        no_device, lost = reader.alerts()
+        assert [row.kind for row in reader.standing_alerts(lost.begin_s + 1.0)] == ["broker lost"]
+        assert no_device.end_s is not None
+        assert 15.0 < no_device.end_s - no_device.begin_s < 25.0
+        events = [(row.kind, row.level) for _, row in reader.events()]
+        assert events == [
+            ("no device", "warning"),
+            ("no device", "info"),
+            ("broker lost", "warning"),
+            ("broker lost", "info"),
+        ]
+
+
+async def test_a_disk_that_the_rounds_to_come_fill_is_an_alert_until_space_is_made(
+    tmp_path: Path,
+) -> None:
+    run = Monitored(tmp_path / "run", make_config(rounds=100))
+    async with anyio.create_task_group() as group:
+        group.start_soon(run.monitor.run)
+        for round_id in range(1, 8):
+            run.monitor.close_round(round_id, [], 0.0)
+            run.disk = replace(run.disk, run_bytes=run.disk.run_bytes + 2 * GB)
+            await run.watch("pi-0", "pi-1", for_s=DISK_PERIOD_S)
+        (change,) = run.changes
+        assert "enough for about 49 of 94 rounds at 2.0 GB each" in change.text
+        run.disk = replace(run.disk, free_bytes=1000 * GB)
+        await run.watch("pi-0", "pi-1", for_s=DISK_PERIOD_S + 1.0)
+        assert run.changes[-1].is_over
+        group.cancel_scope.cancel()
+    run.store.close()
+
+
+def test_the_size_of_a_run_is_that_of_its_files_without_the_write_ahead_log(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/1.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "run.db").write_bytes(bytes(200))
+    (tmp_path / "run.db-wal").write_bytes(bytes(50_000))
+    use = disk_use(tmp_path)
+    assert use.run_bytes == 1200
+    assert use.free_bytes > 0
+
+
+async def test_a_guarantee_that_the_fleet_cannot_have_is_an_alert_from_the_first_round(
+    tmp_path: Path,
+) -> None:
+    selection = SelectionConfig(per_round=1, beta=0.6)
+    async with lab(tmp_path, agents=2) as place:
+        await place.run(make_config(rounds=2, devices=2, selection=selection))
+    with place.reader() as reader:
+        (row,) = reader.standing_alerts()
+        assert row.kind == "infeasible"
+        assert row.end_s is None
+        assert "selection.beta 0.6 cannot be guaranteed: the 2 least available of 2" in row.text
+        found = [event for _, event in reader.events() if event.kind == "infeasible"]
+        assert [event.level for event in found] == ["warning"], "once, not in each round"
+
+
+async def test_a_device_that_stays_away_makes_the_rate_infeasible_until_it_is_excluded(
+    tmp_path: Path,
+) -> None:
+    run = Monitored(tmp_path / "run", make_config(selection=SelectionConfig(per_round=1, beta=0.2)))
+    run.report("pi-0", "pi-1")
+    run.monitor.begin_training()
+    rounds = 0
+    while not run.changes and rounds < 50:
+        rounds += 1
+        await run.watch("pi-0", for_s=4.0)
+        run.monitor.close_round(rounds, [], 0.0)
+    assert rounds == 16, "z^2 / (n + z^2) < 0.2 from n = 16 on"
+    assert "bring back pi-1" in run.changes[0].text
+    run.registry["pi-1"].is_excluded = True
+    run.monitor.close_round(rounds + 1, [], 0.0)
+    assert run.changes[-1].is_over
+    run.store.close()
+
+
+async def test_exchanges_that_this_machine_delayed_are_an_alert(tmp_path: Path) -> None:
+    selection = SelectionConfig(policy="uniform", per_round=1)
+    run = Monitored(tmp_path / "run", make_config(selection=selection))
+    made = FakeRun(tmp_path / "made")
+    made.begin_round()
+    row = replace(made.exchange(0), outcome="done", tau_s=2.0)
+    run.monitor.close_round(1, [replace(row, outcome="failed", is_contended=True)] * 9, 0.001)
+    assert run.changes == []
+    run.monitor.close_round(2, [replace(row, is_contended=True)] * 3 + [row], 0.001)
+    assert run.changes == []
+    run.monitor.close_round(3, [row] * 2, 0.021)  # a lag over 1 % of the exchange time
+    assert [change.line[:31] for change in run.changes] == ["host busy: this machine delayed"]
+    run.monitor.close_round(4, [row] * 19, 0.001)
+    assert run.changes[-1].is_over
+    run.store.close()
+    made.store.close()
+
+
+def test_an_alert_ends_at_the_latest_when_its_run_is_resumed(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.play(2)
+    run.store.add(AlertRow(kind="disk low", begin_s=1.5, text="1 GB is free"))
+    run.finish("failed")
+    with RunReader(tmp_path / "run") as reader:
+        assert [row.kind for row in reader.standing_alerts()] == ["disk low"]
+    Store.reopen(tmp_path / "run").close()
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.standing_alerts() == []
+        (row,) = reader.alerts()
+        assert row.end_s == pytest.approx(run.now_s)

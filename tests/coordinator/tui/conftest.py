@@ -1,0 +1,65 @@
+"""What tests of the control room share: the looks of a screen, as golden files."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import pytest
+
+from fairbed.coordinator.tui.app import ControlRoom
+from tests.coordinator.tui.screen import SMALL, WIDE, WIDEST, room, settled
+
+GOLDEN = Path(__file__).parent / "golden"
+
+Colours = Literal["all", "16", "none"]
+"""Colours of the terminal: all, the 16 of ANSI, or `NO_COLOR`."""
+
+
+class Looks(Protocol):
+    """Compares a screen with golden files `NAME-80x24.txt` and so on."""
+
+    async def __call__(
+        self,
+        folder: Path,
+        name: str,
+        keys: Sequence[str] = (),
+        *,
+        sizes: Sequence[tuple[int, int]] = (SMALL, WIDE, WIDEST),
+        colours: Colours = "all",
+        **options: object,
+    ) -> None:
+        """Open the run in `folder`, press keys, and compare; `options` are of `ControlRoom`.
+
+        With 16 colours and with none the characters must carry every meaning: both are compared
+        with the same `NAME-letters-80x24.txt`.
+        """
+
+
+@pytest.fixture
+def looks(golden: Callable[[Path, bytes], None], monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """Return a check that a screen looks as in its golden files (`pytest --snap` writes them)."""
+
+    async def check(
+        folder: Path,
+        name: str,
+        keys: Sequence[str] = (),
+        *,
+        sizes: Sequence[tuple[int, int]] = (SMALL, WIDE, WIDEST),
+        colours: Colours = "all",
+        **options: object,
+    ) -> None:
+        with monkeypatch.context() as terminal:
+            if colours == "16":
+                terminal.setattr(ControlRoom, "lacks_colours", True)
+            elif colours == "none":
+                terminal.setenv("NO_COLOR", "1")
+            for size in sizes:
+                async with room(folder, size, **options) as (app, pilot):
+                    for key in keys:
+                        await settled(app, pilot)
+                        await pilot.press(key)
+                    picture = await settled(app, pilot) + "\n"
+                kind = "" if colours == "all" else "-letters"
+                golden(GOLDEN / f"{name}{kind}-{size[0]}x{size[1]}.txt", picture.encode())
+
+    return check

@@ -1,0 +1,59 @@
+"""Screen of the estimator."""
+
+from pathlib import Path
+
+import pytest
+
+from fairbed.coordinator.tui.screens.device import DeviceDetail
+from fairbed.coordinator.tui.screens.estimator import EstimatorScreen
+from tests.coordinator.store.fake_run import FakeRun, fake_run
+from tests.coordinator.tui.screen import SMALL, WIDE, opens, room, settled, shows
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_errors_phases_and_devices_are_shown(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "run")
+    async with room(folder, WIDE) as (app, pilot):
+        await pilot.press("5")
+        assert await shows(app, pilot, "ridge, 111 exchanges: median error 2.9 %")
+        assert await shows(app, pilot, "newest 10 rounds", "prediction", "spread s", "jetson-06")
+        await pilot.press("down", "enter")
+        assert await opens(app, pilot, DeviceDetail)
+        assert isinstance(app.screen, DeviceDetail)
+        assert app.screen.selected_device == "raspberry-pi-05"
+    async with room(folder, SMALL) as (app, pilot):
+        await pilot.press("5")
+        assert await shows(app, pilot, "median error 2.9 %", "prediction", "pred. s   τ s")
+
+
+async def test_a_new_round_changes_the_errors_and_keeps_the_cursor(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.play(3)
+    run.store.flush()
+    async with room(run.folder) as (app, pilot):
+        await pilot.press("5")
+        assert await shows(app, pilot, "ridge, 8 exchanges")
+        await pilot.press("down")
+        screen = app.screen
+        assert isinstance(screen, EstimatorScreen)
+        run.play(2)
+        run.store.flush()
+        await app.refresh_view()
+        assert await shows(app, pilot, "ridge, 16 exchanges")
+        assert screen.selected_device is not None
+        assert await shows(app, pilot, screen.selected_device)
+    run.store.close()
+
+
+async def test_a_run_without_rounds_has_no_errors(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.store.flush()
+    async with room(run.folder) as (app, pilot):
+        await pilot.press("5")
+        assert await shows(app, pilot, "no prediction yet")
+        assert app.screen.selected_device is None  # type: ignore[attr-defined]
+        await pilot.press("enter")
+        await settled(app, pilot)
+        assert isinstance(app.screen, EstimatorScreen)
+    run.store.close()
