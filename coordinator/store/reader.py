@@ -454,6 +454,19 @@ class RunReader:
             )
         )
 
+    def merged_weights(self, until_round: int) -> dict[str, tuple[float, float]]:
+        """Return the sums of weights and of shares of examples, by device.
+
+        Both are shares of a merge; those of the merges up to round `until_round` count.
+        """
+        rows = self._query(
+            "SELECT device, sum(weight_share), sum(n_share) FROM exchange "
+            "WHERE weight_share IS NOT NULL AND n_share IS NOT NULL "
+            "AND ifnull(aggregated_round, round) <= ? GROUP BY device",
+            (until_round,),
+        )
+        return {device: (weight, share) for device, weight, share in rows}
+
     def releases(self) -> dict[str, int]:
         """Return how many updates with local noise may have left each device that was selected."""
         sql = "SELECT device, sum(is_released) FROM release GROUP BY device"

@@ -34,6 +34,7 @@ from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.estimator import EstimatorScreen
 from fairbed.coordinator.tui.screens.events import EventsScreen
 from fairbed.coordinator.tui.screens.exit_dialog import Answer, ExitDialog
+from fairbed.coordinator.tui.screens.fairness import FairnessScreen
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
 from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.screens.rounds import RoundsScreen
@@ -89,6 +90,7 @@ TABS = (
     Tab("1", "Overview", Overview),
     Tab("2", "Fleet", FleetScreen),
     Tab("3", "Rounds", RoundsScreen),
+    Tab("4", "Fairness", FairnessScreen),
     Tab("5", "Estimator", EstimatorScreen),
     Tab("6", "Events", EventsScreen),
 )

@@ -28,7 +28,7 @@ from fairbed.coordinator.report.predictions import (
 )
 from fairbed.coordinator.report.quantities import MISSING, percent, seconds
 from fairbed.coordinator.store.reader import RunReader
-from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
+from fairbed.coordinator.tui.screens.run_screen import WIDE, Read, RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
@@ -38,9 +38,6 @@ WORST_DEVICES = 100
 
 SCATTERED = 500
 """Newest exchanges that are drawn as points."""
-
-WIDE = 100
-"""Screen width from which all columns fit, as in `RunScreen`."""
 
 LEFT_OUT = ("count", "width")
 """Columns of devices that narrow screens lack."""

@@ -24,7 +24,7 @@ class Overview(RunScreen):
         yield FleetTable(id="fleet")
         with Container(id="panels"):
             yield RoundTimeline(id="timeline")
-            yield CurvePlot("Accuracy", id="accuracy")
+            yield CurvePlot("Accuracy", id="accuracy", has_zero=False)
             yield EventLogView(id="events")
             yield CurvePlot("Virtual queues Z", id="queues")
 

@@ -20,6 +20,9 @@ from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
 TALL = 32
 """Screen height from which a screen has room for all its parts, lines."""
 
+WIDE, WIDEST = 100, 160
+"""Screen widths from which parts stand side by side, and from which columns are spelled out."""
+
 Read: TypeAlias = Callable[[RunReader], Any]
 """Reads what one screen shows beyond the view; a thread calls it."""
 
@@ -38,7 +41,7 @@ class RunScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", id="filter", tooltip="Show only some of the lines"),
     ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide"), (WIDEST, "-widest")]  # noqa: RUF012 - as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012 - as Textual declares it
 
     class Chosen(Message):

@@ -62,13 +62,14 @@ LETTERED = "-lettered"
 class CurvePlot(PlotextPlot):
     """Curves in the colours of the theme; later curves cover earlier ones.
 
-    The vertical axis contains 0. With letters a curve is drawn with the first letter of its label.
+    With letters a curve is drawn with the first letter of its label.
 
     Args:
         title: Title, with the unit of the vertical axis.
         id: Identifier of the widget.
         limit: Points drawn per curve; of more points some are left out.
         is_over_rounds: The horizontal axis has round numbers; otherwise any numbers.
+        has_zero: The vertical axis contains 0; otherwise it spans the values.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"plot--main", "plot--low", "plot--high"}
@@ -82,9 +83,11 @@ class CurvePlot(PlotextPlot):
         id: str | None = None,
         limit: int = MAX_POINTS,
         is_over_rounds: bool = True,
+        has_zero: bool = True,
     ) -> None:
         super().__init__(id=id)
-        self._title, self._limit, self._is_over_rounds = title, limit, is_over_rounds
+        self._title, self._limit = title, limit
+        self._is_over_rounds, self._has_zero = is_over_rounds, has_zero
         self.theme = "clear"  # canvas, axes and ticks in the colours of the widget
 
     def on_resize(self, _event: Resize) -> None:
@@ -124,15 +127,22 @@ class CurvePlot(PlotextPlot):
         left = min((x for x, _ in points), default=0.0)
         shortest = 1.0 if self._is_over_rounds else 1e-6
         right = max(max((x for x, _ in points), default=1.0), left + shortest)
-        top = max(max((y for _, y in points), default=1.0), 1e-3)
+        bottom, top = _vertical_span([y for _, y in points], has_zero=self._has_zero)
         count = max(width // COLUMNS_PER_TICK, 1)
         at_x = ticks(left, right, count, is_whole=self._is_over_rounds)
-        bottom = min(0.0, *(y for _, y in points)) if points else 0.0
         at_y = ticks(bottom, top, max(height // LINES_PER_TICK, 1))
         self.plt.xlim(left, right)
-        self.plt.ylim(min(bottom, at_y[0]), max(top, at_y[-1]))
+        self.plt.ylim(min([bottom, *at_y]), max([top, *at_y]))
         self.plt.xticks(at_x, [label(x) for x in at_x])
         self.plt.yticks(at_y, [label(y) for y in at_y])
+
+
+def _vertical_span(values: Sequence[float], *, has_zero: bool) -> tuple[float, float]:
+    """Return the ends of an axis for some values, never the same number twice."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if has_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return low, max(high, low + 1e-3)
 
 
 def _ansi(number: int) -> int | str:
