@@ -3,11 +3,8 @@
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.store.reader import RunReader
+from fairbed.coordinator.store.reader import ROUNDING_S, RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
-
-ROUNDING_S = 1e-6
-"""Sums of the phases of an exchange may exceed the instant of its round's end by this."""
 
 
 def device_seconds(reader: RunReader) -> Floats:

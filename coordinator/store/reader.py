@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -184,15 +185,43 @@ SELECT
 
 _COUNTS = """
 SELECT device, count(*), sum(is_available), sum(is_selected), sum(is_aggregated)
-FROM selection WHERE round > ? GROUP BY device
+FROM selection WHERE round > ?1 AND round <= ?2 GROUP BY device
 """
 _SPARSE_COUNTS = """
-SELECT device.name, (SELECT count(*) FROM round WHERE round > ?1), ifnull(sum(is_available), 0),
-    ifnull(sum(is_selected), 0), ifnull(sum(is_aggregated), 0)
-FROM device LEFT JOIN selection ON selection.device = device.name AND selection.round > ?1
+SELECT device.name, (SELECT count(*) FROM round WHERE round > ?1 AND round <= ?2),
+    ifnull(sum(is_available), 0), ifnull(sum(is_selected), 0), ifnull(sum(is_aggregated), 0)
+FROM device LEFT JOIN selection ON selection.device = device.name
+    AND selection.round > ?1 AND selection.round <= ?2
 GROUP BY device.name
 """
 """For stores with selection rows of the cohort only: every device counts in every round."""
+
+_MERGED = """(
+    SELECT {columns} FROM exchange
+        WHERE round > ?1 AND round <= ?2 AND ifnull(aggregated_round, round) <= ?2
+    UNION ALL
+    SELECT {columns} FROM exchange
+        WHERE aggregated_round > round
+        AND aggregated_round > ?1 AND aggregated_round <= ?2 AND round <= ?1
+)"""
+"""Exchanges of some rounds; one that was merged late is of the round of its merge. The second part
+needs the index `exchange_late`."""
+
+_MEASURED = """
+SELECT name, (
+    SELECT tau_s FROM exchange
+    WHERE device = name AND rowid <= ?3 AND round <= ?1 AND tau_s IS NOT NULL
+        AND dispatched_at_s + tau_wall_s <= ?2
+    ORDER BY rowid DESC LIMIT 1)
+FROM device
+"""
+"""The subquery walks back through the exchanges of one device, in the index."""
+
+NEWEST = 2**62
+"""A round after every other."""
+
+ROUNDING_S = 1e-6
+"""Sums of the phases of an exchange may exceed the instant of its round's end by this."""
 
 LIVE = frozenset({"created", "running", "paused"})
 """Statuses that require a live process."""
@@ -263,6 +292,12 @@ class Quality:
         """Return the counts of both."""
         return Quality(
             self.done + other.done, self.invalid + other.invalid, self.contended + other.contended
+        )
+
+    def __sub__(self, other: "Quality") -> "Quality":
+        """Return the counts without those of a part of the rounds."""
+        return Quality(
+            self.done - other.done, self.invalid - other.invalid, self.contended - other.contended
         )
 
 
@@ -368,24 +403,39 @@ class RunReader:
         """Return the configuration of each device by the testbed, sorted by name."""
         return self._select(TruthRow, "ORDER BY name")
 
-    def rounds(self, since: int = 0) -> list[RoundRow]:
-        """Return the closed rounds after round `since`."""
-        return self._select(RoundRow, "WHERE round > ? ORDER BY round", (since,))
+    def rounds(self, since: int = 0, until_round: int | None = None) -> list[RoundRow]:
+        """Return the closed rounds after round `since`, up to `until_round`."""
+        tail = "WHERE round > ? AND round <= ? ORDER BY round"
+        return self._select(RoundRow, tail, (since, _until(until_round)))
 
-    def exchanges(self, since_round: int = 0) -> list[ExchangeRow]:
+    def straggler_counts(self, until_round: int) -> tuple[int, int, int]:
+        """Return the numbers of late updates, dropped and cancelled exchanges up to a round."""
+        columns = ("aggregated_late", "dropped_late", "cancelled")
+        sums = ", ".join(f"ifnull(sum({column}), 0)" for column in columns)
+        row = self._query(f"SELECT {sums} FROM round WHERE round <= ?", (until_round,))[0]
+        return row[0], row[1], row[2]
+
+    def exchanges(self, since_round: int = 0, until_round: int | None = None) -> list[ExchangeRow]:
         """Return the exchanges of rounds after `since_round`, by round and dispatch."""
-        tail = "WHERE round > ? ORDER BY round, attempt, dispatched_at_s, device"
-        return self._select(ExchangeRow, tail, (since_round,))
+        tail = "WHERE round > ? AND round <= ? ORDER BY round, attempt, dispatched_at_s, device"
+        return self._select(ExchangeRow, tail, (since_round, _until(until_round)))
 
     def exchanges_of(self, device: str, limit: int = 200) -> list[ExchangeRow]:
         """Return the newest `limit` exchanges of a device, oldest first."""
         tail = "WHERE device = ? ORDER BY round DESC, attempt DESC LIMIT ?"
         return self._select(ExchangeRow, tail, (device, limit))[::-1]
 
-    def latest_exchanges(self) -> list[ExchangeRow]:
-        """Return the newest measured exchange of each device."""
-        newest = "SELECT max(rowid) FROM exchange WHERE tau_s IS NOT NULL GROUP BY device"
-        return self._select(ExchangeRow, f"WHERE rowid IN ({newest}) ORDER BY round")
+    def measured_times(self, until_round: int | None = None) -> dict[str, float]:
+        """Return the newest measured exchange time of each device, seconds.
+
+        With `until_round`, exchanges of later rounds do not count, nor those that ended after it.
+        """
+        newest, until_s = NEWEST, inf
+        if until_round is not None:
+            newest = self._number("SELECT max(rowid) FROM exchange WHERE round <= ?", until_round)
+            until_s = self._closed_at_s(until_round) + ROUNDING_S
+        rows = self._query(_MEASURED, (_until(until_round), until_s, newest))
+        return {device: tau_s for device, tau_s in rows if tau_s is not None}
 
     def columns(
         self, record: type[Record], names: Sequence[str], tail: str = "", values: Sequence[Any] = ()
@@ -393,6 +443,19 @@ class RunReader:
         """Return some columns of a table, NULL as None; much faster than records for many rows."""
         listed = ", ".join(f'"{name}"' for name in names)
         return self._query(f"SELECT {listed} FROM {table_of(record).name} {tail}", values)
+
+    def latest_selections(self, until_round: int) -> list[SelectionRow]:
+        """Return the newest selection row of each device up to a round, by device.
+
+        They are those of the round itself, except in a large replay, which stores the cohort only.
+        """
+        if self._lists_all_selections:
+            return self.selections(until_round)
+        newest = (
+            "SELECT (SELECT max(rowid) FROM selection WHERE device = name AND round <= ?) "
+            "FROM device"
+        )
+        return self._select(SelectionRow, f"WHERE rowid IN ({newest})", (until_round,))
 
     def selections(self, round_id: int) -> list[SelectionRow]:
         """Return the selection rows of one round, by device."""
@@ -415,18 +478,21 @@ class RunReader:
         rows = self._select(FleetStatsRow, "ORDER BY round DESC LIMIT 1")
         return rows[0] if rows else None
 
-    def selection_counts(self, since_round: int = 0) -> list[SelectionCounts]:
+    def selection_counts(
+        self, since_round: int = 0, until_round: int | None = None
+    ) -> list[SelectionCounts]:
         """Return the counts of each device over the rounds after `since_round`."""
-        lists_all = self._query("SELECT selection_rows FROM run")[0][0] == "all"
-        rows = self._query(_COUNTS if lists_all else _SPARSE_COUNTS, (since_round,))
+        sql = _COUNTS if self._lists_all_selections else _SPARSE_COUNTS
+        rows = self._query(sql, (since_round, _until(until_round)))
         return [SelectionCounts(*row) for row in rows]
 
-    def quality(self, since_round: int = 0) -> Quality:
+    def quality(self, since_round: int = 0, until_round: int | None = None) -> Quality:
         """Return the quality of the exchanges whose updates came after round `since_round`."""
+        merged = _MERGED.format(columns="outcome, is_valid, is_contended")
         rows = self._query(
             "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_contended), 0) "
-            "FROM exchange WHERE ifnull(aggregated_round, round) > ? AND outcome = 'done'",
-            (since_round,),
+            f"FROM {merged} WHERE outcome = 'done'",
+            (since_round, _until(until_round)),
         )
         return Quality(*rows[0])
 
@@ -445,10 +511,10 @@ class RunReader:
         Exchanges up to round `until_round` count, those that were merged late in the round of their
         merge. One that is abandoned in a later round than its own does not count here.
         """
+        merged = _MERGED.format(columns="device, energy_j, outcome, busy_s")
         return dict(
             self._query(
-                "SELECT device, sum(energy_j) FROM exchange WHERE energy_j IS NOT NULL "
-                "AND ifnull(aggregated_round, round) > ? AND ifnull(aggregated_round, round) <= ? "
+                f"SELECT device, sum(energy_j) FROM {merged} WHERE energy_j IS NOT NULL "
                 "AND (outcome = 'done' OR busy_s IS NOT NULL) GROUP BY device",
                 (since_round, until_round),
             )
@@ -467,10 +533,11 @@ class RunReader:
         )
         return {device: (weight, share) for device, weight, share in rows}
 
-    def releases(self) -> dict[str, int]:
+    def releases(self, until_round: int | None = None) -> dict[str, int]:
         """Return how many updates with local noise may have left each device that was selected."""
-        sql = "SELECT device, sum(is_released) FROM release GROUP BY device"
-        return {device: int(count) for device, count in self._query(sql)}
+        sql = "SELECT device, sum(is_released) FROM release WHERE round <= ? GROUP BY device"
+        rows = self._query(sql, (_until(until_round),))
+        return {device: int(count) for device, count in rows}
 
     def metrics(self, since: int = 0) -> list[MetricRow]:
         """Return the evaluations after round `since`."""
@@ -497,16 +564,27 @@ class RunReader:
         rows = self.columns(CheckpointRow, ("round", "model_file", "model_sha256"), newest)
         return (rows[0][0], load_model(self.folder, *rows[0][1:])) if rows else None
 
-    def personal_scores(self, since: int = 0) -> list[PersonalScoreRow]:
+    def personal_scores(
+        self, since: int = 0, until_round: int | None = None
+    ) -> list[PersonalScoreRow]:
         """Return the latest score of each personal model that was trained after round `since`."""
-        latest = "SELECT device, max(round) FROM personal_score WHERE round > ? GROUP BY device"
+        latest = (
+            "SELECT device, max(round) FROM personal_score WHERE round > ? AND round <= ? "
+            "GROUP BY device"
+        )
         tail = f"WHERE (device, round) IN ({latest}) ORDER BY device"
-        return self._select(PersonalScoreRow, tail, (since,))
+        return self._select(PersonalScoreRow, tail, (since, _until(until_round)))
 
-    def events(self, since_id: int = 0, limit: int = 500) -> list[tuple[int, EventRow]]:
-        """Return the newest `limit` events after `since_id` with their ids, oldest first."""
-        tail = "WHERE id > ? ORDER BY id DESC LIMIT ?"
-        return self._numbered(EventRow, tail, (since_id, limit))[::-1]
+    def events(
+        self, since_id: int = 0, limit: int = 500, until_s: float | None = None
+    ) -> list[tuple[int, EventRow]]:
+        """Return the newest `limit` events after `since_id` with their ids, oldest first.
+
+        With `until_s`, later events on the run clock do not count.
+        """
+        newest = NEWEST if until_s is None else self._last_id("event", until_s)
+        tail = "WHERE id > ? AND id <= ? ORDER BY id DESC LIMIT ?"
+        return self._numbered(EventRow, tail, (since_id, newest, limit))[::-1]
 
     def alerts(self, limit: int = 100) -> list[AlertRow]:
         """Return the newest `limit` alerts, oldest first."""
@@ -534,13 +612,28 @@ class RunReader:
         tail = "WHERE id IN (SELECT max(id) FROM telemetry WHERE id > ? GROUP BY device)"
         return self._numbered(TelemetryRow, f"{tail} ORDER BY id", (since_id,))
 
+    def telemetry_at(self, at_s: float) -> list[tuple[int, TelemetryRow]]:
+        """Return the latest context of each device at an instant of the run clock, with ids.
+
+        Only the newest contexts of a run are retained: none is known of an earlier instant.
+        """
+        latest = (
+            "SELECT (SELECT max(id) FROM telemetry WHERE device = name AND id <= ?) FROM device"
+        )
+        tail = f"WHERE id IN ({latest}) ORDER BY id"
+        return self._numbered(TelemetryRow, tail, (self._last_id("telemetry", at_s),))
+
+    def has_all_contexts(self) -> bool:
+        """Return whether no context of the run has been deleted."""
+        return bool(self._number("SELECT ifnull(min(id), 1) = 1 FROM telemetry"))
+
     def telemetry_of(self, device: str) -> list[TelemetryRow]:
         """Return all retained contexts of a device, oldest first."""
         return self._select(TelemetryRow, "WHERE device = ? ORDER BY id", (device,))
 
-    def commands(self) -> list[CommandRow]:
-        """Return the operator commands, oldest first."""
-        return self._select(CommandRow, "ORDER BY at_s")
+    def commands(self, until_s: float = inf) -> list[CommandRow]:
+        """Return the operator commands until an instant of the run clock, oldest first."""
+        return self._select(CommandRow, "WHERE at_s <= ? ORDER BY at_s", (until_s,))
 
     def counts(self) -> Counts:
         """Return the number of rows of the large tables."""
@@ -551,8 +644,33 @@ class RunReader:
         with self._lock, translated(self._path):
             return self._connection.execute(sql, values).fetchall()
 
-    def _number(self, sql: str) -> Any:
-        return self._query(sql)[0][0] or 0
+    def _number(self, sql: str, *values: Any) -> Any:
+        return self._query(sql, values)[0][0] or 0
+
+    @property
+    def _lists_all_selections(self) -> bool:
+        return bool(self._number("SELECT selection_rows = 'all' FROM run"))
+
+    def _closed_at_s(self, round_id: int) -> float:
+        return float(self._number("SELECT closed_at_s FROM round WHERE round = ?", round_id))
+
+    def _last_id(self, table: str, until_s: float) -> int:
+        """Return the id of the last row until an instant, by bisection; 0 without one.
+
+        Rows are written in the order of their time, and ids have few gaps.
+        """
+        high = self._number(f"SELECT max(id) FROM {table}")
+        low = self._number(f"SELECT min(id) FROM {table}") - 1 if high else 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self._query(
+                f"SELECT id, at_s FROM {table} WHERE id <= ? ORDER BY id DESC LIMIT 1", (middle,)
+            )
+            if found[0][1] <= until_s:
+                low = middle
+            else:
+                high = found[0][0] - 1
+        return int(low)
 
     def _select(self, record: type[R], tail: str = "", values: Sequence[Any] = ()) -> list[R]:
         table = table_of(record)
@@ -562,6 +680,11 @@ class RunReader:
         table = table_of(record)
         sql = f"SELECT id, {table.names} FROM {table.name} {tail}"
         return [(row[0], table.decode(row[1:])) for row in self._query(sql, values)]
+
+
+def _until(round_id: int | None) -> int:
+    """Return the last round that counts; None means all."""
+    return NEWEST if round_id is None else round_id
 
 
 def _read_config(folder: Path) -> str:

@@ -103,6 +103,7 @@ releases are kept."""
 
 INDICES: tuple[str, ...] = (
     "CREATE INDEX exchange_device ON exchange (device)",
+    "CREATE INDEX exchange_late ON exchange (aggregated_round) WHERE aggregated_round > round",
     "CREATE INDEX selection_device ON selection (device)",
     "CREATE INDEX telemetry_device ON telemetry (device)",
     "CREATE INDEX condition_device ON condition (device)",

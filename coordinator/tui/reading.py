@@ -1,17 +1,31 @@
-"""Reads the rows of a run that a view does not contain yet, in one short transaction."""
+"""Reads what a view of a run shows, in short transactions: new rows, or the state after a round."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fairbed.coordinator.report.privacy import privacy_summary
-from fairbed.coordinator.store.reader import LIVE, Quality, RunReader
+from fairbed.coordinator.store.reader import LIVE, Quality, RunInfo, RunReader, SelectionCounts
+from fairbed.coordinator.store.tables import CommandRow, DeviceRow, TruthRow
 from fairbed.coordinator.tui.view import (
     EVENTS_KEPT,
+    JOINED,
     ROUNDS_KEPT,
+    UNKNOWN,
     Cursor,
+    DeviceView,
+    RoundView,
     RunView,
+    Stragglers,
     ViewUpdate,
     fold,
+    round_views,
 )
+
+ROUNDS_CACHED = 4 * ROUNDS_KEPT
+"""Past rounds whose exchanges are remembered, so that a step reads those of one round."""
+NO_ENERGY = 1e-9
+"""Share of an energy that is left by rounding when all its parts were subtracted."""
 
 
 class ViewReader:
@@ -25,6 +39,10 @@ class ViewReader:
     def __init__(self, reader: RunReader, *, reveals: bool = False) -> None:
         self.reader, self._reveals = reader, reveals
         self._seen: tuple[int, bool] | None = None
+        self._past: RunView | None = None
+        """The last view of a past round, from which the totals of the next one are counted."""
+        self._rounds: dict[int, RoundView] = {}
+        self._fleet: tuple[Cursor, Sequence[DeviceRow], Sequence[TruthRow]] = (Cursor(), (), ())
 
     def refresh(self, view: RunView) -> RunView | None:
         """Return the next view, or None if the store has not changed since the last one.
@@ -38,6 +56,147 @@ class ViewReader:
         view = fold(view, self._read_update(view.cursor))
         self._seen = seen
         return view
+
+    def at(self, round_id: int, now: RunView) -> RunView:
+        """Return the view as it was when a past round had been closed and evaluated.
+
+        Equal to the live view of that time, except for what the store does not hold: contexts
+        that are no longer retained (the device is `unknown`), and changes after the round of data
+        of a device or of the score of a personal model. Exchanges of a round are shown as they
+        ended, even if they ended later; a time that was measured later is not known yet. A device
+        that left more than `EVENTS_KEPT` events before is silent.
+
+        Args:
+            round_id: A closed round.
+            now: The newest view.
+
+        Raises:
+            ValueError: The newest view has no such round.
+            StoreError: The store cannot be read.
+        """
+        if now.info is None or not 1 <= round_id <= now.cursor.round:
+            raise ValueError(
+                f"the round must be from 1 to {now.cursor.round}, the newest closed one, "
+                f"got {round_id}"
+            )
+        if self._past is not None and self._past.cursor.resumes != now.cursor.resumes:
+            self._past, self._rounds = None, {}
+        with self.reader.snapshot():
+            self._past = self._read_past(round_id, now, now.info)
+        return self._past
+
+    def _read_past(self, round_id: int, now: RunView, info: RunInfo) -> RunView:
+        reader = self.reader
+        (row,) = reader.rounds(round_id - 1, round_id)
+        until_s = row.closed_at_s
+        devices, truths = self._fleet_at(until_s, now)
+        events = reader.events(limit=EVENTS_KEPT, until_s=until_s)
+        telemetry = reader.telemetry_at(until_s)
+        commands = reader.commands(until_s)
+        metrics = now.metrics[: bisect_right(now.metrics, round_id, key=lambda row: row.round)]
+        status = _status(commands)
+        before = replace(
+            self._totals_at(round_id, now, [device.name for device in devices]),
+            cursor=Cursor(resumes=now.cursor.resumes),
+            rounds=self._rounds_before(round_id, now, info),
+            metrics=metrics,
+            queues=now.queues[: bisect_right(now.queues, round_id - 1, key=lambda row: row[0])],
+            stragglers=Stragglers(*reader.straggler_counts(round_id - 1)),
+        )
+        update = ViewUpdate(
+            info=replace(
+                info,
+                row=replace(info.row, status=status, reason=""),
+                status=status,
+                is_alive=True,
+                rounds_completed=len(before.queues) + 1,
+                devices=len(devices),
+                elapsed_s=until_s,
+                accuracy_mean=metrics[-1].accuracy_mean if metrics else None,
+            ),
+            cursor=Cursor(
+                resumes=now.cursor.resumes,
+                round=round_id,
+                metric=metrics[-1].round if metrics else 0,
+                event=events[-1][0] if events else 0,
+                telemetry=telemetry[-1][0] if telemetry else 0,
+            ),
+            devices=devices,
+            truths=truths,
+            malicious={x.name: x.malicious for x in now.devices if x.malicious is not None},
+            rounds=(row,),
+            exchanges=reader.exchanges(round_id - 1, round_id),
+            measured=reader.measured_times(round_id),
+            epsilon=_epsilon(reader, round_id),
+            selections=reader.latest_selections(round_id),
+            device_metrics=reader.device_metrics(metrics[-1].round) if metrics else (),
+            personal_scores=reader.personal_scores(0, round_id),
+            events=events,
+            telemetry=[context for _, context in telemetry],
+            commands=commands,
+        )
+        return fold(before, update)
+
+    def _fleet_at(
+        self, until_s: float, now: RunView
+    ) -> tuple[Sequence[DeviceRow], Sequence[TruthRow]]:
+        """Return the devices that had joined until an instant."""
+        cursor, devices, truths = self._fleet
+        if cursor.event != now.cursor.event or cursor.resumes != now.cursor.resumes:
+            devices, truths = self.reader.devices(), self.reader.truths()
+            self._fleet = (now.cursor, devices, truths)
+        return [row for row in devices if row.first_seen_s <= until_s], truths
+
+    def _rounds_before(self, round_id: int, now: RunView, info: RunInfo) -> tuple[RoundView, ...]:
+        """Return the rounds before one that are kept beside it."""
+        self._rounds |= {one.round: one for one in now.rounds if one.status != "open"}
+        wanted = range(max(1, round_id + 1 - ROUNDS_KEPT), round_id)
+        missing = [number for number in wanted if number not in self._rounds]
+        if missing:
+            since, until = missing[0] - 1, missing[-1]
+            rows = self.reader.rounds(since, until)
+            exchanges = self.reader.exchanges(since, until)
+            is_personal = info.plan.personalisation.method != "none"
+            for view in round_views(rows, exchanges, is_personal=is_personal):
+                self._rounds[view.round] = view
+        for number in sorted(self._rounds, key=lambda number: -abs(number - round_id)):
+            if len(self._rounds) <= ROUNDS_CACHED:
+                break
+            del self._rounds[number]
+        return tuple(self._rounds[number] for number in wanted if number in self._rounds)
+
+    def _totals_at(self, round_id: int, now: RunView, names: Sequence[str]) -> RunView:
+        """Return a view with nothing but the totals after a round.
+
+        They are those of the nearest known view, plus or minus the rounds between.
+        """
+        known = [RunView(), now, *([] if self._past is None else [self._past])]
+        base = min(known, key=lambda view: abs(view.cursor.round - round_id))
+        sign = 1 if base.cursor.round <= round_id else -1
+        between = sorted((base.cursor.round, round_id))
+        quality = self.reader.quality(*between)
+        energy_j = self.reader.energy_j(*between)
+        counts = {row.device: row for row in self.reader.selection_counts(*between)}
+        state = JOINED if self.reader.has_all_contexts() else UNKNOWN
+        none, devices = SelectionCounts("", 0, 0, 0, 0), {x.name: x for x in base.devices}
+        totals = []
+        for name in names:
+            one, more = devices.get(name, DeviceView(name)), counts.get(name, none)
+            totals.append(
+                DeviceView(
+                    name,
+                    state=state,
+                    selected=one.selected + sign * more.selected,
+                    aggregated=one.aggregated + sign * more.aggregated,
+                    rounds=one.rounds + sign * more.rounds,
+                    energy_j=_sum(one.energy_j, energy_j.get(name), sign),
+                )
+            )
+        return RunView(
+            devices=tuple(totals),
+            quality=base.quality + quality if sign > 0 else base.quality - quality,
+            device_s=base.device_s + sign * self.reader.device_s(*between),
+        )
 
     def _read_update(self, cursor: Cursor) -> ViewUpdate:
         reader = self.reader
@@ -66,7 +225,7 @@ class ViewReader:
                 malicious=reader.malicious() if self._reveals or info.status not in LIVE else {},
                 rounds=rounds,
                 exchanges=reader.exchanges(max(cursor.round, newest - ROUNDS_KEPT)),
-                measured=reader.latest_exchanges() if cursor.round == 0 else (),
+                measured=reader.measured_times() if cursor.round == 0 else {},
                 selection_counts=reader.selection_counts(cursor.round) if rounds else (),
                 quality=reader.quality(cursor.round) if rounds else Quality(),
                 device_s=reader.device_s(cursor.round, newest) if rounds else 0.0,
@@ -82,8 +241,25 @@ class ViewReader:
             )
 
 
-def _epsilon(reader: RunReader) -> float | None:
+def _status(commands: Sequence[CommandRow]) -> str:
+    """Return the status of a run with a live process from the commands that it executed."""
+    switches = [row.action for row in commands if row.is_accepted]
+    newest = next((x for x in reversed(switches) if x in ("pause", "resume")), "resume")
+    return "paused" if newest == "pause" else "running"
+
+
+def _sum(total: float | None, part: float | None, sign: int) -> float | None:
+    """Return a total with a part added or subtracted; None if no part is left."""
+    if part is None:
+        return total
+    changed = (total or 0.0) + sign * part
+    return changed if sign > 0 or changed > NO_ENERGY * part else None
+
+
+def _epsilon(reader: RunReader, until_round: int | None = None) -> float | None:
     """Return the largest epsilon of local noise; None without noise, or if it is unknown."""
     plan = reader.plan.privacy
-    summary = None if plan.clip is None else privacy_summary(plan, reader.releases().values())
+    if plan.clip is None:
+        return None
+    summary = privacy_summary(plan, reader.releases(until_round).values())
     return None if summary is None else summary.epsilon_max

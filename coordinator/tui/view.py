@@ -3,6 +3,7 @@
 `fold` adds the rows of a `ViewUpdate` to a view; `RunView.cursor` marks the newest rows in it.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,10 @@ EVENTS_KEPT = 500
 SILENT_AFTER_S = 3.0
 """A device whose last context is older than this is not available (design.md)."""
 
+JOINED = "joined"
+"""State of a device before its first context."""
+UNKNOWN = "unknown"
+"""State of a device in a past round from which no context is retained."""
 ENDED = "ended"
 """State of a device that was there when the process of the run ended."""
 ABSENT = frozenset({"gone", "silent"})
@@ -42,8 +47,8 @@ class DeviceView:
     name: str
     profile: str = ""
     n_k: int = 0
-    state: str = "joined"
-    """State of the agent's lifecycle, or excluded, gone, silent, unwilling, ended."""
+    state: str = JOINED
+    """State of the agent's lifecycle, or excluded, gone, silent, unwilling, unknown, ended."""
     mu_cores: float | None = None
     downlink_bps: float | None = None
     uplink_bps: float | None = None
@@ -162,8 +167,8 @@ class ViewUpdate:
     rounds: Sequence[RoundRow] = ()
     exchanges: Sequence[ExchangeRow] = ()
     """Exchanges of `rounds`, and closed exchanges of the open round."""
-    measured: Sequence[ExchangeRow] = ()
-    """Last measured exchange of each device, for an empty view."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Last measured exchange time of each device, for an empty view."""
     selection_counts: Sequence[SelectionCounts] = ()
     quality: Quality = field(default_factory=Quality)
     """Quality of the exchanges of `rounds`."""
@@ -323,13 +328,7 @@ def _rounds(
 ) -> tuple[RoundView, ...]:
     is_personal = update.info.plan.personalisation.method != "none"
     kept = [row for row in view.rounds if row.status != "open"]
-    for row in update.rounds[-ROUNDS_KEPT:]:
-        exchanges = [
-            _exchange(x, row.dispatched_at_s, row.duration_s, is_personal)
-            for x in update.exchanges
-            if (x.round, x.attempt) == (row.round, row.attempt)
-        ]
-        kept.append(RoundView(row.round, row.status, row.duration_s, tuple(exchanges)))
+    kept += round_views(update.rounds[-ROUNDS_KEPT:], update.exchanges, is_personal=is_personal)
     if open_since_s is not None:
         lasted_s = max(elapsed_s - open_since_s, 0.0)
         closed = {
@@ -343,6 +342,33 @@ def _rounds(
         exchanges = [*{**working, **closed}.values()]
         kept.append(RoundView(update.cursor.round + 1, "open", lasted_s, tuple(exchanges)))
     return tuple(kept[-ROUNDS_KEPT:])
+
+
+def round_views(
+    rounds: Sequence[RoundRow], exchanges: Sequence[ExchangeRow], *, is_personal: bool
+) -> list[RoundView]:
+    """Return closed rounds with their exchanges.
+
+    Args:
+        rounds: The rounds.
+        exchanges: Exchanges of these rounds and of others.
+        is_personal: Devices train personal models.
+    """
+    of_rounds = defaultdict(list)
+    for x in exchanges:
+        of_rounds[x.round, x.attempt].append(x)
+    return [
+        RoundView(
+            row.round,
+            row.status,
+            row.duration_s,
+            tuple(
+                _exchange(x, row.dispatched_at_s, row.duration_s, is_personal)
+                for x in of_rounds[row.round, row.attempt]
+            ),
+        )
+        for row in rounds
+    ]
 
 
 def known_prediction(tau_hat_s: float | None) -> float | None:
@@ -360,52 +386,54 @@ def _exchange(
 
 def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[DeviceView, ...]:
     devices = {device.name: device for device in view.devices}
-
-    def change(name: str, **changes: Any) -> None:
-        if name in devices:
-            devices[name] = replace(devices[name], **changes)
-
+    changes: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     truths = {truth.name: truth for truth in update.truths}
     for row in update.devices:
         devices.setdefault(row.name, DeviceView(row.name))
         profile = profile_of(row, truths.get(row.name))
-        change(row.name, profile=profile, n_k=row.n_k, kind=row.kind)
+        changes[row.name] |= {"profile": profile, "n_k": row.n_k, "kind": row.kind}
     for name, kind in update.malicious.items():
-        change(name, malicious=kind)
-    for x in (*update.measured, *update.exchanges):
+        changes[name]["malicious"] = kind
+    for name, tau_s in update.measured.items():
+        changes[name]["tau_s"] = tau_s
+    for x in update.exchanges:
         if x.tau_s is not None:
-            change(x.device, tau_s=x.tau_s)
+            changes[x.device]["tau_s"] = x.tau_s
     for counts in update.selection_counts:
         if (known := devices.get(counts.device)) is not None:
-            change(
-                counts.device,
-                selected=known.selected + counts.selected,
-                aggregated=known.aggregated + counts.aggregated,
-                rounds=known.rounds + counts.rounds,
-            )
+            changes[counts.device] |= {
+                "selected": known.selected + counts.selected,
+                "aggregated": known.aggregated + counts.aggregated,
+                "rounds": known.rounds + counts.rounds,
+            }
     for name, joules in update.energy_j.items():
         if (known := devices.get(name)) is not None:
-            change(name, energy_j=(known.energy_j or 0.0) + joules)
+            changes[name]["energy_j"] = (known.energy_j or 0.0) + joules
     for chosen in update.selections:
-        change(chosen.device, tau_hat_s=known_prediction(chosen.tau_hat_s), queue=chosen.queue)
+        changes[chosen.device] |= {
+            "tau_hat_s": known_prediction(chosen.tau_hat_s),
+            "queue": chosen.queue,
+        }
     if update.metrics:  # a device without a score in the newest evaluation has none
-        devices = {name: replace(x, loss=None, accuracy=None) for name, x in devices.items()}
+        for name in devices:
+            changes[name] |= {"loss": None, "accuracy": None}
     for metric in update.device_metrics:
-        change(metric.device, loss=metric.loss, accuracy=metric.accuracy)
+        changes[metric.device] |= {"loss": metric.loss, "accuracy": metric.accuracy}
     for score in update.personal_scores:
-        change(score.device, personal_accuracy=score.accuracy)
+        changes[score.device]["personal_accuracy"] = score.accuracy
     for context in update.telemetry:
-        change(
-            context.device,
-            state=context.phase,
-            mu_cores=context.mu_cores,
-            downlink_bps=context.downlink_bps,
-            uplink_bps=context.uplink_bps,
-            last_context_s=context.at_s,
-            cpu_ratio=context.cpu_ratio,
-            rss_bytes=context.rss_bytes,
-            temperature_celsius=context.temperature_celsius,
-        )
+        changes[context.device] |= {
+            "state": context.phase,
+            "mu_cores": context.mu_cores,
+            "downlink_bps": context.downlink_bps,
+            "uplink_bps": context.uplink_bps,
+            "last_context_s": context.at_s,
+            "cpu_ratio": context.cpu_ratio,
+            "rss_bytes": context.rss_bytes,
+            "temperature_celsius": context.temperature_celsius,
+        }
+    for name in devices.keys() & changes.keys():
+        devices[name] = replace(devices[name], **changes[name])
     _note_absence(devices, update, elapsed_s)
     return tuple(devices.values())
 

@@ -1,6 +1,7 @@
 """The reader: short and incremental, and it never blocks the writer."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,50 @@ def test_exchanges_of_a_device_are_its_newest(run: FakeRun, reader: RunReader) -
     name = reader.exchanges(2)[0].device
     rows = reader.exchanges_of(name, limit=1)
     assert [(row.round, row.device) for row in rows] == [(3, name)]
-    assert {row.device for row in reader.latest_exchanges()} == {
-        row.device for row in reader.exchanges()
-    }
+
+
+def test_measured_times_are_those_of_the_newest_exchanges(run: FakeRun, reader: RunReader) -> None:
+    """With a round, only of exchanges that had ended when it closed."""
+    expected: dict[str, float] = {}
+    for round_id in (1, 2, 3):
+        rows = reader.exchanges(round_id - 1, round_id)
+        expected |= {row.device: row.tau_s for row in rows if row.tau_s is not None}
+        assert reader.measured_times(round_id) == expected
+    assert reader.measured_times() == expected
+    late = replace(run.exchange(0), round=2, attempt=9, dispatched_at_s=run.now_s, tau_s=77.0)
+    run.store.add(late)
+    run.store.flush()
+    assert reader.measured_times()[late.device] == 77.0
+    assert 77.0 not in reader.measured_times(2).values()
+
+
+def test_totals_of_parts_add_up(run: FakeRun, reader: RunReader) -> None:
+    """One exchange of round 1 is merged in round 3."""
+    late = replace(run.exchange(0), round=1, attempt=9, energy_j=7.0, aggregated_round=3)
+    run.store.add(late)
+    run.store.flush()
+    assert reader.quality(0, 2) + reader.quality(2, 3) == reader.quality()
+    assert reader.quality() - reader.quality(2) == reader.quality(0, 2)
+    assert reader.quality(2, 3).done == reader.quality(1, 2).done + 1
+    assert reader.energy_j(0, 2) == {}
+    assert reader.energy_j(2, 3) == {late.device: 7.0}
+    first, rest = reader.selection_counts(0, 1), reader.selection_counts(1)
+    assert [x.selected + y.selected for x, y in zip(first, rest, strict=True)] == [
+        x.selected for x in reader.selection_counts()
+    ]
+
+
+def test_rows_until_an_instant(run: FakeRun, reader: RunReader) -> None:
+    closed_s = [row.closed_at_s for row in reader.rounds()]
+    everything = reader.events(limit=10_000)
+    for until_s in (-1.0, 0.0, *closed_s, 1e9):
+        expected = [(number, row) for number, row in everything if row.at_s <= until_s]
+        assert reader.events(until_s=until_s, limit=10_000) == expected
+        assert reader.events(until_s=until_s, limit=2) == expected[-2:]
+        contexts = reader.telemetry_at(until_s)
+        assert {row.device for _, row in contexts} == set(run.names if until_s >= 0.0 else [])
+        assert all(row.at_s <= until_s for _, row in contexts)
+    assert reader.telemetry_at(1e9) == reader.telemetry_latest()
 
 
 def test_only_the_requested_columns_are_read(reader: RunReader) -> None:
