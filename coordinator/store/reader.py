@@ -488,13 +488,19 @@ class RunReader:
 
     def quality(self, since_round: int = 0, until_round: int | None = None) -> Quality:
         """Return the quality of the exchanges whose updates came after round `since_round`."""
-        merged = _MERGED.format(columns="outcome, is_valid, is_contended")
+        return sum(self.quality_by_device(since_round, until_round).values(), Quality())
+
+    def quality_by_device(
+        self, since_round: int = 0, until_round: int | None = None
+    ) -> dict[str, Quality]:
+        """Return what `quality` returns, for each device with a done exchange."""
+        merged = _MERGED.format(columns="device, outcome, is_valid, is_contended")
         rows = self._query(
-            "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_contended), 0) "
-            f"FROM {merged} WHERE outcome = 'done'",
+            "SELECT device, count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_contended), 0) "
+            f"FROM {merged} WHERE outcome = 'done' GROUP BY device",
             (since_round, _until(until_round)),
         )
-        return Quality(*rows[0])
+        return {device: Quality(*counts) for device, *counts in rows}
 
     def device_s(self, since_round: int, until_round: int) -> float:
         """Return the device-seconds of the rounds after `since_round`, up to `until_round`.

@@ -174,7 +174,7 @@ class ViewReader:
         base = min(known, key=lambda view: abs(view.cursor.round - round_id))
         sign = 1 if base.cursor.round <= round_id else -1
         between = sorted((base.cursor.round, round_id))
-        quality = self.reader.quality(*between)
+        quality = self.reader.quality_by_device(*between)
         energy_j = self.reader.energy_j(*between)
         counts = {row.device: row for row in self.reader.selection_counts(*between)}
         state = JOINED if self.reader.has_all_contexts() else UNKNOWN
@@ -190,11 +190,12 @@ class ViewReader:
                     aggregated=one.aggregated + sign * more.aggregated,
                     rounds=one.rounds + sign * more.rounds,
                     energy_j=_sum(one.energy_j, energy_j.get(name), sign),
+                    quality=_changed(one.quality, quality.get(name, Quality()), sign),
                 )
             )
         return RunView(
             devices=tuple(totals),
-            quality=base.quality + quality if sign > 0 else base.quality - quality,
+            quality=_changed(base.quality, sum(quality.values(), Quality()), sign),
             device_s=base.device_s + sign * self.reader.device_s(*between),
         )
 
@@ -227,7 +228,7 @@ class ViewReader:
                 exchanges=reader.exchanges(max(cursor.round, newest - ROUNDS_KEPT)),
                 measured=reader.measured_times() if cursor.round == 0 else {},
                 selection_counts=reader.selection_counts(cursor.round) if rounds else (),
-                quality=reader.quality(cursor.round) if rounds else Quality(),
+                quality=reader.quality_by_device(cursor.round) if rounds else {},
                 device_s=reader.device_s(cursor.round, newest) if rounds else 0.0,
                 energy_j=reader.energy_j(cursor.round, newest) if rounds else {},
                 epsilon=_epsilon(reader) if rounds else None,
@@ -246,6 +247,11 @@ def _status(commands: Sequence[CommandRow]) -> str:
     switches = [row.action for row in commands if row.is_accepted]
     newest = next((x for x in reversed(switches) if x in ("pause", "resume")), "resume")
     return "paused" if newest == "pause" else "running"
+
+
+def _changed(total: Quality, part: Quality, sign: int) -> Quality:
+    """Return counts with those of a part added or subtracted."""
+    return total + part if sign > 0 else total - part
 
 
 def _sum(total: float | None, part: float | None, sign: int) -> float | None:

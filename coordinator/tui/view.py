@@ -76,6 +76,12 @@ class DeviceView:
     """physical, emulated or replayed."""
     energy_j: float | None = None
     """Known energy of its exchanges of closed rounds; None if none is known."""
+    quality: Quality = field(default_factory=Quality)
+    """Quality of its exchanges of closed rounds."""
+    clock_ratio: float | None = None
+    """Clock under load / nominal clock."""
+    throttled: str = ""
+    """Causes that throttle its processor; empty: none is known."""
 
     @property
     def rate(self) -> float | None:
@@ -170,8 +176,8 @@ class ViewUpdate:
     measured: Mapping[str, float] = field(default_factory=dict)
     """Last measured exchange time of each device, for an empty view."""
     selection_counts: Sequence[SelectionCounts] = ()
-    quality: Quality = field(default_factory=Quality)
-    """Quality of the exchanges of `rounds`."""
+    quality: Mapping[str, Quality] = field(default_factory=dict)
+    """Quality of the exchanges of `rounds`, by device."""
     device_s: float = 0.0
     """Device-seconds of `rounds`."""
     energy_j: Mapping[str, float] = field(default_factory=dict)
@@ -286,7 +292,7 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         rounds=_rounds(view, update, open_since_s, open_spans, elapsed_s),
         metrics=view.metrics + tuple(update.metrics),
         queues=view.queues + queues,
-        quality=view.quality + update.quality,
+        quality=sum(update.quality.values(), view.quality),
         device_s=view.device_s + update.device_s,
         epsilon=view.epsilon if update.epsilon is None else update.epsilon,
         stragglers=view.stragglers.plus(update.rounds),
@@ -409,6 +415,9 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
     for name, joules in update.energy_j.items():
         if (known := devices.get(name)) is not None:
             changes[name]["energy_j"] = (known.energy_j or 0.0) + joules
+    for name, quality in update.quality.items():
+        if (known := devices.get(name)) is not None:
+            changes[name]["quality"] = known.quality + quality
     for chosen in update.selections:
         changes[chosen.device] |= {
             "tau_hat_s": known_prediction(chosen.tau_hat_s),
@@ -431,6 +440,8 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
             "cpu_ratio": context.cpu_ratio,
             "rss_bytes": context.rss_bytes,
             "temperature_celsius": context.temperature_celsius,
+            "clock_ratio": context.clock_ratio,
+            "throttled": context.throttled or "",
         }
     for name in devices.keys() & changes.keys():
         devices[name] = replace(devices[name], **changes[name])

@@ -9,7 +9,7 @@ import pytest
 
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.store import RunReader, Store
-from fairbed.coordinator.store.reader import SelectionCounts
+from fairbed.coordinator.store.reader import Quality, SelectionCounts
 from fairbed.coordinator.store.tables import (
     CommandRow,
     DeviceMetricRow,
@@ -101,7 +101,21 @@ def test_exchange_quality_is_accumulated(run: FakeRun, feed: ViewReader) -> None
     run.play(4)
     view = next_view(run, feed, view)
     assert view.quality == feed.reader.quality()
+    by_device = feed.reader.quality_by_device()
+    assert {d.name: d.quality for d in view.devices if d.quality.done} == by_device
+    assert sum(by_device.values(), Quality()) == view.quality
     assert view.quality.done > 0
+
+
+def test_clock_and_throttling_are_those_of_the_newest_context(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    view = next_view(run, feed, RunView())
+    _, row = feed.reader.telemetry_latest()[0]
+    run.store.add(replace(row, clock_ratio=0.5, throttled="temperature"))
+    device = next_view(run, feed, view).device(row.device)
+    assert device is not None
+    assert (device.clock_ratio, device.throttled) == (0.5, "temperature")
 
 
 def test_energy_is_accumulated_once_per_exchange(run: FakeRun, feed: ViewReader) -> None:
