@@ -26,6 +26,7 @@ from fairbed.device_agent.host import Host, Sensors
 from fairbed.device_agent.joining import Joining, Preparation
 from fairbed.device_agent.link_probe import LinkProber
 from fairbed.device_agent.local_training import known_rules
+from fairbed.device_agent.log import RecentLog
 from fairbed.device_agent.memory import installed_version
 from fairbed.device_agent.name_conflict import SIGHTINGS, NameConflict
 from fairbed.device_agent.publisher import DevicePublisher
@@ -77,12 +78,17 @@ DISTRIBUTION = "fairbed"
 SKILLS = ("loss", "personal", "privacy", "test")
 """Requests served beside the training of a global model."""
 
+LOG_SKILL = "log"
+"""The device sends lines of its log if the coordinator wants them."""
+
 
 def capabilities(
     sensors: Sensors,
     engine_threads: int,
     allowed_rules: Collection[str] = (),
     min_noise_multiplier: float = 0.0,
+    *,
+    sends_log: bool = False,
 ) -> Capabilities:
     """Return the capabilities of this device, sent in its hello.
 
@@ -91,6 +97,7 @@ def capabilities(
         engine_threads: Threads of one training step.
         allowed_rules: Paths of local rules that a coordinator may ask for.
         min_noise_multiplier: Least noise that the owner accepts.
+        sends_log: The owner lets lines of the log leave the device.
 
     Raises:
         EngineError: The training engine is not installed.
@@ -105,7 +112,7 @@ def capabilities(
         agent=agent_version(),
         model=sensors.board(),
         codecs=CODECS,
-        skills=SKILLS,
+        skills=(*SKILLS, LOG_SKILL) if sends_log else SKILLS,
         local_rules=known_rules(allowed_rules),
         min_noise_multiplier=min_noise_multiplier,
     )
@@ -131,6 +138,7 @@ class Agent:
         host: The machine, real or emulated.
         transport_factory: Returns the link to the broker, with the last will of this agent.
         open_engine: Opens the training engine of a task.
+        log: Lines that the coordinator may have; None if it gets none.
     """
 
     def __init__(
@@ -139,11 +147,13 @@ class Agent:
         host: Host,
         transport_factory: TransportFactory,
         open_engine: OpenEngine = OnnxEngine,
+        log: RecentLog | None = None,
     ) -> None:
         self._config = config
         self._host = host
         self._transport_factory = transport_factory
         self._open_engine = open_engine
+        self._log = log
         self._name = config.name
         self._topics = Topics(config.tenant)
         self._boot = secrets.randbits(40)
@@ -154,6 +164,8 @@ class Agent:
         self._coordinator_boot: int | None = None
         self._is_linked = False
         self._is_coordinator_on = False
+        self._wants_log = False
+        """The coordinator wants lines of the log."""
         self._chunk_topics = (f"{self._topics.base}/b/", self._topics.data(self._name))
 
     @property
@@ -190,6 +202,7 @@ class Agent:
                 self._config.engine_threads,
                 self._config.local_training,
                 self._config.privacy.min_noise_multiplier,
+                sends_log=self._log is not None,
             ),
         )
         off = Status(state="off", boot=self._boot)
@@ -288,6 +301,7 @@ class Agent:
             engine_threads=config.engine_threads,
             period_s=config.telemetry_s,
             state=lambda: (self._phase, self.is_ready),
+            on_sent=self._send_log,
         )
 
     async def _refresh_coordinator_status(self) -> None:
@@ -412,6 +426,7 @@ class Agent:
         was_on, self._is_coordinator_on = self._is_coordinator_on, True
         self._coordinator_boot = status.boot
         if not is_known:
+            self._wants_log = False
             self._rounds.stop("another coordinator is online")
             self._rounds.forget()
             self._joining.stop()
@@ -426,6 +441,7 @@ class Agent:
     def _on_welcome(self, welcome: Welcome) -> None:
         if welcome.boot == self._coordinator_boot:
             self._link.max_chunk_bytes = welcome.max_chunk_bytes
+            self._wants_log = welcome.wants_log
             self._joining.on_welcome(welcome)
 
     def _on_refuse(self, refuse: Refuse) -> None:
@@ -460,6 +476,15 @@ class Agent:
             self._joining.hello_now()
         self._prober.wake()
 
+    def _send_log(self) -> None:
+        """Send lines of the log, if nothing is measured meanwhile: no exchange, no link."""
+        if self._log is None or not self._wants_log or not self._is_coordinator_on:
+            return
+        if self._phase in (Phase.JOINING, Phase.IDLE):
+            lines = self._log.take(self._boot)
+            if lines is not None:
+                self._publisher.publish(lines)
+
     def _step(self, event: Event) -> None:
         before, was_ready = self._phase, self.is_ready
         try:
@@ -471,6 +496,7 @@ class Agent:
             return
         level = logging.DEBUG if self._phase.is_working else logging.INFO
         _log.log(level, "%s round %s: %s", self._name, self._rounds.round_id or "-", self._phase)
+        self._send_log()
         if self.is_ready != was_ready:
             self._telemetry.send_now()
         elif self._phase is not Phase.IDLE:

@@ -69,8 +69,9 @@ def _run(args: argparse.Namespace) -> int:
     from fairbed.device_agent.memory import defer_urllib
 
     defer_urllib()
+    from fairbed.device_agent.log import log_to_stderr
     from fairbed.device_agent.power import energy_meter
-    from fairbed.device_agent.process import log_to_stderr, run_agent
+    from fairbed.device_agent.process import run_agent
     from fairbed.device_agent.sensors import real_host
     from fairbed.wire.transport.address import redact
 

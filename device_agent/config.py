@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,6 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+SentLevel: TypeAlias = Literal["off", "error", "warning", "info"]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=1e6)]
 
 
@@ -111,6 +112,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Threads of one training step."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    send_log: SentLevel = "info"
+    """Least level of the agent's log lines that the coordinator gets; `off`: it gets none."""
     timeouts: Timeouts = Timeouts()
     power: PowerConfig = PowerConfig()
     privacy: OwnerPrivacy = OwnerPrivacy()

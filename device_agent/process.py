@@ -19,6 +19,7 @@ from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.errors import AgentError, ConfigError, Renamed
 from fairbed.device_agent.host import Host
+from fairbed.device_agent.log import RecentLog
 from fairbed.device_agent.renewal import Renewal
 from fairbed.device_agent.systemd import notify_systemd
 from fairbed.wire.transport.address import parse_url
@@ -59,14 +60,20 @@ def run_agent(
     """
     _share_one_heap()
 
+    recent = RecentLog(config.name, config.send_log, host.clock.now)
+
     async def serve() -> None:
         renewal = Renewal(config, config_path)
         agent = Agent(
-            config, host, lambda will: link(config, will, keepalive_s=keepalive_s, renewal=renewal)
+            config,
+            host,
+            lambda will: link(config, will, keepalive_s=keepalive_s, renewal=renewal),
+            log=None if config.send_log == "off" else recent,
         )
         await _serve(agent, renewal)
 
-    anyio.run(serve, backend_options={"loop_factory": loop_factory})
+    with recent.attached():
+        anyio.run(serve, backend_options={"loop_factory": loop_factory})
 
 
 def link(
@@ -110,16 +117,6 @@ def client_id(config: AgentConfig) -> str:
     login = f"{address.username or ''}\0{address.password or ''}"
     digest = hashlib.sha256(login.encode()).hexdigest()[:CLIENT_ID_DIGITS]
     return f"fairbed-{config.tenant}-{config.name}-{digest}"
-
-
-def log_to_stderr(level: str) -> None:
-    """Configure logging: one line per state change, on stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        force=True,
-    )
 
 
 def _share_one_heap() -> None:

@@ -41,6 +41,7 @@ class Telemetry:
         engine_threads: int,
         period_s: float,
         state: Callable[[], tuple[Phase, bool]],
+        on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         self.period_s = period_s
         """Interval of contexts without a change, seconds."""
@@ -51,6 +52,7 @@ class Telemetry:
         self._boot = boot
         self._engine_threads = engine_threads
         self._state = state
+        self._on_sent = on_sent
         self._cpu = CpuMeter(host.clock)
         self._wakeup = Notify()
         self._seq = 0
@@ -66,6 +68,7 @@ class Telemetry:
             self._sent_at = clock.now()
             self._due_at = self._sent_at + self._interval_s
             await self._publisher.send(self.context(), qos=0)
+            self._on_sent()
 
     def send_now(self) -> None:
         """Send at once: readiness changed, or the device became idle for another reason."""

@@ -36,6 +36,15 @@ MAX_WATTS = 10_000.0
 MAX_TEXT = 500
 """Characters of a text; longer texts are truncated."""
 
+MAX_LOG_LINES = 8
+"""Log lines in one message, so that it is at most 2.1 kB: 0.3 s of a link of 56 kbit/s."""
+
+MAX_LOG_TEXT = 200
+"""Characters of one log line."""
+
+LOG_INTERVAL_S = 5.0
+"""Shortest time between two messages with log lines of one device."""
+
 NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
 
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
@@ -57,6 +66,7 @@ OptionValue: TypeAlias = bool | Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] 
 MAX_OPTIONS = 32
 """Most options of a local rule."""
 Word: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+LogLevel: TypeAlias = Literal["info", "warning", "error"]
 BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
 
@@ -346,8 +356,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
     """Codecs beside float32 (`wire.codecs.CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """Requests served beside the training of a global model: `loss`, `personal`, `privacy`, `test`;
-    unknown names are ignored."""
+    """Requests served beside the training of a global model: `log`, `loss`, `personal`, `privacy`,
+    `test`; unknown names are ignored."""
     min_noise_multiplier: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Least `Privacy.noise_multiplier` that the owner accepts; 0 accepts training without noise."""
     local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
@@ -527,6 +537,28 @@ class PersonalScore(Message, frozen=True, kw_only=True, tag="personal-score"):
             raise ValueError(f"correct must be at most n, got {self.correct} of {self.n}")
 
 
+class LogLine(Message, frozen=True, kw_only=True, tag="log-line"):
+    """One line of the agent's log, without time of day and name of the device."""
+
+    level: LogLevel
+    age_s: Seconds
+    """Time since it was logged."""
+    text: Annotated[str, Meta(max_length=MAX_LOG_TEXT)]
+
+
+class LogLines(Message, frozen=True, kw_only=True, tag="log-lines"):
+    """The oldest lines of the agent's log that were not sent yet.
+
+    Sent only after `Welcome.wants_log`, between two exchanges, at most every `LOG_INTERVAL_S`.
+    """
+
+    boot: Count
+    first: Count
+    """Number of the first line, counted from 0 in each agent process; the others follow. A gap
+    means that lines were lost."""
+    lines: Annotated[tuple[LogLine, ...], Meta(min_length=1, max_length=MAX_LOG_LINES)]
+
+
 class ChunkRequest(Message, frozen=True, kw_only=True, tag="chunk-request"):
     """A device requests chunks of a private blob, or missing chunks of a public blob."""
 
@@ -564,6 +596,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     held_out: HeldOut | None = None
     """How a device with own data holds out test examples; None: it trains on all of them. Sent only
     to devices that name the skill `test`."""
+    wants_log: bool = False
+    """The device sends its `LogLines`; set only for devices that name the skill `log`."""
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):
@@ -758,6 +792,7 @@ FromDevice: TypeAlias = (
     | UploadDone
     | PersonalScore
     | Failed
+    | LogLines
     | ChunkRequest
     | LinkProbe
     | Pong

@@ -129,7 +129,9 @@ class Fleet:
         if is_new:
             self._record(device, was_known)
         held_out = self._held_out if device.can_test else None
-        welcome = msgspec.structs.replace(self._welcome, shard=shard, held_out=held_out)
+        welcome = msgspec.structs.replace(
+            self._welcome, shard=shard, held_out=held_out, wants_log=device.can_send_log
+        )
         self._publisher.publish(name, welcome)
         return is_new and was_known
 

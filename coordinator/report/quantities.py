@@ -24,6 +24,11 @@ def clock(value: float) -> str:
     return f"{minutes}:{whole % 60:02d}"
 
 
+def instant(value_s: float) -> str:
+    """Return the text of an instant of the run clock, as `clock` does; `before` the run."""
+    return "before" if value_s < 0.0 else clock(value_s)
+
+
 def device_time(value_s: float) -> str:
     """Return the text of device-seconds: `4.2`, `312`, `1,204,311`."""
     return f"{value_s:.1f}" if value_s < 99.95 else f"{value_s:,.0f}"

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from anyio.abc import TaskGroup
 
+from fairbed.coordinator.fleet.device_logs import DeviceLogs
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs
 from fairbed.coordinator.rounds.executor import RoundExecutor
@@ -28,6 +29,7 @@ from fairbed.wire.messages import (
     FromDevice,
     Hello,
     LinkProbe,
+    LogLines,
     Offer,
     OperatorCommand,
     PersonalScore,
@@ -50,6 +52,7 @@ class Routes:
     """The receivers of packets."""
 
     fleet: Fleet
+    logs: DeviceLogs
     executor: RoundExecutor
     loss_queries: LossQueryExecutor
     personal_scores: PersonalScores
@@ -69,6 +72,7 @@ class Router:
     ) -> None:
         self._topics = topics
         self._fleet = routes.fleet
+        self._logs = routes.logs
         self._executor = routes.executor
         self._loss_queries = routes.loss_queries
         self._personal_scores = routes.personal_scores
@@ -154,6 +158,8 @@ class Router:
             case Failed():
                 if not self._loss_queries.on_failed(device, message):
                     self._executor.on_failed(device, message)
+            case LogLines():
+                self._logs.on_lines(device, message)
             case Pong():
                 self._executor.on_pong(device, message)
             case ChunkRequest():

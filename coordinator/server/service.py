@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement
+from fairbed.coordinator.fleet.device_logs import DeviceLogs
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.fleet.uploads import Uploads
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideTraffic
@@ -267,6 +268,7 @@ class Coordinator:
         )
         routes = Routes(
             fleet=fleet,
+            logs=DeviceLogs(registry, log),
             executor=executor,
             loss_queries=query_executor,
             personal_scores=services.personal_scores,

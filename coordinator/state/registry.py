@@ -91,6 +91,11 @@ class Device:
         return self.capabilities is not None and "loss" in self.capabilities.skills
 
     @property
+    def can_send_log(self) -> bool:
+        """The device sends lines of its log if it is asked, and its owner allows it."""
+        return self.capabilities is not None and "log" in self.capabilities.skills
+
+    @property
     def can_personalise(self) -> bool:
         """The device can train a personal model."""
         return self.capabilities is not None and "personal" in self.capabilities.skills

@@ -37,6 +37,7 @@ from fairbed.coordinator.store.tables import (
     CheckpointRow,
     CommandRow,
     ConditionRow,
+    DeviceLogRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
@@ -636,6 +637,16 @@ class RunReader:
     def telemetry_of(self, device: str) -> list[TelemetryRow]:
         """Return all retained contexts of a device, oldest first."""
         return self._select(TelemetryRow, "WHERE device = ? ORDER BY id", (device,))
+
+    def device_log(
+        self, device: str, since_id: int = 0, limit: int = 200, until_s: float = inf
+    ) -> list[tuple[int, DeviceLogRow]]:
+        """Return the newest `limit` log lines of a device after `since_id` with ids, by arrival.
+
+        Only those until an instant of the run clock.
+        """
+        tail = "WHERE device = ? AND id > ? AND at_s <= ? ORDER BY id DESC LIMIT ?"
+        return self._numbered(DeviceLogRow, tail, (device, since_id, until_s, limit))[::-1]
 
     def commands(self, until_s: float = inf) -> list[CommandRow]:
         """Return the operator commands until an instant of the run clock, oldest first."""

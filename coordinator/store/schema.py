@@ -21,6 +21,7 @@ from fairbed.coordinator.store.tables import (
     CheckpointRow,
     CommandRow,
     ConditionRow,
+    DeviceLogRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
@@ -81,6 +82,7 @@ RECORDS: tuple[type[Record], ...] = (
     ConditionRow,
     EventRow,
     AlertRow,
+    DeviceLogRow,
     CommandRow,
     CheckpointRow,
 )
@@ -98,7 +100,7 @@ PER_ROUND: tuple[type[Record], ...] = (
     PersonalScoreRow,
     CheckpointRow,
 )
-"""Tables whose rows are void when their round never closed; events, alerts, commands and
+"""Tables whose rows are void when their round never closed; events, alerts, commands, logs and
 releases are kept."""
 
 INDICES: tuple[str, ...] = (
@@ -107,11 +109,12 @@ INDICES: tuple[str, ...] = (
     "CREATE INDEX selection_device ON selection (device)",
     "CREATE INDEX telemetry_device ON telemetry (device)",
     "CREATE INDEX condition_device ON condition (device)",
+    "CREATE INDEX device_log_device ON device_log (device)",
 )
 
 APPLICATION_ID = 0x46424544
 """`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
-VERSION = 6
+VERSION = 7
 """Version of the tables: `PRAGMA user_version`."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

@@ -48,6 +48,7 @@ from fairbed.coordinator.store.tables import (
     CheckpointRow,
     CommandRow,
     ConditionRow,
+    DeviceLogRow,
     EventRow,
     ExchangeRow,
     Record,
@@ -71,6 +72,10 @@ STREAM_MAX_ROWS = 200_000
 STREAM_MAX_AGE_S = 24 * 3600.0
 RETENTION_EVERY = 2_000
 """Rows of a stream between two deletions of its old rows."""
+LOG_LINES = 200
+"""Log lines of one device that are kept, some 20 KB."""
+LOG_TRIM_EVERY = 50
+"""Log lines of one device between two deletions of its oldest ones."""
 
 R = TypeVar("R", bound=Record)
 
@@ -207,9 +212,10 @@ def void_rounds_after(
 class Store:
     """Writes one run; thread-safe.
 
-    `add` never waits for the disk; see `Writer` for a disk that falls behind. Telemetry and
-    conditions are streams: their rows are dropped first, and the store retains rows of the last
-    24 h, at most 200,000 of each.
+    `add` never waits for the disk; see `Writer` for a disk that falls behind. Telemetry, conditions
+    and log lines of devices are streams: their rows are dropped first. The store retains telemetry
+    and conditions of the last 24 h, at most 200,000 rows of each, and the newest `LOG_LINES` lines
+    of each device.
     """
 
     def __init__(self, folder: Path, lock: RunLock, connection: sqlite3.Connection) -> None:
@@ -227,6 +233,8 @@ class Store:
         )
         self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
         self._streamed: Counter[str] = Counter()
+        self._lines: Counter[str] = Counter()
+        """Log lines of each device since this process began."""
         self._writer = Writer(self._path, connection)
 
     @classmethod
@@ -302,13 +310,14 @@ class Store:
             StoreError: The store is closed, the disk failed, or too many rows wait for it.
         """
         table = table_of(type(record))
-        if not isinstance(record, TelemetryRow | ConditionRow):
-            self._writer.put(table.upsert(), [table.encode(record)])
-            return
-        self._writer.put(table.upsert(), [table.encode(record)], is_droppable=True)
-        self._streamed[table.name] += 1
-        if self._streamed[table.name] % RETENTION_EVERY == 0:
-            self._delete_old_rows(table.name, record.at_s)
+        is_stream = isinstance(record, TelemetryRow | ConditionRow | DeviceLogRow)
+        self._writer.put(table.upsert(), [table.encode(record)], is_droppable=is_stream)
+        if isinstance(record, DeviceLogRow):
+            self._keep_newest_lines(record.device)
+        elif isinstance(record, TelemetryRow | ConditionRow):
+            self._streamed[table.name] += 1
+            if self._streamed[table.name] % RETENTION_EVERY == 0:
+                self._delete_old_rows(table.name, record.at_s)
 
     def add_all(self, rows: Columns[R] | Sequence[R]) -> None:
         """Queue rows of one table as `add` does, but wait for the disk if many rows are queued.
@@ -451,6 +460,16 @@ class Store:
                 self._writer.close(timeout_s)
             finally:
                 self._lock.release()
+
+    def _keep_newest_lines(self, device: str) -> None:
+        self._lines[device] += 1
+        if self._lines[device] % LOG_TRIM_EVERY == 0:
+            self._writer.put(
+                "DELETE FROM device_log WHERE device = ?1 AND id <= (SELECT id FROM device_log "
+                "WHERE device = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+                [(device, LOG_LINES)],
+                is_droppable=True,  # in order with the lines; a later one does it, too
+            )
 
     def _delete_old_rows(self, stream: str, now_s: float) -> None:
         self._writer.put(

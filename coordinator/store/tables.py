@@ -629,6 +629,25 @@ class AlertRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLogRow:
+    """One line of the log of a device's agent; the newest of each device are kept."""
+
+    TABLE: ClassVar[str] = "device_log"
+    KEY: ClassVar[tuple[str, ...]] = ()
+
+    at_s: float
+    """Instant, from the age that the device states; below 0 before the run."""
+    device: str
+    """Name of the device."""
+    number: int
+    """Counted from 0 in each agent process; a gap means that lines were lost."""
+    level: str
+    """info, warning, error."""
+    text: str
+    """One line, as the device sent it, without control characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRow:
     """A command of an operator to the run."""
 
@@ -702,6 +721,7 @@ Record: TypeAlias = (
     | ConditionRow
     | EventRow
     | AlertRow
+    | DeviceLogRow
     | CommandRow
     | CheckpointRow
 )

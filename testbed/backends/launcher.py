@@ -262,7 +262,8 @@ def _gauge_reader(gauge: Gauge) -> Callable[[], SensorReadings]:
 
 def launch(spec: Launch) -> int:
     """Run the agent until it ends; return the exit status: 0 done, 1 failed."""
-    from fairbed.device_agent.process import log_to_stderr, run_agent
+    from fairbed.device_agent.log import log_to_stderr
+    from fairbed.device_agent.process import run_agent
 
     log_to_stderr(spec.agent.log_level)
     if spec.device is not None:

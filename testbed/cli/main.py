@@ -241,7 +241,7 @@ def make_parser() -> argparse.ArgumentParser:
     runs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     runs.add_argument("--json", action="store_true", help="one JSON array on stdout")
 
-    logs = command("logs", "print the log of an emulated device")
+    logs = command("logs", "print the log of a device")
     logs.add_argument("name", help="device name")
     logs.add_argument(
         "run",

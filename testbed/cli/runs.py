@@ -19,6 +19,7 @@ from fairbed.coordinator.algorithms.estimation.base import Learner
 from fairbed.coordinator.policy.config import ESTIMATORS, SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
 from fairbed.coordinator.report.estimators import compare_estimators, estimates_table
+from fairbed.coordinator.report.quantities import instant
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import (
@@ -360,10 +361,30 @@ def _first_not_writable(folder: Path) -> Path | None:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    folder = resolve_run(options.runs, options.run) / "logs"
-    path = folder / f"{options.name}.log"
-    if not is_device_name(options.name) or not path.exists():
-        names = sorted(p.stem for p in folder.glob("*.log")) or ["none, no device was emulated"]
-        raise UsageError(f"logs: no log of {options.name!r}; there are: {', '.join(names)}")
-    print(path.read_text(encoding="utf-8", errors="replace"), end="")
+    """Print the whole log of an emulated device, or the lines that another device sent."""
+    folder = resolve_run(options.runs, options.run)
+    logs = folder / "logs"
+    path = logs / f"{options.name}.log"
+    if is_device_name(options.name) and path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            print(_printable(line))
+        return DONE
+    with RunReader(folder) as reader:
+        lines = reader.device_log(options.name)
+        known = {device.name for device in reader.devices()}
+    for _, row in lines:
+        print(f"{instant(row.at_s):>8} {row.level.upper():<7} {row.text}")
+    if not lines and options.name in known:
+        raise RunError(
+            f"logs: {options.name} has sent no line of its log: its agent is too old, or its owner "
+            'set send_log = "off"; its log is on the device'
+        )
+    if not lines:
+        names = sorted(known | {p.stem for p in logs.glob("*.log")}) or ["none"]
+        raise UsageError(f"logs: no device {options.name!r}; there are: {', '.join(names)}")
     return DONE
+
+
+def _printable(line: str) -> str:
+    """Return a line of a log without characters that control a terminal."""
+    return "".join(c if c.isprintable() or c == "\t" else "?" for c in line)

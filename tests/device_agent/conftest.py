@@ -12,6 +12,7 @@ import pytest
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig, OwnerPrivacy, Timeouts
 from fairbed.device_agent.host import Host, UnlimitedPace
+from fairbed.device_agent.log import RecentLog
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors
 from fairbed.device_agent.worker import OpenEngine
 from fairbed.wire.topics import Topics
@@ -48,6 +49,8 @@ class AgentSetup:
     local_rules: tuple[str, ...] = ()
     """Paths of local rules that the agent may load."""
     privacy: OwnerPrivacy = field(default_factory=OwnerPrivacy)
+    log: RecentLog | None = None
+    """Lines of the agent for the coordinator; None sends none."""
     fault: Exception | None = None
     """Error that ended the agent, if any."""
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -69,7 +72,13 @@ class AgentSetup:
         )
         is_real = isinstance(self.host.clock, MonotonicClock)
         host = replace(self.host, clock=LoopClock()) if is_real else self.host
-        return Agent(config, host, lambda will: self.broker.transport(NAME, will), self.open_engine)
+        return Agent(
+            config,
+            host,
+            lambda will: self.broker.transport(NAME, will),
+            self.open_engine,
+            log=self.log,
+        )
 
     def coordinator(self, boot: int = 1) -> FakeCoordinator:
         """Return a new coordinator, not running."""

@@ -26,6 +26,8 @@ from fairbed.wire.messages import (
     LinkProbe,
     LinkProbeReply,
     LocalTraining,
+    LogLine,
+    LogLines,
     Manifest,
     Offer,
     OperatorAnswer,
@@ -279,6 +281,14 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "personal-score": PersonalScore(round=3, n=60, correct=45, loss=0.75),
     "personal-score-none": PersonalScore(round=3, attempt=1, n=0),
     "failed": Failed(round=3, phase="train", reason="loss became NaN after 12 mini-batches"),
+    "log-lines": LogLines(
+        boot=17,
+        first=41,
+        lines=(
+            LogLine(level="info", age_s=4.25, text="round 3: idle"),
+            LogLine(level="warning", age_s=0.5, text="link lost: connection refused"),
+        ),
+    ),
     "chunk-request": ChunkRequest(id=DIGEST[:16], chunks=[0, 3, 4_194_304]),
     "link-probe": LinkProbe(seq=5),
     "link-probe-up": LinkProbe(seq=6, payload=bytes(range(64)), reply_bytes=65_536),
@@ -287,6 +297,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "welcome-held-out": Welcome(
         boot=23, task=TASK, shard=None, held_out=HeldOut(fraction=0.25, seed=5)
     ),
+    "welcome-log": Welcome(boot=23, task=TASK, shard=None, wants_log=True),
     "welcome-with-shard": Welcome(boot=23, task=TASK, shard=SHARD),
     "welcome-small-chunks": Welcome(boot=23, task=TASK, shard=None, max_chunk_bytes=112 * 1024),
     "train": Train(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.store import NewRun, Store
-from fairbed.coordinator.store.tables import AlertRow
+from fairbed.coordinator.store.tables import AlertRow, DeviceLogRow
 from fairbed.testbed.cli.main import main
 from tests.coordinator.store.fake_run import FakeRun, as_older, fake_run
 
@@ -305,7 +305,40 @@ def test_logs_of_an_unknown_device_lists_the_known(
     assert main(["logs", "pi-1", "--runs", str(runs)]) == 0
     assert capsys.readouterr().out == "hello\n"
     assert main(["logs", "../x", "--runs", str(runs)]) == 2
-    assert "there are: pi-1" in capsys.readouterr().err
+    assert "there are: jetson-02, pi-1, raspberry-pi-00" in capsys.readouterr().err
+
+
+def test_logs_prints_the_file_of_an_emulated_device_without_control_characters(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = runs / "demo-1" / "logs"
+    logs.mkdir()
+    (logs / "pi-1.log").write_text("a\tb\x1b[2Jc\n\nd", encoding="utf-8")
+    assert main(["logs", "pi-1", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out == "a\tb?[2Jc\n\nd\n"
+
+
+def test_logs_prints_the_lines_that_a_device_without_a_file_has_sent(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.reopen(runs / "demo-1")
+    for number, (at_s, level, text) in enumerate(
+        [(-3.0, "info", "joining"), (4.5, "warning", "link lost"), (3723.0, "error", "no memory")]
+    ):
+        store.add(
+            DeviceLogRow(at_s=at_s, device="jetson-02", number=number, level=level, text=text)
+        )
+    store.close()
+    assert main(["logs", "jetson-02", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "  before INFO    joining",
+        "    0:04 WARNING link lost",
+        " 1:02:03 ERROR   no memory",
+    ]
+    assert main(["logs", "raspberry-pi-01", "--runs", str(runs)]) == 1
+    error = capsys.readouterr().err
+    assert "raspberry-pi-01 has sent no line of its log" in error
+    assert 'send_log = "off"' in error
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -
     assert set(summary["selected"]) == {"pi-1", "pi-2", "pi-3"}
     assert len([line for line in err.splitlines() if line.startswith("round ")]) == 6
     assert_gone(family)
+    with RunReader(run.folder) as reader:  # the agents are emulated, but do not know it
+        logs = {name: reader.device_log(name) for name in ("pi-1", "pi-2", "pi-3")}
+    for name, lines in logs.items():
+        assert [row.text for _, row in lines if row.text.endswith("joining")], (name, lines)
     left = {path.name for path in run.folder.iterdir()}
     assert {"run.db", "experiment.toml", "models", "logs", "broker.log"} <= left
     assert not left & {"cache", "endpoint.json", "run.db-wal"}
