@@ -5,6 +5,7 @@ A parent group may have a lower limit, so every ancestor is read. A missing or m
 counts as no limit.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ Version: TypeAlias = Literal[1, 2]
 
 _NO_MEMORY_LIMIT = 1 << 60
 """Version 1 writes "no limit" as a number near 2^63."""
+
+MAX_BYTES = 1 << 20
+"""Of a small file; the longest here, /proc/self/mounts, has tens of kilobytes on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,24 @@ def memory_limit_bytes(root: Path) -> int | None:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the stripped text of a small file, or None if it cannot be read."""
+    """Return the stripped text of a small file, or None if it cannot be read.
+
+    A sensor that is switched off reports EAGAIN, as thermal zones of Jetson boards do. Python's
+    buffered files raise a TypeError for that, `os.read` an OSError.
+    """
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip("\0 \n\t")
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
+    found = b""
+    try:
+        while len(found) < MAX_BYTES and (part := os.read(file, MAX_BYTES - len(found))):
+            found += part
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return found.decode("utf-8", "replace").strip("\0 \n\t")
 
 
 def own_groups(root: Path, controller: str) -> Iterator[tuple[Version, Path]]:
