@@ -306,6 +306,9 @@ class SyntheticRun:
                     queue=float(self._queues[row]),
                     propensity=float(row in selected),
                     is_audit=False,
+                    reason="ranked" if row in selected else "outranked",
+                    score=-float(self._queues[row]),
+                    margin=0.15,
                 )
                 for row, name in enumerate(self.names)
             ],

@@ -38,6 +38,7 @@ from fairbed.coordinator.algorithms.selection.base import (
     Selector,
     TwoStepSelector,
 )
+from fairbed.coordinator.algorithms.selection.explanation import Explain, Explanation, Reason
 from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import (
@@ -48,7 +49,13 @@ from fairbed.coordinator.policy.factories import (
     make_miss_limit,
     make_selector,
 )
-from fairbed.coordinator.policy.selection import LossDemand, Observations, ReportedLosses, Selection
+from fairbed.coordinator.policy.selection import (
+    LossDemand,
+    Observations,
+    Picked,
+    ReportedLosses,
+    Selection,
+)
 from fairbed.wire.messages import LocalTraining
 from fairbed.wire.plugins import PluginError
 
@@ -160,7 +167,8 @@ class Decisions:
         is_available = candidates.is_available
         count = self.config.cohort_size if count is None else count
         stream = self._stream(seed, round_id, _SELECTION, selections_before)
-        picked = self.selector.select(self._without_excluded(candidates), count, stream)
+        allowed = self._without_excluded(candidates)
+        picked = self.selector.select(allowed, count, stream)
         probability = settings.audit if selections_before == 0 else 0.0
         if probability:  # without an audit nothing is drawn
             stream = self._stream(seed, round_id, _AUDIT)
@@ -175,7 +183,44 @@ class Decisions:
             propensity=audited.propensity,
             audit_row=audited.audit_row,
             true_tau_s=true_tau_s,
+            picked=Picked(picked, allowed, is_available, count, selections_before),
+            absences={} if losses is None else _without_loss(losses),
         )
+
+    def explain(self, selection: Selection) -> Explanation:
+        """Return why each device is in the cohort, or not; to be called before `learn`.
+
+        Joined selections of an asynchronous round are explained by the last of them, without an
+        objective, because each fills other places.
+
+        Raises:
+            PluginError: A third-party selector breaks the contract.
+        """
+        picked, seed = selection.picked, self.config.seed_selection
+        explain: Explain | None = getattr(self.selector, "explain", None)
+        why: Explanation | None = None
+        if picked is not None and explain is not None:
+            stream = self._stream(seed, selection.round, _SELECTION, picked.selections_before)
+            why = explain(picked.candidates, picked.rows, picked.k, stream)
+        if why is None:
+            n = len(selection.is_available)
+            unknown = np.full(n, np.nan)
+            why = Explanation(np.zeros(n, dtype=np.int64), unknown, unknown)
+        if picked is None:
+            return why
+        reason = why.reason
+        if picked.candidates.is_available is not picked.was_available:
+            reason[~picked.candidates.is_available] = Reason.MISS_LIMIT
+        reason[~picked.was_available] = Reason.UNAVAILABLE
+        for row, absence in selection.absences.items():
+            reason[row] = absence
+        if picked.rows is not selection.rows:
+            reason[np.setdiff1d(picked.rows, selection.rows)] = Reason.AUDITED_OUT
+            added = np.setdiff1d(selection.rows, picked.rows)
+            reason[added] = np.where(added == selection.audit_row, Reason.AUDIT, Reason.EARLIER)
+        if picked.selections_before:
+            return replace(why, objective=None, alternative=None, exchange=None)
+        return why
 
     def loss_demand(
         self,
@@ -431,6 +476,11 @@ class Decisions:
     def _stream(seed: int, round_id: int, purpose: int, index: int = 0) -> np.random.Generator:
         suffix = [index] if index else []
         return np.random.default_rng(np.random.SeedSequence([seed, round_id, purpose, *suffix]))
+
+
+def _without_loss(losses: ReportedLosses) -> dict[int, Reason]:
+    rows = losses.rows[~np.isfinite(losses.loss)]
+    return dict.fromkeys(rows.tolist(), Reason.NO_LOSS)
 
 
 class FleetSizeError(ValueError):

@@ -1,13 +1,14 @@
 """Data of a selection: losses demanded before it, its cohort, observations after it. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES, Prediction
-from fairbed.coordinator.algorithms.selection.base import Sample
+from fairbed.coordinator.algorithms.selection.base import Candidates, Sample
+from fairbed.coordinator.algorithms.selection.explanation import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,21 @@ class ReportedLosses:
 
 
 @dataclass(frozen=True, slots=True)
+class Picked:
+    """The choice of a selector before the audit, and its arguments, from which it is explained."""
+
+    rows: Ints
+    """Shape (<= k,)."""
+    candidates: Candidates
+    """Without the devices that the miss limit excludes."""
+    was_available: Bools
+    """With them, shape (N,)."""
+    k: int
+    selections_before: int
+    """Number of earlier selections for the same round."""
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """A cohort, and the data that it was selected from."""
 
@@ -122,6 +138,10 @@ class Selection:
     """Row of the device that the audit drew at random; None in a round without an audit."""
     true_tau_s: Floats | None = None
     """The true expected exchange times, seconds, shape (N,), where a simulated world gives them."""
+    picked: Picked | None = None
+    """The last choice of the selector for the round; None: it cannot be explained."""
+    absences: Mapping[int, Reason] = field(default_factory=dict)
+    """Why devices were not available, by row; others were not available for another reason."""
 
 
 class SelectionBuilder:

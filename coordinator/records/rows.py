@@ -9,6 +9,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import summarise
+from fairbed.coordinator.algorithms.selection.explanation import WORDS, Explanation
 from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import LossDemand, Observation, ReportedLosses, Selection
@@ -317,6 +318,7 @@ def round_row(
     model_sha256: str,
     coordinator_encode_s: float | None,
     loss_query_s: float = 0.0,
+    choice: Mapping[str, Any] = {},
 ) -> RoundRow:
     """Return the row of a closed round.
 
@@ -338,6 +340,7 @@ def round_row(
         model_sha256: Hash of the next model.
         coordinator_encode_s: Time to encode the next model; None if it was not encoded.
         loss_query_s: Duration of the loss query; 0 without one.
+        choice: The columns of `choice_columns`.
     """
     own = [x for x in ended if x.round == table.id]
     arrivals = [x.tau_wall_s for x in own if x.tau_wall_s is not None]
@@ -371,6 +374,7 @@ def round_row(
         aggregated_late=sum(bool(x.staleness) for x in done),
         dropped_late=sum(x.state is ExchangeState.LATE for x in ended),
         cancelled=sum(x.state is ExchangeState.CANCELLED for x in ended),
+        **choice,
     )
 
 
@@ -379,6 +383,7 @@ def selection_rows(
     names: Sequence[str],
     decisions: Decisions,
     aggregated: set[str],
+    why: Explanation | None,
     rows: Ints | None = None,
 ) -> Columns[SelectionRow]:
     """Return the selection rows of a round: predictions, cohort, virtual queues afterwards.
@@ -388,6 +393,8 @@ def selection_rows(
         names: Names of all devices, by row.
         decisions: The decisions, after they have learned from the round.
         aggregated: Devices whose update was merged.
+        why: The explanation of the selection, made before they have learned; None: it is not
+            stored.
         rows: Rows of the devices to return; None: all devices.
     """
     n = len(selection.is_available)
@@ -409,8 +416,24 @@ def selection_rows(
             "queue": decisions.selector.queues(n)[rows],
             "propensity": selection.propensity[rows],
             "is_audit": rows == (-1 if selection.audit_row is None else selection.audit_row),
+            "reason": "" if why is None else WORDS[why.reason[rows]].tolist(),
+            "score": None if why is None else finite_or_nan(why.score[rows]),
+            "margin": None if why is None else finite_or_nan(why.margin[rows]),
         },
     )
+
+
+def choice_columns(why: Explanation | None, names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of a round about the cohort and its best alternative."""
+    if why is None:
+        return {}
+    leaves, enters = (None, None) if why.exchange is None else why.exchange
+    return {
+        "objective": why.objective,
+        "alternative": why.alternative,
+        "alternative_out": None if leaves is None else names[leaves],
+        "alternative_in": None if enters is None else names[enters],
+    }
 
 
 def reported_losses(demand: LossDemand, query: LossQuery, names: Sequence[str]) -> ReportedLosses:

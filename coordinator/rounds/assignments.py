@@ -1,7 +1,7 @@
 """Selects devices for a round, makes their `Train` messages, and keeps their contexts."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.config import CoordinatorConfig
@@ -102,6 +102,8 @@ class Assignments:
             count=count,
             selections_before=selections_before,
         )
+        absences = self._registry.absences(selection.is_available, now)
+        selection = replace(selection, absences={**selection.absences, **absences})
         names = [self._registry.names()[row] for row in selection.rows.tolist()]
         trains = {name: self._train(table, name) for name in names}
         for name in names:

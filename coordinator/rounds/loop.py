@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.algorithms.selection.rbcs_f import FREEZE_AFTER
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement
 from fairbed.coordinator.fleet.membership import Fleet
@@ -27,6 +28,7 @@ from fairbed.coordinator.policy.selection import (
 )
 from fairbed.coordinator.ports import Evaluator, Score
 from fairbed.coordinator.records.rows import (
+    choice_columns,
     exchange_row,
     fleet_rows,
     metric_rows,
@@ -287,8 +289,9 @@ class TrainingLoop:
         await self._collect(opened)
         closed = self._close(opened)  # Awaits nothing: no event is lost between two tables.
         closed_at = await self._merge(closed)
+        why = self._decisions.explain(closed.selection)
         self._learn(closed)
-        row = await self._record(closed, closed_at)
+        row = await self._record(closed, closed_at, why)
         await self._wait_for_personal_scores(closed)
         metric = await self._evaluate(closed)
         cohort = tuple(closed.table.exchanges)
@@ -529,12 +532,12 @@ class TrainingLoop:
             over=[x.device for x in ended if table.find(x.device) is x],
         )
 
-    async def _record(self, closed: ClosedRound, closed_at: float) -> RoundRow:
+    async def _record(self, closed: ClosedRound, closed_at: float, why: Explanation) -> RoundRow:
         """Write the rows and the checkpoint of a round in one transaction."""
         table, selection, log = closed.table, closed.selection, self._event_log
         queries = self._services.loss_queries
         selections = selection_rows(
-            selection, self._registry.names(), self._decisions, closed.merged
+            selection, self._registry.names(), self._decisions, closed.merged, why
         )
         open_late = [x for x in table.exchanges.values() if x.is_open_late]
         exchanges = [
@@ -565,6 +568,7 @@ class TrainingLoop:
             model_sha256=sha256.hex() if sha256 is not None else "",
             coordinator_encode_s=self._versions.encode_s if closed.merged else None,
             loss_query_s=queries.duration_s(closed.started),
+            choice=choice_columns(why, self._registry.names()),
         )
         records: list[Record] = [*fleet_rows(selection), *queries.rows]
         for record in records:

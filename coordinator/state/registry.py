@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.selection.explanation import Reason
 from fairbed.wire.messages import Capabilities, Context, Hello
 
 CONTEXT_MAX_AGE_S = 3.0
@@ -144,6 +145,16 @@ class Device:
         return self.context.phase if self.context.is_willing else "unwilling"
 
 
+_ABSENT = {
+    "gone": Reason.OFFLINE,
+    "awaited": Reason.OFFLINE,
+    "silent": Reason.OFFLINE,
+    "preparing": Reason.PREPARING,
+    "unwilling": Reason.UNWILLING,
+}
+"""Why a device with a status is not available."""
+
+
 @dataclass(slots=True)
 class Registry:
     """All devices of a run, by name and by row."""
@@ -264,6 +275,29 @@ class Registry:
         """Return I_t, shape (N,)."""
         flags = (d.is_available(now) and self._can_serve(d) for d in self)
         return np.fromiter(flags, dtype=np.bool_, count=len(self))
+
+    def absences(self, is_available: Bools, now: float) -> dict[int, Reason]:
+        """Return why devices are not available at this instant, by row.
+
+        Args:
+            is_available: I_t, shape (N,); a device that is available but for it is left out.
+            now: Monotonic clock, seconds.
+        """
+        devices = list(self)
+        absent = (devices[row] for row in np.flatnonzero(~is_available).tolist())
+        found = {device.row: self._absence(device, now) for device in absent}
+        return {row: reason for row, reason in found.items() if reason is not None}
+
+    def _absence(self, device: Device, now: float) -> Reason | None:
+        """Return why a device is not available, or None if it is."""
+        if device.is_excluded:
+            return Reason.EXCLUDED
+        status = device.status(now)
+        if reason := _ABSENT.get(status):
+            return reason
+        if device.busy_round is not None:
+            return Reason.BUSY
+        return None if self._can_serve(device) else Reason.UNFIT
 
     def _can_serve(self, device: Device) -> bool:
         """Return whether a device can do all that this run asks of each device."""

@@ -114,7 +114,7 @@ INDICES: tuple[str, ...] = (
 
 APPLICATION_ID = 0x46424544
 """`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
-VERSION = 7
+VERSION = 8
 """Version of the tables: `PRAGMA user_version`."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

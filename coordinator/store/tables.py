@@ -113,6 +113,15 @@ class SelectionRow:
     """Probability of being in the cohort, given what the selector picked."""
     is_audit: bool
     """Drawn uniformly for the audit sample."""
+    reason: str
+    """Why the device was selected, or not: in words of the `Reason` in
+    `coordinator/algorithms/selection/explanation.py`. Empty: the policy gives no reason, or the run
+    stores none (a replay of more than 1,000 devices)."""
+    score: float | None
+    """Number by which the policy ranked the device; None if it was no candidate or has none."""
+    margin: float | None
+    """How much worse the policy's objective is after the best exchange of this device with one on
+    the other side of the selection; with the reason "over deadline" the seconds beyond it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +306,14 @@ class RoundRow:
     """Late exchanges that were dropped in this round."""
     cancelled: int
     """Exchanges that the coordinator cancelled."""
+    objective: float | None = None
+    """The policy's objective for the cohort that it chose, before an audit; None if it has none."""
+    alternative: float | None = None
+    """The objective of the best cohort that differs in one device; None if there is none."""
+    alternative_out: str | None = None
+    """The device that this cohort lacks."""
+    alternative_in: str | None = None
+    """The device that it has instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

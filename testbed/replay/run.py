@@ -71,7 +71,13 @@ def replay_setup(
     learning = make_learning(setup, folder, threads) if experiment.trains_in_replay else None
     found = provenance(origin or Path(), setup.data)
     store = _open_store(experiment, folder, run_id, len(setup.names), found)
-    engine = ReplayEngine(setup.decisions, setup.world, cohort=learning, attacks=setup.attacks)
+    engine = ReplayEngine(
+        setup.decisions,
+        setup.world,
+        cohort=learning,
+        attacks=setup.attacks,
+        explains=len(setup.names) <= MAX_LISTED,
+    )
     checkpointer = Checkpointer(
         store, setup.names, engine, checkpoint_s, setup.device_records, setup.powers
     )

@@ -15,6 +15,7 @@ from fairbed.coordinator.algorithms.selection.base import (
     Selector,
     TwoStepSelector,
 )
+from fairbed.coordinator.algorithms.selection.explanation import ExplainingSelector, Reason
 
 COLUMNS = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "true_tau_s")
 """Columns of `Candidates` that every selector gets; losses are queried."""
@@ -89,14 +90,18 @@ def outcomes(n: int, chosen: Ints, round_id: int, at: TrialFleet | None = None) 
 
 def choose(selector: Selector, at: TrialFleet, k: int, seed: int) -> Ints:
     """Return the rows selected; a two-step selector gets the losses of its candidates."""
-    fleet = at.fleet
-    if isinstance(selector, TwoStepSelector):
-        queried = selector.candidates(fleet, k, stream(seed + 1_000_003))
-        check_rows(queried, fleet, len(at), "candidates()")
-        loss = np.full(len(at), np.nan)
-        loss[queried] = at.loss[queried]
-        fleet = replace(fleet, loss=loss)
-    return selector.select(fleet, k, stream(seed))
+    return selector.select(with_losses(selector, at, k, seed), k, stream(seed))
+
+
+def with_losses(selector: Selector, at: TrialFleet, k: int, seed: int) -> Candidates:
+    """Return the fleet, for a two-step selector with the losses of its candidates."""
+    if not isinstance(selector, TwoStepSelector):
+        return at.fleet
+    queried = selector.candidates(at.fleet, k, stream(seed + 1_000_003))
+    check_rows(queried, at.fleet, len(at), "candidates()")
+    loss = np.full(len(at), np.nan)
+    loss[queried] = at.loss[queried]
+    return replace(at.fleet, loss=loss)
 
 
 def run_rounds(
@@ -184,6 +189,34 @@ def _select_is_pure(make: Make, clock: Clock) -> None:
 
 def _copies(fleet: Candidates) -> dict[str, Any]:
     return {name: np.copy(getattr(fleet, name)).astype(np.float64) for name in COLUMNS}
+
+
+def _explains(make: Make, clock: Clock) -> str:
+    if not isinstance(make(), ExplainingSelector):
+        return NO_REASONS
+    for at, k, seed in _trials():
+        selector = make()
+        run_rounds(selector, at, 2, seed)
+        state = msgspec.msgpack.encode(selector.to_state())
+        fleet, chosen = with_losses(selector, at, k, seed), choose(selector, at, k, seed)
+        assert isinstance(selector, ExplainingSelector)
+        why = selector.explain(fleet, chosen, k, stream(seed))
+        if why is None:
+            return NO_REASONS
+        if msgspec.msgpack.encode(selector.to_state()) != state:
+            raise Broken("explain() must change no state: to_state() differs after it")
+        is_chosen = np.isin(np.arange(len(at)), chosen)
+        for row in np.flatnonzero(fleet.is_available).tolist():
+            reason = Reason(int(why.reason[row]))
+            if reason is not Reason.UNSTATED and reason.is_in_cohort != is_chosen[row]:
+                place = "in the cohort" if is_chosen[row] else "not in the cohort"
+                raise Broken(f"explain() must give a reason of a device {place}, got {reason.word}")
+        if (why.margin[fleet.is_available] < 0.0).any():
+            raise Broken(f"explain() must return margins >= 0, got {np.nanmin(why.margin):g}")
+    return "each reason agrees with the selection"
+
+
+NO_REASONS = "it has no explain(): the control room shows no reasons"
 
 
 def _observe_is_pure(make: Make, clock: Clock) -> None:
@@ -378,6 +411,7 @@ PROPERTIES: Properties[Selector] = {
     "only available devices, each once": _only_available,
     "the right number": _right_number,
     "select() changes nothing": _select_is_pure,
+    "explain() agrees with select()": _explains,
     "observe() changes no outcome": _observe_is_pure,
     "the same streams, the same selection": _deterministic,
     "a restored selector selects the same": _resumes,

@@ -1,12 +1,20 @@
 """FedCS: as many devices as can finish before a deadline."""
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.explanation import (
+    Explanation,
+    Reason,
+    explain_draw,
+    explain_ranking,
+    spread,
+)
 from fairbed.coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
 
 
@@ -116,17 +124,53 @@ class FedCs:
         rows = rng.permutation(available_rows(candidates, k))
         if k == 0 or rows.size == 0:
             return rows[:0]
-        tau_s = np.maximum(require_finite("tau_hat_s", candidates.tau_hat_s, rows), 0.0)
-        transfer_s = require_finite("transfer_hat_s", candidates.transfer_hat_s, rows)
+        tau_s, half_s, update_s = self._times_s(candidates, rows)
         if self._uploads == "parallel":
             chosen = greedy_parallel(tau_s, self._deadline_s, k)
         else:
-            half_s = np.clip(transfer_s, 0.0, tau_s) / 2.0
-            update_s = tau_s - 2.0 * half_s
             chosen = greedy_sequential(half_s, update_s, half_s, self._deadline_s, k)
         if chosen.size == 0:
             chosen = np.array([tau_s.argmin()])
         return np.sort(rows[chosen])
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation:
+        """Return why `select` chose this cohort; the score is the predicted time, seconds.
+
+        The objective is the predicted duration of the round. With `uploads="sequential"` the only
+        exchanges considered are those of the device that was added last.
+
+        Raises:
+            ValueError: A prediction of an available device is not finite.
+        """
+        n, rows = len(candidates.is_available), available_rows(candidates, k)
+        tau_s, half_s, update_s = self._times_s(candidates, rows)
+        if chosen.size == 0:
+            return explain_draw(n, rows, chosen, score=tau_s)
+        is_chosen = np.isin(rows, chosen)
+        is_movable, total_s = is_chosen, tau_s
+        if self._uploads == "sequential":
+            total_s, last = self._as_last_s(half_s, update_s, is_chosen, k)
+            is_movable = np.arange(len(rows)) == last
+        fits = total_s < self._deadline_s
+        considered = is_movable | (fits & ~is_chosen)
+        costs_s = total_s[considered]
+        why = explain_ranking(
+            n,
+            rows[considered],
+            rows[is_movable],
+            costs=costs_s,
+            gains=np.zeros(len(costs_s)),
+            score=costs_s,
+        )
+        reason, margin = why.reason, why.margin
+        late = ~fits & ~is_chosen
+        reason[rows[late]] = Reason.OVER_DEADLINE
+        margin[rows[late]] = total_s[late] - self._deadline_s
+        is_fallback = not fits[is_movable].any()
+        reason[chosen] = Reason.FALLBACK if is_fallback else reason[rows[is_movable][0]]
+        return replace(why, score=spread(n, rows, tau_s))
 
     def observe(self, outcomes: Outcomes) -> None:
         """Do nothing: only the estimator learns."""
@@ -141,3 +185,38 @@ class FedCs:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the empty state."""
+
+    def _times_s(self, candidates: Candidates, rows: Ints) -> tuple[Floats, Floats, Floats]:
+        """Return exchange, half of the transfer, and update of some rows, seconds, each (M,)."""
+        tau_s = np.maximum(require_finite("tau_hat_s", candidates.tau_hat_s, rows), 0.0)
+        transfer_s = require_finite("transfer_hat_s", candidates.transfer_hat_s, rows)
+        half_s = np.clip(transfer_s, 0.0, tau_s) / 2.0
+        return tau_s, half_s, tau_s - 2.0 * half_s
+
+    def _as_last_s(
+        self, half_s: Floats, update_s: Floats, is_chosen: Bools, k: int
+    ) -> tuple[Floats, int]:
+        """Return the duration of the round with each device as the last, (M,), and the last one.
+
+        Where places are left, a device outside the cohort would follow all of it; otherwise it
+        would take the place of the last.
+        """
+        at = np.flatnonzero(is_chosen)
+        order = at[greedy_sequential(half_s[at], update_s[at], half_s[at], math.inf, len(at))]
+        last = int(order[-1])
+        alone_s = half_s[last] + max(0.0, update_s[last]) + half_s[last]
+        is_fallback = len(order) == 1 and alone_s >= self._deadline_s
+        has_places = len(order) < k and not is_fallback
+        total_s = _appended_s(half_s, update_s, order if has_places else order[:-1])
+        total_s[last] = _appended_s(half_s, update_s, order[:-1])[last]
+        return total_s, last
+
+
+def _appended_s(half_s: Floats, update_s: Floats, before: Ints) -> Floats:
+    """Return the duration of a round in which each device follows those `before`, shape (M,)."""
+    theta_s = 0.0
+    for position in before.tolist():
+        theta_s = float(half_s[position] + max(theta_s, update_s[position]))
+    broadcast_s = half_s[before].max(initial=0.0)
+    total_s: Floats = np.maximum(broadcast_s, half_s) + half_s + np.maximum(theta_s, update_s)
+    return total_s

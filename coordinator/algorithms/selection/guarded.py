@@ -1,5 +1,7 @@
 """Guard of a plug-in selector: each violation of the contract is one line that names it."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
@@ -10,6 +12,11 @@ from fairbed.coordinator.algorithms.selection.base import (
     Sample,
     Selector,
     TwoStepSelector,
+)
+from fairbed.coordinator.algorithms.selection.explanation import (
+    ExplainingSelector,
+    Explanation,
+    Reason,
 )
 from fairbed.wire.plugins import described
 
@@ -46,6 +53,40 @@ class GuardedSelector(Guard):
         if len(rows) > k:
             self.fail(where, f"must return at most {k} devices, got {len(rows)}")
         return rows
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation | None:
+        """Return why the plug-in chose this cohort; None if it has no `explain`.
+
+        Raises:
+            PluginError: The result is not an `Explanation` of all devices.
+        """
+        plugin, where = self._selector, f"explain() of round {candidates.round}"
+        if not isinstance(plugin, ExplainingSelector):
+            return None
+        why: object = self.call(where, lambda: plugin.explain(candidates, chosen, k, rng))
+        if why is None:
+            return None
+        if not isinstance(why, Explanation):
+            self.fail(where, f"must return an Explanation or None, got {described(why)}")
+        shape = candidates.is_available.shape
+        for name in ("reason", "score", "margin"):
+            column = getattr(why, name)
+            if not isinstance(column, np.ndarray) or column.shape != shape:
+                got = described(column)
+                self.fail(where, f"must return a {name} for each device, {shape}, got {got}")
+        is_known = np.isin(why.reason, [*Reason])
+        if not is_known.all():
+            got = why.reason[~is_known][0]
+            self.fail(where, f"must return reasons from 0 to {max(Reason)}, got {got}")
+        is_candidate = candidates.is_available
+        return replace(
+            why,
+            reason=why.reason.astype(np.int64),
+            score=np.where(is_candidate, why.score, np.nan),
+            margin=np.where(is_candidate, why.margin, np.nan),
+        )
 
     def observe(self, outcomes: Outcomes) -> None:
         """Pass the outcome of the selection to the plug-in.

@@ -1,7 +1,7 @@
 """Oort: devices of high statistical utility that are not too slow."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,12 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.explanation import (
+    Explanation,
+    Reason,
+    explain_draw,
+    spread,
+)
 from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
 
 CONFIDENCE = 0.1
@@ -98,11 +104,8 @@ class Oort:
         rows = available_rows(candidates, k)
         if k >= len(rows):
             return rows
-        is_tried = grown(self._last, len(candidates.is_available))[rows] > 0
-        tried, fresh = rows[is_tried], rows[~is_tried]
-        s = self._settings
-        share = max(s.exploration * s.exploration_decay**candidates.round, s.exploration_min)
-        n_exploit = min(int(k * (1.0 - share)), len(tried))
+        tried, fresh = self._split(rows, len(candidates.is_available))
+        n_exploit = self._n_exploit(k, len(tried), candidates.round)
         chosen = self._exploit(tried, n_exploit, candidates.round, rng)
         explored = fresh[weighted_draw(rng, candidates.n_k[fresh], k - n_exploit)]
         taken = np.concatenate([chosen, explored])
@@ -112,6 +115,27 @@ class Oort:
             others = rng.permutation(rows[is_free[rows]])[: k - len(taken)]
             taken = np.concatenate([taken, others])
         return np.sort(taken)
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation:
+        """Return why `select` chose this cohort; the score is Oort's, NaN for a device never tried.
+
+        The margin of an outranked device is the distance of its score from the cut-off.
+        """
+        n, rows = len(candidates.is_available), available_rows(candidates, k)
+        tried, fresh = self._split(rows, n)
+        score = self.score(tried, candidates.round)
+        why = explain_draw(n, rows, chosen, score=np.full(len(rows), np.nan))
+        if k >= len(rows):
+            return replace(why, score=spread(n, tried, score))
+        reason, margin = why.reason, np.full(n, np.nan)
+        reason[np.intersect1d(chosen, fresh)] = Reason.EXPLORED
+        if n_exploit := self._n_exploit(k, len(tried), candidates.round):
+            short = self._cut_off(score, n_exploit) - score
+            is_low = (short > 0.0) & (reason[tried] == Reason.NOT_DRAWN)
+            reason[tried[is_low]], margin[tried[is_low]] = Reason.OUTRANKED, short[is_low]
+        return Explanation(reason, spread(n, tried, score), margin)
 
     def score(self, rows: Ints, round_id: int) -> Floats:
         """Return the scores of devices that were tried, shape (len(rows),)."""
@@ -175,10 +199,24 @@ class Oort:
         if size == 0:
             return tried[:0]
         score = self.score(tried, round_id)
-        rank = min(size, len(score) - 1)
-        cut_off = -self._settings.cut_off * np.partition(-score, rank)[rank]
-        good = np.flatnonzero(score >= cut_off)
+        good = np.flatnonzero(score >= self._cut_off(score, size))
         return tried[good[weighted_draw(rng, score[good], size)]]
+
+    def _split(self, rows: Ints, n: int) -> tuple[Ints, Ints]:
+        """Return which of `rows` were tried, and which never."""
+        is_tried = grown(self._last, n)[rows] > 0
+        return rows[is_tried], rows[~is_tried]
+
+    def _n_exploit(self, k: int, n_tried: int, round_id: int) -> int:
+        """Return how many of k places go to devices that were tried."""
+        s = self._settings
+        share = max(s.exploration * s.exploration_decay**round_id, s.exploration_min)
+        return min(int(k * (1.0 - share)), n_tried)
+
+    def _cut_off(self, score: Floats, size: int) -> float:
+        """Return the score below which no device is drawn."""
+        rank = min(size, len(score) - 1)
+        return float(-self._settings.cut_off * np.partition(-score, rank)[rank])
 
     def _preferred_s(self) -> float:
         known = self._duration_s[self._duration_s > 0.0]

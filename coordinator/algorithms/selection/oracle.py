@@ -7,6 +7,11 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
+from fairbed.coordinator.algorithms.selection.explanation import (
+    ExplainingSelector,
+    Explanation,
+    explain_ranking,
+)
 from fairbed.coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
 
 
@@ -28,6 +33,15 @@ class Fastest:
         rows = rng.permutation(available_rows(candidates, k))
         tau_s = require_finite("tau_hat_s", candidates.tau_hat_s, rows)
         return np.sort(rows[smallest(tau_s, k)])
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation:
+        """Return why `select` chose this cohort; score and objective are predicted seconds."""
+        rows = available_rows(candidates, k)
+        tau_s, n = candidates.tau_hat_s[rows], len(candidates.is_available)
+        zeros = np.zeros(len(rows))
+        return explain_ranking(n, rows, chosen, costs=tau_s, gains=zeros, score=tau_s)
 
     def observe(self, outcomes: Outcomes) -> None:
         """Do nothing: only the estimator learns."""
@@ -68,15 +82,15 @@ class OracleTimes:
         Raises:
             ValueError: The true times are unknown, or the policy raises.
         """
-        if candidates.true_tau_s is None:
-            raise ValueError(
-                "selection: true exchange times must be known, got None; use the policy in a replay"
-            )
-        nothing = np.zeros(len(candidates.true_tau_s))
-        informed = replace(
-            candidates, tau_hat_s=candidates.true_tau_s, width_s=nothing, transfer_hat_s=nothing
-        )
-        return self._policy.select(informed, k, rng)
+        return self._policy.select(_informed(candidates), k, rng)
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation | None:
+        """Return the explanation of the policy, given true times; None if it has none."""
+        if not isinstance(self._policy, ExplainingSelector):
+            return None
+        return self._policy.explain(_informed(candidates), chosen, k, rng)
 
     def observe(self, outcomes: Outcomes) -> None:
         """Pass the outcome of the selection to the policy."""
@@ -93,3 +107,19 @@ class OracleTimes:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned."""
         self._policy.load_state(state)
+
+
+def _informed(candidates: Candidates) -> Candidates:
+    """Return the candidates with true times for estimates.
+
+    Raises:
+        ValueError: They are unknown.
+    """
+    if candidates.true_tau_s is None:
+        raise ValueError(
+            "selection: true exchange times must be known, got None; use the policy in a replay"
+        )
+    nothing = np.zeros(len(candidates.true_tau_s))
+    return replace(
+        candidates, tau_hat_s=candidates.true_tau_s, width_s=nothing, transfer_hat_s=nothing
+    )

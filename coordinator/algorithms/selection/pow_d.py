@@ -1,11 +1,17 @@
 """Power-of-Choice with queried losses: of d candidates, the devices with the largest loss."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Sample
+from fairbed.coordinator.algorithms.selection.explanation import (
+    Explanation,
+    Reason,
+    explain_largest,
+)
 from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
 
 
@@ -68,6 +74,20 @@ class PowD:
         answered = rng.permutation(rows[np.isfinite(candidates.loss[rows])])
         worst_first = np.argsort(-candidates.loss[answered], kind="stable")
         return np.sort(answered[worst_first[:k]])
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation | None:
+        """Return why `select` chose this cohort; the score is the reported loss, nats.
+
+        The objective is the sum of the losses of the cohort. None: no losses were queried.
+        """
+        if candidates.loss is None:
+            return None
+        is_candidate = candidates.is_available & np.isfinite(candidates.loss)
+        rows = np.flatnonzero(is_candidate).astype(np.int64)
+        why = explain_largest(len(is_candidate), rows, chosen, candidates.loss[rows])
+        return replace(why, reason=np.where(is_candidate, why.reason, Reason.NOT_DRAWN))
 
     def observe(self, outcomes: Outcomes) -> None:
         """Do nothing: the losses are queried in each round."""

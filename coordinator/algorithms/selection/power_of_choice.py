@@ -1,5 +1,6 @@
 """Power-of-Choice with past losses: of d random candidates, the devices with the largest loss."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,11 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.explanation import (
+    Explanation,
+    Reason,
+    explain_largest,
+)
 from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
 
 
@@ -45,11 +51,24 @@ class PowerOfChoice:
         Raises:
             ValueError: `k` is negative.
         """
-        rows = available_rows(candidates, k)
-        drawn = rows[weighted_draw(rng, candidates.n_k[rows], max(self._candidates, k))]
-        loss = self._known(len(candidates.is_available))[drawn]
-        worst_first = np.argsort(-np.where(np.isnan(loss), np.inf, loss), kind="stable")
+        drawn = self._draw(candidates, k, rng)
+        worst_first = np.argsort(-self._ranks(len(candidates.is_available))[drawn], kind="stable")
         return np.sort(drawn[worst_first[:k]])
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation:
+        """Return why `select` chose this cohort; the score is the last loss, nats, NaN for none.
+
+        The objective is the sum of the losses of the cohort.
+        """
+        n = len(candidates.is_available)
+        drawn, ranks = self._draw(candidates, k, rng), self._ranks(n)
+        why = explain_largest(n, drawn, chosen, ranks[drawn])
+        is_drawn = np.zeros(n, dtype=np.bool_)
+        is_drawn[drawn] = True
+        reason = np.where(is_drawn, why.reason, Reason.NOT_DRAWN)
+        return replace(why, reason=reason, score=np.where(np.isinf(ranks), np.nan, ranks))
 
     def observe(self, outcomes: Outcomes) -> None:
         """Store the finite losses of aggregated devices."""
@@ -72,6 +91,17 @@ class PowerOfChoice:
         self._loss = np.array(
             [np.nan if loss is None else loss for loss in state["loss"]], dtype=np.float64
         )
+
+    def _draw(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        """Return A in the order drawn, shape (max(d, k),) or smaller."""
+        rows = available_rows(candidates, k)
+        return rows[weighted_draw(rng, candidates.n_k[rows], max(self._candidates, k))]
+
+    def _ranks(self, n: int) -> Floats:
+        """Return the last losses, infinite for a device that has never taken part, shape (n,)."""
+        loss = self._known(n)
+        ranks: Floats = np.where(np.isnan(loss), np.inf, loss)
+        return ranks
 
     def _known(self, n: int) -> Floats:
         known: Floats = grown(self._loss, n)

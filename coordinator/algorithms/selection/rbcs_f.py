@@ -13,6 +13,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.explanation import Explanation, explain_ranking
 from fairbed.coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
 
 TIE_TOLERANCE = 1e-12
@@ -209,6 +210,22 @@ class RbcsF:
         rows = rng.permutation(rows)
         queues = self.queues(len(candidates.is_available))[rows]
         return np.sort(rows[solve_p4(self._tau_bar_s(candidates, rows), queues, k, self._V)])
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation:
+        """Return why `select` chose this cohort; the score is V tau_bar - Z, low ones first.
+
+        The objective is that of P4, J(S); the margin of a device is the smallest increase of J by
+        an exchange of it with one device on the other side.
+
+        Raises:
+            ValueError: A prediction of an available device is not finite.
+        """
+        n, rows = len(candidates.is_available), available_rows(candidates, k)
+        queues = self.queues(n)[rows]
+        costs = self._V * self._tau_bar_s(candidates, rows)
+        return explain_ranking(n, rows, chosen, costs=costs, gains=queues, score=costs - queues)
 
     def observe(self, outcomes: Outcomes) -> None:
         """Advance every queue by one round; a new row starts from Z = 0.

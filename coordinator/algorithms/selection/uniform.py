@@ -6,6 +6,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.explanation import Explanation, explain_draw
 from fairbed.coordinator.algorithms.selection.pool import available_rows
 
 
@@ -20,6 +21,15 @@ class Uniform:
         """Return min(k, available) distinct rows, ascending; changes no state."""
         rows = available_rows(candidates, k)
         return np.sort(rng.permutation(rows)[:k])
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation:
+        """Return why `select` chose this cohort; the score is the probability of a draw."""
+        rows = available_rows(candidates, k)
+        probability = min(k / max(len(rows), 1), 1.0)
+        score = np.full(len(rows), probability)
+        return explain_draw(len(candidates.is_available), rows, chosen, score=score)
 
     def observe(self, outcomes: Outcomes) -> None:
         """Do nothing: the draw has no memory."""

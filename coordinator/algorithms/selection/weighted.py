@@ -7,6 +7,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.explanation import Explanation, explain_draw
 from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
 
 
@@ -59,6 +60,15 @@ class Weighted:
         """Return min(k, available) distinct rows, ascending; changes no state."""
         rows = available_rows(candidates, k)
         return np.sort(rows[weighted_draw(rng, self._of(candidates)[rows], k)])
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation:
+        """Return why `select` chose this cohort; the score is the probability of the first draw."""
+        rows = available_rows(candidates, k)
+        weights = self._of(candidates)[rows]
+        score = weights / max(float(weights.sum()), np.finfo(np.float64).tiny)
+        return explain_draw(len(candidates.is_available), rows, chosen, score=score)
 
     def observe(self, outcomes: Outcomes) -> None:
         """Do nothing: the draw has no memory."""

@@ -16,6 +16,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT
 from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
+from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import Observations, Selection, SelectionBuilder
 from fairbed.coordinator.ports import Score
@@ -81,6 +82,8 @@ class ReplayedRound:
     """Rows of the devices that have reached the miss limit for the first time."""
     context_changes: Sequence[ContextChange] = ()
     """Claims that the context check began or ceased to replace."""
+    why: Explanation | None = None
+    """Why the devices were selected, or not; None: it was not asked for."""
 
     @property
     def query_s(self) -> float:
@@ -149,6 +152,7 @@ class ReplayEngine:
         world: The devices.
         cohort: Trains the devices; None replays times only.
         attacks: Behaviour of each malicious device, by its row.
+        explains: Rounds have the reasons of their selections.
     """
 
     def __init__(
@@ -158,9 +162,11 @@ class ReplayEngine:
         *,
         cohort: Cohort | None = None,
         attacks: Mapping[int, Attack] | None = None,
+        explains: bool = False,
     ) -> None:
         self.decisions, self.world, self.cohort = decisions, world, cohort
         self._claims = Claims(attacks or {})
+        self._explains = explains
         self.at = Position.start(len(world))
         self._in_flight = InFlight(decisions.config, world)
 
@@ -186,6 +192,7 @@ class ReplayEngine:
         self._claims.on_over(over)
         flight.notify_world()
         choice = current.selections.build()
+        why = self.decisions.explain(choice) if self._explains else None
         self.decisions.learn(choice, _observations(over, current.id))
         table = flight.table
         self.at = Position(current.id, flight.now, self._hand_over(choice, over))
@@ -203,6 +210,7 @@ class ReplayEngine:
             queried=current.queried,
             reached_miss_limit=self.decisions.miss_limit.reached,
             context_changes=self.decisions.context_changes,
+            why=why,
         )
 
     def to_state(self) -> dict[str, Any]:

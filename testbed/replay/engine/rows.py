@@ -116,6 +116,7 @@ def round_row(replayed: ReplayedRound, decisions: Decisions, names: Sequence[str
         aggregated_late=sum(bool(x.entry.staleness) for x in done),
         dropped_late=states[ExchangeState.LATE],
         cancelled=states[ExchangeState.CANCELLED],
+        **records.choice_columns(replayed.why, names),
     )
 
 
@@ -125,7 +126,7 @@ def selection_rows(
     """Return the selection rows of all devices, or of the participants only."""
     merged = {names[row] for row in replayed.merged.tolist()}
     rows = None if all_devices else replayed.participants
-    return records.selection_rows(replayed.choice, names, decisions, merged, rows)
+    return records.selection_rows(replayed.choice, names, decisions, merged, replayed.why, rows)
 
 
 def score_rows(replayed: ReplayedRound, evaluate_s: float) -> list[Record]:

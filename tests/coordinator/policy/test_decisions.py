@@ -1,6 +1,7 @@
 """Selection and learning, without a network."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from fairbed.coordinator.algorithms.aggregation.base import Report
 from fairbed.coordinator.algorithms.estimation.base import COLD, DOWN, Measured
+from fairbed.coordinator.algorithms.selection.explanation import WORDS, Explanation
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,
@@ -21,7 +23,12 @@ from fairbed.coordinator.policy.config import (
     rule_problem,
 )
 from fairbed.coordinator.policy.decisions import Decisions, FleetSizeError, make_decisions
-from fairbed.coordinator.policy.selection import Observation, Observations, ReportedLosses
+from fairbed.coordinator.policy.selection import (
+    Observation,
+    Observations,
+    ReportedLosses,
+    SelectionBuilder,
+)
 from fairbed.coordinator.state.registry import Registry
 from fairbed.wire.plugins import PluginError
 from tests.coordinator.builders import context, hello
@@ -173,6 +180,82 @@ def test_an_audit_also_draws_excluded_devices() -> None:
     chosen = [made.select(t, registry, BOTH_WAYS, now=1.0) for t in range(200, 260)]
     assert {0 in one.rows and one.audit_row != 0 for one in chosen} == {False}
     assert any(one.audit_row == 0 for one in chosen)
+
+
+def reasons(why: Explanation) -> list[str]:
+    return [str(word) for word in WORDS[why.reason]]
+
+
+def test_each_device_has_a_reason() -> None:
+    """Two of three candidates are selected; the others are excluded or not available."""
+    registry, made = fleet(5), decisions()
+    observe(made, registry, 1, 1.0)
+    registry["pi-3"].is_excluded = True
+    registry["pi-4"].busy_round = 1
+    selection = made.select(2, registry, BOTH_WAYS, now=1.0)
+    absences = registry.absences(selection.is_available, 1.0)
+    why = made.explain(replace(selection, absences=absences))
+    assert sorted(reasons(why)[:3]) == ["outranked", "ranked", "ranked"]
+    assert reasons(why)[3:] == ["excluded", "busy"]
+    assert [reasons(why)[row] for row in selection.rows] == ["ranked", "ranked"]
+    assert np.isfinite(why.score[:3]).all()
+    assert np.isnan(why.score[3:]).all()
+    assert np.isnan(why.margin[3:]).all()
+    assert why.objective is not None
+    assert why.alternative is not None
+    assert why.alternative >= why.objective
+    assert reasons(made.explain(selection))[3:] == ["unavailable", "unavailable"]
+
+
+def test_an_explanation_names_the_miss_limit_and_the_audit() -> None:
+    registry, made = fleet(4), decisions(policy="fedcs", miss_limit=1, per_round=1)
+    selection = made.select(1, registry, BOTH_WAYS, now=1.0)
+    (missed,) = selection.rows.tolist()
+    made.learn(selection, Observations.of([Observation(missed, None, None, False, True)]))
+    why = made.explain(made.select(2, registry, BOTH_WAYS, now=1.0))
+    assert reasons(why)[missed] == "miss limit"
+    audited = decisions(audit=1.0, per_round=1)
+    for round_id in range(1, 20):
+        selection = audited.select(round_id, registry, BOTH_WAYS, now=1.0)
+        assert selection.picked is not None
+        (picked,), (drawn,) = selection.picked.rows.tolist(), selection.rows.tolist()
+        words = reasons(audited.explain(selection))
+        if picked != drawn:
+            assert (words[picked], words[drawn]) == ("audited out", "audit")
+            break
+    else:
+        pytest.fail("no audit replaced a device")
+
+
+def test_an_explanation_names_devices_without_a_loss() -> None:
+    registry, made = fleet(4), decisions(policy="power-of-choice", variant="pow-d", per_round=1)
+    losses = ReportedLosses(np.array([0, 1, 2]), np.array([2.0, np.nan, 1.0]))
+    selection = made.select(1, registry, BOTH_WAYS, now=1.0, losses=losses)
+    assert selection.rows.tolist() == [0]
+    why = made.explain(selection)
+    assert reasons(why) == ["ranked", "no loss", "outranked", "not drawn"]
+
+
+def test_joined_selections_are_explained_by_the_last_without_an_objective() -> None:
+    registry, made = fleet(4), decisions()
+    first = made.select(1, registry, BOTH_WAYS, now=1.0, count=1)
+    (taken,) = first.rows.tolist()
+    registry.open_round([f"pi-{taken}"], 1)
+    later = made.select(1, registry, BOTH_WAYS, now=1.0, count=1, selections_before=1)
+    joined = SelectionBuilder(first)
+    joined.add(replace(later, absences=registry.absences(later.is_available, 1.0)))
+    why = made.explain(joined.build())
+    assert sorted(reasons(why)) == ["earlier", "outranked", "outranked", "ranked"]
+    assert reasons(why)[taken] == "earlier"
+    assert (why.objective, why.alternative, why.exchange) == (None, None, None)
+
+
+def test_a_plug_in_without_reasons_leaves_them_out() -> None:
+    registry, made = fleet(3), decisions(policy="examples.longest_waiting:LongestWaiting")
+    registry["pi-2"].is_excluded = True
+    why = made.explain(made.select(1, registry, BOTH_WAYS, now=1.0))
+    assert reasons(why) == ["", "", "unavailable"]
+    assert np.isnan(why.score).all()
 
 
 def test_a_cancelled_exchange_counts_only_if_its_bound_exceeds_the_prediction() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from fairbed.coordinator.algorithms.selection.explanation import Reason
 from fairbed.coordinator.state.registry import (
     Device,
     Registry,
@@ -269,3 +270,36 @@ def test_a_device_takes_part_if_it_can_and_its_owner_lets_it(
     assert device.accepts_noise(noise_multiplier) is accepts
     assert Device(name="pi-1", row=1).accepts_noise(None)
     assert not Device(name="pi-1", row=1).accepts_noise(1.0)
+
+
+def test_each_absence_has_a_reason() -> None:
+    registry = Registry(needs_losses=True)
+    changes: dict[str, dict[str, bool]] = {
+        "ready": {},
+        "unwilling": {"is_willing": False},
+        "preparing": {"is_ready": False},
+        "silent": {},
+        "excluded": {},
+        "busy": {},
+        "unable": {},
+    }
+    for name, of_context in changes.items():
+        skills = () if name == "unable" else ("loss",)
+        capabilities = structs.replace(CAPABILITIES, skills=skills)
+        registry.join(name, structs.replace(hello(), capabilities=capabilities), now=0.0)
+        heard = 0.0 if name == "silent" else 9.0
+        registry.update_context(name, context(**of_context), now=heard)
+    registry.expect(["awaited"])
+    registry["excluded"].is_excluded = True
+    registry["busy"].busy_round = 3
+    absences = registry.absences(registry.available(10.0), 10.0)
+    names = registry.names()
+    assert {names[row]: reason for row, reason in absences.items()} == {
+        "unwilling": Reason.UNWILLING,
+        "preparing": Reason.PREPARING,
+        "silent": Reason.OFFLINE,
+        "excluded": Reason.EXCLUDED,
+        "busy": Reason.BUSY,
+        "unable": Reason.UNFIT,
+        "awaited": Reason.OFFLINE,
+    }

@@ -11,6 +11,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.coordinator.algorithms.selection.explanation import (
+    WORDS,
+    Reason,
+    explain_ranking,
+)
+from fairbed.coordinator.records.rows import choice_columns
 from fairbed.coordinator.store import NewRun, Provenance, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import (
@@ -49,7 +55,7 @@ def experiment_toml(rounds: int, aggregation: str = FEDAVG) -> str:
     """Return the resolved experiment of a fake run."""
     return (
         f'name = "digits-12"\nseed = 7\nrounds = {rounds}\n'
-        f'[selection]\npolicy = "rbcs-f"\nper_round = {PER_ROUND}\nbeta = {BETA}\n'
+        f'[selection]\npolicy = "rbcs-f"\nV = 0.0\nper_round = {PER_ROUND}\nbeta = {BETA}\n'
         f'queue_counts = "selected"\n[aggregation]\n{aggregation}'
     )
 
@@ -187,6 +193,15 @@ class FakeRun:
             else sorted(np.argsort(-self.queues - 0.01 * self.rng.random(self.devices))[:PER_ROUND])
         )
         self.cohort = [int(row) for row in cohort]
+        rows, before = np.arange(self.devices), self.queues
+        self.why = explain_ranking(
+            self.devices,
+            rows,
+            np.array(self.cohort, dtype=np.int64),
+            costs=np.zeros(self.devices),
+            gains=before,
+            score=-before,
+        )
         self.queues = np.maximum(self.queues + BETA - np.isin(range(self.devices), cohort), 0.0)
         names = ", ".join(self.names[row] for row in self.cohort)
         self.event(
@@ -273,12 +288,12 @@ class FakeRun:
         done = [e for e in exchanges if e.tau_wall_s is not None]
         tau_max_s = max((e.tau_wall_s or 0.0 for e in done), default=1.0)
         dispatched_at_s, self.now_s = self.now_s, self.now_s + tau_max_s + 0.02
-        aggregated = {e.device for e in done}
+        aggregated, is_void = {e.device for e in done}, self.round == VOID_ROUND
         selections = [
             SelectionRow(
                 round=self.round,
                 device=name,
-                is_available=self.round != VOID_ROUND,
+                is_available=not is_void,
                 is_selected=row in self.cohort,
                 is_aggregated=name in aggregated,
                 tau_hat_s=0.0 if self.round == 1 else 0.5 + 0.1 * row,
@@ -286,6 +301,9 @@ class FakeRun:
                 queue=float(self.queues[row]),
                 propensity=float(row in self.cohort),
                 is_audit=False,
+                reason=str(WORDS[Reason.OFFLINE if is_void else self.why.reason[row]]),
+                score=None if is_void else float(self.why.score[row]),
+                margin=None if is_void else float(self.why.margin[row]),
             )
             for row, name in enumerate(self.names)
         ]
@@ -302,7 +320,7 @@ class FakeRun:
                 slowest=max(done, key=lambda e: e.tau_wall_s or 0.0).device if done else None,
                 selected=len(self.cohort),
                 aggregated=len(done),
-                available=0 if self.round == VOID_ROUND else self.devices,
+                available=0 if is_void else self.devices,
                 queue_total=float(self.queues.sum()),
                 queue_max=float(self.queues.max()),
                 lag_p99_s=0.001,
@@ -313,6 +331,7 @@ class FakeRun:
                 loss_query_s=0.0,
                 dropped_late=0,
                 cancelled=0,
+                **choice_columns(self.why, self.names),
             ),
             selections,
             exchanges,

@@ -108,11 +108,21 @@ def test_columns_are_stored_as_their_rows_would_be(connection: sqlite3.Connectio
             "queue": np.array([1, 2]),
             "propensity": 0.25,
             "is_audit": False,
+            "reason": "drawn",
+            "score": None,
+            "margin": np.array([0.5, 0.25]),
         },
     )
     table = table_of(SelectionRow)
     connection.executemany(table.upsert(), table.encode_all(columns))
-    common: dict[str, Any] = {"round": 7, "width_s": None, "propensity": 0.25, "is_audit": False}
+    common: dict[str, Any] = {
+        "round": 7,
+        "width_s": None,
+        "propensity": 0.25,
+        "is_audit": False,
+        "reason": "drawn",
+        "score": None,
+    }
     rows = [
         SelectionRow(
             device="a",
@@ -121,6 +131,7 @@ def test_columns_are_stored_as_their_rows_would_be(connection: sqlite3.Connectio
             is_aggregated=False,
             tau_hat_s=0.5,
             queue=1.0,
+            margin=0.5,
             **common,
         ),
         SelectionRow(
@@ -130,6 +141,7 @@ def test_columns_are_stored_as_their_rows_would_be(connection: sqlite3.Connectio
             is_aggregated=True,
             tau_hat_s=None,
             queue=2.0,
+            margin=0.25,
             **common,
         ),
     ]
@@ -168,7 +180,7 @@ def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connecti
 
 def test_a_new_store_has_its_application_id_and_version(connection: sqlite3.Connection) -> None:
     assert connection.execute("PRAGMA application_id").fetchone()[0].to_bytes(4, "big") == b"FBED"
-    assert connection.execute("PRAGMA user_version").fetchone() == (7,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (8,)
     check_format("run.db", connection)
 
 

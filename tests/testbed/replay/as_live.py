@@ -145,7 +145,9 @@ def replay_story(
     learning = a_learning(decisions, folder, attacks)
     rounds, exchanges, models = [], dict[tuple[int, str], ExchangeRow](), []
     released = dict[tuple[int, str], bool]()
-    engine = ReplayEngine(decisions, a_world(train_s), cohort=learning, attacks=attacks)
+    engine = ReplayEngine(
+        decisions, a_world(train_s), cohort=learning, attacks=attacks, explains=True
+    )
     for one_round in engine.replay(config.rounds):
         rounds.append(round_row(one_round, decisions, NAMES))
         exchanges |= {(x.round, x.device): x for x in _records(exchange_rows(one_round, NAMES))}

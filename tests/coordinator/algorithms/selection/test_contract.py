@@ -11,7 +11,8 @@ import pytest
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.contract import check_contract, check_property
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Sample
-from fairbed.coordinator.algorithms.selection.contract import PROPERTIES
+from fairbed.coordinator.algorithms.selection.contract import NO_REASONS, PROPERTIES
+from fairbed.coordinator.algorithms.selection.explanation import Explanation, Reason
 
 
 class Honest:
@@ -190,6 +191,43 @@ class NeedsNoLoss(IgnoresLosses):
         return super().select(known if has_loss.any() else candidates, k, rng)
 
 
+class SwapsReasons(Honest):
+    """It calls the devices in its cohort outranked, and the others ranked."""
+
+    reasons = Reason.OUTRANKED, Reason.RANKED
+    margin = 0.0
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation | None:
+        n = len(candidates.is_available)
+        inside, outside = self.reasons
+        reason = np.where(np.isin(np.arange(n), chosen), inside, outside)
+        return Explanation(reason, np.zeros(n), np.full(n, self.margin))
+
+
+class NegativeMargins(SwapsReasons):
+    reasons = Reason.RANKED, Reason.OUTRANKED
+    margin = -1.0
+
+
+class CountsExplanations(SwapsReasons):
+    reasons = Reason.RANKED, Reason.OUTRANKED
+
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation | None:
+        self.rounds += 1
+        return super().explain(candidates, chosen, k, rng)
+
+
+class ExplainsNothing(Honest):
+    def explain(
+        self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
+    ) -> Explanation | None:
+        return None
+
+
 BROKEN: list[tuple[Callable[[], Honest], str, str]] = [
     (DrawsFromAll, "only available devices, each once", "must return available rows"),
     (QueriesAbsent, "only available devices, each once", "candidates() must return available"),
@@ -199,6 +237,9 @@ BROKEN: list[tuple[Callable[[], Honest], str, str]] = [
     (OneTooFew, "the right number", "must return"),
     (CountsSelections, "select() changes nothing", "to_state() differs after it"),
     (SpoilsItsInput, "select() changes nothing", "changed tau_hat_s"),
+    (SwapsReasons, "explain() agrees with select()", "in the cohort, got"),
+    (CountsExplanations, "explain() agrees with select()", "explain() must change no state"),
+    (NegativeMargins, "explain() agrees with select()", "must return margins >= 0, got -1"),
     (SpoilsOutcomes, "observe() changes no outcome", "changed is_aggregated"),
     (OwnDice, "the same streams, the same selection", "must select the same rows"),
     (Forgets, "a restored selector selects the same", "after load_state() the selector must"),
@@ -229,6 +270,13 @@ def test_a_correct_selector_has_every_property() -> None:
     found = list(check_contract(PROPERTIES, Honest, time.perf_counter))
     assert [finding.name for finding in found] == list(PROPERTIES)
     assert [finding for finding in found if not finding.is_ok] == []
+
+
+def test_a_selector_may_explain_nothing() -> None:
+    for make in (Honest, ExplainsNothing):
+        property_ = "explain() agrees with select()"
+        finding = check_property(PROPERTIES, property_, make, time.perf_counter)
+        assert (finding.is_ok, finding.found) == (True, NO_REASONS)
 
 
 def test_a_slow_selector_violates_the_last_property() -> None:

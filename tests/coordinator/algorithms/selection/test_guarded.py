@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.selection.base import Candidates, Sample, TwoStepSelector
+from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector, guarded
 from fairbed.wire.plugins import PluginError
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
@@ -156,3 +157,47 @@ def test_a_plugin_that_contains_another_one_passes_its_error_on() -> None:
     outer = guarded("outer", inner)
     with pytest.raises(PluginError, match=r"^selector inner: select"):
         outer.select(fleet([1.0]), 1, np.random.default_rng(0))
+
+
+class ExplainingPlugin(FakePlugin):
+    """Explains its choice with a given value."""
+
+    def explain(
+        self, candidates: Candidates, chosen: object, k: int, rng: np.random.Generator
+    ) -> Any:
+        return self._returned(candidates)
+
+
+def explanation_of(returned: object) -> Explanation | None:
+    plugin = guarded("my.mod:Policy", ExplainingPlugin(lambda candidates: returned))
+    return plugin.explain(fleet([1.0] * 4), np.array([0]), 1, np.random.default_rng(0))
+
+
+def test_a_plugin_may_explain_its_choice() -> None:
+    why = Explanation(np.zeros(4, dtype=np.int64), np.ones(4), np.full(4, np.nan))
+    found = explanation_of(why)
+    assert found is not None
+    assert (found.score.tolist(), found.reason.tolist()) == ([1.0] * 4, [0] * 4)
+    assert explanation_of(None) is None
+    silent = guarded("my.mod:Policy", FakePlugin(lambda candidates: None))
+    assert silent.explain(fleet([1.0]), np.array([0]), 1, np.random.default_rng(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        (0.5, "must return an Explanation or None, got float"),
+        (
+            Explanation(np.zeros(4, dtype=np.int64), np.ones(3), np.ones(4)),
+            r"must return a score for each device, \(4,\), got float64 of shape \(3,\)",
+        ),
+        (
+            Explanation(np.array([0, 1, 2, 99]), np.ones(4), np.ones(4)),
+            "must return reasons from 0 to 20, got 99",
+        ),
+    ],
+)
+def test_an_explanation_that_is_none_is_refused_by_name(returned: object, why: str) -> None:
+    with pytest.raises(PluginError, match=why) as caught:
+        explanation_of(returned)
+    assert str(caught.value).startswith("selector my.mod:Policy: explain() of round 1 must")
