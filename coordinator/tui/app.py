@@ -30,6 +30,7 @@ from fairbed.coordinator.tui.preferences import (
     save_preferences,
 )
 from fairbed.coordinator.tui.reading import ViewReader
+from fairbed.coordinator.tui.screens.command_dialog import CommandDialog, Names
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.estimator import EstimatorScreen
 from fairbed.coordinator.tui.screens.events import EventsScreen
@@ -44,8 +45,9 @@ from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.plot import LETTERED
 from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
+from fairbed.wire.command_line import MEANINGS, usage
 from fairbed.wire.errors import WireError
-from fairbed.wire.messages import OperatorCommand
+from fairbed.wire.messages import FIELDS_OF_ACTION, Action, OperatorAnswer, OperatorCommand
 
 SHORTEST_PAUSE_S = 0.25
 """The screen changes at most four times a second, however many events arrive."""
@@ -67,10 +69,17 @@ def pause_s(spent_s: float) -> float:
 
 
 ExitChoice = Literal["detach", "stop", "quit"]
-SendCommand = Callable[[OperatorCommand], Awaitable[None]]
+SendCommand = Callable[[OperatorCommand], Awaitable[OperatorAnswer | None]]
+"""Delivers a command to the coordinator; returns its answer, or None if none came in time."""
 
-COMMANDS = ("pause", "resume", "exclude", "include")
-COMMAND_TIMEOUT_S = 10.0
+COMMANDS = ("pause", "resume", "exclude", "include", "kick", "command")
+"""Actions that send commands."""
+
+IN_FOOTER = frozenset(COMMANDS) - {"kick"}
+"""Those of them that the footer names."""
+
+DELIVERY_S = 30.0
+"""Longest delivery of a command, its answer included; `SendCommand` gives up before."""
 
 
 class Tab(NamedTuple):
@@ -122,6 +131,8 @@ class ControlRoom(App[ExitChoice]):
         Binding("p", "resume", "Resume", id="resume", tooltip="Rounds begin again"),
         Binding("x", "exclude", "Exclude", id="exclude", tooltip="Do not select this device"),
         Binding("x", "include", "Include", id="include", tooltip="Select this device again"),
+        Binding("k", "kick", "Kick", id="kick", show=False, tooltip="Cancel its open exchange"),
+        Binding("c", "command", "Command", id="command", tooltip="Steer the run or a device"),
         Binding("escape", "back", "Back", id="back", show=False, tooltip="Clear the filter"),
         Binding("q", "leave", "Quit", id="quit", tooltip="Leave the control room"),
         Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
@@ -132,6 +143,7 @@ class ControlRoom(App[ExitChoice]):
         reader: RunReader,
         *,
         send_command: SendCommand | None = None,
+        names: Names | None = None,
         owns_run: bool = False,
         reveals: bool = False,
         preferences: Path | None = None,
@@ -141,6 +153,7 @@ class ControlRoom(App[ExitChoice]):
         Args:
             reader: Reader of the run; the caller closes it.
             send_command: Delivers a command to the coordinator; None for a run without a process.
+            names: Links, faults and profiles that commands can name.
             owns_run: The coordinator runs in the process of this terminal.
             reveals: Show malicious devices although the run is live.
             preferences: File of the user's choices; None remembers nothing.
@@ -151,6 +164,7 @@ class ControlRoom(App[ExitChoice]):
         self.animation_level = "none"  # a new round during a scroll would end it half way
         self._view_reader = ViewReader(reader, reveals=reveals)
         self._send_command = send_command
+        self._names = names or {}
         self._owns_run = owns_run
         self._is_reading = False
         self._problem = ""
@@ -210,6 +224,12 @@ class ControlRoom(App[ExitChoice]):
             else "Distinguish phases and curves by letters, too",
             self.action_toggle_letters,
         )
+        if self.is_live and self._send_command is not None:
+            for action, meaning in MEANINGS.items():
+                begin = f"{action} " if FIELDS_OF_ACTION[action] else action
+                yield SystemCommand(
+                    f"Command: {usage(action)}", meaning, partial(self.action_command, begin)
+                )
 
     def action_toggle_letters(self) -> None:
         """Draw phases and curves with letters, or with blocks and dots again."""
@@ -316,9 +336,13 @@ class ControlRoom(App[ExitChoice]):
         if action in ("pause", "resume"):
             is_paused = self.view.info is not None and self.view.info.status == "paused"
             return is_paused == (action == "resume")
+        if action == "command":
+            return True
         device = self._selected_device
         if device is None:
             return False
+        if action == "kick":
+            return True
         is_excluded = device.state == "excluded"
         return is_excluded == (action == "include")
 
@@ -355,11 +379,11 @@ class ControlRoom(App[ExitChoice]):
 
     def _offer(self) -> None:
         """Rebuild the footer if the offered commands changed."""
-        offered = {command for command in COMMANDS if self.check_action(command, ())}
+        offered = {command for command in IN_FOOTER if self.check_action(command, ())}
         for screen in self.screen_stack[-1:]:  # empty while the application closes
             for footer in screen.query(Footer):
                 named = {getattr(key, "action", "") for key in footer.children}
-                if not named or named & set(COMMANDS) != offered:
+                if not named or named & IN_FOOTER != offered:
                     self.refresh_bindings()
 
     @property
@@ -385,14 +409,38 @@ class ControlRoom(App[ExitChoice]):
         self._command("resume")
 
     def action_exclude(self) -> None:
-        """Exclude the device under the cursor from selection."""
-        if self._selected_device is not None:
-            self._command("exclude", self._selected_device.name)
+        """Exclude the device under the cursor from selection; ask if its work would be lost."""
+        if (device := self._selected_device) is not None:
+            if device.is_working:
+                self.action_command(f"exclude {device.name}")
+            else:
+                self._command("exclude", device.name)
 
     def action_include(self) -> None:
         """Include the device under the cursor again."""
         if self._selected_device is not None:
             self._command("include", self._selected_device.name)
+
+    def action_kick(self) -> None:
+        """Cancel the open exchange of the device under the cursor, after a question."""
+        if self._selected_device is not None:
+            self.action_command(f"kick {self._selected_device.name}")
+
+    def action_command(self, typed: str = "") -> None:
+        """Open the dialog for commands."""
+        device = self._selected_device
+        dialog = CommandDialog(
+            secrets.token_bytes(16),
+            [device.name for device in self.view.devices],
+            device.name if device is not None else None,
+            self._names,
+            typed,
+        )
+        self.push_screen(dialog, self._on_command)
+
+    def _on_command(self, command: OperatorCommand | None) -> None:
+        if command is not None:
+            self.run_worker(self._send(command), name=f"tui.{command.action}")
 
     def action_leave(self) -> None:
         """Exit; for an owned live run open the exit dialog first, a second time means stop."""
@@ -420,21 +468,26 @@ class ControlRoom(App[ExitChoice]):
         if answer in ("stop", "detach"):
             self.exit(answer)
 
-    def _command(
-        self, action: Literal["pause", "resume", "exclude", "include"], device: str | None = None
-    ) -> None:
-        command = OperatorCommand(id=secrets.token_bytes(16), action=action, device=device)
-        self.run_worker(self._send(command), name=f"tui.{action}")
+    def _command(self, action: Action, device: str | None = None) -> None:
+        self._on_command(OperatorCommand(id=secrets.token_bytes(16), action=action, device=device))
 
     async def _send(self, command: OperatorCommand) -> None:
+        """Send a command and show the answer."""
         if self._send_command is None:
             return
-        what = f"{command.action} {command.device or 'the run'}"
         try:
-            with anyio.fail_after(COMMAND_TIMEOUT_S):
-                await self._send_command(command)
+            with anyio.fail_after(DELIVERY_S):
+                answer = await self._send_command(command)
         except (WireError, OSError, TimeoutError) as exc:
-            reason = str(exc) or f"no reply within {COMMAND_TIMEOUT_S:g} s"
-            self.notify(f"{what}: {reason}", severity="error", title="Command not delivered")
+            reason = str(exc) or f"no reply within {DELIVERY_S:g} s"
+            text = f"{command.line}: {reason}"
+            self.notify(text, severity="error", title="Command not delivered", markup=False)
+            return
+        if answer is None:
+            text = f"{command.line}: the run has not answered; it may still be executed"
+            self.notify(text, severity="warning", title="No answer", markup=False)
+        elif answer.is_accepted:
+            self.notify(answer.text, title=command.line, timeout=5.0, markup=False)
         else:
-            self.notify(what, title="Command sent", timeout=3.0)
+            text = f"{command.line}: {answer.text}"
+            self.notify(text, severity="warning", title="Refused", timeout=15.0, markup=False)

@@ -1,10 +1,8 @@
 """`fairbed command`: a command to a live run, and its answer."""
 
 import argparse
-import math
 import secrets
 import sys
-from collections.abc import Sequence
 
 import anyio
 import msgspec
@@ -13,29 +11,19 @@ from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.cli.runs import ask_run, live_endpoint
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.wire.command_line import LOSSES, CommandTextError, parse_command
 from fairbed.wire.errors import TransportError
-from fairbed.wire.messages import FIELDS_OF_ACTION, MAX_TEXT, OperatorCommand, is_device_name
-
-LOSSES = {
-    "stop": "the open round is lost",
-    "kick": "the work of the device in this round is lost",
-    "exclude": "its open exchange is lost",
-    "profile": "the device starts again, and its open exchange is lost",
-    "fault": "its open exchange may be lost",
-}
-"""What is lost by the actions that are confirmed."""
-
-METAVARS = {"device": "DEVICE", "name": "NAME", "value": "NUMBER", "text": "TEXT"}
+from fairbed.wire.messages import OperatorCommand
 
 
 def main(options: argparse.Namespace) -> int:
     """Send the command and print the answer; return the exit code."""
-    command = parse(options.words)
     try:
+        command = parse_command(options.words, secrets.token_bytes(16))
         info, endpoint = live_endpoint(resolve_run(options.runs, options.run))
         confirm(command, info.run_id, is_confirmed=options.yes)
         answer = anyio.run(ask_run, endpoint, command, options.timeout)
-    except RunNotFoundError as exc:
+    except (CommandTextError, RunNotFoundError) as exc:
         raise UsageError(str(exc)) from exc
     except (StoreError, TransportError, OSError) as exc:
         raise RunError(str(exc)) from exc
@@ -59,42 +47,6 @@ def main(options: argparse.Namespace) -> int:
     return DONE
 
 
-def parse(words: Sequence[str]) -> OperatorCommand:
-    """Return the command of a command line such as `set beta 0.2`.
-
-    Raises:
-        UsageError: There is no such action, or its arguments are not as they must be.
-    """
-    action, *rest = words
-    wanted = FIELDS_OF_ACTION.get(action)  # type: ignore[call-overload]  # any text
-    if wanted is None:
-        raise UsageError(f"command: must be one of {', '.join(FIELDS_OF_ACTION)}, got {action!r}")
-    if wanted == ("text",) and rest:
-        rest = [" ".join(rest)]
-    if len(rest) != len(wanted):
-        usage = " ".join([action, *(METAVARS[field] for field in wanted)])
-        raise UsageError(f"command: must be {usage!r}, got {' '.join(words)!r}")
-    fields: dict[str, str | float] = dict(zip(wanted, rest, strict=True))
-    if "value" in fields:
-        fields["value"] = _number(str(fields["value"]))
-    if action == "set":
-        fields["name"] = str(fields["name"]).rpartition(".")[2]
-    device = fields.get("device")
-    if device is not None and not is_device_name(str(device)):
-        raise UsageError(
-            f"command: a device must be 1 to 32 of a-z, 0-9 and hyphen, got {device!r}"
-        )
-    if len(str(fields.get("text", ""))) > MAX_TEXT:
-        raise UsageError(f"command: a note must have at most {MAX_TEXT} characters; shorten it")
-    try:
-        return msgspec.convert(
-            {"m": "command", "id": secrets.token_bytes(16), "action": action, **fields},
-            OperatorCommand,
-        )
-    except msgspec.ValidationError as exc:
-        raise UsageError(f"command: {exc}") from exc
-
-
 def confirm(command: OperatorCommand, run_id: str, *, is_confirmed: bool) -> None:
     """Ask before a command by which work is lost.
 
@@ -109,13 +61,3 @@ def confirm(command: OperatorCommand, run_id: str, *, is_confirmed: bool) -> Non
     print(f"{run_id}: {command.line}: {loss}. Do it? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError(f"{command.line}: not sent")
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UsageError(f"command: must have a number, got {text!r}")
-    return value

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import anyio
 
+from fairbed import profiles
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.state.alerts import ALERT_KINDS
 from fairbed.coordinator.store import RunInfo, RunNotFoundError, RunReader, StoreError, resolve_run
@@ -29,6 +30,7 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow, ExchangeRow
 from fairbed.coordinator.tui.app import ControlRoom, ExitChoice
 from fairbed.coordinator.tui.preferences import preferences_file
+from fairbed.coordinator.tui.screens.command_dialog import Names
 from fairbed.coordinator.tui.view import EVENTS_KEPT, banner
 from fairbed.testbed.backends.priority import AUTOGROUP
 from fairbed.testbed.cli import (
@@ -39,9 +41,10 @@ from fairbed.testbed.cli import (
     shows_screens,
     without_errno,
 )
-from fairbed.testbed.cli.runs import send_command
+from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.run.broker import is_loopback
+from fairbed.testbed.run.device_control import FAULTS, OWN_LINK
 from fairbed.testbed.run.stopping import DETACH
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import LOG, clear, read_endpoint
@@ -283,16 +286,26 @@ def _watch(
 ) -> ExitChoice | None:
     with RunReader(folder) as reader:
         endpoint = read_endpoint(folder) if sends and reader.run().is_alive else None
-        send = None if endpoint is None else partial(send_command, endpoint)
+        send = None if endpoint is None else partial(ask_run, endpoint)
         with low_priority():
             room = ControlRoom(
                 reader,
                 send_command=send,
+                names=steering_names(),
                 owns_run=owns_run,
                 reveals=reveals,
                 preferences=preferences_file(os.environ),
             )
             return _show(room)
+
+
+def steering_names() -> Names:
+    """Return the links, faults and profiles that commands can name."""
+    return {
+        "link": (OWN_LINK, *profiles.link_names()),
+        "fault": FAULTS,
+        "profile": profiles.names(),
+    }
 
 
 def _show(room: ControlRoom) -> ExitChoice | None:

@@ -10,51 +10,15 @@ import pytest
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import CommandRow
-from fairbed.testbed.cli.command import confirm, parse
+from fairbed.testbed.cli.command import confirm
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.cli.replay import changed_live
 from fairbed.testbed.errors import UsageError
+from fairbed.wire.command_line import parse_command
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.testbed.small_run import LIMIT_S, running
 
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("set beta 0.2", "set beta 0.2"),
-        ("set selection.beta 0.2", "set beta 0.2"),
-        ("set V 0", "set V 0"),
-        ("kick pi-7", "kick pi-7"),
-        ("note the fan is off", "note the fan is off"),
-        ("throttle pi-7 cpu 0.5", "throttle pi-7 cpu 0.5"),
-        ("link pi-7 lte-urban", "link pi-7 lte-urban"),
-        ("fault pi-7 unplugged 20", "fault pi-7 unplugged 20"),
-        ("stop-after-round", "stop-after-round"),
-    ],
-)
-def test_reads_a_command(words: str, line: str) -> None:
-    assert parse(words.split()).line == line
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("frob", "command: must be one of pause, resume, stop,"),
-        ("set V", "command: must be 'set NAME NUMBER', got 'set V'"),
-        ("set V fast", "command: must have a number, got 'fast'"),
-        ("set V nan", "command: must have a number, got 'nan'"),
-        ("set V 1e300", "command: Expected `float` <= 1000000000000000.0 - at `$.value`"),
-        ("kick", "command: must be 'kick DEVICE', got 'kick'"),
-        ("kick Pi_7", "command: a device must be 1 to 32 of a-z, 0-9 and hyphen, got 'Pi_7'"),
-        ("note", "command: must be 'note TEXT', got 'note'"),
-        (f"note {'x' * 501}", "command: a note must have at most 500 characters"),
-        ("pause pi-7", "command: must be 'pause', got 'pause pi-7'"),
-    ],
-)
-def test_refuses_what_is_no_command(words: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse(words.split())
-    assert str(caught.value).startswith(message)
+ID = bytes(16)
 
 
 class Typed(io.StringIO):
@@ -67,9 +31,9 @@ class Typed(io.StringIO):
 def test_asks_before_work_is_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kick = parse(["kick", "pi-7"])
+    kick = parse_command(["kick", "pi-7"], ID)
     confirm(kick, "demo", is_confirmed=True)
-    confirm(parse(["set", "V", "1"]), "demo", is_confirmed=False)
+    confirm(parse_command(["set", "V", "1"], ID), "demo", is_confirmed=False)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(UsageError, match=r"add --yes"):
         confirm(kick, "demo", is_confirmed=False)
