@@ -404,6 +404,35 @@ def run_command(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def systemctl(arguments: Sequence[str], run: Run, *, is_system: bool) -> str | None:
+    """Run systemctl; return why it refused, in one line, or None."""
+    command = ["systemctl", *([] if is_system else ["--user"]), *arguments]
+    done = run(command)
+    if done.returncode == 0:
+        return None
+    return f"{' '.join(command)}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}"
+
+
+def enable_unit(name: str, run: Run, *, is_system: bool) -> str | None:
+    """Start a unit, now and with this machine; return why systemd refused, or None."""
+    for arguments in (["daemon-reload"], ["enable", name], ["restart", name]):
+        problem = systemctl(arguments, run, is_system=is_system)
+        if problem is not None:
+            return problem
+    return None
+
+
+def stays_up(run: Run) -> bool:
+    """Let units of this user run without a login; return whether they do.
+
+    Without polkit only root may allow it, and may have done so before.
+    """
+    if run(["loginctl", "enable-linger"]).returncode == 0:
+        return True
+    shown = run(["loginctl", "show-user", str(os.geteuid()), "--property=Linger", "--value"])
+    return shown.stdout.strip() == "yes"
+
+
 def read_token(environment: Mapping[str, str], stdin: Callable[[], str]) -> str:
     """Return the token of `FAIRBED_TOKEN`, else the first line of the input.
 
@@ -561,7 +590,6 @@ def start_unit(command: Sequence[str], run: Run, write: Write, *, is_system: boo
     Raises:
         LabProblem: The unit cannot be written.
     """
-    scope = [] if is_system else ["--user"]
     if not is_system and run(["systemctl", "--user", "show-environment"]).returncode != 0:
         write(
             "systemd has no session for this user (log in as this user, or run the line with sudo)"
@@ -579,13 +607,11 @@ def start_unit(command: Sequence[str], run: Run, write: Write, *, is_system: boo
         raise LabProblem(f"{folder}: must be a folder, got: {exc.strerror}") from exc
     write_private(path, text)
     path.chmod(0o644)  # no secret is in it, and tools of the system read it
-    for arguments in (["daemon-reload"], ["enable", UNIT], ["restart", UNIT]):
-        done = run(["systemctl", *scope, *arguments])
-        if done.returncode != 0:
-            reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-            write(f"systemctl {' '.join([*scope, *arguments])}: {reason}")
-            return False
-    if not is_system and run(["loginctl", "enable-linger"]).returncode != 0:
+    problem = enable_unit(UNIT, run, is_system=is_system)
+    if problem is not None:
+        write(problem)
+        return False
+    if not is_system and not stays_up(run):
         write(
             "the agent starts when you log in; to start it at boot: sudo loginctl enable-linger "
             + _user()

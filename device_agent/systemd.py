@@ -53,7 +53,44 @@ async def notify_systemd(environment: Mapping[str, str] = os.environ) -> None:
         await anyio.sleep(max(limit_s / 3, MIN_PING_S))
 
 
-_SERVICE = """\
+HARDENED = """\
+TimeoutStartSec=120
+TimeoutStopSec=30
+UMask=0077
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+"""
+"""Lines of every service of Fairbed."""
+
+HARDENED_SYSTEM = """\
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectSystem=strict
+ProtectHome=read-only
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictNamespaces=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+"""Last lines of a service of the system: it has a mount namespace of its own."""
+
+USER_SERVICE = """
+[Install]
+WantedBy=default.target
+"""
+"""Last lines of a service of a user. It has no mount namespace: where the system forbids those to
+users, as Ubuntu 24.04 does, the service would not start."""
+
+_SERVICE = f"""\
 [Unit]
 Description=Fairbed device agent
 Wants=network-online.target
@@ -62,29 +99,21 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=notify
-ExecStart={command}
+ExecStart={{command}}
 Restart=always
 RestartSec=10
 # 2: configuration or data break a rule; 3: another live agent has this identity
 RestartPreventExitStatus=2 3
-WatchdogSec={watchdog_s}
-TimeoutStartSec=120
-TimeoutStopSec=30
-MemoryMax={memory_max}
-CPUQuota={cpu_quota}%
+WatchdogSec={WATCHDOG_S}
+MemoryMax=75%
+CPUQuota={{cpu_quota}}%
 CPUWeight=50
 TasksMax=64
 OOMScoreAdjust=500
-UMask=0077
-NoNewPrivileges=yes
-LockPersonality=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
-SystemCallArchitectures=native
-"""
+{HARDENED}"""
 
-_SYSTEM = """\
+_SYSTEM = f"""\
 SystemCallFilter=@system-service
 SystemCallFilter=~@privileged
 SystemCallErrorNumber=EPERM
@@ -94,29 +123,10 @@ StateDirectoryMode=0700
 CacheDirectory=fairbed
 CacheDirectoryMode=0700
 CapabilityBoundingSet=
-PrivateDevices=yes
-PrivateTmp=yes
 PrivateMounts=yes
-ProtectSystem=strict
-ProtectHome=read-only
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectKernelLogs=yes
-ProtectControlGroups=yes
-ProtectClock=yes
-ProtectHostname=yes
 ProtectProc=invisible
 RemoveIPC=yes
-RestrictNamespaces=yes
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-_USER = """
-[Install]
-WantedBy=default.target
-"""
+{HARDENED_SYSTEM}"""
 
 
 def quoted(word: str) -> str:
@@ -128,19 +138,12 @@ def quoted(word: str) -> str:
 def unit_text(command: str, *, is_system: bool, cores: int) -> str:
     """Return the unit of the agent.
 
-    A system unit runs as a user of its own that systemd makes (`DynamicUser`). A user unit leaves
-    out what needs a mount namespace: where the system forbids those to users, as Ubuntu 24.04 does,
-    the service would not start.
+    A system unit runs as a user of its own that systemd makes (`DynamicUser`).
 
     Args:
         command: Absolute command line of the agent.
         is_system: Started by the system's manager and not by that of a user.
         cores: Cores of this machine; the agent may use two of them, one trains.
     """
-    head = _SERVICE.format(
-        command=command,
-        watchdog_s=WATCHDOG_S,
-        memory_max="75%",
-        cpu_quota=100 * max(1, min(2, cores)),
-    )
-    return head + (_SYSTEM if is_system else _USER)
+    head = _SERVICE.format(command=command, cpu_quota=100 * max(1, min(2, cores)))
+    return head + (_SYSTEM if is_system else USER_SERVICE)

@@ -10,68 +10,45 @@ import os
 import pwd
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 
-from fairbed.device_agent.enrolment import has_systemd, run_command
-from fairbed.device_agent.systemd import quoted
+from fairbed.device_agent.enrolment import (
+    Run,
+    enable_unit,
+    has_systemd,
+    run_command,
+    stays_up,
+    systemctl,
+)
+from fairbed.device_agent.systemd import HARDENED, HARDENED_SYSTEM, USER_SERVICE, quoted
 from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab.folder import SETTINGS_FILE, Lab
 
-Run = Callable[[Sequence[str]], "CompletedProcess[str]"]
-
-_SERVICE = """\
+_SERVICE = f"""\
 [Unit]
-Description=Fairbed lab {name}
+Description=Fairbed lab {{name}}
 Wants=network-online.target
 After=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
 Type=notify
-ExecStart={command}
+ExecStart={{command}}
 Restart=on-failure
 RestartSec=5
 WatchdogSec=60
-TimeoutStartSec=120
-TimeoutStopSec=30
 KillMode=mixed
 LimitNOFILE=65536
-UMask=0077
-NoNewPrivileges=yes
-LockPersonality=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-SystemCallArchitectures=native
-"""
+{HARDENED}"""
 
-_SYSTEM = """\
-User={user}
-CapabilityBoundingSet={capabilities}
-AmbientCapabilities={capabilities}
-ProtectSystem=strict
-ProtectHome=read-only
-ReadWritePaths={folder}
-PrivateTmp=yes
-PrivateDevices=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectKernelLogs=yes
-ProtectControlGroups=yes
-ProtectClock=yes
-ProtectHostname=yes
-RestrictNamespaces=yes
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-_USER = """
-[Install]
-WantedBy=default.target
-"""
+_SYSTEM = f"""\
+User={{user}}
+CapabilityBoundingSet={{capabilities}}
+AmbientCapabilities={{capabilities}}
+ReadWritePaths={{folder}}
+{HARDENED_SYSTEM}"""
 
 
 def unit_name(lab: Lab) -> str:
@@ -90,9 +67,6 @@ def up_command(lab: Lab) -> list[str]:
 def unit_text(lab: Lab, command: Sequence[str], *, user: str | None) -> str:
     """Return the unit of a lab.
 
-    A unit of a user leaves out what needs a mount namespace: where the system forbids those to
-    users, as Ubuntu 24.04 does, the service would not start.
-
     Args:
         lab: The lab.
         command: Absolute command line that runs it.
@@ -100,7 +74,7 @@ def unit_text(lab: Lab, command: Sequence[str], *, user: str | None) -> str:
     """
     head = _SERVICE.format(name=lab.settings.name, command=" ".join(map(quoted, command)))
     if user is None:
-        return head + _USER
+        return head + USER_SERVICE
     ports = (lab.settings.port, lab.settings.enrol_port)
     return head + _SYSTEM.format(
         user=user,
@@ -139,9 +113,10 @@ def install_unit(lab: Lab, run: Run = run_command) -> str:
         path.write_text(unit_text(lab, up_command(lab), user=user), encoding="utf-8")
     except OSError as exc:
         raise LabError(f"{path}: must be writable, got {exc.strerror}") from exc
-    for arguments in (["daemon-reload"], ["enable", path.name], ["restart", path.name]):
-        _systemctl(arguments, run)
-    if not is_system and run(["loginctl", "enable-linger"]).returncode != 0:
+    problem = enable_unit(path.name, run, is_system=is_system)
+    if problem is not None:
+        raise LabError(problem)
+    if not is_system and not stays_up(run):
         raise LabError(
             f"{path.name}: runs, but only while this user is logged in; run: "
             "sudo loginctl enable-linger $USER"
@@ -158,9 +133,10 @@ def remove_unit(lab: Lab, run: Run = run_command) -> bool:
     path = _unit_path(lab)
     if not has_unit(lab):
         return False
-    _systemctl(["disable", "--now", path.name], run)
+    is_system = os.geteuid() == 0
+    _systemctl(["disable", "--now", path.name], run, is_system=is_system)
     path.unlink(missing_ok=True)
-    _systemctl(["daemon-reload"], run)
+    _systemctl(["daemon-reload"], run, is_system=is_system)
     return True
 
 
@@ -181,9 +157,7 @@ def _unit_path(lab: Lab) -> Path:
     return folder / unit_name(lab)
 
 
-def _systemctl(arguments: Sequence[str], run: Run) -> None:
-    scope = [] if os.geteuid() == 0 else ["--user"]
-    done = run(["systemctl", *scope, *arguments])
-    if done.returncode != 0:
-        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise LabError(f"systemctl {' '.join([*scope, *arguments])}: {reason}")
+def _systemctl(arguments: Sequence[str], run: Run, *, is_system: bool) -> None:
+    problem = systemctl(arguments, run, is_system=is_system)
+    if problem is not None:
+        raise LabError(problem)

@@ -17,15 +17,16 @@ from tests.testbed.lab.labs import make_lab
 class Manager:
     """Answers like systemctl and loginctl; refuses commands with a word."""
 
-    def __init__(self, refused: str = "-") -> None:
+    def __init__(self, refused: str = "-", *, stays_up: bool = False) -> None:
         self.calls: list[str] = []
-        self._refused = refused
+        self._refused, self._linger = refused, "yes\n" if stays_up else "no\n"
 
     def __call__(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         self.calls.append(" ".join(command))
         is_refused = self._refused in command
         error = "refused\nfor a reason" if is_refused else ""
-        return subprocess.CompletedProcess(command, int(is_refused), "", error)
+        out = self._linger if "show-user" in command else ""
+        return subprocess.CompletedProcess(command, int(is_refused), out, error)
 
 
 @pytest.fixture
@@ -96,6 +97,12 @@ def test_a_refusal_of_systemd_is_one_line(lab: Lab, refused: str, problem: str) 
         systemd.install_unit(lab, Manager(refused))
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_root_may_have_allowed_services_without_a_login_before(lab: Lab) -> None:
+    manager = Manager("enable-linger", stays_up=True)  # as on a Debian without polkit
+    assert systemd.install_unit(lab, manager) == "fairbed-lab.service"
+    assert manager.calls[-1] == "loginctl show-user 1000 --property=Linger --value"
 
 
 def test_a_second_lab_does_not_take_the_unit_of_the_first(lab: Lab, tmp_path: Path) -> None:
