@@ -4,13 +4,16 @@ Skipped with the reason without root, podman, podman-compose or mmdebstrap (it m
 without a registry); the package index must be reachable.
 """
 
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,14 @@ from fairbed.testbed.errors import BackendUnavailable
 from fairbed.testbed.lab.folder import Lab, free_local_port
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import wait_until
+from tools.build_dist import build
 
 ROOT = Path(__file__).parents[3]
 
 BASE, BASE_WITH_SYSTEMD = "localhost/fairbed-test-base", "localhost/fairbed-test-systemd"
 """Debian 13, and Debian 12 with systemd; kept between runs: they have nothing of this checkout."""
 PACKAGES = "ca-certificates,curl,python3,python3-venv"
+SYSTEMD = "dbus-user-session,libpam-systemd,systemd,systemd-sysv"
 WHEELS = ("--python=3.13", "--python=3.11", "--platform=x86_64")
 """Of the wheelhouse for these two."""
 WITH_SYSTEMD = ("--systemd=always", "--cap-add=SYS_ADMIN", "--tmpfs=/run", "--tmpfs=/tmp")
@@ -80,6 +85,7 @@ def base(podman: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def clean_image(podman: list[str], name: str, suite: str, packages: str, folder: Path) -> str:
     """Make an image of a Debian, if it is not there; return its name."""
+    name = f"{name}:{hashlib.sha256(f'{suite} {packages}'.encode()).hexdigest()[:12]}"
     if subprocess.run([*podman, "image", "exists", name], check=False).returncode:
         if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
             pytest.skip("needs mmdebstrap and root; type: apt-get install mmdebstrap")
@@ -292,18 +298,28 @@ def test_an_ordinary_user_is_enrolled_in_the_home_folder(debian: CleanDebian, la
     assert debian.type(f"stat --format='%a %U' {home}/.config/fairbed/agent.toml") == "600 anna\n"
 
 
-@pytest.fixture
-def with_systemd(
-    podman: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[CleanDebian]:
-    packages, folder = f"{PACKAGES},dbus,systemd,systemd-sysv", tmp_path_factory.mktemp("systemd")
-    image = clean_image(podman, BASE_WITH_SYSTEMD, "bookworm", packages, folder)
-    debian = CleanDebian(podman, image, *WITH_SYSTEMD, command=["/sbin/init"])
+@pytest.fixture(scope="module")
+def systemd_image(podman: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a clean Debian 12 with systemd, as an image."""
+    folder = tmp_path_factory.mktemp("systemd")
+    packages = f"{PACKAGES},{SYSTEMD}"
+    return clean_image(podman, BASE_WITH_SYSTEMD, "bookworm", packages, folder)
+
+
+@contextmanager
+def debian_with_systemd(podman: list[str], image: str, *given: str) -> Iterator[CleanDebian]:
+    debian = CleanDebian(podman, image, *WITH_SYSTEMD, *given, command=["/sbin/init"])
     try:
         wait_until(lambda: "running" in debian.type(f"{STATE} || true"), "systemd in a container")
         yield debian
     finally:
         debian.remove()
+
+
+@pytest.fixture
+def with_systemd(podman: list[str], systemd_image: str) -> Iterator[CleanDebian]:
+    with debian_with_systemd(podman, systemd_image) as debian:
+        yield debian
 
 
 STATE = "systemctl is-system-running"
@@ -317,6 +333,7 @@ def test_the_line_starts_a_service_that_is_limited_restarted_and_told_of_its_rev
     (enrol,) = json.loads(run(*FAIRBED, "enroll", "--json", env=environ_of(lab)))
     assert f"{debian.name}: the lab has seen this device" in debian.type(enrol["line"])
     assert debian.type(f"{SHOW}=WatchdogUSec,CPUQuotaPerSecUSec").split() == ["2min", "2s"]
+    assert debian.type(f"{SHOW}=PrivateDevices,ProtectSystem").split() == ["yes", "strict"]
     assert debian.type("stat --format=%a /var/lib/fairbed/agent.toml").strip() == "600"
     assert "service       fairbed-agent.service is active (running)" in debian.type(
         "/opt/fairbed/venv/bin/device-agent doctor"
@@ -327,3 +344,88 @@ def test_the_line_starts_a_service_that_is_limited_restarted_and_told_of_its_rev
     run(*FAIRBED, "devices", "revoke", debian.name, env=environ_of(lab))
     log = "journalctl --no-pager --unit=fairbed-agent"
     wait_until(lambda: "its identity was revoked" in debian.type(log), "the reason in the log")
+
+
+@pytest.fixture(scope="module")
+def lab_machine(
+    podman: list[str], systemd_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CleanDebian]:
+    """Run a machine with systemd and Fairbed, with a user anna whose services stay up."""
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = build(ROOT, folder, "wheel")
+    shutil.copy(ROOT / "constraints.txt", folder)
+    given = [f"--volume={folder}:/wheel:ro"]
+    if CERTIFICATES.exists():
+        given += [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro", f"--env=PIP_CERT={CERTIFICATES}"]
+    with debian_with_systemd(podman, systemd_image, *given) as debian:
+        debian.type("python3 -m venv /opt/fairbed-lab")
+        pip = "/opt/fairbed-lab/bin/pip install --quiet --no-cache-dir -c /wheel/constraints.txt"
+        debian.type(f"{pip} '/wheel/{wheel.name}[testbed,lab,broker]'")
+        debian.type("useradd --create-home --uid=1234 anna && loginctl enable-linger anna")
+        yield debian
+
+
+@pytest.mark.parametrize("user", ["root", "anna"])
+def test_a_lab_is_a_service_that_restarts_and_stops(
+    lab_machine: CleanDebian, user: str, tmp_path: Path
+) -> None:
+    home = "/root" if user == "root" else f"/home/{user}"
+    login = (f"--user={user}", f"--env=HOME={home}", "--env=XDG_RUNTIME_DIR=/run/user/1234")
+    systemctl = "systemctl" if user == "root" else "systemctl --user"
+
+    def fairbed(arguments: str) -> str:
+        return lab_machine.type(f"/opt/fairbed-lab/bin/fairbed {arguments}", *login)
+
+    def shown(properties: str) -> list[str]:
+        command = f"{systemctl} show fairbed-lab --value --property={properties}"
+        return lab_machine.type(command, *login).split()
+
+    ports = [free_local_port(), free_local_port()]
+    address = f"--address=127.0.0.1 --port={ports[0]} --enrol-port={ports[1]}"
+    fairbed(f"lab init --broker=nats {address}")
+    assert fairbed("lab up --service") == (
+        "fairbed-lab.service runs, and starts with this machine; log: journalctl "
+        f"{'' if user == 'root' else '--user '}-u fairbed-lab\n"
+    )
+    assert shown("ActiveState,UnitFileState") == ["active", "enabled"]
+    if user == "root":
+        assert shown("PrivateDevices,ProtectSystem") == ["yes", "strict"]
+    ca = tmp_path / "ca.pem"
+    ca.write_text(lab_machine.type(f"cat {home}/.local/share/fairbed/lab/ca.pem"))
+    with joined_agent(json.loads(fairbed("enroll board --json"))[0], ca, tmp_path):
+
+        def is_online() -> bool:
+            (device,) = json.loads(fairbed("devices --json"))
+            return bool(device["state"] == "online")
+
+        wait_until(is_online, "the device in the list of the lab")
+        (pid,) = shown("MainPID")
+        lab_machine.type(f"kill -KILL {pid}")
+        wait_until(lambda: shown("NRestarts,ActiveState") == ["1", "active"], "the restarted lab")
+        wait_until(is_online, "the device after the restart of the lab")
+    assert "the lab is down" in fairbed("lab down")
+    wait_until(lambda: shown("ActiveState") == ["inactive"], "the end of the service")
+    assert shown("Result,NRestarts") == ["success", "1"]
+    fairbed("lab up --service")
+    assert "fairbed-lab.service: stopped and removed" in fairbed("lab down --service")
+    assert shown("LoadState,ActiveState") == ["not-found", "inactive"]
+
+
+@contextmanager
+def joined_agent(invitation: Mapping[str, str], ca: Path, folder: Path) -> Iterator[None]:
+    """Enrol this machine by an invitation, and run its agent for the duration of a block."""
+    token = re.search(r"FAIRBED_TOKEN=(\S+)", invitation["line"])
+    url = re.search(r"(https://\S+)/install", invitation["line"])
+    assert token
+    assert url
+    agent = [sys.executable, "-m", "fairbed.device_agent.cli"]
+    environ = os.environ | {"HOME": str(folder), "FAIRBED_TOKEN": token[1]}
+    options = [f"--lab={url[1]}", f"--ca={ca}", "--no-service", f"--folder={folder / 'agent'}"]
+    run(*agent, "join", *options, env=environ)
+    process = subprocess.Popen([*agent, f"--config={folder / 'agent' / 'agent.toml'}"], env=environ)
+    try:
+        yield
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
