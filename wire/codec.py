@@ -16,6 +16,8 @@ from fairbed.wire.messages import (
     Message,
     OperatorAnswer,
     OperatorCommand,
+    RowsPart,
+    RowsRequest,
     ToDevice,
 )
 
@@ -34,6 +36,8 @@ _TO_DEVICE: msgspec.msgpack.Decoder[ToDevice] = msgspec.msgpack.Decoder(ToDevice
 _INTENT = msgspec.msgpack.Decoder(Intent)
 _COMMAND = msgspec.msgpack.Decoder(OperatorCommand)
 _ANSWER = msgspec.msgpack.Decoder(OperatorAnswer)
+_ROWS_REQUEST = msgspec.msgpack.Decoder(RowsRequest)
+_ROWS_PART = msgspec.msgpack.Decoder(RowsPart)
 _ANY: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
@@ -98,6 +102,24 @@ def decode_answer(payload: Buffer) -> OperatorAnswer:
         DecodeError: The bytes are not a valid answer.
     """
     return _decode_message(_ANSWER, payload)
+
+
+def decode_rows_request(payload: Buffer) -> RowsRequest:
+    """Return the request of a viewer for rows.
+
+    Raises:
+        DecodeError: The bytes are not a valid request.
+    """
+    return _decode_message(_ROWS_REQUEST, payload)
+
+
+def decode_rows_part(payload: Buffer) -> RowsPart:
+    """Return a part of the rows that a viewer requested.
+
+    Raises:
+        DecodeError: The bytes are not a valid part.
+    """
+    return _decode_message(_ROWS_PART, payload)
 
 
 def decode(payload: Buffer) -> AnyMessage:

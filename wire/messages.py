@@ -9,7 +9,8 @@ default value is omitted. The coordinator uses a codec or sends an `EvaluateRequ
 device names it in its `Capabilities`.
 
 In order: bounds and names, the common base, shared parts, loss query, status, device to
-coordinator, coordinator to device, operator to coordinator and back.
+coordinator, coordinator to device, operator to coordinator and back,
+viewer to the run and back.
 """
 
 import math
@@ -44,6 +45,10 @@ MAX_LOG_TEXT = 200
 
 LOG_INTERVAL_S = 5.0
 """Shortest time between two messages with log lines of one device."""
+
+MAX_PART_BYTES, MAX_PARTS = 128 * 1024, 128
+"""Bounds of the parts of a page of rows: short messages let those of devices pass, and 16 MiB are
+four times the largest page of a run with 1,000 devices."""
 
 NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
 
@@ -785,6 +790,41 @@ class OperatorAnswer(Message, frozen=True, kw_only=True, tag="answer"):
     """What the run does, or why it refuses."""
 
 
+# --- viewer to the machine of the run, and back ---------------------------------------------------
+
+
+class RowsRequest(Message, frozen=True, kw_only=True, tag="rows-request"):
+    """A viewer asks for the rows of a run's store that it does not have.
+
+    It is also the viewer's lease: the run publishes rows only as answers.
+    """
+
+    id: BlobId
+    """Random; the parts of the answer have it."""
+    schema: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """Hash of the tables that the viewer knows."""
+    after: Annotated[bytes, Meta(max_length=512)] = b""
+    """The cursor of the last page; empty asks for a snapshot."""
+
+
+class RowsPart(Message, frozen=True, kw_only=True, tag="rows"):
+    """A part of one page of rows, or why there is none."""
+
+    id: BlobId
+    """Of the request."""
+    part: Annotated[int, Meta(ge=0, lt=MAX_PARTS)] = 0
+    parts: Annotated[int, Meta(ge=1, le=MAX_PARTS)] = 1
+    """Number of parts, which together are the compressed page."""
+    body: Annotated[bytes, Meta(max_length=MAX_PART_BYTES)] = b""
+    problem: Text = ""
+    """Why the viewer gets no rows, and what to do."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.part >= self.parts:
+            raise ValueError(f"part must be below parts, got {self.part} of {self.parts}")
+
+
 FromDevice: TypeAlias = (
     Hello
     | Context
@@ -813,4 +853,6 @@ ToDevice: TypeAlias = (
     | Goodbye
     | CoordinatorStatus
 )
-AnyMessage: TypeAlias = FromDevice | ToDevice | Intent | OperatorCommand | OperatorAnswer
+AnyMessage: TypeAlias = (
+    FromDevice | ToDevice | Intent | OperatorCommand | OperatorAnswer | RowsRequest | RowsPart
+)

@@ -3,6 +3,8 @@
     fairbed/t/coordinator            CoordinatorStatus, retained, will
     fairbed/t/command/<operator>     OperatorCommand, from one operator
     fairbed/t/answer/<operator>      OperatorAnswer, to this operator
+    fairbed/t/watch/<viewer>         RowsRequest, from one viewer, QoS 0
+    fairbed/t/rows/<viewer>          RowsPart, to this viewer, QoS 0
     fairbed/t/d/<name>/status        Status, retained, will
     fairbed/t/d/<name>/tel           Context, QoS 0
     fairbed/t/d/<name>/up            Hello, Offer, UploadDone, Failed, requests
@@ -26,7 +28,7 @@ from fairbed.wire.messages import is_device_name
 ROOT = "fairbed"
 
 ANY = "+"
-"""Matches one level of a topic: all tenants, devices, operators or blobs."""
+"""Matches one level of a topic: all tenants, devices, operators, viewers or blobs."""
 
 LOCAL_OPERATOR = "local"
 """Name of the operator where the broker knows no operators: at the broker of one run."""
@@ -59,6 +61,14 @@ class Topics:
     def answer(self, operator: str) -> str:
         """Answers to the commands of one operator (`+` for all)."""
         return f"{self.base}/answer/{operator}"
+
+    def watch(self, viewer: str) -> str:
+        """Requests of one viewer for rows of the run's store (`+` for all)."""
+        return f"{self.base}/watch/{viewer}"
+
+    def rows(self, viewer: str) -> str:
+        """Rows for one viewer (`+` for all)."""
+        return f"{self.base}/rows/{viewer}"
 
     @property
     def control_all(self) -> str:
@@ -111,6 +121,17 @@ class Topics:
         if not topic.startswith(prefix):
             return None
         return _name(topic.removeprefix(prefix), "operator")
+
+    def viewer_of(self, topic: str) -> str | None:
+        """Return the viewer of a topic of requests; None if it is another topic.
+
+        Raises:
+            DecodeError: The name is not valid.
+        """
+        prefix = self.watch("")
+        if not topic.startswith(prefix):
+            return None
+        return _name(topic.removeprefix(prefix), "viewer")
 
     def device_of(self, topic: str) -> tuple[str, str]:
         """Return (device name, channel) of a topic that a device published on.

@@ -40,6 +40,7 @@ from fairbed.coordinator.store.tables import (
     DeviceLogRow,
     DeviceMetricRow,
     DeviceRow,
+    EarlierRow,
     EventRow,
     ExchangeRow,
     FleetContextRow,
@@ -224,6 +225,41 @@ NEWEST = 2**62
 ROUNDING_S = 1e-6
 """Sums of the phases of an exchange may exceed the instant of its round's end by this."""
 
+KEPT_EXCHANGES = """
+    round <= ?1 AND (ifnull(aggregated_round, 0) > ?1 OR rowid IN
+        (SELECT max(rowid) FROM exchange WHERE tau_s IS NOT NULL GROUP BY device))
+"""
+"""Exchanges up to a round that a replica has although it has totals of those rounds: the newest of
+each device, and those that were aggregated later. Totals leave them out."""
+
+_TOTALS = f"""
+SELECT device, sum(rounds), sum(available), sum(selected), sum(aggregated), sum(done),
+    sum(invalid), sum(contended), sum(device_s), sum(energy_j), sum(weight_share), sum(n_share),
+    sum(released)
+FROM (
+    SELECT device, count(*) AS rounds, sum(is_available) AS available,
+        sum(is_selected) AS selected, sum(is_aggregated) AS aggregated, 0 AS done, 0 AS invalid,
+        0 AS contended, 0.0 AS device_s, NULL AS energy_j, 0.0 AS weight_share, 0.0 AS n_share,
+        0 AS released
+    FROM selection WHERE round <= ?1 GROUP BY device
+    UNION ALL SELECT device, 0, 0, 0, 0, sum(outcome = 'done'),
+        sum(outcome = 'done' AND NOT is_valid), sum(outcome = 'done' AND is_contended),
+        ifnull(sum(busy_s), 0),
+        sum(CASE WHEN outcome = 'done' OR busy_s IS NOT NULL THEN energy_j END),
+        ifnull(sum(weight_share), 0), ifnull(sum(n_share), 0), 0
+    FROM exchange
+    WHERE round <= ?1 AND rowid NOT IN (SELECT rowid FROM exchange WHERE {KEPT_EXCHANGES})
+    GROUP BY device
+    UNION ALL SELECT device, 0, 0, 0, 0, 0, 0, 0, ifnull(sum(ifnull(
+        loss_query.duration_s, CASE outcome WHEN 'late' THEN loss_query_s ELSE 0 END)), 0),
+        NULL, 0, 0, 0
+    FROM loss_query JOIN round USING (round) WHERE round <= ?1 GROUP BY device
+    UNION ALL SELECT device, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, sum(is_released)
+    FROM release WHERE round <= ?1 GROUP BY device
+    %s
+) GROUP BY device ORDER BY device
+"""
+
 LIVE = frozenset({"created", "running", "paused"})
 """Statuses that require a live process."""
 
@@ -271,12 +307,22 @@ class SelectionCounts:
     """How often a device was available, selected and aggregated over some rounds."""
 
     device: str
-    rounds: int
+    rounds: int = 0
     """Rounds since it joined."""
-    available: int
+    available: int = 0
     """In a large replay only a lower bound: how often it was selected."""
-    selected: int
-    aggregated: int
+    selected: int = 0
+    aggregated: int = 0
+
+    def __add__(self, earlier: EarlierRow) -> "SelectionCounts":
+        """Return the counts, those of earlier rounds included."""
+        return SelectionCounts(
+            self.device,
+            self.rounds + earlier.rounds,
+            self.available + earlier.available,
+            self.selected + earlier.selected,
+            self.aggregated + earlier.aggregated,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +376,9 @@ class RunReader:
         self._connection = open_readonly(self._path)
         with closed_on_error(self._connection), translated(self._path):
             check_format(str(self._path), self._connection)
+        tables = "SELECT count(*) FROM sqlite_master WHERE name = 'earlier'"
+        self.is_replica = bool(self._number(tables))
+        """A replica of a run on another machine: early rounds may have totals only."""
         self.experiment_toml = _read_config(folder)
         self.plan = read_excerpt(self.experiment_toml)
 
@@ -378,7 +427,9 @@ class RunReader:
             plan=self.plan,
             status=status,
             is_alive=is_alive,
-            rounds_completed=self._number("SELECT count(*) FROM round"),
+            rounds_completed=self._number(
+                f"SELECT {'max(round)' if self.is_replica else 'count(*)'} FROM round"
+            ),
             devices=int(devices),
             has_fleet=not devices
             or any(part.physical for part in self.plan.fleet)
@@ -485,7 +536,10 @@ class RunReader:
         """Return the counts of each device over the rounds after `since_round`."""
         sql = _COUNTS if self._lists_all_selections else _SPARSE_COUNTS
         rows = self._query(sql, (since_round, _until(until_round)))
-        return [SelectionCounts(*row) for row in rows]
+        found = {row[0]: SelectionCounts(*row) for row in rows}
+        for row in self._earlier(since_round):
+            found[row.device] = found.get(row.device, SelectionCounts(row.device)) + row
+        return list(found.values())
 
     def quality(self, since_round: int = 0, until_round: int | None = None) -> Quality:
         """Return the quality of the exchanges whose updates came after round `since_round`."""
@@ -501,7 +555,12 @@ class RunReader:
             f"FROM {merged} WHERE outcome = 'done' GROUP BY device",
             (since_round, _until(until_round)),
         )
-        return {device: Quality(*counts) for device, *counts in rows}
+        found = {device: Quality(*counts) for device, *counts in rows}
+        for row in self._earlier(since_round):
+            if row.done:
+                earlier = Quality(row.done, row.invalid, row.contended)
+                found[row.device] = found.get(row.device, Quality()) + earlier
+        return found
 
     def device_s(self, since_round: int, until_round: int) -> float:
         """Return the device-seconds of the rounds after `since_round`, up to `until_round`.
@@ -510,7 +569,7 @@ class RunReader:
         `STRAGGLER_ROUNDS` rounds late does not count here.
         """
         rows = self._query(_DEVICE_S, (since_round, until_round, STRAGGLER_ROUNDS))
-        return float(rows[0][0])
+        return float(rows[0][0]) + sum(row.device_s for row in self._earlier(since_round))
 
     def energy_j(self, since_round: int, until_round: int) -> dict[str, float]:
         """Return the known energy of exchanges in rounds after `since_round`, joules, by device.
@@ -519,13 +578,30 @@ class RunReader:
         merge. One that is abandoned in a later round than its own does not count here.
         """
         merged = _MERGED.format(columns="device, energy_j, outcome, busy_s")
-        return dict(
+        found: dict[str, float] = dict(
             self._query(
                 f"SELECT device, sum(energy_j) FROM {merged} WHERE energy_j IS NOT NULL "
                 "AND (outcome = 'done' OR busy_s IS NOT NULL) GROUP BY device",
                 (since_round, until_round),
             )
         )
+        for row in self._earlier(since_round):
+            if row.energy_j is not None:
+                found[row.device] = found.get(row.device, 0.0) + row.energy_j
+        return found
+
+    def totals(self, before: int) -> list[EarlierRow]:
+        """Return the totals of each device up to round `before`, for replicas.
+
+        They leave out the exchanges that a replica keeps (`KEPT_EXCHANGES`).
+        """
+        table = table_of(EarlierRow)
+        earlier = f"UNION ALL SELECT {table.names} FROM earlier" if self.is_replica else ""
+        return [table.decode(row) for row in self._query(_TOTALS % earlier, (before,))]
+
+    def _earlier(self, since_round: int = 0) -> list[EarlierRow]:
+        """Return the totals of rounds without rows; none if only later rounds are asked for."""
+        return self._select(EarlierRow) if self.is_replica and not since_round else []
 
     def merged_weights(self, until_round: int) -> dict[str, tuple[float, float]]:
         """Return the sums of weights and of shares of examples, by device.
@@ -538,13 +614,21 @@ class RunReader:
             "AND ifnull(aggregated_round, round) <= ? GROUP BY device",
             (until_round,),
         )
-        return {device: (weight, share) for device, weight, share in rows}
+        found = {device: (weight, share) for device, weight, share in rows}
+        for row in self._earlier():
+            if row.weight_share:
+                weight, share = found.get(row.device, (0.0, 0.0))
+                found[row.device] = (weight + row.weight_share, share + row.n_share)
+        return found
 
     def releases(self, until_round: int | None = None) -> dict[str, int]:
         """Return how many updates with local noise may have left each device that was selected."""
         sql = "SELECT device, sum(is_released) FROM release WHERE round <= ? GROUP BY device"
-        rows = self._query(sql, (_until(until_round),))
-        return {device: int(count) for device, count in rows}
+        found = {device: int(n) for device, n in self._query(sql, (_until(until_round),))}
+        for row in self._earlier():
+            if row.released:
+                found[row.device] = found.get(row.device, 0) + row.released
+        return found
 
     def metrics(self, since: int = 0) -> list[MetricRow]:
         """Return the evaluations after round `since`."""

@@ -24,6 +24,7 @@ from fairbed.coordinator.store.tables import (
     DeviceLogRow,
     DeviceMetricRow,
     DeviceRow,
+    EarlierRow,
     EventRow,
     ExchangeRow,
     FleetContextRow,
@@ -86,7 +87,7 @@ RECORDS: tuple[type[Record], ...] = (
     CommandRow,
     CheckpointRow,
 )
-"""All tables of a store."""
+"""All tables of a store; a replica also has that of `EarlierRow`."""
 
 PER_ROUND: tuple[type[Record], ...] = (
     RoundRow,
@@ -242,7 +243,9 @@ def _table(record: type[R]) -> TableSchema[R]:
     return TableSchema(record, tuple(_column(f.name, hints[f.name]) for f in fields(record)))
 
 
-_TABLES: dict[type[Any], TableSchema[Any]] = {record: _table(record) for record in RECORDS}
+_TABLES: dict[type[Any], TableSchema[Any]] = {
+    record: _table(record) for record in (*RECORDS, EarlierRow)
+}
 
 
 def table_of(record: type[R]) -> TableSchema[R]:

@@ -720,6 +720,44 @@ class CheckpointRow:
     """Instant."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierRow:
+    """Totals of one device over the rounds whose rows a replica does not have.
+
+    Only replicas of runs on other machines have this table (`coordinator.store.replication`).
+    """
+
+    TABLE: ClassVar[str] = "earlier"
+    KEY: ClassVar[tuple[str, ...]] = ("device",)
+
+    device: str
+    """Name of the device."""
+    rounds: int
+    """Rounds since it joined."""
+    available: int
+    """Rounds in which it was available."""
+    selected: int
+    """Rounds in which it was selected."""
+    aggregated: int
+    """Rounds in which its update was aggregated."""
+    done: int
+    """Exchanges with an update."""
+    invalid: int
+    """Those of them that the estimator must not learn from."""
+    contended: int
+    """Those of them that contention on the host made invalid."""
+    device_s: float
+    """Device-seconds of its exchanges and loss queries."""
+    energy_j: float | None
+    """Energy of its exchanges; None if none is known."""
+    weight_share: float
+    """Sum of its shares of merges."""
+    n_share: float
+    """Sum of its shares of the examples of merges."""
+    released: int
+    """Updates with local noise that may have left the device."""
+
+
 Record: TypeAlias = (
     RunRow
     | DeviceRow
@@ -741,4 +779,5 @@ Record: TypeAlias = (
     | DeviceLogRow
     | CommandRow
     | CheckpointRow
+    | EarlierRow
 )

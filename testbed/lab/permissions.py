@@ -60,10 +60,13 @@ def permissions(role: Role, name: str, tenant: str = ANY) -> Permissions:
         return _device(topics, name)
     if role == "coordinator":
         return _coordinator(topics)
-    watched = (topics.coordinator, topics.status(ANY), topics.telemetry(ANY))
+    requests = topics.watch(name)
+    watched = (topics.coordinator, topics.status(ANY), topics.telemetry(ANY), topics.rows(name))
     if role == "viewer":
-        return Permissions(publishes=(), reads=watched)
-    return Permissions(publishes=(topics.command(name),), reads=(*watched, topics.answer(name)))
+        return Permissions(publishes=(requests,), reads=watched)
+    return Permissions(
+        publishes=(requests, topics.command(name)), reads=(*watched, topics.answer(name))
+    )
 
 
 def _device(topics: Topics, name: str) -> Permissions:
@@ -91,6 +94,7 @@ def _coordinator(topics: Topics) -> Permissions:
         publishes=(
             topics.coordinator,
             topics.answer(ANY),
+            topics.rows(ANY),
             topics.control_all,
             topics.control(ANY),
             topics.data(ANY),
@@ -101,6 +105,7 @@ def _coordinator(topics: Topics) -> Permissions:
         reads=(
             topics.coordinator,
             topics.command(ANY),
+            topics.watch(ANY),
             topics.status(ANY),
             topics.telemetry(ANY),
             topics.up(ANY),

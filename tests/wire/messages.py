@@ -41,6 +41,8 @@ from fairbed.wire.messages import (
     Pong,
     Privacy,
     Refuse,
+    RowsPart,
+    RowsRequest,
     Status,
     SteadyTransfer,
     Train,
@@ -447,6 +449,10 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "answer": OperatorAnswer(id=UPDATE_ID, is_accepted=True, text="beta is 0.2 from round 13 on"),
     "answer-refused": OperatorAnswer(id=UPDATE_ID, is_accepted=False, text="no device 'pi-9'"),
+    "rows-request": RowsRequest(id=UPDATE_ID, schema=bytes(16)),
+    "rows-request-next": RowsRequest(id=UPDATE_ID, schema=bytes(16), after=b"a cursor"),
+    "rows": RowsPart(id=UPDATE_ID, part=1, parts=2, body=b"the end of a page"),
+    "rows-problem": RowsPart(id=UPDATE_ID, problem="16 viewers watch this run; close one"),
 }
 """By the name of the golden file."""
 

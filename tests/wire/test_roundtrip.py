@@ -12,6 +12,8 @@ from fairbed.wire.codec import (
     decode_command,
     decode_from_device,
     decode_intent,
+    decode_rows_part,
+    decode_rows_request,
     decode_to_device,
     encode,
 )
@@ -22,6 +24,8 @@ from fairbed.wire.messages import (
     Message,
     OperatorAnswer,
     OperatorCommand,
+    RowsPart,
+    RowsRequest,
     ToDevice,
 )
 from tests.wire.messages import MESSAGES
@@ -59,6 +63,10 @@ def test_the_receiving_side_decodes_it(message: AnyMessage) -> None:
         assert decode_command(payload) == message
     if isinstance(message, OperatorAnswer):
         assert decode_answer(payload) == message
+    if isinstance(message, RowsRequest):
+        assert decode_rows_request(payload) == message
+    if isinstance(message, RowsPart):
+        assert decode_rows_part(payload) == message
 
 
 @NAMED

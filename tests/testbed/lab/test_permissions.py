@@ -81,8 +81,12 @@ def test_who_watches_reads_no_model_and_no_update(role: Role) -> None:
         topics.upload("pi"),
         topics.control("pi"),
         topics.up("pi"),
+        topics.rows("bob"),
     ):
         assert not allows(mine.reads, secret)
+    assert allows(mine.reads, topics.rows("vera"))
+    assert not allows(mine.publishes, topics.rows("vera"))
+    assert not allows(mine.publishes, topics.watch("bob"))
 
 
 def test_the_coordinator_publishes_on_no_channel_of_a_device() -> None:
@@ -123,9 +127,11 @@ def test_writes_the_files_of_mosquitto() -> None:
         "topic read fairbed/main/b/+/c/+\n"
         "\n"
         "user viewer_vera\n"
+        "topic write fairbed/+/watch/vera\n"
         "topic read fairbed/+/coordinator\n"
         "topic read fairbed/+/d/+/status\n"
         "topic read fairbed/+/d/+/tel\n"
+        "topic read fairbed/+/rows/vera\n"
     )
 
 
@@ -159,11 +165,12 @@ def test_writes_the_configuration_of_nats() -> None:
     assert pi["allowed_connection_types"] == ["MQTT"]
     assert pi["permissions"]["publish"]["allow"][0] == "fairbed.main.d.pi.status"
     assert "fairbed.main.b.*.c.*" in pi["permissions"]["subscribe"]["allow"]
-    assert vera["permissions"]["publish"] == {"deny": [">"]}
+    assert vera["permissions"]["publish"] == {"allow": ["fairbed.*.watch.vera"]}
 
 
 def test_writes_rules_for_other_brokers() -> None:
     assert emqx_acl([VERA, PI]).startswith(
+        '{allow, {username, "viewer_vera"}, publish, ["fairbed/+/watch/vera"]}.\n'
         '{allow, {username, "viewer_vera"}, subscribe, ["fairbed/+/coordinator", '
     )
     assert emqx_acl([]) == "{deny, all}.\n"

@@ -200,6 +200,7 @@ def place(
 
 HONEST: dict[str, str] = {
     "pi": MAIN.up("pi"),
+    "vera": MAIN.watch("vera"),
     "alice": MAIN.command("alice"),
     "main": MAIN.control_all,
 }
@@ -220,6 +221,9 @@ PUBLISHED: list[tuple[str, str | bytes]] = [
     ("pi", MAIN.command("alice")),
     ("pi", MAIN.command("local")),
     ("pi", MAIN.command("pi")),
+    ("pi", MAIN.watch("pi")),
+    ("pi", MAIN.watch("vera")),
+    ("pi", MAIN.rows("vera")),
     ("pi", MAIN.limit("ff")),
     ("pi", OTHER.up("pi")),
     ("pi", OTHER.control_all),
@@ -248,9 +252,14 @@ PUBLISHED: list[tuple[str, str | bytes]] = [
     ("vera", MAIN.coordinator),
     ("vera", MAIN.command("vera")),
     ("vera", MAIN.command("alice")),
+    ("vera", MAIN.watch("alice")),
+    ("vera", MAIN.rows("vera")),
+    ("vera", MAIN.rows("alice")),
     ("vera", "fairbed/nothing"),
     ("alice", MAIN.command("bob")),
     ("alice", MAIN.command("local")),
+    ("alice", MAIN.watch("bob")),
+    ("alice", MAIN.rows("bob")),
     ("alice", MAIN.coordinator),
     ("alice", MAIN.control("pi")),
     ("alice", MAIN.control_all),
@@ -260,6 +269,7 @@ PUBLISHED: list[tuple[str, str | bytes]] = [
     ("main", MAIN.telemetry("pi")),
     ("main", MAIN.upload("pi")),
     ("main", MAIN.command("alice")),
+    ("main", MAIN.watch("vera")),
 ]
 """User and topic of messages that must not be forwarded."""
 
@@ -289,13 +299,12 @@ def _named(values: list[tuple[str, str | bytes]]) -> list[ParameterSet]:
 def test_nothing_is_published_outside_of_the_own_topics(
     place: Place, who: str, topic: str | bytes
 ) -> None:
-    sender = "pi" if who == "vera" else who  # a viewer publishes nothing at all
     forbidden, mark = secrets.token_bytes(8), secrets.token_bytes(8)
     with place.witness() as witness:
         witness.subscribe("#")
         publish_all(place, who, topic, forbidden)
-        with place.client(sender) as honest:
-            honest.publish(HONEST[sender], mark, qos=1)
+        with place.client(who) as honest:
+            honest.publish(HONEST[who], mark, qos=1)
         assert forbidden not in [message.payload for message in witness.until(mark)]
     with place.witness() as witness:  # what the broker kept would arrive now
         witness.subscribe("#")
@@ -311,6 +320,7 @@ WILLS = [
     ("pi", MAIN.coordinator),
     ("pi", MAIN.command("alice")),
     ("vera", MAIN.status("pi")),
+    ("vera", MAIN.rows("alice")),
     ("alice", MAIN.command("bob")),
     ("alice", MAIN.coordinator),
     ("main", MAIN.status("pi")),
@@ -346,6 +356,9 @@ READ: list[tuple[str, str]] = [
             MAIN.upload("+"),
             MAIN.control("+"),
             MAIN.command("+"),
+            MAIN.watch("+"),
+            MAIN.rows("+"),
+            MAIN.rows("vera"),
             MAIN.intent("+"),
             MAIN.limit("+"),
             OTHER.control_all,
@@ -404,6 +417,9 @@ READ: list[tuple[str, str]] = [
             MAIN.control_all,
             MAIN.command("+"),
             MAIN.command("bob"),
+            MAIN.watch("+"),
+            MAIN.rows("+"),
+            MAIN.rows("bob"),
             "#",
             "fairbed/+/#",
             "$share/group/fairbed/main/u/pi",
@@ -424,6 +440,8 @@ SECRETS: list[tuple[str, str]] = [
     ("main", MAIN.chunk("ff", 0)),
     ("main", OTHER.chunk("ff", 0)),
     ("main", MAIN.limit("ff")),
+    ("main", MAIN.rows("bob")),
+    ("main", MAIN.rows("vera")),
     ("nano", MAIN.up("nano")),
     ("nano", MAIN.upload("nano")),
     ("nano", MAIN.status("nano")),
@@ -432,6 +450,8 @@ SECRETS: list[tuple[str, str]] = [
     ("pi", MAIN.up("pi")),
     ("alice", MAIN.command("alice")),
     ("bob", MAIN.command("bob")),
+    ("vera", MAIN.watch("vera")),
+    ("alice", MAIN.watch("alice")),
 ]
 """User and topic of the messages that are published during such a subscription."""
 
