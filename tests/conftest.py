@@ -120,6 +120,7 @@ def leaves_no_process() -> Iterator[None]:
     """Fail the session when a process that a test started, or its orphan, is still there."""
     mark = secrets.token_hex(8)
     os.environ[SESSION_MARK] = mark
+    os.environ.pop("FAIRBED_NOTIFY", None)  # no test sends messages to a person
     yield
     _, alive = psutil.wait_procs(_started_here(mark), timeout=EXIT_GRACE_S)
     left = [describe(process) for process in alive]

@@ -19,7 +19,6 @@ from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.live_settings import (
     SECTIONS,
-    Change,
     accepted_changes,
     key_of,
     mean_beta,
@@ -139,7 +138,6 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         malicious = reader.malicious() if reveals or info.status not in LIVE else {}
         device_metrics = {row.device: row for row in reader.device_metrics()}
         personal = {row.device: row for row in reader.personal_scores()}
-        fleet_stats = reader.fleet_stats()
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
         queries = reader.columns(LossQueryRow, ("outcome", "duration_s"))
@@ -148,6 +146,8 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         releases = {} if plan.clip is None else reader.releases()
         spent_s = device_seconds(reader)
         test_bytes = reader.test_bytes()
+        fleet_stats = reader.fleet_stats()
+        fairness = fairness_of(reader, counts)
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     privacy = privacy_summary(plan, releases.values())
@@ -233,15 +233,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
         energy=_energy(exchanges),
         privacy=privacy,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
-        fairness=_fairness(
-            reader,
-            accepted_changes(commands),
-            counts,
-            queues,
-            max([1, *(row.selected for row in rounds)]),
-        )
-        if fleet_stats is None
-        else _fairness_of(fleet_stats, reader.plan),
+        fairness=fairness,
         round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
         profiles=_profiles(devices, truths, kinds, exchanges),
         fleet=fleet,
@@ -597,13 +589,21 @@ def _loss_queries(
     )
 
 
-def _fairness(
-    reader: RunReader,
-    changes: Sequence[Change],
-    counts: Mapping[str, SelectionCounts],
-    queues: Mapping[str, float],
-    most_selected: int,
-) -> Fairness:
+def fairness_of(reader: RunReader, counts: Mapping[str, SelectionCounts] | None = None) -> Fairness:
+    """Return the fairness of the selection in a run; call it inside a snapshot.
+
+    Args:
+        reader: Reads the run.
+        counts: How often each device was selected, by name; None: read it.
+    """
+    fleet_stats = reader.fleet_stats()
+    if fleet_stats is not None:
+        return _fairness_of(fleet_stats, reader.plan)
+    changes = accepted_changes(reader.commands())
+    if counts is None:
+        counts = {count.device: count for count in reader.selection_counts()}
+    newest = reader.newest_round()
+    queues = {row.device: row.queue for row in reader.selections(newest)}
     planned, queue_counts = reader.plan.beta, reader.plan.selection.queue_counts
     last = max((count.rounds for count in counts.values()), default=1)
 
@@ -633,7 +633,9 @@ def _fairness(
         beta=beta,
         min_selection_rate=float((selected / rounds).min()),
         min_aggregation_rate=float((aggregated / rounds).min()),
-        highest_rate=None if beta is None else highest_rate(available / rounds, most_selected),
+        highest_rate=None
+        if beta is None
+        else highest_rate(available / rounds, max(1, reader.largest_cohort())),
         queue_counts=queue_counts,
         jain=None if np.isnan(index) else index,
         invariant_holds=None

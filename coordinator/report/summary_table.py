@@ -124,7 +124,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
             "selection",
             f"selection rate: min {ratio(fair.min_selection_rate)}; "
             f"aggregation rate: min {ratio(fair.min_aggregation_rate)}; "
-            f"{_guarantee(fair)}; Jain index {ratio(fair.jain)}",
+            f"{guarantee(fair)}; Jain index {ratio(fair.jain)}",
         ),
         (
             "fairness",
@@ -292,14 +292,28 @@ def alert_lines(alerts: Sequence[AlertSummary]) -> list[str]:
     return lines
 
 
-def _guarantee(fair: Fairness) -> str:
+def counted_rate(fair: Fairness) -> float | None:
+    """Return the lowest rate of a device, of what the guarantee counts."""
+    is_of_selections = fair.queue_counts == "selected"
+    return fair.min_selection_rate if is_of_selections else fair.min_aggregation_rate
+
+
+def is_kept(fair: Fairness) -> bool | None:
+    """Return whether every device has had its guaranteed rate; None if that is unknown."""
+    rate = counted_rate(fair)
+    if fair.beta is None or rate is None:
+        return None
+    return rate * (1.0 + TOLERANCE) >= fair.beta
+
+
+def guarantee(fair: Fairness) -> str:
+    """Return in words whether every device has had its guaranteed rate."""
+    rate = counted_rate(fair)
     if fair.beta is None:
         return "no guarantee"
-    counts_selections = fair.queue_counts == "selected"
-    rate = fair.min_selection_rate if counts_selections else fair.min_aggregation_rate
     if rate is None:
         return f"guarantee of {fair.beta:g} unknown"
-    if rate * (1.0 + TOLERANCE) >= fair.beta:
+    if is_kept(fair):
         return f"guarantee of {fair.beta:g} kept"
     limit = fair.highest_rate
     possible = "" if limit is None or limit >= fair.beta else f" (at most {limit:.3f} possible)"

@@ -467,6 +467,14 @@ class RunReader:
         row = self._query(f"SELECT {sums} FROM round WHERE round <= ?", (until_round,))[0]
         return row[0], row[1], row[2]
 
+    def newest_round(self) -> int:
+        """Return the last closed round; 0 before the first."""
+        return int(self._number("SELECT max(round) FROM round"))
+
+    def largest_cohort(self) -> int:
+        """Return the largest number of devices that were selected for a round."""
+        return int(self._number("SELECT max(selected) FROM round"))
+
     def exchanges(self, since_round: int = 0, until_round: int | None = None) -> list[ExchangeRow]:
         """Return the exchanges of rounds after `since_round`, by round and dispatch."""
         tail = "WHERE round > ? AND round <= ? ORDER BY round, attempt, dispatched_at_s, device"

@@ -21,6 +21,7 @@ from fairbed.testbed.cli.run import (
     holds_run,
     named_experiment,
     new_id,
+    notify_of,
     selector_of,
 )
 from fairbed.testbed.errors import BackendError, RunError, UsageError
@@ -29,6 +30,7 @@ from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import setup_of
+from fairbed.testbed.run.notify import notifying
 from fairbed.wire.plugins import PluginError
 
 PROGRESS_INTERVAL_S = 0.5
@@ -57,9 +59,10 @@ def main(options: argparse.Namespace) -> int:
         progress = _ReplayProgress(experiment.rounds)
         started = time.perf_counter()
         run_id = folder.resolve().name
-        rounds = replay_setup(
-            setup, folder, run_id, progress, threads=threads, origin=options.experiment.parent
-        )
+        with notifying(notify_of(experiment), folder):
+            rounds = replay_setup(
+                setup, folder, run_id, progress, threads=threads, origin=options.experiment.parent
+            )
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DatasetError, ExperimentError, ProfileError, UnknownTask) as exc:
         raise UsageError(str(exc)) from exc

@@ -55,14 +55,15 @@ from fairbed.testbed.experiment.file import (
     load_experiment,
 )
 from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.experiment.notify import NotifyError, NotifySettings, notify_settings
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.host.speed import host_speed
-from fairbed.testbed.run.broker import is_loopback
 from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.errors import TransportError
 from fairbed.wire.plugins import PluginError
+from fairbed.wire.transport.address import is_loopback
 
 RUN_ERRORS = (
     AnotherCoordinatorError,
@@ -143,7 +144,20 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
         listen_port=port,
         dilation=_dilation(experiment, folder) if has_fleet else 1.0,
         origin=options.experiment.parent,
+        notify=notify_of(experiment),
     )
+
+
+def notify_of(experiment: Experiment) -> NotifySettings | None:
+    """Return how a person gets messages about a run; None: not at all.
+
+    Raises:
+        UsageError: The command or the address cannot be used.
+    """
+    try:
+        return notify_settings(experiment.notify, os.environ)
+    except NotifyError as exc:
+        raise UsageError(str(exc)) from exc
 
 
 def _check_policy(experiment: Experiment) -> None:

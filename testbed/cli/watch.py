@@ -43,12 +43,12 @@ from fairbed.testbed.cli import (
 )
 from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.run.broker import is_loopback
 from fairbed.testbed.run.device_control import FAULTS, OWN_LINK
 from fairbed.testbed.run.stopping import DETACH
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import LOG, clear, read_endpoint
 from fairbed.testbed.web.session import is_web_child
+from fairbed.wire.transport.address import is_loopback
 
 NICENESS = 10
 """A process of this niceness gets about a tenth of a normal share, enough to react to keys."""

@@ -55,6 +55,7 @@ from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.explain import explain, first_not_finite, override
 from fairbed.testbed.experiment.malicious import MaliciousConfig
+from fairbed.testbed.experiment.notify import NotifyConfig
 from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.tensors import Layout
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url, redact
@@ -286,6 +287,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     personalisation: PersonalisationConfig = PersonalisationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     operator: OperatorConfig = OperatorConfig()
+    notify: NotifyConfig = NotifyConfig()
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
     emulation: EmulationConfig = EmulationConfig()
@@ -474,8 +476,12 @@ class Experiment(Section, frozen=True, kw_only=True):
         return msgspec.toml.encode(_without_none(msgspec.to_builtins(self._shown()))).decode()
 
     def hash(self) -> str:
-        """Return a hash of the resolved experiment: equal experiments have equal hashes."""
-        return hashlib.sha256(msgspec.json.encode(self._shown(), order="sorted")).hexdigest()
+        """Return a hash of the resolved experiment: equal experiments have equal hashes.
+
+        Messages to a person do not count: a resumed run may send others.
+        """
+        counted = msgspec.structs.replace(self._shown(), notify=NotifyConfig())
+        return hashlib.sha256(msgspec.json.encode(counted, order="sorted")).hexdigest()
 
     def _shown(self) -> "Experiment":
         """Return the experiment without the broker's password."""

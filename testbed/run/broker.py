@@ -11,7 +11,6 @@ the measurement uses a connection of its own, before the run.
 """
 
 import importlib.util
-import ipaddress
 import json
 import os
 import secrets
@@ -41,7 +40,13 @@ from fairbed.wire.codec import decode
 from fairbed.wire.errors import DecodeError, Disconnected, TransportError, VersionError
 from fairbed.wire.messages import MAX_CHUNK_BYTES, Status
 from fairbed.wire.topics import ANY, Topics
-from fairbed.wire.transport.address import HIDDEN, PASSWORD_VARIABLE, redact, with_password
+from fairbed.wire.transport.address import (
+    HIDDEN,
+    PASSWORD_VARIABLE,
+    is_loopback,
+    redact,
+    with_password,
+)
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
 from fairbed.wire.transport.client import NOT_CONNECTED, MqttTransport
 
@@ -136,14 +141,6 @@ class _Setup:
 def find_broker(kind: BrokerKind) -> list[str] | None:
     """Return the command that runs a broker; None if it is not installed."""
     return _KINDS[kind].find()
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only programs on this machine reach an address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @asynccontextmanager

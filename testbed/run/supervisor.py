@@ -5,7 +5,7 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.alerts import AlertChange
-from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store
+from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.backends.base import Backend
@@ -34,6 +34,7 @@ from fairbed.testbed.errors import BrokerError, LabError, innermost
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.experiment.notify import NotifySettings
 from fairbed.testbed.experiment.shards import FleetData, StoredShards
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.contention import ContentionMonitor
@@ -59,6 +60,7 @@ from fairbed.testbed.run.emulated_identities import (
 )
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
+from fairbed.testbed.run.notify import Notifier
 from fairbed.testbed.run.preflight import preflight_findings
 from fairbed.testbed.run.stopping import StopControl, handle_signals, watch_stdin
 from fairbed.testbed.run_folder import (
@@ -100,6 +102,8 @@ class RunPlan:
     """Seconds of this machine in one second of the fleet, and of the event loop of the run."""
     origin: Path = Path()
     """Folder of the experiment file."""
+    notify: NotifySettings | None = None
+    """How a person gets messages about the run; None: not at all."""
 
     @property
     def knows_fleet(self) -> bool:
@@ -172,7 +176,10 @@ async def _run(
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
             store, attempt, moved = await anyio.to_thread.run_sync(_open_store, plan, data)
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
+        notifier: Notifier | None = None
         try:
+            notifier = _start_notifier(plan, stop)
+            alerts = alerted if notifier is None else partial(_pass_on, alerted, notifier)
             for device in devices:
                 store.add(device.truth_row())
             parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices, names)
@@ -185,7 +192,7 @@ async def _run(
                 else SteeredFleet(backend, specs, plan.dilation, group, stop)
             )
             stop.coordinator = _coordinator(
-                plan, parts, monitor, _audit_of(plan, stop), steered, listener, waiting, alerted
+                plan, parts, monitor, _audit_of(plan, stop), steered, listener, waiting, alerts
             )
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
@@ -214,7 +221,32 @@ async def _run(
             raise
         finally:
             evaluator.close()
+            if notifier is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(_notify_end, notifier, store)
             store.close()
+
+
+def _start_notifier(plan: RunPlan, stop: StopControl) -> Notifier | None:
+    """Start what sends messages to a person, if the run has it."""
+    if plan.notify is None:
+        return None
+    return Notifier(plan.notify, plan.folder, partial(stop.note, "not notified"))
+
+
+def _notify_end(notifier: Notifier, store: Store) -> None:
+    """Send the end of the run, which the store must have before the notifier reads it."""
+    with suppress(StoreError):  # the run has failed because of it
+        store.flush()
+    notifier.end()
+
+
+def _pass_on(
+    alerted: Callable[[AlertChange], None], notifier: Notifier, change: AlertChange
+) -> None:
+    """Report an alert on the output of the run and to a person."""
+    alerted(change)
+    notifier.alert(change)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ Both take the option `?client=aiomqtt`, which selects the MQTT client. With mqtt
 address, as through the shaping proxy of an emulated device.
 """
 
+import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
@@ -176,3 +177,11 @@ def redact(url: str) -> str:
     start = head.find("//") + 2 if "//" in head else 0
     user, colon, _ = head[start:].partition(":")
     return f"{head[:start]}{user}:{HIDDEN}@{tail}" if at and colon else url
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only programs on this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
