@@ -1,9 +1,7 @@
 """The summary of a run as plain text, which `fairbed run` prints at the end."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from textwrap import TextWrapper
-from typing import Literal
 
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.report.quantities import (
@@ -24,6 +22,7 @@ from fairbed.coordinator.report.summary_schema import (
     LiveChange,
     RunSummary,
 )
+from fairbed.coordinator.report.text_table import TextColumn, table_lines
 from fairbed.coordinator.store.store import Provenance
 
 MAX_DEVICES = 40
@@ -31,9 +30,6 @@ MAX_DEVICES = 40
 
 LABEL_WIDTH = 11
 """Columns of the labels of facts."""
-
-GAP = 2
-"""Columns between two columns of the table of devices."""
 
 HASH_DIGITS = 8
 """Printed digits of a commit or a hash."""
@@ -45,33 +41,22 @@ NOTABLE_DIVERGENCE = 1e-6
 """Smallest divergence of the weights from the shares of examples that is printed, nats."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of the table of devices."""
-
-    heading: str
-    text: Callable[[DeviceSummary], str]
-    align: Literal["<", ">"] = ">"
-    priority: int = 0
-    """Columns that do not fit are left out, the highest number first."""
-
-
-_COLUMNS = (
-    _Column("device", lambda d: d.name, "<"),
-    _Column("profile", lambda d: d.profile or MISSING, "<", priority=9),
-    _Column("selected", lambda d: str(d.selected), priority=6),
-    _Column("sel rate", lambda d: ratio(d.selection_rate)),
-    _Column("agg rate", lambda d: ratio(d.aggregation_rate), priority=5),
-    _Column("queue Z", lambda d: ratio(d.queue, 2), priority=4),
-    _Column("tau s", lambda d: seconds(d.tau_s_median)),
-    _Column("train s", lambda d: seconds(d.train_s_median), priority=7),
-    _Column("accuracy", lambda d: ratio(d.accuracy)),
+_COLUMNS: tuple[TextColumn[DeviceSummary], ...] = (
+    TextColumn("device", lambda d: d.name, "<"),
+    TextColumn("profile", lambda d: d.profile or MISSING, "<", priority=9),
+    TextColumn("selected", lambda d: str(d.selected), priority=6),
+    TextColumn("sel rate", lambda d: ratio(d.selection_rate)),
+    TextColumn("agg rate", lambda d: ratio(d.aggregation_rate), priority=5),
+    TextColumn("queue Z", lambda d: ratio(d.queue, 2), priority=4),
+    TextColumn("tau s", lambda d: seconds(d.tau_s_median)),
+    TextColumn("train s", lambda d: seconds(d.train_s_median), priority=7),
+    TextColumn("accuracy", lambda d: ratio(d.accuracy)),
 )
-_KIND = _Column("kind", lambda d: d.kind, "<", priority=8)
+_KIND: TextColumn[DeviceSummary] = TextColumn("kind", lambda d: d.kind, "<", priority=8)
 """In a fleet of several kinds."""
-_ENERGY = _Column("energy", lambda d: energy(d.energy_j), priority=3)
+_ENERGY: TextColumn[DeviceSummary] = TextColumn("energy", lambda d: energy(d.energy_j), priority=3)
 """In a run with a known energy."""
-_MALICIOUS = _Column("malicious", lambda d: d.malicious or "", "<")
+_MALICIOUS: TextColumn[DeviceSummary] = TextColumn("malicious", lambda d: d.malicious or "", "<")
 """In a run whose malicious devices are revealed."""
 
 
@@ -442,24 +427,7 @@ def _fleet(summary: RunSummary, width: int | None) -> list[str]:
     columns += others
     columns += [_ENERGY] if summary.energy is not None else []
     columns += [_MALICIOUS] if summary.attackers is not None else []
-    while True:
-        rows = [[column.heading for column in columns]]
-        rows += [[column.text(device) for column in columns] for device in listed]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-        least = max(columns, key=lambda column: column.priority)
-        fits = width is None or sum(widths) + GAP * (len(columns) - 1) <= width
-        if fits or least.priority == 0:
-            break
-        columns.remove(least)
-    lines = [_line(row, widths, columns) for row in rows]
+    lines = table_lines(columns, listed, width)
     if summary.devices > MAX_DEVICES:
         lines.append(f"and {summary.devices - MAX_DEVICES} more devices")
     return lines
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], columns: Sequence[_Column]) -> str:
-    parts = [
-        f"{cell:{column.align}{width}}"
-        for cell, width, column in zip(cells, widths, columns, strict=True)
-    ]
-    return (" " * GAP).join(parts).rstrip()

@@ -216,6 +216,13 @@ def make_parser() -> argparse.ArgumentParser:
                 metavar="KEY=VALUE",
                 help="option of the plug-in, as in [selection.estimator_options]; repeatable",
             )
+            sub.add_argument(
+                "--why",
+                type=int,
+                metavar="ROUND",
+                help="print why each device was selected in this round, or not",
+            )
+            sub.add_argument("--device", metavar="NAME", help="with --why: this device alone")
     steer = command("command", "change a live run or one of its emulated devices")
     steer.add_argument("run", help="run id, its first characters, a folder, or latest")
     steer.add_argument(

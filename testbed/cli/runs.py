@@ -20,6 +20,7 @@ from fairbed.coordinator.policy.config import ESTIMATORS, SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
 from fairbed.coordinator.report.estimators import compare_estimators, estimates_table
 from fairbed.coordinator.report.quantities import instant
+from fairbed.coordinator.report.selection_reasons import choice_table, read_choice
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import (
@@ -55,6 +56,9 @@ HEADINGS = ("run", "status", "kind", "rounds", "devices", "accuracy")
 
 RESUMES_SHOWN = 3
 """Interrupted runs, newest first, whose command to continue is printed below the list."""
+
+NAMES_SHOWN = 5
+"""Devices named where an unknown one was given."""
 
 ANSWER_S = 10.0
 """Longest wait for the answer of a run, seconds; it decides within milliseconds."""
@@ -185,12 +189,42 @@ def _show(options: argparse.Namespace) -> int:
     others = _plugin_estimators(options.estimator, options.option)
     if options.estimators or others:
         return _estimators(folder, others, as_json=options.json)
+    if options.why is not None:
+        return _why(folder, options)
+    if options.device is not None:
+        raise UsageError("--device: must be beside --why ROUND; add it, or remove --device")
     with RunReader(folder) as reader:
         summary = summarise_run(reader, reveals=options.reveal)
     print(
         msgspec.json.encode(summary).decode()
         if options.json
         else summary_table(summary, output_width())
+    )
+    return DONE
+
+
+def _why(folder: Path, options: argparse.Namespace) -> int:
+    """Print why devices were selected in a round, or not."""
+    with RunReader(folder) as reader:
+        choice, closed = read_choice(reader, options.why), reader.run().rounds_completed
+    if choice is None:
+        raise UsageError(
+            f"--why: must be a closed round of {folder.name}, 1 to {closed}, got {options.why}"
+            if closed
+            else f"--why: {folder.name} must have a closed round, got none; wait for the first"
+        )
+    if (name := options.device) is not None:
+        found = tuple(one for one in choice.devices if one.device == name)
+        if not found:
+            known = ", ".join(sorted(one.device for one in choice.devices)[:NAMES_SHOWN])
+            raise UsageError(
+                f"--device: must be a device of round {choice.round}, such as {known}, got {name!r}"
+            )
+        choice = msgspec.structs.replace(choice, devices=found)
+    print(
+        msgspec.json.encode(choice).decode()
+        if options.json
+        else choice_table(choice, output_width())
     )
     return DONE
 

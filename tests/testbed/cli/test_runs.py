@@ -107,6 +107,37 @@ def test_show_fits_a_narrow_terminal(
     assert "profile" not in heading
 
 
+def test_show_prints_why_devices_were_selected(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_round_2 = ["show", "--runs", str(runs), "--why", "2"]
+    assert main([*of_round_2, "--json"]) == 0
+    choice = json.loads(capsys.readouterr().out)
+    assert (choice["round"], choice["policy"], len(choice["devices"])) == (2, "rbcs-f", 3)
+    name = choice["devices"][-1]["device"]
+    assert main([*of_round_2, "--device", name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "round       2 of demo-1"
+    assert [line.split()[0] for line in lines[-2:]] == ["device", name]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--why", "9"], "--why: must be a closed round of demo-1, 1 to 4, got 9"),
+        (["--why", "0"], "--why: must be a closed round of demo-1, 1 to 4, got 0"),
+        (["--why", "2", "--device", "x"], "--device: must be a device of round 2, such as"),
+        (["--device", "x"], "--device: must be beside --why ROUND; add it, or remove --device"),
+    ],
+)
+def test_a_mistake_about_a_selection_is_one_line(
+    runs: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["show", "--runs", str(runs), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
 @pytest.mark.parametrize("reason", ["no terminal", "dumb", "headless"])
 def test_watch_prints_lines_where_no_screen_can_be_shown(
     runs: Path,
