@@ -1,11 +1,15 @@
-"""Log of the run's events, newest at the bottom."""
+"""Log of the run's events, newest at the bottom; draws only the lines on the screen."""
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, TypeAlias
 
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len, chop_cells
+from rich.segment import Segment
+from rich.style import Style
 from textual.events import Resize
-from textual.widgets import RichLog
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
 
 from fairbed.coordinator.report.quantities import clock
 from fairbed.coordinator.store.tables import EventRow
@@ -15,8 +19,11 @@ TIME_WIDTH = 7
 MARKS = {"warning": "! ", "error": "!! "}
 """Mark before an event of this level, beside its colour."""
 
+Line: TypeAlias = tuple[tuple[str, str], ...]
+"""Texts, each with a component class without its prefix, or "" for no class."""
 
-class EventLogView(RichLog):
+
+class EventLogView(ScrollView, can_focus=True):
     """The run's events; scrolls with new events while it is at the end."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -28,54 +35,93 @@ class EventLogView(RichLog):
     }
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(max_lines=EVENTS_KEPT, min_width=1, id=id)
+        super().__init__(id=id)
         self.border_title = "Events"
         self._view = RunView()
+        self._lines: list[Line] = []
         self._last = 0
         self._width = 0
 
     def on_resize(self, _event: Resize) -> None:
         """Wrap all lines again and show the end; a hidden log is written when it is shown."""
-        if self.content_size.width != self._width:
-            self._width = self.content_size.width
-            self.restyle()
-        else:
-            self.show(self._view)
+        if self.scrollable_content_region.width != self._width:
+            self._width = self.scrollable_content_region.width
+            self._lines, self._last = [], 0
+        self.show(self._view)
         self.scroll_end(animate=False)
 
     def show(self, view: RunView) -> None:
         """Write new events, or all events if rows became void."""
         self._view = view
         if view.cursor.event < self._last:
-            self.restyle()
+            self._lines, self._last = [], 0
         if self._width == 0 or not self.is_on_screen:
             return
+        events = [event for number, event in view.events if number > self._last]
+        if not events and self._lines:
+            return
         follows = self._last == 0 or self.is_vertical_scroll_end
-        for number, event in view.events:
-            if number > self._last:
-                self.write(self._line(event), scroll_end=follows)
-                self._last = number
+        self._last = view.cursor.event
+        for event in events:
+            self._lines += event_lines(event, self._width)
+        surplus = max(0, len(self._lines) - EVENTS_KEPT)
+        del self._lines[:surplus]
+        self.virtual_size = Size(self._width, len(self._lines))
+        if follows:
+            self.scroll_end(animate=False)
+        elif surplus:
+            self.scroll_to(y=self.scroll_offset.y - surplus, animate=False)
+        self.refresh()
 
     def restyle(self) -> None:
-        """Write all events again, in the colours of the theme."""
-        self.clear()
-        self._last = 0
-        self.show(self._view)
+        """Draw all lines again, in the colours of the theme."""
+        self.refresh()
 
-    def _line(self, event: EventRow) -> Table:
-        kind = event.level if event.level in ("warning", "error") else "info"
-        time = self.get_component_rich_style("log--time", partial=True)
-        device = self.get_component_rich_style("log--device", partial=True)
-        what = Text.assemble(
-            (
-                f"{MARKS.get(kind, '')}{event.kind} ",
-                self.get_component_rich_style(f"log--{kind}", partial=True),
-            ),
-            (f"{event.device} " if event.device else "", device),
-            event.text,
-        )
-        line = Table.grid(padding=(0, 1))
-        line.add_column(width=TIME_WIDTH, justify="right", style=time)
-        line.add_column(ratio=1)
-        line.add_row(clock(event.at_s), what)
-        return line
+    def render_line(self, y: int) -> Strip:
+        """Return one line of the scrolled log."""
+        number, base = y + self.scroll_offset.y, self.rich_style
+        if number >= len(self._lines):
+            return Strip.blank(self.size.width, base)
+        segments = [Segment(text, base + self._style(name)) for text, name in self._lines[number]]
+        return Strip(segments).adjust_cell_length(self.size.width, base)
+
+    def _style(self, name: str) -> Style:
+        return self.get_component_rich_style(f"log--{name}", partial=True) if name else Style.null()
+
+
+def event_lines(event: EventRow, width: int) -> list[Line]:
+    """Return the time of an event, and beside it what happened, wrapped to `width` columns."""
+    level = event.level if event.level in MARKS else "info"
+    parts = [(f"{MARKS.get(level, '')}{event.kind} ", level)]
+    if event.device:
+        parts.append((f"{event.device} ", "device"))
+    parts.append((event.text, ""))
+    time = clock(event.at_s).rjust(TIME_WIDTH)
+    lines = wrapped(parts, max(2, width - TIME_WIDTH - 1))  # a wide character has two columns
+    return [
+        (((" " * TIME_WIDTH if number else time), "time"), (" ", ""), *line)
+        for number, line in enumerate(lines)
+    ]
+
+
+def wrapped(parts: Sequence[tuple[str, str]], width: int) -> list[Line]:
+    """Return texts in lines of at most `width` columns, broken between words where possible.
+
+    Spaces at a break are left out.
+    """
+    lines: list[list[tuple[str, str]]] = [[]]
+    used = 0
+    for text, name in parts:
+        for number, word in enumerate(text.split(" ")):
+            space = " " if number else ""
+            if used > 0 and used + len(space) + cell_len(word) > width:
+                lines.append([])
+                used, space = 0, ""
+            *full, rest = chop_cells(word, width) or [""]
+            for piece in full:
+                lines[-1].append((space + piece, name))
+                lines.append([])
+                used, space = 0, ""
+            lines[-1].append((space + rest, name))
+            used += len(space) + cell_len(rest)
+    return [tuple(line) for line in lines]
