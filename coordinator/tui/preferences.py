@@ -18,6 +18,10 @@ class ScreenChoices(Struct, frozen=True, kw_only=True):
 
     filter: str = ""
     """Expression of the filter."""
+    sort: str = ""
+    """Key of the column to sort by, after `-` if the largest come first."""
+    columns: tuple[str, ...] | None = None
+    """Keys of the columns; None for the usual ones."""
 
 
 class Preferences(Struct, frozen=True, kw_only=True):

@@ -18,10 +18,11 @@ from fairbed.coordinator.policy.live_settings import Change, accepted_changes, m
 from fairbed.coordinator.report.quantities import ratio
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.bars import gauge
+from fairbed.coordinator.tui.fleet_columns import TOLERANCE
 from fairbed.coordinator.tui.screens.overview import accuracy_curves, queue_curves
 from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
 from fairbed.coordinator.tui.view import DeviceView, RunView
-from fairbed.coordinator.tui.widgets.fleet import TOLERANCE, FleetTable
+from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
 MAX_DEVICES = 2_000

@@ -2,10 +2,11 @@
 
 from textual.app import ComposeResult
 
+from fairbed.coordinator.tui.fleet_columns import FIELDS
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
-from fairbed.coordinator.tui.widgets.fleet import FIELDS, FleetTable
+from fairbed.coordinator.tui.widgets.fleet import FleetTable
 
 
 class FleetScreen(RunScreen):
@@ -35,4 +36,4 @@ class FleetScreen(RunScreen):
 
     def redraw(self) -> None:
         """Draw all lines again."""
-        self.query_one(FleetTable).refresh()
+        self.query_one(FleetTable).redraw()

@@ -21,7 +21,7 @@ class Overview(RunScreen):
 
     def compose_parts(self) -> ComposeResult:
         """Build the parts."""
-        yield FleetTable(id="fleet")
+        yield FleetTable(id="fleet", has_bars=False)
         with Container(id="panels"):
             yield RoundTimeline(id="timeline")
             yield CurvePlot("Accuracy", id="accuracy", has_zero=False)
@@ -50,7 +50,7 @@ class Overview(RunScreen):
 
     def redraw(self) -> None:
         """Draw all parts again, in another theme or with other glyphs."""
-        self.query_one(FleetTable).refresh()
+        self.query_one(FleetTable).redraw()
         self.query_one(RoundTimeline).redraw()
         self.query_one(EventLogView).restyle()
         for plot in self.query(CurvePlot):

@@ -11,9 +11,11 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from fairbed.coordinator.store.reader import RunReader
+from fairbed.coordinator.tui.fleet_columns import Order
 from fairbed.coordinator.tui.preferences import ScreenChoices
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
+from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.header import Banner, RunHeader
 from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
 
@@ -86,6 +88,8 @@ class RunScreen(Screen[None]):
         self._choices = choices
         for bar in self.query(FilterBar):
             bar.set_text(choices.filter)
+        for table in self.query(FleetTable):
+            table.set_order(Order.read(choices.sort), choices.columns)
 
     def choose(self, **changes: Any) -> None:
         """Have choices remembered: fields of `ScreenChoices`."""
@@ -96,6 +100,10 @@ class RunScreen(Screen[None]):
     def on_filter_bar_changed(self, message: FilterBar.Changed) -> None:
         """Have the filter remembered; a screen with a list also applies it."""
         self.choose(filter=message.filter.text)
+
+    def on_fleet_table_arranged(self, message: FleetTable.Arranged) -> None:
+        """Have order and columns remembered."""
+        self.choose(sort=str(message.order), columns=message.columns)
 
     @property
     def selected_device(self) -> str | None:

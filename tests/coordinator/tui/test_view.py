@@ -16,6 +16,7 @@ from fairbed.coordinator.store.tables import (
     EventRow,
     PersonalScoreRow,
 )
+from fairbed.coordinator.tui.fleet_columns import BY_KEY
 from fairbed.coordinator.tui.phase_spans import spans_of
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import device_facts
@@ -29,7 +30,6 @@ from fairbed.coordinator.tui.view import (
     banner,
     fold,
 )
-from fairbed.coordinator.tui.widgets.fleet import COLUMNS
 from tests.coordinator.store.fake_run import BETA, LATE_ROUND, VOID_ROUND, FakeRun, fake_run
 
 
@@ -306,9 +306,8 @@ def test_a_rate_below_the_guarantee_has_a_mark(
     selected: int, aggregated: int, texts: tuple[str, str]
 ) -> None:
     device = DeviceView("pi", rounds=100, selected=selected, aggregated=aggregated)
-    columns = {column.key: column for column in COLUMNS}
-    assert tuple(columns[key].marked(device, 0.15) for key in ("rate", "aggregated")) == texts
-    assert "!" not in columns["rate"].marked(device, None)
+    assert tuple(BY_KEY[key].marked(device, 0.15) for key in ("rate", "aggregated")) == texts
+    assert "!" not in BY_KEY["rate"].marked(device, None)
 
 
 def test_the_lap_of_a_personal_model_that_there_is_not_is_no_phase(tmp_path: Path) -> None:
