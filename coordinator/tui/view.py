@@ -398,6 +398,9 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
         devices.setdefault(row.name, DeviceView(row.name))
         profile = profile_of(row, truths.get(row.name))
         changes[row.name] |= {"profile": profile, "n_k": row.n_k, "kind": row.kind}
+    for command in update.commands:
+        if command.is_accepted and command.action == "profile" and command.device:
+            changes[command.device]["profile"] = command.name or ""
     for name, kind in update.malicious.items():
         changes[name]["malicious"] = kind
     for name, tau_s in update.measured.items():

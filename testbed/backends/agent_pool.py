@@ -255,13 +255,15 @@ class AgentPool:
         await self.freezer.thaw([name])
         await self.agents.end([name], signal.SIGKILL)
 
-    async def restart(self, name: str) -> None:
-        """Start an agent again; kill it first if it is alive.
+    async def restart(self, name: str, spec: DeviceSpec | None = None) -> None:
+        """Start an agent again, on another device if `spec` is given; kill it first if it is alive.
 
         Raises:
             BackendError: The fleet has no such device, or its process cannot be started.
         """
         await self.kill(name)
+        if spec is not None:
+            self.fleet[name] = spec
         await self._start([name])
 
     def spec(self, name: str) -> DeviceSpec:

@@ -138,8 +138,12 @@ class Backend(Protocol):
         """Kill a device by SIGKILL, as a power cut does; return when it has ended."""
         ...
 
-    async def restart(self, name: str) -> None:
-        """Start a device again; kill it first if it is alive."""
+    async def restart(self, name: str, spec: DeviceSpec | None = None) -> None:
+        """Start a device again, as another one if `spec` is given; kill it first if it is alive.
+
+        Raises:
+            BackendError: The fleet has no such device, or its process cannot be started.
+        """
         ...
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:

@@ -192,16 +192,18 @@ class NamespaceBackend:
         """
         await self._pool.kill(name)
 
-    async def restart(self, name: str) -> None:
-        """Start a device again; kill it first if it is alive.
+    async def restart(self, name: str, spec: DeviceSpec | None = None) -> None:
+        """Start a device again, as another one if `spec` is given; kill it first if it is alive.
 
         Raises:
             BackendError: The fleet has no such device, or its process cannot be started.
         """
         await self._pool.kill(name)
-        limit(self._groups[name], name, self._pool.spec(name), self._speeds[name])
+        if spec is not None and spec.device is not None:
+            self._speeds[name] = spec.device.speed_ratio
+        limit(self._groups[name], name, spec or self._pool.spec(name), self._speeds[name])
         self._before[name] = (await self._readings())[name]
-        await self._pool.restart(name)
+        await self._pool.restart(name, spec)
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change the given devices to these conditions in one step; leave the others unchanged.

@@ -130,13 +130,13 @@ class ProcessBackend:
         """
         await self._pool.kill(name)
 
-    async def restart(self, name: str) -> None:
-        """Start a device again; kill it first if it is alive.
+    async def restart(self, name: str, spec: DeviceSpec | None = None) -> None:
+        """Start a device again, as another one if `spec` is given; kill it first if it is alive.
 
         Raises:
             BackendError: The fleet has no such device, or its process cannot be started.
         """
-        await self._pool.restart(name)
+        await self._pool.restart(name, spec)
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change the given devices to these conditions in one step; leave the others unchanged.

@@ -2,6 +2,7 @@
 
     throttle   share of the speed, or of the rates of the link, that is left
     link       rates, delay, jitter and loss of another link
+    profile    cores, speed, memory, storage and power of another device, which starts again
     fault      an outage, or a power cut, for some seconds
 
 A schedule goes on meanwhile: its speed and rates are multiplied by the shares, and its link is
@@ -73,6 +74,7 @@ class SteeredFleet:
         backend: Runs the devices.
         specs: The devices as this machine emulates them, time dilation included.
         dilation: Seconds of this machine in one second of the fleet.
+        host_core_speed: Speed of one core of this machine, in cores of the reference machine.
         group: Ends faults when their time has passed.
         stop: Ends the run if a fault cannot be ended.
     """
@@ -82,11 +84,13 @@ class SteeredFleet:
         backend: Backend,
         specs: Sequence[DeviceSpec],
         dilation: float,
+        host_core_speed: float,
         group: TaskGroup,
         stop: StopControl,
     ) -> None:
         self._backend = backend
-        self._dilation = dilation
+        self._dilation, self._host_core_speed = dilation, host_core_speed
+        self._specs = {spec.name: spec for spec in specs}
         self._group = group
         self._stop = stop
         self._base = {
@@ -130,11 +134,10 @@ class SteeredFleet:
                 return await self._link(device, name)
             case "fault":
                 return await self._fault(device, name, command.value or 0.0)
+            case "profile":
+                return await self._profile(device, name)
             case _:
-                raise CommandRefusedError(
-                    f"{device} keeps its profile: cores, memory and sensors of an emulated device "
-                    "are set when it starts; change its speed by throttle, its link by link"
-                )
+                raise AssertionError(command.action)
 
     async def _throttle(self, device: str, part: str, share: float) -> str:
         if part not in ("cpu", "link"):
@@ -172,6 +175,36 @@ class SteeredFleet:
         await self._change(device, replace(self._changes.get(device, Steered()), shape=shape))
         what = "its own link" if shape is None else f"the link {name} at its mean rates"
         return f"{device} has {what}"
+
+    async def _profile(self, device: str, name: str) -> str:
+        spec, base = self._specs[device], self._base[device]
+        if name not in profiles.names():  # a path would be read on this machine
+            raise CommandRefusedError(
+                f"profile: must be one of {', '.join(profiles.names())}, got {name!r}"
+            )
+        if spec.device is None:
+            raise CommandRefusedError(f"{device} has no profile, so its speed is not emulated")
+        if spec.is_driven:
+            raise CommandRefusedError(
+                f"{device} keeps its profile: its conditions follow a schedule that was made for "
+                "it; use throttle and link, or a device without a schedule"
+            )
+        if device in self._faults:
+            raise CommandRefusedError(f"{device} is {self._faults[device]}; wait for its end")
+        try:
+            made = device_spec(device, profiles.load(name), None, self._host_core_speed)
+        except ProfileError as exc:
+            raise CommandRefusedError(str(exc)) from exc
+        new = replace(spec, device=made.dilated(self._dilation).device)
+        assert new.device is not None
+        try:
+            await self._backend.restart(device, new)
+            self._specs[device] = new
+            self._base[device] = structs.replace(base, speed_ratio=new.device.speed_ratio)
+            await self._backend.apply({device: self._now(device)})
+        except BackendError as exc:
+            raise CommandRefusedError(str(exc)) from exc
+        return f"{device} starts again as {name}; its link stays"
 
     async def _fault(self, device: str, fault: str, duration_s: float) -> str:
         if fault not in FAULTS:

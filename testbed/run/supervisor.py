@@ -189,7 +189,7 @@ async def _run(
             steered = (
                 None
                 if backend is None
-                else SteeredFleet(backend, specs, plan.dilation, group, stop)
+                else SteeredFleet(backend, specs, plan.dilation, _core_speed(emulated), group, stop)
             )
             stop.coordinator = _coordinator(
                 plan, parts, monitor, _audit_of(plan, stop), steered, listener, waiting, alerts
@@ -330,6 +330,11 @@ async def _costs(
     if all(device.profile is None for device in devices):
         return None
     return await work_costs(plan.folder, Probe.of(artifact, plan.experiment.training))
+
+
+def _core_speed(devices: Sequence[PlannedDevice]) -> float:
+    """Return the speed of one core of this machine, in cores of the reference machine."""
+    return devices[0].host_core_speed if devices else 1.0
 
 
 def _contention_monitor(

@@ -231,6 +231,32 @@ def test_operator_commands_show_at_once(run: FakeRun, feed: ViewReader) -> None:
         assert state_of(view, name) == state
 
 
+def test_a_device_shows_the_profile_that_an_operator_gave_it(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    name, other = run.names[3], run.names[4]
+    before = next_view(run, feed, RunView())
+    for number, (device, is_accepted) in enumerate([(name, True), (other, False)]):
+        run.store.add(
+            CommandRow(
+                id=str(number),
+                at_s=3.0,
+                action="profile",
+                device=device,
+                name="jetson-agx",
+                operator="alice",
+                is_accepted=is_accepted,
+            )
+        )
+    run.event("joined", "again", device=name)
+    view = next_view(run, feed, before)
+    given, kept = view.device(name), view.device(other)
+    assert given is not None
+    assert given.profile == "jetson-agx"
+    assert kept is not None
+    assert kept == before.device(other)
+
+
 def test_a_device_that_left_or_is_silent_is_marked(run: FakeRun, feed: ViewReader) -> None:
     view = next_view(run, feed, RunView())
     run.now_s += 1.0

@@ -173,6 +173,20 @@ def test_a_device_that_dies_by_itself_is_reported(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_device_starts_again_as_another_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with ProcessBackend(NOWHERE, fleet_of(1), tmp_path) as backend:
+            await backend.start()
+            spec = device_spec("pi-00", profiles.load("jetson-nano"))
+            await backend.restart("pi-00", spec)
+            log = backend.log_file("pi-00")
+            with anyio.fail_after(LIMIT_S):
+                while "emulates NVIDIA Jetson Nano" not in log.read_text():  # noqa: ASYNC110 - a file
+                    await anyio.sleep(0.02)
+
+    run(test)
+
+
 def test_a_fleet_ends_with_its_fork_server(tmp_path: Path) -> None:
     async def test() -> None:
         lost = anyio.Event()

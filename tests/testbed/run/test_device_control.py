@@ -29,6 +29,10 @@ class Bench:
     def __init__(self) -> None:
         self.now: dict[str, Conditions] = {}
         self.log: list[str] = []
+        self.specs: dict[str, DeviceSpec] = {}
+        """Of devices that were started as others."""
+        self.broken = ""
+        """Device that cannot be started."""
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         await anyio.lowlevel.checkpoint()
@@ -41,9 +45,13 @@ class Bench:
         await anyio.lowlevel.checkpoint()
         self.log.append(f"kill {name}")
 
-    async def restart(self, name: str) -> None:
+    async def restart(self, name: str, spec: DeviceSpec | None = None) -> None:
         await anyio.lowlevel.checkpoint()
+        if name == self.broken:
+            raise BackendError(f"{name}: cannot be started")
         self.log.append(f"restart {name}")
+        if spec is not None:
+            self.specs[name] = spec
 
 
 def command(action: str, device: str, name: str, value: float | None = None) -> OperatorCommand:
@@ -62,10 +70,11 @@ async def fleet(dilation: float = 1.0) -> AsyncIterator[tuple[SteeredFleet, Benc
     specs = [
         DeviceSpec("pi-1", spec.device, SHAPE).dilated(dilation),
         DeviceSpec("this-1"),
+        DeviceSpec("driven-1", spec.device, SHAPE, is_driven=True),
     ]
     bench, stop = Bench(), StopControl()
     async with anyio.create_task_group() as group:
-        yield SteeredFleet(cast(Backend, bench), specs, dilation, group, stop), bench, stop
+        yield SteeredFleet(cast(Backend, bench), specs, dilation, 2.0, group, stop), bench, stop
         group.cancel_scope.cancel()
 
 
@@ -101,6 +110,32 @@ async def test_another_link_is_dilated_as_the_fleet_is() -> None:
         assert bench.now["pi-1"].shape == SHAPE.dilated(4.0)
 
 
+async def test_another_profile_starts_the_device_again_and_keeps_link_and_throttle() -> None:
+    async with fleet(dilation=4.0) as (steered, bench, _):
+        await steered.execute(command("throttle", "pi-1", "cpu", 0.5))
+        answer = await steered.execute(command("profile", "pi-1", "jetson-nano"))
+        assert answer == "pi-1 starts again as jetson-nano; its link stays"
+        nano = device_spec("pi-1", profiles.load("jetson-nano"), None, 2.0).dilated(4.0).device
+        assert nano is not None
+        assert bench.log == ["restart pi-1"]
+        assert bench.specs["pi-1"].device == nano
+        assert bench.now["pi-1"] == Conditions(0.5 * nano.speed_ratio, SHAPE.dilated(4.0))
+        await steered.execute(command("fault", "pi-1", "frozen", 5.0))
+        with pytest.raises(CommandRefusedError, match=r"^pi-1 is frozen; wait for its end$"):
+            await steered.execute(command("profile", "pi-1", "raspberry-pi-4b"))
+
+
+async def test_a_device_that_cannot_start_again_keeps_its_speed() -> None:
+    async with fleet() as (steered, bench, _):
+        bench.broken = "pi-1"
+        with pytest.raises(CommandRefusedError, match=r"^pi-1: cannot be started$"):
+            await steered.execute(command("profile", "pi-1", "jetson-nano"))
+        await steered.execute(command("throttle", "pi-1", "cpu", 1.0))
+        own = device_spec("pi-1", profiles.load("raspberry-pi-4b")).device
+        assert own is not None
+        assert bench.now["pi-1"].speed_ratio == own.speed_ratio
+
+
 async def test_an_outage_ends_after_its_time() -> None:
     async with fleet() as (steered, bench, _):
         assert await steered.execute(command("fault", "pi-1", "unplugged", 20.0)) == (
@@ -130,7 +165,10 @@ async def test_an_outage_ends_after_its_time() -> None:
         (("link", "pi-1", "/etc/passwd"), "link: must be own or one of "),
         (("fault", "pi-1", "fire", 1.0), "fault: must be one of coverage, unplugged, frozen, kill"),
         (("fault", "pi-1", "frozen", 0.0), "fault: must last above 0 and at most 86400 s, got 0"),
-        (("profile", "pi-1", "raspberry-pi-4b"), "pi-1 keeps its profile: cores, memory and"),
+        (("profile", "pi-9", "jetson-nano"), "pi-9 is not emulated by this run; only emulated"),
+        (("profile", "this-1", "jetson-nano"), "this-1 has no profile, so its speed is not"),
+        (("profile", "driven-1", "jetson-nano"), "driven-1 keeps its profile: its conditions"),
+        (("profile", "pi-1", "/etc/passwd"), "profile: must be one of "),
     ],
 )
 async def test_refuses_what_the_backend_cannot_do(fields: tuple[Any, ...], message: str) -> None:
