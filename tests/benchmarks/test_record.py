@@ -19,12 +19,15 @@ machine has many of these."""
 @pytest.mark.timeout(600)
 def test_a_recorded_device_is_the_one_that_was_recorded(tmp_path: Path) -> None:
     rows = list(record.measure(Setting(tmp_path, "process", ROUNDS, seed=1)))
+    assert len(rows) == 18
+    unknown = [row for row in rows if row.achieved is None]  # they have no limit
+    assert all("this machine was too busy" in str(row.reason) for row in unknown)
+    if len(unknown) == len(rows):
+        pytest.skip(f"{unknown[0].reason}")
     limited = [row for row in rows if row.limit is not None]
-    assert len(limited) == 14
-    known = [row for row in limited if row.error is not None]
-    if not known:
-        pytest.skip(f"{limited[0].reason}")
-    for row in known:
+    if not unknown:
+        assert len(limited) == 14
+    for row in limited:
         assert row.error is not None
         assert row.limit is not None
         assert abs(row.error) <= SLACK * row.limit, row

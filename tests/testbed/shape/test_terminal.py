@@ -41,7 +41,6 @@ class Terminal:
         )
         os.close(slave)
         self._seen = ""
-        self.see(PROMPT)
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
@@ -62,14 +61,21 @@ class Terminal:
 
     def close(self) -> None:
         os.close(self._master)  # hangs up
-        self.bash.wait(TIMEOUT_S)
+        try:
+            self.bash.wait(TIMEOUT_S)
+        finally:
+            self.bash.kill()
+            self.bash.wait()
 
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
     found = Terminal()
-    yield found
-    found.close()
+    try:
+        found.see(PROMPT)
+        yield found
+    finally:
+        found.close()
 
 
 @pytest.fixture(params=["namespace", "process"])
@@ -97,7 +103,9 @@ def test_ctrl_z_shows_the_prompt_and_fg_continues(terminal: Terminal, line: str)
     terminal.see(PROMPT)
     terminal.type("jobs\n")
     terminal.see("Stopped")
+    terminal.see(PROMPT)
     terminal.type("fg\n")
+    terminal.see("read word")  # bash prints the command that it continues
     terminal.type("hello\n")
     terminal.see("got hello\r\n")
     terminal.see(PROMPT)
