@@ -460,16 +460,17 @@ class RunReader:
         tail = "WHERE round > ? AND round <= ? ORDER BY round"
         return self._select(RoundRow, tail, (since, _until(until_round)))
 
+    def newest_round(self, until_s: float = inf) -> int:
+        """Return the last round closed until an instant of the run clock; 0 before the first."""
+        sql = "SELECT max(round) FROM round WHERE closed_at_s <= ?"
+        return int(self._number(sql, until_s))
+
     def straggler_counts(self, until_round: int) -> tuple[int, int, int]:
         """Return the numbers of late updates, dropped and cancelled exchanges up to a round."""
         columns = ("aggregated_late", "dropped_late", "cancelled")
         sums = ", ".join(f"ifnull(sum({column}), 0)" for column in columns)
         row = self._query(f"SELECT {sums} FROM round WHERE round <= ?", (until_round,))[0]
         return row[0], row[1], row[2]
-
-    def newest_round(self) -> int:
-        """Return the last closed round; 0 before the first."""
-        return int(self._number("SELECT max(round) FROM round"))
 
     def largest_cohort(self) -> int:
         """Return the largest number of devices that were selected for a round."""
@@ -480,10 +481,12 @@ class RunReader:
         tail = "WHERE round > ? AND round <= ? ORDER BY round, attempt, dispatched_at_s, device"
         return self._select(ExchangeRow, tail, (since_round, _until(until_round)))
 
-    def exchanges_of(self, device: str, limit: int = 200) -> list[ExchangeRow]:
-        """Return the newest `limit` exchanges of a device, oldest first."""
-        tail = "WHERE device = ? ORDER BY round DESC, attempt DESC LIMIT ?"
-        return self._select(ExchangeRow, tail, (device, limit))[::-1]
+    def exchanges_of(
+        self, device: str, limit: int = 200, until_round: int | None = None
+    ) -> list[ExchangeRow]:
+        """Return the newest `limit` exchanges of a device up to a round, oldest first."""
+        tail = "WHERE device = ? AND round <= ? ORDER BY round DESC, attempt DESC LIMIT ?"
+        return self._select(ExchangeRow, tail, (device, _until(until_round), limit))[::-1]
 
     def measured_times(self, until_round: int | None = None) -> dict[str, float]:
         """Return the newest measured exchange time of each device, seconds.

@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -19,10 +20,11 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.theme import Theme
-from textual.widgets import Footer
+from textual.widgets import Footer, Input
 
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.reader import LIVE, RunReader
+from fairbed.coordinator.tui.playback import Playback, history_line
 from fairbed.coordinator.tui.preferences import (
     Preferences,
     ScreenChoices,
@@ -37,12 +39,14 @@ from fairbed.coordinator.tui.screens.events import EventsScreen
 from fairbed.coordinator.tui.screens.exit_dialog import Answer, ExitDialog
 from fairbed.coordinator.tui.screens.fairness import FairnessScreen
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
+from fairbed.coordinator.tui.screens.jump_dialog import JumpDialog
 from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.screens.rounds import RoundsScreen
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import DeviceView, RunView
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.history_bar import HISTORY_BINDINGS, HistoryBar
 from fairbed.coordinator.tui.widgets.plot import LETTERED
 from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
 from fairbed.wire.command_line import MEANINGS, usage
@@ -75,11 +79,14 @@ SendCommand = Callable[[OperatorCommand], Awaitable[OperatorAnswer | None]]
 COMMANDS = ("pause", "resume", "exclude", "include", "kick", "command")
 """Actions that send commands."""
 
-IN_FOOTER = frozenset(COMMANDS) - {"kick"}
-"""Those of them that the footer names."""
+IN_FOOTER = frozenset({*COMMANDS, "show_now"}) - {"kick"}
+"""Actions that the footer names while they are offered."""
 
 DELIVERY_S = 30.0
 """Longest delivery of a command, its answer included; `SendCommand` gives up before."""
+
+HISTORY = ("step", "play", "speed", "jump", "show_now")
+"""Actions that move in the past of the run."""
 
 
 class Tab(NamedTuple):
@@ -133,6 +140,7 @@ class ControlRoom(App[ExitChoice]):
         Binding("x", "include", "Include", id="include", tooltip="Select this device again"),
         Binding("k", "kick", "Kick", id="kick", show=False, tooltip="Cancel its open exchange"),
         Binding("c", "command", "Command", id="command", tooltip="Steer the run or a device"),
+        *HISTORY_BINDINGS,
         Binding("escape", "back", "Back", id="back", show=False, tooltip="Clear the filter"),
         Binding("q", "leave", "Quit", id="quit", tooltip="Leave the control room"),
         Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
@@ -147,6 +155,7 @@ class ControlRoom(App[ExitChoice]):
         owns_run: bool = False,
         reveals: bool = False,
         preferences: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the application.
 
@@ -157,6 +166,7 @@ class ControlRoom(App[ExitChoice]):
             owns_run: The coordinator runs in the process of this terminal.
             reveals: Show malicious devices although the run is live.
             preferences: File of the user's choices; None remembers nothing.
+            clock: Monotonic clock by which past rounds are played, seconds.
         """
         super().__init__()
         self._preferences_file = preferences
@@ -172,7 +182,15 @@ class ControlRoom(App[ExitChoice]):
         self._must_leave = False
         self._is_opening = False
         self._cpu_s = 0.0
-        self.view = RunView()
+        self._clock = clock
+        self._playback: Playback | None = None
+        """The past round that is shown; None shows the newest state."""
+        self._is_reading_past = False
+        self._showing = asyncio.Lock()
+        self.now = RunView()
+        """The newest state of the run."""
+        self.view = self.now
+        """What the screens show: the newest state, or that after a past round."""
 
     async def on_mount(self) -> None:
         """Show the run, and start the periodic refresh."""
@@ -289,14 +307,15 @@ class ControlRoom(App[ExitChoice]):
             return
         self._is_reading = True
         try:
-            view = await anyio.to_thread.run_sync(self._view_reader.refresh, self.view)
+            view = await anyio.to_thread.run_sync(self._view_reader.refresh, self.now)
         except StoreError as exc:
             self._report(exc)
         else:
             self._problem = ""
             if view is not None:
-                self.view = view
-                await self._show()
+                self.now = view
+                await self._keep_place()
+            await self._play_on()
         finally:
             self._is_reading = False
 
@@ -307,34 +326,136 @@ class ControlRoom(App[ExitChoice]):
         self._problem = str(error)
 
     async def _show(self) -> None:
-        self.sub_title = self.view.info.run_id if self.view.info else ""
-        for screen in tuple(self._uncovered()):
-            if isinstance(screen, RunScreen):
-                screen.show(self.view)
-                if (read := screen.lacks(self.view)) is not None:
-                    try:
-                        rows = await anyio.to_thread.run_sync(read, self._view_reader.reader)
-                    except StoreError as exc:
-                        self._report(exc)
-                    else:
-                        screen.receive(rows)
-        self._offer()
+        async with self._showing:
+            self.sub_title = self.view.info.run_id if self.view.info else ""
+            for screen in tuple(self._uncovered()):
+                if isinstance(screen, RunScreen):
+                    screen.show(self.view)
+                    if (read := screen.lacks(self.view)) is not None:
+                        try:
+                            rows = await anyio.to_thread.run_sync(read, self._view_reader.reader)
+                        except StoreError as exc:
+                            self._report(exc)
+                        else:
+                            screen.receive(rows)
+            self._show_place()
+            self._offer()
+
+    def _show_place(self) -> None:
+        """Show which past round is shown."""
+        playback, newest = self._playback, self.now.cursor.round
+        for screen in self._uncovered():
+            for bar in screen.query(HistoryBar):
+                bar.line = history_line(playback, self.view, self.now) if playback else ""
+                bar.share = playback.round / newest if playback and newest else 0.0
+
+    async def _keep_place(self) -> None:
+        """Show the newest state, or stay at a past round that there still is."""
+        newest = self.now.cursor.round
+        if self._playback is None or not newest:
+            await self._go(None)
+        elif self._playback.round > newest:  # a resumed run repeats rounds
+            await self._go(self._playback.paused_at(newest))
+        else:
+            self._show_place()
+
+    async def _go(self, playback: Playback | None) -> None:
+        """Show a past round, or the newest state; a later choice replaces one that is read."""
+        self._playback = playback
+        if playback is None:
+            self.view = self.now
+            await self._show()
+            return
+        self._show_place()
+        if not self._is_reading_past:
+            self._is_reading_past = True
+            self.run_worker(self._read_past(), name="tui.history")
+
+    async def _read_past(self) -> None:
+        """Read and show the chosen past round until it is shown."""
+        try:
+            while self._playback is not None and self.view.until_round != self._playback.round:
+                round_id, now = self._playback.round, self.now
+                view = await anyio.to_thread.run_sync(self._view_reader.at, round_id, now)
+                if self._playback is not None:
+                    self.view = view
+                    await self._show()
+        except StoreError as exc:
+            self._report(exc)
+        finally:
+            self._is_reading_past = False
+
+    async def _play_on(self) -> None:
+        """Go to the round that is due, and after the newest one back to now."""
+        playback = self._playback
+        if playback is None or not playback.is_playing or self.view.until_round != playback.round:
+            return
+        if playback.began_s is None:
+            self._playback = playback.begun(self._clock(), self.view.elapsed_s)
+            return
+        due = playback.due(self._clock())
+        if playback.rounds_per_s is not None:
+            round_id, is_over = int(due), int(due) > self.now.cursor.round
+        else:
+            round_id = await anyio.to_thread.run_sync(self._view_reader.round_at, due)
+            is_over = due >= self.now.elapsed_s
+        if self._playback is not playback:  # a key was pressed meanwhile
+            return
+        if is_over:
+            await self._go(None)
+        elif round_id > playback.round:
+            await self._go(replace(playback, round=round_id))
+
+    async def action_step(self, rounds: int) -> None:
+        """Show the run as it was some rounds later, or before; after the newest round comes now."""
+        newest = self.now.cursor.round
+        playback = self._playback or Playback(newest + 1)
+        round_id = max(playback.round + rounds, 1)
+        await self._go(None if round_id > newest else playback.paused_at(round_id))
+
+    async def action_play(self) -> None:
+        """Let the rounds pass, or stop them; at now, from the first one on."""
+        playback = self._playback or Playback(1)
+        await self._go(playback.playing(is_playing=not playback.is_playing))
+
+    async def action_speed(self, steps: int) -> None:
+        """Let the rounds pass faster or slower."""
+        if self._playback is not None:
+            await self._go(self._playback.at_speed(self._playback.speed + steps))
+
+    def action_jump(self) -> None:
+        """Ask for a round, and show the run as it was after it."""
+        self.push_screen(JumpDialog(self.now.cursor.round), self._jump)
+
+    async def _jump(self, round_id: int | None) -> None:
+        if round_id is not None:
+            await self._go((self._playback or Playback(round_id)).paused_at(round_id))
+
+    async def action_show_now(self) -> None:
+        """Show the newest state of the run."""
+        await self._go(None)
 
     @property
     def is_live(self) -> bool:
         """The run accepts commands."""
-        return self.view.info is not None and self.view.info.status in LIVE
+        return self.now.info is not None and self.now.info.status in LIVE
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer commands only for a live run that accepts them."""
+        """Offer commands only for a live run that accepts them, and only at its newest state."""
         if action == "back":
             return len(self.screen_stack) > 2 or bool(self._filter_bars)
+        if action in HISTORY:
+            screen = self.screen_stack[-1] if self.screen_stack else None
+            if not (isinstance(screen, RunScreen) and self.now.cursor.round):
+                return False
+            is_past = self._playback is not None or action not in ("speed", "show_now")
+            return is_past and not isinstance(screen.focused, Input)
         if action not in COMMANDS:
             return super().check_action(action, parameters)
-        if not self.is_live or self._send_command is None:
+        if not self.is_live or self._send_command is None or self._playback is not None:
             return False
         if action in ("pause", "resume"):
-            is_paused = self.view.info is not None and self.view.info.status == "paused"
+            is_paused = self.now.info is not None and self.now.info.status == "paused"
             return is_paused == (action == "resume")
         if action == "command":
             return True

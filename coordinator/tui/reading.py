@@ -29,7 +29,9 @@ NO_ENERGY = 1e-9
 
 
 class ViewReader:
-    """Keeps a view up to date; used by one thread at a time, never by the thread of the screen.
+    """Keeps a view up to date; used by other threads than that of the screen.
+
+    At a time, one thread may read the newest view and one the view of a past round.
 
     Args:
         reader: Reads the run.
@@ -90,7 +92,11 @@ class ViewReader:
         (row,) = reader.rounds(round_id - 1, round_id)
         until_s = row.closed_at_s
         devices, truths = self._fleet_at(until_s, now)
-        events = reader.events(limit=EVENTS_KEPT, until_s=until_s)
+        events = [
+            (number, event)
+            for number, event in reader.events(limit=EVENTS_KEPT, until_s=until_s)
+            if event.at_s < until_s or (event.round or 0) <= round_id
+        ]  # on a virtual clock the next round begins at the same instant
         telemetry = reader.telemetry_at(until_s)
         commands = reader.commands(until_s)
         metrics = now.metrics[: bisect_right(now.metrics, round_id, key=lambda row: row.round)]
@@ -135,7 +141,11 @@ class ViewReader:
             telemetry=[context for _, context in telemetry],
             commands=commands,
         )
-        return fold(before, update)
+        return replace(fold(before, update), until_round=round_id)
+
+    def round_at(self, run_s: float) -> int:
+        """Return the newest round that had been closed at an instant of the run clock; 0: none."""
+        return self.reader.newest_round(run_s)
 
     def _fleet_at(
         self, until_s: float, now: RunView

@@ -227,6 +227,8 @@ class RunView:
     """Run clock at the dispatch of the open round; None between rounds."""
     open_spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     """Phases of each device in the open round, from telemetry."""
+    until_round: int | None = None
+    """The past round after which the view stops, as for reads of a `RunReader`; None: none."""
 
     @property
     def reveals(self) -> bool:

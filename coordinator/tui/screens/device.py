@@ -126,7 +126,7 @@ class DeviceDetail(RunScreen):
         if over == self._over:
             return None
         self._over = over
-        return lambda reader: reader.exchanges_of(self._device.name)
+        return lambda reader: reader.exchanges_of(self._device.name, until_round=view.until_round)
 
     def receive(self, rows: Sequence[ExchangeRow]) -> None:
         """Show the device's exchanges, given oldest first."""

@@ -17,6 +17,7 @@ from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.header import Banner, RunHeader
+from fairbed.coordinator.tui.widgets.history_bar import HistoryBar
 from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
 
 TALL = 32
@@ -60,6 +61,7 @@ class RunScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """Build the screen."""
         yield RunHeader()
+        yield HistoryBar()
         yield ScreenTabs(self.TAB)
         yield Banner()
         yield from self.compose_parts()
