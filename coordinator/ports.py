@@ -100,5 +100,7 @@ class HostServices:
     host_monitor: HostMonitor | None = None
     """None: no device is emulated."""
     audit: Audit = lambda command, operator, answer: None
+    on_watch: Callable[[], None] = lambda: None
+    """Called when a viewer on another machine asks for rows of the store."""
     devices: DeviceControl | None = None
     """None: no device is emulated."""

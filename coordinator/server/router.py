@@ -60,6 +60,8 @@ class Routes:
     private: PrivateBlobs
     on_command: Callable[[OperatorCommand, str], None]
     """Takes the command and the name of its operator."""
+    on_watch: Callable[[], None] = lambda: None
+    """Called when a viewer asks for rows, which another process answers."""
     is_refused: Callable[[str], bool] = lambda device: False
     """Whether no packet of a device is handled any more."""
 
@@ -79,6 +81,7 @@ class Router:
         self._public = routes.public
         self._private = routes.private
         self._on_command = routes.on_command
+        self._on_watch = routes.on_watch
         self._is_refused = routes.is_refused
         self._event_log = event_log
         self._group = group
@@ -86,12 +89,12 @@ class Router:
         self._intents = topics.base + "/b/"
 
     async def subscribe(self, transport: Transport) -> None:
-        """Subscribe to all messages of devices and operators; subscriptions outlast reconnects."""
+        """Subscribe to messages of devices, operators and viewers, now and after reconnects."""
         t = self._topics
         with suppress(Disconnected):
             await transport.subscribe(t.up("+"), t.status("+"), t.command("+"), qos=1)
         with suppress(Disconnected):
-            await transport.subscribe(t.telemetry("+"), t.upload("+"), qos=0)
+            await transport.subscribe(t.telemetry("+"), t.upload("+"), t.watch("+"), qos=0)
 
     def on_link_up(self) -> None:
         """Notify the receivers that the coordinator's link is up."""
@@ -115,6 +118,10 @@ class Router:
             if operator is not None:
                 _check_is_live(packet)
                 self._on_command(decode_command(packet.payload), operator)
+                return
+            if self._topics.viewer_of(packet.topic) is not None:
+                if not packet.retained:
+                    self._on_watch()
                 return
             device, channel = self._topics.device_of(packet.topic)
             if channel != "status":

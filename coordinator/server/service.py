@@ -275,6 +275,7 @@ class Coordinator:
             public=self._public,
             private=private,
             on_command=commands.on_command,
+            on_watch=self._host.on_watch,
             is_refused=self._is_refused,
         )
         return _RunParts(

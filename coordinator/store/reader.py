@@ -219,6 +219,9 @@ FROM device
 """
 """The subquery walks back through the exchanges of one device, in the index."""
 
+CONNECTION = "connection"
+"""Kind of the alert of a replica that gets no rows; a run itself has none of this kind."""
+
 NEWEST = 2**62
 """A round after every other."""
 
@@ -287,10 +290,13 @@ class RunInfo:
     alerts: tuple[AlertRow, ...] = ()
     """Those that stand, the most important first; none if the run is not live."""
 
+    is_replica: bool = False
+    """The run is on another machine."""
+
     @property
     def resume_command(self) -> str:
-        """Command that continues the run; empty for a live or done one."""
-        if self.is_alive or self.status == "done":
+        """Command that continues the run; empty for a live or done one, or on another machine."""
+        if self.is_alive or self.is_replica or self.status == "done":
             return ""
         if self.row.clock == "virtual":
             return f"fairbed replay {self.folder}"
@@ -439,7 +445,10 @@ class RunReader:
                 self._number(f"SELECT max(at_s) FROM ({last_event})"),
             ),
             accuracy_mean=accuracy[0][0] if accuracy else None,
-            alerts=tuple(self.standing_alerts()) if is_alive else (),
+            alerts=tuple(
+                row for row in self.standing_alerts() if is_alive or row.kind == CONNECTION
+            ),
+            is_replica=self.is_replica,
         )
 
     def devices(self) -> list[DeviceRow]:
@@ -703,7 +712,7 @@ class RunReader:
         tail = "WHERE begin_s <= ?1 AND (end_s IS NULL OR end_s > ?1)"
         rows = self._select(AlertRow, tail, (last_s,))
         order: dict[str, int] = {kind: rank for rank, kind in enumerate(ALERT_KINDS)}
-        return sorted(rows, key=lambda row: (order.get(row.kind, len(order)), row.begin_s))
+        return sorted(rows, key=lambda row: (order.get(row.kind, -1), row.begin_s))
 
     def conditions(self, device: str) -> list[ConditionRow]:
         """Return the configured conditions of a device, oldest first."""

@@ -26,7 +26,7 @@ from fairbed.coordinator.store.connection import (
     translated,
 )
 from fairbed.coordinator.store.errors import StoreError
-from fairbed.coordinator.store.reader import KEPT_EXCHANGES, RunReader
+from fairbed.coordinator.store.reader import CONNECTION, KEPT_EXCHANGES, RunReader
 from fairbed.coordinator.store.schema import VERSION, create_schema, table_of
 from fairbed.coordinator.store.tables import (
     AlertRow,
@@ -463,6 +463,7 @@ class Replica:
         if page.is_start:
             self._write_config(page.experiment_toml)
         with translated(self._path), transaction(self._connection):
+            self._clear_problem()
             if page.is_start:
                 self._size = 0
                 for record in REPLICATED:
@@ -482,8 +483,27 @@ class Replica:
             self._shorten()
         self._set_alive(page.is_alive or page.has_more)
 
+    def set_problem(self, text: str) -> None:
+        """Show why no rows come, as an alert, until the next page.
+
+        Raises:
+            StoreError: The disk failed.
+        """
+        table = table_of(AlertRow)
+        with translated(self._path), transaction(self._connection):
+            at_s = self._connection.execute(
+                "SELECT ifnull(max(at_s), 0) FROM (SELECT max(at_s) AS at_s FROM event "
+                "UNION ALL SELECT max(closed_at_s) FROM round)"
+            ).fetchone()[0]
+            self._clear_problem()
+            alert = AlertRow(kind=CONNECTION, begin_s=float(at_s), text=text)
+            self._connection.execute(table.upsert(), table.encode(alert))
+
+    def _clear_problem(self) -> None:
+        self._connection.execute("DELETE FROM alert WHERE kind = ?", (CONNECTION,))
+
     def set_ended(self) -> None:
-        """Note that no process owns the run any more, as far as is known here."""
+        """Note that no further rows come."""
         self._set_alive(False)
 
     def close(self) -> None:

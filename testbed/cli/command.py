@@ -1,6 +1,7 @@
 """`fairbed command`: a command to a live run, and its answer."""
 
 import argparse
+import os
 import secrets
 import sys
 
@@ -11,26 +12,30 @@ from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.cli.runs import ask_run, live_endpoint
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.remote.viewer import is_target, parse_target
+from fairbed.testbed.run_folder import Endpoint
 from fairbed.wire.command_line import LOSSES, CommandTextError, parse_command
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import OperatorCommand
+from fairbed.wire.topics import LOCAL_OPERATOR
+from fairbed.wire.transport.address import PASSWORD_VARIABLE
 
 
 def main(options: argparse.Namespace) -> int:
     """Send the command and print the answer; return the exit code."""
     try:
         command = parse_command(options.words, secrets.token_bytes(16))
-        info, endpoint = live_endpoint(resolve_run(options.runs, options.run))
-        confirm(command, info.run_id, is_confirmed=options.yes)
-        answer = anyio.run(ask_run, endpoint, command, options.timeout)
+        name, endpoint, operator = _run_of(options)
+        confirm(command, name, is_confirmed=options.yes)
+        answer = anyio.run(ask_run, endpoint, command, options.timeout, operator)
     except (CommandTextError, RunNotFoundError) as exc:
         raise UsageError(str(exc)) from exc
     except (StoreError, TransportError, OSError) as exc:
         raise RunError(str(exc)) from exc
     if answer is None:
         raise RunError(
-            f"{info.run_id}: must answer within {options.timeout:g} s, got no answer; the command "
-            f"may still be executed: fairbed watch {info.run_id}"
+            f"{name}: must answer within {options.timeout:g} s, got no answer; the command "
+            f"may still be executed: fairbed watch {name}"
         )
     if options.json:
         found = {
@@ -45,6 +50,24 @@ def main(options: argparse.Namespace) -> int:
     if not options.json:
         print(answer.text)
     return DONE
+
+
+def _run_of(options: argparse.Namespace) -> tuple[str, Endpoint, str]:
+    """Return the name of a live run, its endpoint, and the name of the operator.
+
+    Raises:
+        UsageError: There is no such run, or the user of its address may send no commands.
+    """
+    if not is_target(options.run):
+        info, endpoint = live_endpoint(resolve_run(options.runs, options.run))
+        return info.run_id, endpoint, LOCAL_OPERATOR
+    target = parse_target(options.run, os.environ.get(PASSWORD_VARIABLE))
+    if target.operator is None:
+        raise UsageError(
+            f"{target.shown}: a command needs the role operator, got a viewer; on the lab host: "
+            "fairbed enroll NAME --role operator"
+        )
+    return target.shown, Endpoint(url=target.url, tenant=target.tenant), target.operator
 
 
 def confirm(command: OperatorCommand, run_id: str, *, is_confirmed: bool) -> None:

@@ -176,6 +176,8 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         sub = command(name, text)
         which = "run id, its first characters, a folder, or latest"
+        if name == "watch":
+            which = "run id, its first characters, a folder, an address or its file, or latest"
         if name == "rm":  # a deletion has no default
             sub.add_argument("run", help=which)
         else:

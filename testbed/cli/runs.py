@@ -8,8 +8,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -87,9 +88,18 @@ async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
 
 
 async def ask_run(
-    endpoint: Endpoint, command: OperatorCommand, timeout_s: float = ANSWER_S
+    endpoint: Endpoint,
+    command: OperatorCommand,
+    timeout_s: float = ANSWER_S,
+    operator: str = LOCAL_OPERATOR,
 ) -> OperatorAnswer | None:
     """Publish a command to the run's broker; return the answer, or None if none came in time.
+
+    Args:
+        endpoint: Address of the run.
+        command: The command.
+        timeout_s: Longest wait for the answer; 0 waits for none.
+        operator: Name of the operator in the topics.
 
     Raises:
         TransportError: The broker cannot be reached, or its lab is not there any more.
@@ -102,6 +112,7 @@ async def ask_run(
             raise TransportError(str(exc)) from exc
     transport = MqttTransport(url, f"operator-{secrets.token_hex(6)}")
     topics = Topics(endpoint.tenant)
+    send = partial(transport.publish, topics.command(operator), encode(command), qos=1)
     is_sent = False
     try:
         with anyio.fail_after(CONNECT_S) as limit:
@@ -109,13 +120,13 @@ async def ask_run(
                 async for event in (events := transport.events()):
                     if isinstance(event, LinkUp):
                         break
-                await transport.subscribe(topics.answer(LOCAL_OPERATOR), qos=1)
-                await transport.publish(topics.command(LOCAL_OPERATOR), encode(command), qos=1)
+                await transport.subscribe(topics.answer(operator), qos=1)
+                await send()
                 is_sent, limit.deadline = True, anyio.current_time() + timeout_s
                 if not timeout_s:
                     return None
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_repeat, transport, topics, command)
+                    group.start_soon(_repeat, send)
                     answer = await _answer_to(command, events)
                     group.cancel_scope.cancel()
                 return answer
@@ -128,12 +139,12 @@ async def ask_run(
         ) from exc
 
 
-async def _repeat(transport: MqttTransport, topics: Topics, command: OperatorCommand) -> None:
+async def _repeat(send: Callable[[], Awaitable[None]]) -> None:
     """Publish a command again until it is answered: a run that starts does not listen yet."""
     while True:
         await anyio.sleep(REPEAT_S)
         with suppress(Disconnected):
-            await transport.publish(topics.command(LOCAL_OPERATOR), encode(command), qos=1)
+            await send()
 
 
 async def _answer_to(

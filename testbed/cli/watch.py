@@ -28,7 +28,7 @@ from fairbed.coordinator.state.alerts import ALERT_KINDS
 from fairbed.coordinator.store import RunInfo, RunNotFoundError, RunReader, StoreError, resolve_run
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow, ExchangeRow
-from fairbed.coordinator.tui.app import ControlRoom, ExitChoice
+from fairbed.coordinator.tui.app import ControlRoom, ExitChoice, SendCommand
 from fairbed.coordinator.tui.preferences import preferences_file
 from fairbed.coordinator.tui.screens.command_dialog import Names
 from fairbed.coordinator.tui.view import EVENTS_KEPT, banner
@@ -43,12 +43,13 @@ from fairbed.testbed.cli import (
 )
 from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.remote.viewer import followed, is_target, parse_target
 from fairbed.testbed.run.device_control import FAULTS, OWN_LINK
 from fairbed.testbed.run.stopping import DETACH
 from fairbed.testbed.run.supervisor import RunPlan
-from fairbed.testbed.run_folder import LOG, clear, read_endpoint
+from fairbed.testbed.run_folder import LOG, Endpoint, clear, read_endpoint
 from fairbed.testbed.web.session import is_web_child
-from fairbed.wire.transport.address import is_loopback
+from fairbed.wire.transport.address import PASSWORD_VARIABLE, is_loopback
 
 NICENESS = 10
 """A process of this niceness gets about a tenth of a normal share, enough to react to keys."""
@@ -115,6 +116,9 @@ def main(options: argparse.Namespace) -> int:
     """
     _check_web_options(options)
     try:
+        if is_target(options.run):
+            _watch_remote(options)
+            return DONE
         folder = resolve_run(options.runs, options.run)
         if options.web:
             _serve(folder, options)
@@ -128,6 +132,39 @@ def main(options: argparse.Namespace) -> int:
     except StoreError as exc:
         raise RunError(str(exc)) from exc
     return DONE
+
+
+def _watch_remote(options: argparse.Namespace) -> None:
+    """Show a live run of another machine, and its end."""
+    for name in ("web", "reveal"):
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name}: needs a run of this machine, got the address of another; use it there"
+            )
+    target = parse_target(options.run, os.environ.get(PASSWORD_VARIABLE))
+    shows_lines = options.headless or not shows_screens()
+
+    def show_progress(done: int, newest: int) -> None:
+        if is_loading:
+            print(f"\rround {done} of {newest} ", end="", file=sys.stderr, flush=True)
+
+    def show_problem(line: str) -> None:
+        if shows_lines:
+            print(line, file=sys.stderr, flush=True)
+
+    is_loading = sys.stderr.isatty()
+    print(f"connecting to {target.shown}", file=sys.stderr, flush=True)
+    with followed(target, show_progress, show_problem) as folder:
+        is_loading = False
+        if shows_lines:
+            _follow(folder)
+            return
+        send = None
+        if target.operator is not None and not options.read_only:
+            endpoint = Endpoint(url=target.url, tenant=target.tenant)
+            send = partial(ask_run, endpoint, operator=target.operator)
+        with RunReader(folder) as reader:
+            _show_run(reader, send)
 
 
 def _check_web_options(options: argparse.Namespace) -> None:
@@ -287,16 +324,26 @@ def _watch(
     with RunReader(folder) as reader:
         endpoint = read_endpoint(folder) if sends and reader.run().is_alive else None
         send = None if endpoint is None else partial(ask_run, endpoint)
-        with low_priority():
-            room = ControlRoom(
-                reader,
-                send_command=send,
-                names=steering_names(),
-                owns_run=owns_run,
-                reveals=reveals,
-                preferences=preferences_file(os.environ),
-            )
-            return _show(room)
+        return _show_run(reader, send, owns_run=owns_run, reveals=reveals)
+
+
+def _show_run(
+    reader: RunReader,
+    send: SendCommand | None,
+    *,
+    owns_run: bool = False,
+    reveals: bool = False,
+) -> ExitChoice | None:
+    with low_priority():
+        room = ControlRoom(
+            reader,
+            send_command=send,
+            names=steering_names(),
+            owns_run=owns_run,
+            reveals=reveals,
+            preferences=preferences_file(os.environ),
+        )
+        return _show(room)
 
 
 def steering_names() -> Names:

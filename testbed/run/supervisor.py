@@ -63,6 +63,7 @@ from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
 from fairbed.testbed.run.notify import Notifier
 from fairbed.testbed.run.preflight import preflight_findings
 from fairbed.testbed.run.stopping import StopControl, handle_signals, watch_stdin
+from fairbed.testbed.run.viewers import relay_on_demand
 from fairbed.testbed.run_folder import (
     ENDPOINT_FILE,
     Endpoint,
@@ -166,6 +167,7 @@ async def _run(
     async with (
         _choose_backend(plan, devices) as choice,
         _endpoint(plan, choice, stop, group) as (endpoint, broker_pid),
+        relay_on_demand(plan.folder) as on_watch,
         _fleet(plan, choice, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in planned]
@@ -182,7 +184,9 @@ async def _run(
             alerts = alerted if notifier is None else partial(_pass_on, alerted, notifier)
             for device in devices:
                 store.add(device.truth_row())
-            parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices, names)
+            parts = _Parts(
+                data, artifact, store, attempt, evaluator, endpoint, devices, names, on_watch
+            )
             monitor = _contention_monitor(devices, backend, broker_pid, plan.dilation)
             emulated = _as_emulated(devices, choice)
             specs = [device.spec for device in emulated]
@@ -370,6 +374,8 @@ class _Parts:
     """The emulated ones."""
     names: list[str]
     """Names of all devices of `[[fleet]]`, in its order."""
+    on_watch: Callable[[], None]
+    """Called when a viewer on another machine asks for rows."""
 
 
 def _coordinator(
@@ -415,6 +421,7 @@ def _coordinator(
         host_monitor=monitor,
         audit=audit,
         devices=control,
+        on_watch=parts.on_watch,
     )
     return Coordinator(
         setup,

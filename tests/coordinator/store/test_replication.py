@@ -87,7 +87,7 @@ def view_of(folder: Path) -> RunView:
         view = ViewReader(reader).refresh(RunView())
     assert view is not None
     assert view.info is not None
-    return replace(view, info=replace(view.info, folder=Path(), is_alive=True))
+    return replace(view, info=replace(view.info, folder=Path(), is_alive=True, is_replica=False))
 
 
 def same_view(pair: Pair) -> None:
