@@ -481,6 +481,12 @@ class RunReader:
         row = self._query(f"SELECT {sums} FROM round WHERE round <= ?", (until_round,))[0]
         return row[0], row[1], row[2]
 
+    def closings_s(self, until_round: int, limit: int) -> tuple[float, ...]:
+        """Return the instants at which the newest rounds up to one ended, oldest first."""
+        tail = "WHERE round <= ? ORDER BY round DESC LIMIT ?"
+        rows = self.columns(RoundRow, ("closed_at_s",), tail, (until_round, limit))
+        return tuple(instant for (instant,) in reversed(rows))
+
     def largest_cohort(self) -> int:
         """Return the largest number of devices that were selected for a round."""
         return int(self._number("SELECT max(selected) FROM round"))

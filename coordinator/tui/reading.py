@@ -10,6 +10,7 @@ from fairbed.coordinator.store.tables import CommandRow, DeviceRow, TruthRow
 from fairbed.coordinator.tui.view import (
     EVENTS_KEPT,
     JOINED,
+    PACE_ROUNDS,
     ROUNDS_KEPT,
     UNKNOWN,
     Cursor,
@@ -108,6 +109,7 @@ class ViewReader:
             metrics=metrics,
             queues=now.queues[: bisect_right(now.queues, round_id - 1, key=lambda row: row[0])],
             stragglers=Stragglers(*reader.straggler_counts(round_id - 1)),
+            closings_s=reader.closings_s(round_id - 1, PACE_ROUNDS + 1),
         )
         update = ViewUpdate(
             info=replace(
@@ -119,6 +121,7 @@ class ViewReader:
                 devices=len(devices),
                 elapsed_s=until_s,
                 accuracy_mean=metrics[-1].accuracy_mean if metrics else None,
+                alerts=tuple(reader.standing_alerts(until_s)),
             ),
             cursor=Cursor(
                 resumes=now.cursor.resumes,

@@ -6,6 +6,8 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from fairbed.coordinator.store.reader import Quality, RunInfo, SelectionCounts, profile_of
@@ -34,6 +36,12 @@ JOINED = "joined"
 """State of a device before its first context."""
 UNKNOWN = "unknown"
 """State of a device in a past round from which no context is retained."""
+BANNER_LINES = 3
+"""Most lines above a screen that stay while something is wrong."""
+
+PACE_ROUNDS = 10
+"""Newest rounds whose pace is that of the rounds to come."""
+
 ENDED = "ended"
 """State of a device that was there when the process of the run ended."""
 ABSENT = frozenset({"gone", "silent"})
@@ -223,6 +231,8 @@ class RunView:
     stragglers: Stragglers = Stragglers()
     """Late exchanges of all closed rounds."""
     events: tuple[tuple[int, EventRow], ...] = ()
+    closings_s: tuple[float, ...] = ()
+    """Run clock at the ends of the newest closed rounds, oldest first."""
     open_since_s: float | None = None
     """Run clock at the dispatch of the open round; None between rounds."""
     open_spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
@@ -253,6 +263,21 @@ class RunView:
         return "" if self.rounds else next(reports, "")
 
     @property
+    def left_s(self) -> float | None:
+        """Estimated time until the last round ends, in seconds of this machine.
+
+        The rounds to come take the median time between the ends of the newest ones, evaluation
+        and waits included. None for a run that is not running, or has too few rounds yet.
+        """
+        info, ends = self.info, self.closings_s
+        if info is None or info.status != "running" or not info.plan.rounds or len(ends) < 2:
+            return None
+        pace_s = median(later - earlier for earlier, later in pairwise(ends))
+        rounds = info.plan.rounds - info.rounds_completed
+        begun_s = min(max(self.elapsed_s - ends[-1], 0.0), pace_s)
+        return max(rounds * pace_s - begun_s, 0.0) * info.row.dilation
+
+    @property
     def beta(self) -> float | None:
         """Guaranteed selection rate."""
         return self.info.plan.beta if self.info else None
@@ -269,6 +294,20 @@ def banner(info: RunInfo | None) -> str:
     reasons = {"interrupted": "its process ended without closing it"}
     reason = info.row.reason or reasons.get(info.status, "")
     return f"{info.status}{f': {reason}' if reason else ''}; continue with: {info.resume_command}"
+
+
+def banner_lines(info: RunInfo | None) -> list[str]:
+    """Return at most `BANNER_LINES` lines: how a run ended early, or its alerts that stand."""
+    if info is None:
+        return []
+    ended = banner(info)
+    lines = [ended] if ended else []
+    alerts = [f"! {alert.kind}: {alert.text}" for alert in info.alerts]
+    room = BANNER_LINES - len(lines)
+    if len(alerts) <= room:
+        return lines + alerts
+    rest = ", ".join(alert.kind for alert in info.alerts[room - 1 :])
+    return [*lines, *alerts[: room - 1], f"! and {len(alerts) - room + 1} more: {rest}"]
 
 
 def fold(view: RunView, update: ViewUpdate) -> RunView:
@@ -299,6 +338,9 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         epsilon=view.epsilon if update.epsilon is None else update.epsilon,
         stragglers=view.stragglers.plus(update.rounds),
         events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
+        closings_s=(view.closings_s + tuple(row.closed_at_s for row in update.rounds))[
+            -PACE_ROUNDS - 1 :
+        ],
         open_since_s=open_since_s,
         open_spans=open_spans,
     )

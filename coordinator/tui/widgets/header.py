@@ -12,7 +12,7 @@ from textual.widgets import Static
 from fairbed.coordinator.report.quantities import MISSING, clock, ratio, seconds
 from fairbed.coordinator.store.reader import Quality
 from fairbed.coordinator.tui.bars import gauge
-from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers, banner
+from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers, banner_lines
 
 GAP = 3
 """Columns between two tiles."""
@@ -102,14 +102,15 @@ class RunHeader(Widget):
             Tile("FAIRBED", self._brand(info.row.name), 0),
             Tile("STATUS", self._status(info.status), 0),
             Tile("ROUND", self._round(info.rounds_completed, info.plan.rounds), 0),
+            *([] if view.left_s is None else [Tile("LEFT", plain(f"≈ {clock(view.left_s)}"), 5)]),
             Tile("ACCURACY", plain(ratio(newest.accuracy_mean if newest else None)), 1),
             Tile("WORST 10 %", plain(ratio(newest.accuracy_worst10 if newest else None)), 3),
-            Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 8),
-            Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 7),
-            Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 4 if owes else 9),
-            Tile("DEVICES", devices, 1 if absent else 6),
-            Tile("UNTIMED", plain(untimed(view.quality)), 2 if view.quality.contended else 10),
-            *([Tile("LATE", plain(_late(view.stragglers)), 5)] if view.stragglers else []),
+            Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 9),
+            Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 8),
+            Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 4 if owes else 10),
+            Tile("DEVICES", devices, 1 if absent else 7),
+            Tile("UNTIMED", plain(untimed(view.quality)), 2 if view.quality.contended else 11),
+            *([Tile("LATE", plain(_late(view.stragglers)), 6)] if view.stragglers else []),
             Tile(f"ELAPSED{speed}", plain(clock(view.elapsed_s)), 2),
         ]
 
@@ -161,11 +162,20 @@ def fitting(tiles: list[Tile], width: int) -> list[Tile]:
 
 
 class Banner(Static):
-    """One line about a run that ended early; hidden otherwise."""
+    """How a run ended early, or its alerts that stand; hidden without either.
+
+    A single line is wrapped, several are cut at the width of the screen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[str] = []
 
     def show(self, view: RunView) -> None:
-        """Show or hide the line."""
-        text = banner(view.info)
-        if text != self.content:
-            self.update(Content(text))
-            self.display = bool(text)
+        """Show or hide the lines."""
+        lines = banner_lines(view.info)
+        if lines != self._lines:
+            self._lines = lines
+            self.set_class(len(lines) > 1, "-several")
+            self.update(Content("\n".join(lines)))
+            self.display = bool(lines)

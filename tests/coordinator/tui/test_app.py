@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.tables import EventRow, ReleaseRow
+from fairbed.coordinator.store.tables import AlertRow, EventRow, ReleaseRow
 from fairbed.coordinator.tui.app import TABS, ControlRoom
 from fairbed.coordinator.tui.phase_spans import MISSED, PHASES
 from fairbed.coordinator.tui.preferences import load_preferences, preferences_file
@@ -556,6 +556,38 @@ async def test_an_interrupted_run_says_how_to_go_on(run: FakeRun) -> None:
         assert await shows(app, pilot, "interrupted: its process ended", "fairbed")
         await pilot.press("enter")
         assert await shows(app, pilot, "interrupted: its process ended", "fairbed")
+
+
+async def test_alerts_stay_on_every_screen_until_they_are_over(run: FakeRun) -> None:
+    alert = AlertRow(kind="disk low", begin_s=1.0, text="1.0 GB are free on the disk of the run")
+    async with room(run.folder, SMALL) as (app, pilot):
+        assert "! disk low" not in await settled(app, pilot)
+        run.store.add(alert)
+        run.store.flush()
+        await app.refresh_view()
+        for tab in TABS:
+            await pilot.press(tab.key)
+            assert await shows(app, pilot, "! disk low: 1.0 GB are free"), tab.name
+        for kind in ("host busy", "infeasible"):
+            run.store.add(replace(alert, kind=kind, text=60 * "long "))
+        run.store.flush()
+        await app.refresh_view()
+        assert await shows(app, pilot, "! infeasible: long", "! host busy: long", "…")
+        for kind in ("disk low", "host busy", "infeasible"):
+            run.store.add(replace(alert, kind=kind, end_s=2.0))
+        run.store.flush()
+        await app.refresh_view()
+        assert "! disk low" not in await settled(app, pilot)
+
+
+async def test_a_live_run_shows_the_time_that_is_left(run: FakeRun) -> None:
+    run.play(6)
+    run.store.flush()
+    async with room(run.folder) as (app, pilot):
+        assert await shows(app, pilot, "LEFT", "≈ 0:"), text_of(app)
+        run.finish()
+        await app.refresh_view()
+        assert "LEFT" not in await settled(app, pilot)
 
 
 async def test_the_theme_is_remembered(finished: Path, tmp_path: Path) -> None:

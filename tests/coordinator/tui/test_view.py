@@ -11,6 +11,7 @@ from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.reader import Quality, SelectionCounts
 from fairbed.coordinator.store.tables import (
+    AlertRow,
     CommandRow,
     DeviceMetricRow,
     EventRow,
@@ -28,6 +29,7 @@ from fairbed.coordinator.tui.view import (
     Stragglers,
     ViewUpdate,
     banner,
+    banner_lines,
     fold,
 )
 from tests.coordinator.store.fake_run import BETA, LATE_ROUND, VOID_ROUND, FakeRun, fake_run
@@ -533,3 +535,41 @@ def test_a_fleet_is_mixed_with_devices_of_two_kinds(run: FakeRun, feed: ViewRead
     mixed = fold(view, ViewUpdate(info=view.info, cursor=view.cursor, devices=[row]))
     assert mixed.is_mixed
     assert [device.kind for device in mixed.devices[:2]] == ["emulated", "physical"]
+
+
+def test_a_live_run_has_its_alerts_above_every_screen_and_at_most_three_lines(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    view = next_view(run, feed, RunView())
+    assert banner_lines(view.info) == []
+    for count, kind in enumerate(("host busy", "broker lost", "infeasible", "disk low"), start=1):
+        run.store.add(AlertRow(kind=kind, begin_s=float(count), text=f"because {kind}"))
+        view = next_view(run, feed, view)
+        assert len(banner_lines(view.info)) == min(count, 3)
+    assert banner_lines(view.info) == [
+        "! broker lost: because broker lost",
+        "! disk low: because disk low",
+        "! and 2 more: infeasible, host busy",
+    ]
+    for kind, begin_s in (("broker lost", 2.0), ("infeasible", 3.0)):
+        run.store.add(AlertRow(kind=kind, begin_s=begin_s, end_s=9.0, text=""))
+    view = next_view(run, feed, view)
+    assert [line[:11] for line in banner_lines(view.info)] == ["! disk low:", "! host busy"]
+
+
+def test_the_time_that_is_left_follows_the_pace_of_the_newest_rounds(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    view = next_view(run, feed, RunView())
+    assert view.left_s is None
+    assert view.info is not None
+    running = replace(view.info, rounds_completed=6)
+    ends = (10.0, 12.0, 14.0, 16.0, 100.0, 102.0)  # a pause does not count
+    view = replace(view, info=running, closings_s=ends, elapsed_s=102.5)
+    assert running.plan.rounds is not None
+    assert view.left_s == pytest.approx((running.plan.rounds - 6) * 2.0 - 0.5)
+    assert replace(view, elapsed_s=200.0).left_s == pytest.approx((running.plan.rounds - 7) * 2.0)
+    slow = replace(running, row=replace(running.row, dilation=4.0))
+    assert replace(view, info=slow).left_s == pytest.approx(4.0 * (view.left_s or 0.0))
+    assert replace(view, info=replace(running, status="paused")).left_s is None
+    assert replace(view, closings_s=ends[:1]).left_s is None
