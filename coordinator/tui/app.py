@@ -39,6 +39,7 @@ from fairbed.coordinator.tui.screens.events import EventsScreen
 from fairbed.coordinator.tui.screens.exit_dialog import Answer, ExitDialog
 from fairbed.coordinator.tui.screens.fairness import FairnessScreen
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
+from fairbed.coordinator.tui.screens.help import HelpScreen, key_helps
 from fairbed.coordinator.tui.screens.jump_dialog import JumpDialog
 from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.screens.rounds import RoundsScreen
@@ -135,15 +136,24 @@ class ControlRoom(App[ExitChoice]):
             for tab in TABS
         ),
         Binding("p", "pause", "Pause", id="pause", tooltip="No further round begins"),
-        Binding("p", "resume", "Resume", id="resume", tooltip="Rounds begin again"),
+        Binding("p", "resume", "Resume", id="pause", tooltip="Rounds begin again"),
         Binding("x", "exclude", "Exclude", id="exclude", tooltip="Do not select this device"),
-        Binding("x", "include", "Include", id="include", tooltip="Select this device again"),
+        Binding("x", "include", "Include", id="exclude", tooltip="Select this device again"),
         Binding("k", "kick", "Kick", id="kick", show=False, tooltip="Cancel its open exchange"),
         Binding("c", "command", "Command", id="command", tooltip="Steer the run or a device"),
         *HISTORY_BINDINGS,
         Binding("escape", "back", "Back", id="back", show=False, tooltip="Clear the filter"),
+        Binding("question_mark", "help", "Help", id="help", tooltip="Explain this screen"),
         Binding("q", "leave", "Quit", id="quit", tooltip="Leave the control room"),
-        Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
+        Binding(
+            "ctrl+q,ctrl+c",
+            "leave",
+            "Quit",
+            id="quit_now",
+            show=False,
+            priority=True,
+            tooltip="The same, while a dialog is open, too",
+        ),
     ]
 
     def __init__(
@@ -248,6 +258,21 @@ class ControlRoom(App[ExitChoice]):
                 yield SystemCommand(
                     f"Command: {usage(action)}", meaning, partial(self.action_command, begin)
                 )
+
+    def action_help(self) -> None:
+        """Explain the screen."""
+        screen = self.screen
+        if isinstance(screen, RunScreen):
+            titles = [tab.title for tab in TABS if tab.name == screen.TAB]
+            self.push_screen(
+                HelpScreen(
+                    titles[0] if titles else screen.selected_device or "",
+                    screen.PURPOSE,
+                    screen.explanations(),
+                    key_helps(self),
+                    has_phases=screen.HAS_PHASES,
+                )
+            )
 
     def action_toggle_letters(self) -> None:
         """Draw phases and curves with letters, or with blocks and dots again."""

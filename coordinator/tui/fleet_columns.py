@@ -221,7 +221,7 @@ COLUMNS: tuple[FleetColumn, ...] = (
         "mu",
         "µ",
         "µ cores",
-        "Cores that are free for training, as the device reports them.",
+        "Cores that training can use: free cores times clock / nominal clock, as reported.",
         "m",
         6,
         4,

@@ -25,6 +25,20 @@ LETTERS: Mapping[str, str] = {
 }
 """Letter of each phase, where colours cannot distinguish them."""
 
+WORDS: Mapping[str, str] = {
+    "download": "The device downloads the model.",
+    "decode": "It decodes the model from what was transferred.",
+    "load": "It loads model and data that are not in its memory yet.",
+    "evaluate": "It evaluates the model on its examples before training, if the policy asks.",
+    "train": "It trains the model on its examples.",
+    "personal": "It trains its personal model.",
+    "encode": "It encodes the update for the transfer.",
+    "queued": "It waits for the grant to upload; this is no part of the exchange time.",
+    "upload": "It uploads the update.",
+    MISSED: "The rest of the round after an exchange that was late, lost or failed.",
+}
+"""What happens in each phase."""
+
 OVER = ""
 """The device no longer works on the exchange."""
 

@@ -12,6 +12,7 @@ class EventsScreen(RunScreen):
 
     TAB = "events"
     PURPOSE = "What happened, and when."
+    HAS_PHASES = False
 
     def compose_parts(self) -> ComposeResult:
         """Build the log."""

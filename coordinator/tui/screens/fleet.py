@@ -1,5 +1,7 @@
 """Screen of all devices, one line each."""
 
+from collections.abc import Sequence
+
 from textual.app import ComposeResult
 
 from fairbed.coordinator.tui.fleet_columns import FIELDS
@@ -33,6 +35,20 @@ class FleetScreen(RunScreen):
     def selected_device(self) -> str | None:
         """Name of the device under the cursor."""
         return self.query_one(FleetTable).selected_device
+
+    def explanations(self) -> Sequence[tuple[str, str]]:
+        """Return the columns and what a filter can ask."""
+        names = ", ".join(field.name for field in FIELDS)
+        return (
+            *self.query_one(FleetTable).explanations(),
+            ("↓ ↑", "The lines are sorted by this column, largest or smallest first."),
+            (
+                "filter",
+                "Words are looked for in name, profile and state. state:silent,gone asks one "
+                "column for either text, tau>3 or rate<0.2 for a number; ! negates. All terms "
+                f"must be true. Names: {names}.",
+            ),
+        )
 
     def redraw(self) -> None:
         """Draw all lines again."""

@@ -39,7 +39,7 @@ class SortDialog(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         """Build the list."""
         options = [self._option(*choice) for choice in self._choices]
-        yield OptionList(*options, id="choices", markup=False)
+        yield OptionList(*options, id="offered", markup=False)
 
     def on_mount(self) -> None:
         """Set the title, and begin at the present order."""
@@ -85,7 +85,7 @@ class ColumnsDialog(ModalScreen[tuple[tuple[str, ...] | None] | None]):
 
     def compose(self) -> ComposeResult:
         """Build the list."""
-        yield OptionList(*map(self._prompt, self._columns), id="choices", markup=False)
+        yield OptionList(*map(self._prompt, self._columns), id="offered", markup=False)
 
     def on_mount(self) -> None:
         """Set the title."""

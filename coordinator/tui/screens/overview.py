@@ -1,5 +1,7 @@
 """Screen of the whole run at one glance: fleet, newest rounds, accuracy, queues and events."""
 
+from collections.abc import Sequence
+
 from textual.app import ComposeResult
 from textual.containers import Container
 
@@ -47,6 +49,19 @@ class Overview(RunScreen):
         """Name of the device under the cursor; None beside another part in full size."""
         table = self.query_one(FleetTable)
         return table.selected_device if self.maximized in (None, table) else None
+
+    def explanations(self) -> Sequence[tuple[str, str]]:
+        """Return the columns, the lines of the rounds, the curves and the marks of events."""
+        return (
+            *self.query_one(FleetTable).explanations(),
+            ("round 7 ...", "One bar per selected device, by phase; at the end the exchange time."),
+            ("device-seconds", "Seconds that devices were busy for the run, summed over devices."),
+            ("epsilon ≤", "Privacy loss of the local noise, largest over devices."),
+            ("mean", "Accuracy, mean over devices."),
+            ("best 10 %", "Mean accuracy of the best tenth of the devices; worst 10 % likewise."),
+            ("sum, largest", "Sum and largest of the virtual queues Z over rounds."),
+            ("! and !!", "An event that is a warning, and one that is an error."),
+        )
 
     def redraw(self) -> None:
         """Draw all parts again, in another theme or with other glyphs."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.events import Resize
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer
@@ -41,6 +42,8 @@ class RunScreen(Screen[None]):
     """Name of the tab that is marked while the screen is seen; empty for none."""
     PURPOSE: ClassVar[str] = ""
     """What the screen answers, in one sentence."""
+    HAS_PHASES: ClassVar[bool] = True
+    """The screen shows phases of exchanges, which the help explains."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", id="filter", tooltip="Show only some of the lines"),
     ]
@@ -106,6 +109,10 @@ class RunScreen(Screen[None]):
     def on_fleet_table_arranged(self, message: FleetTable.Arranged) -> None:
         """Have order and columns remembered."""
         self.choose(sort=str(message.order), columns=message.columns)
+
+    def on_resize(self, event: Resize) -> None:
+        """Write the footer without gaps where keys would not fit."""
+        self.query_one(Footer).compact = event.size.width < WIDE
 
     @property
     def selected_device(self) -> str | None:

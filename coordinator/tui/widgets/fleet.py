@@ -221,6 +221,13 @@ class FleetTable(DataTable[str]):
             self.set_order(self._by, answer[0])
             self.post_message(self.Arranged(self._by, self._chosen))
 
+    def explanations(self) -> list[tuple[str, str]]:
+        """Return the headings of the columns and their explanations."""
+        return [
+            (column.titled(self._view.beta, is_wide=self._is_wide), column.help)
+            for column in self._columns
+        ]
+
     def set_order(self, by: Order, columns: Sequence[str] | None) -> None:
         """Sort the lines, and show these columns; None for the usual ones."""
         self._by, self._chosen = by, None if columns is None else tuple(columns)
@@ -350,10 +357,13 @@ class FleetTable(DataTable[str]):
         self.border_subtitle = " · ".join(note for note in notes if note)
         self.redraw()
 
+    @property
+    def _is_wide(self) -> bool:
+        return self.app.size.width >= SPELLED_OUT
+
     def _titled(self, column: FleetColumn) -> str:
         """Return the heading of a column, with an arrow if the lines are sorted by it."""
-        is_wide = self.app.size.width >= SPELLED_OUT
-        title = column.titled(self._view.beta, is_wide=is_wide)
+        title = column.titled(self._view.beta, is_wide=self._is_wide)
         is_sorted = column.key == self._by.key
         return f"{title}{ARROWS[self._by.is_largest_first]}" if is_sorted else title
 

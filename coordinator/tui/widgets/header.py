@@ -19,6 +19,23 @@ GAP = 3
 GAUGE_WIDTH = 8
 
 
+EXPLANATIONS: tuple[tuple[str, str], ...] = (
+    ("FAIRBED", "Name of the experiment."),
+    ("STATUS", "running, paused, done, failed, or interrupted: its process ended without a word."),
+    ("ROUND", "Closed rounds of the planned ones, void rounds included."),
+    ("ACCURACY", "Mean over devices, each on its own held-out examples."),
+    ("WORST 10 %", "Mean accuracy of the worst tenth of the devices."),
+    ("LOSS", "Mean over devices, nats."),
+    ("LAST ROUND", "Duration of the newest round that was not void."),
+    ("QUEUES ΣZ", "Sum of the virtual queues: selections that the fleet lacks for its guarantee."),
+    ("DEVICES", "Devices that the coordinator can reach, of all that joined."),
+    ("UNTIMED", "Exchanges without a reliable time, of the done ones; their updates count."),
+    ("LATE", "Exchanges that outlasted their round: aggregated later, dropped or cancelled."),
+    ("ELAPSED", "Run clock. ÷ 4: a second of the fleet lasts 4 s here; × 100: a replay, faster."),
+)
+"""What the tiles mean."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """A label above a value; tiles that do not fit are left out, the least important first."""
