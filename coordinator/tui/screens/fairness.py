@@ -28,8 +28,11 @@ from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 MAX_DEVICES = 2_000
 """Devices listed, those furthest below their guarantee."""
 
-BAR_WIDTH = 10
+BAR_WIDTH = 8
 """Columns of the bar of a rate; the highest rate fills it."""
+
+EVEN = 0.005
+"""Ratios that differ by less have the same text."""
 
 EXACT = 1e-6
 """Rounding tolerance for the bound of RBCS-F."""
@@ -285,8 +288,11 @@ def facts_text(view: RunView, shares: Sequence[Share]) -> str:
     if weighted:
         low = min(weighted, key=lambda share: share.weight_ratio or 0.0)
         high = max(weighted, key=lambda share: share.weight_ratio or 0.0)
+        is_even = (high.weight_ratio or 0.0) - (low.weight_ratio or 0.0) < EVEN
         lines.append(
-            f"weight / share of examples from {ratio(low.weight_ratio, 2)} ({low.device.name}) to "
+            "weights in the merge are the shares of the examples"
+            if is_even
+            else f"weight / share of examples from {ratio(low.weight_ratio, 2)} ({low.device.name}) to "
             f"{ratio(high.weight_ratio, 2)} ({high.device.name})"
         )
     return "\n".join(lines)

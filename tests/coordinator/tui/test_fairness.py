@@ -100,6 +100,12 @@ def test_weights_are_relative_to_examples(folder: Path, view: RunView) -> None:
         assert early.weights[share.device.name][0] == pytest.approx(0.25 * len(until))
 
 
+def test_weights_by_examples_are_called_so(view: RunView) -> None:
+    even = {device.name: (0.2, 0.2) for device in view.devices}
+    text = facts_text(view, shares_of(view, Rows((), even)))
+    assert "weights in the merge are the shares of the examples" in text
+
+
 def test_accuracies_are_sorted(view: RunView) -> None:
     (curve,) = sorted_accuracies(view)
     values = [y for _, y in curve.points]
