@@ -292,8 +292,8 @@ def facts_text(view: RunView, shares: Sequence[Share]) -> str:
         lines.append(
             "weights in the merge are the shares of the examples"
             if is_even
-            else f"weight / share of examples from {ratio(low.weight_ratio, 2)} ({low.device.name}) to "
-            f"{ratio(high.weight_ratio, 2)} ({high.device.name})"
+            else f"weight / share of examples from {ratio(low.weight_ratio, 2)} "
+            f"({low.device.name}) to {ratio(high.weight_ratio, 2)} ({high.device.name})"
         )
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ import pytest
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.estimator import EstimatorScreen
 from tests.coordinator.store.fake_run import FakeRun, fake_run
+from tests.coordinator.tui.conftest import Colours, Looks
 from tests.coordinator.tui.screen import SMALL, WIDE, opens, room, settled, shows
 
 pytestmark = pytest.mark.anyio
@@ -57,3 +58,8 @@ async def test_a_run_without_rounds_has_no_errors(tmp_path: Path) -> None:
         await settled(app, pilot)
         assert isinstance(app.screen, EstimatorScreen)
     run.store.close()
+
+
+@pytest.mark.parametrize("colours", ["all", "none", pytest.param("16", marks=pytest.mark.full)])
+async def test_estimator_looks_as_it_should(tmp_path: Path, looks: Looks, colours: Colours) -> None:
+    await looks(fake_run(tmp_path / "digits-run"), "estimator", ("5",), colours=colours)

@@ -21,6 +21,7 @@ from fairbed.coordinator.tui.screens.fairness import (
 )
 from fairbed.coordinator.tui.view import RunView
 from tests.coordinator.store.fake_run import BETA, LATE_ROUND, FakeRun, fake_run
+from tests.coordinator.tui.conftest import Colours, Looks
 from tests.coordinator.tui.screen import SMALL, opens, room, settled, shows
 
 NOTHING = Rows((), {})
@@ -147,3 +148,9 @@ async def test_a_new_round_changes_the_shares(tmp_path: Path) -> None:
         assert await shows(app, pilot, "guarantee 0.15: 4 of 12 devices below it")
         assert "!0.00" in await settled(app, pilot)
     run.store.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("colours", ["all", "none", pytest.param("16", marks=pytest.mark.full)])
+async def test_fairness_looks_as_it_should(folder: Path, looks: Looks, colours: Colours) -> None:
+    await looks(folder, "fairness", ("4",), colours=colours)
