@@ -263,6 +263,16 @@ FROM (
 ) GROUP BY device ORDER BY device
 """
 
+_CONTEXT_MEANS = """
+WITH contexts AS (SELECT * FROM telemetry WHERE device = ?1 AND at_s <= ?2),
+    ends AS (SELECT min(at_s) AS first_s, max(at_s) AS last_s FROM contexts)
+SELECT avg(at_s), avg(mu_cores), avg(clock_ratio), avg(temperature_celsius), avg(downlink_bps),
+    avg(uplink_bps)
+FROM contexts, ends
+GROUP BY CAST((at_s - first_s) * ?3 / max(last_s - first_s, 1e-3) AS INTEGER)
+ORDER BY 1
+"""
+
 LIVE = frozenset({"created", "running", "paused"})
 """Statuses that require a live process."""
 
@@ -329,6 +339,18 @@ class SelectionCounts:
             self.selected + earlier.selected,
             self.aggregated + earlier.aggregated,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ContextMeans:
+    """Means of the contexts of a device over a span of time; None where none was reported."""
+
+    at_s: float
+    mu_cores: float
+    clock_ratio: float | None
+    temperature_celsius: float | None
+    downlink_bps: float | None
+    uplink_bps: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +486,11 @@ class RunReader:
         """Return the configuration of each device by the testbed, sorted by name."""
         return self._select(TruthRow, "ORDER BY name")
 
+    def truth_of(self, device: str) -> TruthRow | None:
+        """Return the configuration of a device by the testbed; None if there is none."""
+        found = self._select(TruthRow, "WHERE name = ?", (device,))
+        return found[0] if found else None
+
     def rounds(self, since: int = 0, until_round: int | None = None) -> list[RoundRow]:
         """Return the closed rounds after round `since`, up to `until_round`."""
         tail = "WHERE round > ? AND round <= ? ORDER BY round"
@@ -499,9 +526,17 @@ class RunReader:
     def exchanges_of(
         self, device: str, limit: int = 200, until_round: int | None = None
     ) -> list[ExchangeRow]:
-        """Return the newest `limit` exchanges of a device up to a round, oldest first."""
+        """Return the newest `limit` exchanges of a device up to `until_round`, oldest first."""
         tail = "WHERE device = ? AND round <= ? ORDER BY round DESC, attempt DESC LIMIT ?"
         return self._select(ExchangeRow, tail, (device, _until(until_round), limit))[::-1]
+
+    def closing_times(
+        self, until_round: int | None = None, limit: int = 5_000
+    ) -> list[tuple[int, float]]:
+        """Return numbers and ends of the newest `limit` rounds up to `until_round`, in order."""
+        tail = "WHERE round <= ? ORDER BY round DESC LIMIT ?"
+        values = (_until(until_round), limit)
+        return self.columns(RoundRow, ("round", "closed_at_s"), tail, values)[::-1]
 
     def measured_times(self, until_round: int | None = None) -> dict[str, float]:
         """Return the newest measured exchange time of each device, seconds.
@@ -666,6 +701,20 @@ class RunReader:
             round_id = self._number("SELECT max(round) FROM device_metric")
         return self._select(DeviceMetricRow, "WHERE round = ? ORDER BY device", (round_id,))
 
+    def scores_of(
+        self, device: str, until_round: int | None = None, limit: int = 1_000
+    ) -> list[tuple[int, float, float]]:
+        """Return round, accuracy and loss of a device in the newest `limit` evaluations, in order.
+
+        Those of rounds up to `until_round`.
+        """
+        sql = (  # the order of the join makes it look up one row per evaluation
+            "SELECT one.round, one.accuracy, one.loss FROM metric CROSS JOIN device_metric AS one "
+            "ON one.round = metric.round AND one.device = ? WHERE metric.round <= ? "
+            "ORDER BY metric.round DESC LIMIT ?"
+        )
+        return self._query(sql, (device, _until(until_round), limit))[::-1]
+
     def test_bytes(self) -> int:
         """Return the bytes that devices with own data downloaded for tests after rounds."""
         found = self._number("SELECT ifnull(sum(bytes_down), 0) FROM device_metric")
@@ -747,6 +796,27 @@ class RunReader:
     def telemetry_of(self, device: str) -> list[TelemetryRow]:
         """Return all retained contexts of a device, oldest first."""
         return self._select(TelemetryRow, "WHERE device = ? ORDER BY id", (device,))
+
+    def context_means(
+        self, device: str, until_s: float = inf, points: int = 400
+    ) -> list[ContextMeans]:
+        """Return means of the retained contexts of a device, over at most about `points` spans."""
+        rows = self._query(_CONTEXT_MEANS, (device, until_s, points))
+        return [ContextMeans(*row) for row in rows]
+
+    def events_of(
+        self, device: str, since_id: int = 0, limit: int = 200
+    ) -> list[tuple[int, EventRow]]:
+        """Return the newest `limit` events of a device after `since_id` with ids, oldest first."""
+        tail = "WHERE device = ? AND id > ? ORDER BY id DESC LIMIT ?"
+        return self._numbered(EventRow, tail, (device, since_id, limit))[::-1]
+
+    def problems_of(self, device: str, until_s: float = inf) -> tuple[int, EventRow | None]:
+        """Return the number of warnings and errors about a device, and the newest one."""
+        where = "WHERE device = ? AND level != 'info' AND at_s <= ?"
+        newest = self._select(EventRow, f"{where} ORDER BY id DESC LIMIT 1", (device, until_s))
+        count = self._number(f"SELECT count(*) FROM event {where}", device, until_s)
+        return int(count), newest[0] if newest else None
 
     def device_log(
         self, device: str, since_id: int = 0, limit: int = 200, until_s: float = inf

@@ -110,6 +110,7 @@ INDICES: tuple[str, ...] = (
     "CREATE INDEX selection_device ON selection (device)",
     "CREATE INDEX telemetry_device ON telemetry (device)",
     "CREATE INDEX condition_device ON condition (device)",
+    "CREATE INDEX event_device ON event (device)",
     "CREATE INDEX device_log_device ON device_log (device)",
 )
 

@@ -602,6 +602,11 @@ class ControlRoom(App[ExitChoice]):
         screens = {**self._preferences.screens, message.screen: message.choices}
         self._remember(screens=screens)
 
+    async def on_run_screen_opens(self, message: RunScreen.Opens) -> None:
+        """Open a screen over the one that wants it."""
+        await self._open(message.screen)
+        await self._show()
+
     async def on_fleet_table_opened(self, message: FleetTable.Opened) -> None:
         """Open the screen of one device."""
         rows = await anyio.to_thread.run_sync(self._view_reader.reader.devices)

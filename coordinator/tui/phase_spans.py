@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fairbed.coordinator.report.device_history import EXCHANGE_PHASES
 from fairbed.coordinator.store.tables import ExchangeRow
-from fairbed.wire.messages import DEVICE_PHASES
 
-PHASES = (*DEVICE_PHASES, "queued", "upload")
+PHASES = EXCHANGE_PHASES
 """Phases of an exchange in their order."""
 MISSED = "missed"
 """Rest of the round after an exchange that was not done."""

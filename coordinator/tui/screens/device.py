@@ -1,31 +1,46 @@
-"""Screen of one device: its facts, its state and its exchanges."""
+"""Screen of one device: its facts, a curve over rounds, and its exchanges."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import ClassVar
+from math import inf
+from typing import ClassVar, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
+from textual.events import Resize
 from textual.widgets import DataTable, Static
 
+from fairbed.coordinator.report.device_history import (
+    RECENT,
+    DeviceHistory,
+    phase_seconds,
+    phases_by_duration,
+    read_history,
+    slowest_phase,
+)
 from fairbed.coordinator.report.quantities import (
     MISSING,
     bandwidth,
     clock,
     energy,
+    instant,
     percent,
     ratio,
     seconds,
     size,
 )
-from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow
+from fairbed.coordinator.store.reader import ContextMeans
+from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, MetricRow
+from fairbed.coordinator.tui.filters import Field, Filter
 from fairbed.coordinator.tui.phase_spans import PHASES
-from fairbed.coordinator.tui.screens.run_screen import TALL, Read, RunScreen
+from fairbed.coordinator.tui.screens.device_log import DeviceLogScreen
+from fairbed.coordinator.tui.screens.run_screen import TALL, WIDE, WIDEST, Read, RunScreen
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView, known_prediction
+from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
 ABSENCES = {
@@ -39,29 +54,58 @@ ABSENCES = {
 SHORT = {"download": "down", "upload": "up", "evaluate": "eval", "personal": "own"}
 """Short headings of phases with wide names."""
 
+PROBLEM_LENGTH = 64
+"""Characters of the newest problem among the facts; the log has the whole text."""
 
-def _phase(column: str, row: ExchangeRow) -> str:
-    return seconds(getattr(row, column))
+LEAST_S = 0.0005
+"""Shorter phases are shown as 0.000."""
 
-
-Column = tuple[str, Callable[[ExchangeRow], str]]
-COLUMNS: tuple[Column, ...] = (
-    ("round", lambda x: str(x.round)),
-    ("outcome", lambda x: _outcome(x)),
-    ("pred.", lambda x: seconds(known_prediction(x.tau_hat_s))),
-    ("τ", lambda x: seconds(x.tau_s)),
-    *((SHORT.get(phase, phase), partial(_phase, f"{phase}_s")) for phase in PHASES),
-    ("rest", lambda x: percent(x.unaccounted_s / x.tau_s if x.unaccounted_s and x.tau_s else None)),
-    ("loss", lambda x: ratio(x.loss_train if x.loss_before is None else x.loss_before)),
-    ("weight/n", lambda x: _weight(x)),
-    ("reason", lambda x: x.reason),
-)
+CURVES_OF_PHASES = 3
+"""Phases in one plot, which has as many colours."""
 
 
-def _outcome(row: ExchangeRow) -> str:
+def _phase(phase: str, row: ExchangeRow) -> str:
+    return seconds(phase_seconds(row, phase))
+
+
+def columns_of(
+    rows: Sequence[ExchangeRow], *, is_widest: bool = False
+) -> list[tuple[str, Callable[[ExchangeRow], str]]]:
+    """Return heading and text of each column, without those of phases that take no time.
+
+    Args:
+        rows: The exchanges.
+        is_widest: Spell the headings out.
+    """
+    short = {} if is_widest else SHORT
+    phases = [x for x in PHASES if any((phase_seconds(row, x) or 0.0) >= LEAST_S for row in rows)]
+    return [
+        ("round", lambda x: str(x.round)),
+        ("outcome", outcome_text),
+        ("predicted" if is_widest else "pred.", lambda x: seconds(known_prediction(x.tau_hat_s))),
+        ("τ", lambda x: seconds(x.tau_s)),
+        *((short.get(phase, phase), partial(_phase, phase)) for phase in phases),
+        ("rest", _rest),
+        ("loss", lambda x: ratio(_loss(x))),
+        ("weight/n", _weight),
+        ("reason", lambda x: x.reason),
+    ]
+
+
+def _rest(row: ExchangeRow) -> str:
+    """Return the share of the exchange time in no phase."""
+    return percent(row.unaccounted_s / row.tau_s if row.unaccounted_s and row.tau_s else None)
+
+
+def outcome_text(row: ExchangeRow) -> str:
+    """Return the outcome of an exchange, with why its time is not valid."""
     if row.is_valid or row.outcome != "done":
         return row.outcome
     return "done, host busy" if row.is_contended else "done, untimed"
+
+
+def _loss(row: ExchangeRow) -> float | None:
+    return row.loss_train if row.loss_before is None else row.loss_before
 
 
 def _weight(row: ExchangeRow) -> str:
@@ -71,21 +115,50 @@ def _weight(row: ExchangeRow) -> str:
     return f"{100 * row.weight_share:.0f}/{100 * row.n_share:.0f} %"
 
 
+FIELDS: tuple[Field[ExchangeRow], ...] = (
+    Field("outcome", outcome_text, is_searched=True),
+    Field("reason", lambda x: x.reason, is_searched=True),
+    Field("round", lambda x: x.round, is_number=True),
+    Field("tau", lambda x: x.tau_s, is_number=True),
+    Field("pred", lambda x: known_prediction(x.tau_hat_s), is_number=True),
+    *(Field(phase, partial(phase_seconds, phase=phase), is_number=True) for phase in PHASES),
+    Field("loss", _loss, is_number=True),
+)
+"""What a filter can ask of an exchange."""
+
+
+class Series(NamedTuple):
+    """One plot of the device: its title with the unit, and its curves."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    has_zero: bool = True
+
+
 class DeviceDetail(RunScreen):
     """Details of one device; the application's keys for a device act on it."""
 
-    PURPOSE = "What one device is, does and did."
+    PURPOSE = "What one device is, does and did, and which phase makes it slow."
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l", "log", "Log", id="device_log", tooltip="Lines of its agent, and its events"),
+        Binding("s", "series(1)", "Next curve", id="series", tooltip="Another curve over rounds"),
+        Binding("S", "series(-1)", "Last curve", id="series_back", show=False, tooltip="Back"),
         Binding("escape,backspace", "app.back", "Back", id="back", tooltip="To the last screen"),
     ]
 
     def __init__(self, device: DeviceRow) -> None:
         super().__init__()
         self._device = device
-        self._listed: Sequence[ExchangeRow] = ()
+        self._history: DeviceHistory | None = None
+        self._view = RunView()
         self._facts: tuple[object, ...] = ()
+        self._listed: tuple[list[str], list[ExchangeRow]] = ([], [])
+        """Headings, and exchanges in the table, oldest first."""
+        self._filter: Filter[ExchangeRow] = Filter()
+        self._series = 0
+        """Which of the curves is shown; any whole number."""
         self._over: tuple[object, ...] = ()
-        """Resumes, newest round and outcome in the view when exchanges were last read."""
+        """What the history was last read for."""
 
     @property
     def selected_device(self) -> str:
@@ -96,57 +169,143 @@ class DeviceDetail(RunScreen):
         """Build the parts."""
         with Horizontal(id="device"):
             yield Static(id="facts")
-            yield CurvePlot("Exchange time, s", id="tau")
+            yield CurvePlot("", id="series")
         yield DataTable[Text](id="exchanges", cursor_type="row", zebra_stripes=True)
+        yield FilterBar(FIELDS, example="done tau>3 train>2")
 
     def on_mount(self) -> None:
         """Set the titles and the columns."""
         super().on_mount()
         self.query_one("#facts").border_title = self._device.name
-        table = self.query_one(DataTable)
-        table.border_title = "Exchanges, newest first"
-        for heading, _ in COLUMNS:
-            table.add_column(Text(heading, justify="right"))
-        table.focus()
+        self.query_one(DataTable).focus()
+
+    def on_resize(self, _event: Resize) -> None:
+        """Give facts, curves and columns the room that there is."""
+        self._fill_table()
+        self._plot()
 
     def show(self, view: RunView) -> None:
         """Show the device's facts in a view of the run."""
         super().show(view)
-        device = view.device(self._device.name)
+        self._view = view
+        self._show_facts()
+
+    def _show_facts(self) -> None:
+        device = self._view.device(self._device.name)
         if device is not None:
-            facts = device_facts(self._device, device, view.elapsed_s)
+            facts = device_facts(self._device, device, self._view.elapsed_s, self._history)
             columns = 1 if self.app.size.height >= TALL else 2  # to leave lines for exchanges
             if (facts, columns) != self._facts:
                 self._facts = (facts, columns)
                 self.query_one("#facts", Static).update(side_by_side(facts, columns))
 
     def lacks(self, view: RunView) -> Read | None:
-        """Return the read of the device's exchanges if there may be more than are shown."""
-        over = (view.cursor.resumes, view.cursor.round, outcome_now(view, self._device.name))
+        """Return the read of the device's history if there may be more than is shown."""
+        outcome = outcome_now(view, self._device.name)
+        over = (
+            view.cursor.resumes,
+            view.cursor.round,
+            view.cursor.metric,
+            view.until_round,
+            outcome,
+        )
         if over == self._over:
             return None
         self._over = over
-        return lambda reader: reader.exchanges_of(self._device.name, until_round=view.until_round)
-
-    def receive(self, rows: Sequence[ExchangeRow]) -> None:
-        """Show the device's exchanges, given oldest first."""
-        if list(rows) == list(self._listed):
-            return
-        self._listed = rows
-        table = self.query_one(DataTable)
-        table.clear()
-        for row in reversed(rows):
-            table.add_row(*(Text(text(row), justify="right") for _, text in COLUMNS))
-        self.query_one("#tau", CurvePlot).curves = (
-            Curve(
-                "predicted", "low", curve((x.round, known_prediction(x.tau_hat_s)) for x in rows)
-            ),
-            Curve("measured", "main", curve((x.round, x.tau_s) for x in rows)),
+        return partial(
+            read_history,
+            device=self._device.name,
+            until_round=view.until_round,
+            until_s=inf if view.until_round is None else view.elapsed_s,
         )
+
+    def receive(self, rows: DeviceHistory) -> None:
+        """Show the device's history."""
+        self._history = rows
+        self._show_facts()
+        self._fill_table()
+        self._plot()
+
+    def on_filter_bar_changed(self, message: FilterBar.Changed) -> None:
+        """Show only the exchanges that the filter accepts."""
+        self._filter = message.filter
+        self._fill_table()
+
+    def _fill_table(self) -> None:
+        """List the exchanges, newest first; the cursor stays on its line."""
+        every = self._history.exchanges if self._history else ()
+        rows = [row for row in every if self._filter(row)]
+        table = self.query_one(DataTable)
+        left_out = f" of {len(every)}" if len(rows) < len(every) else ""
+        table.border_title = f"Exchanges, newest first ({len(rows)}{left_out})"
+        columns = columns_of(every, is_widest=self.app.size.width >= WIDEST)
+        headings = [heading for heading, _ in columns]
+        if (headings, rows) == self._listed:
+            return
+        self._listed = (headings, rows)
+        line = table.cursor_row
+        cells = [[text(row) for _, text in columns] for row in reversed(rows)]
+        table.clear(columns=True)
+        for at, heading in enumerate(headings):
+            width = max(len(texts[at]) for texts in (headings, *cells))
+            table.add_column(Text(heading, justify="right"), width=width)
+        for texts in cells:
+            table.add_row(*(Text(text, justify="right") for text in texts))
+        table.move_cursor(row=min(line, max(len(rows) - 1, 0)))
+
+    @property
+    def _is_small(self) -> bool:
+        """Facts and curves stand in the same place, one after the other."""
+        return self.app.size.width < WIDE or self.app.size.height < TALL
+
+    def _plot(self) -> None:
+        """Show the chosen curves; on a small screen the facts come before the first ones."""
+        if self._history is None:
+            return
+        every = series_of(self._history, self._view.metrics)
+        number = self._series % (len(every) + self._is_small) - self._is_small
+        self.set_class(self._is_small and number >= 0, "-plotting")
+        self.query_one("#facts").border_subtitle = "s: curves" if self._is_small else ""
+        plot = self.query_one(CurvePlot)
+        chosen = every[number]
+        plot.show(chosen.title, chosen.curves, has_zero=chosen.has_zero)
+        plot.border_subtitle = f"s: next curve ({number + 1} of {len(every)})"
+
+    def action_series(self, step: int) -> None:
+        """Show the next or the previous curves."""
+        self._series += step
+        self._plot()
+
+    def action_log(self) -> None:
+        """Open the log of the device."""
+        self.post_message(self.Opens(DeviceLogScreen(self._device.name)))
 
     def redraw(self) -> None:
         """Draw the plot again, in another theme or with other glyphs."""
         self.query_one(CurvePlot).redraw()
+
+    def explanations(self) -> Sequence[tuple[str, str]]:
+        """Return the facts and the columns."""
+        return (
+            (
+                "slowest phase",
+                f"The phase that takes most of an exchange: medians of the newest {RECENT} ones.",
+            ),
+            ("µ", "Free cores times clock / nominal clock: what a training step can use."),
+            ("links", "Rates as the device measured them, of those of its profile."),
+            ("memory", "Resident memory of the agent, of that of the device."),
+            ("queue Z", "Virtual queue: the deficit of selections below the guaranteed rate."),
+            ("problems", "Warnings and errors of the coordinator about this device; l shows them."),
+            ("pred.", "Predicted exchange time, seconds."),
+            ("τ", "Measured exchange time, seconds, without the wait for an upload grant."),
+            ("rest", "Share of τ in no phase: mostly control messages in transit."),
+            (
+                "loss",
+                "Training loss: before the round if it was asked for, or of the last epoch.",
+            ),
+            ("weight/n", "Weight in the merge / share of the examples of the merged devices."),
+            ("done, untimed", "The update counts; its time does not, for the reason in the line."),
+        )
 
 
 def outcome_now(view: RunView, device: str) -> str:
@@ -155,9 +314,100 @@ def outcome_now(view: RunView, device: str) -> str:
     return next((x.outcome for x in exchanges if x.device == device), "")
 
 
-def curve(points: Iterable[tuple[int, float | None]]) -> tuple[tuple[float, float], ...]:
-    """Return the points with a known value."""
-    return tuple((float(x), y) for x, y in points if y is not None)
+def series_of(history: DeviceHistory, metrics: Sequence[MetricRow]) -> list[Series]:
+    """Return the plots of a device: times first, then conditions and scores that are known.
+
+    Args:
+        history: The device.
+        metrics: Evaluations of the whole fleet.
+    """
+    rows = history.exchanges
+    times = Series(
+        "Exchange time, s",
+        (
+            _curve("predicted", "low", ((x.round, known_prediction(x.tau_hat_s)) for x in rows)),
+            _curve("measured", "main", ((x.round, x.tau_s) for x in rows)),
+        ),
+    )
+    phases = [
+        Series(
+            "Phases, s",
+            tuple(
+                _curve(phase, style, ((x.round, phase_seconds(x, phase)) for x in rows))
+                for phase, style in zip(group, ("main", "low", "high"), strict=False)
+            ),
+        )
+        for group in _groups(phases_by_duration(rows))
+    ]
+    conditions = [
+        Series("µ, cores", (_condition(history, "µ", "main", lambda x: x.mu_cores),)),
+        Series(
+            "Clock / nominal clock",
+            (_condition(history, "clock", "main", lambda x: x.clock_ratio),),
+        ),
+        Series(
+            "Temperature, °C",
+            (_condition(history, "temperature", "main", lambda x: x.temperature_celsius),),
+            has_zero=False,
+        ),
+        Series(
+            "Links, Mbit/s",
+            (
+                _condition(history, "up", "low", lambda x: _mega(x.uplink_bps)),
+                _condition(history, "down", "main", lambda x: _mega(x.downlink_bps)),
+            ),
+        ),
+    ]
+    scores = [
+        Series(
+            "Loss",
+            (
+                _curve("training", "low", ((x.round, _loss(x)) for x in rows)),
+                _curve("model", "main", ((number, loss) for number, _, loss in history.scores)),
+            ),
+        ),
+        Series(
+            "Accuracy",
+            (
+                _curve("fleet", "low", ((x.round, x.accuracy_mean) for x in metrics)),
+                _curve("device", "main", ((number, value) for number, value, _ in history.scores)),
+            ),
+        ),
+    ]
+    known = [x for x in (*phases, *conditions, *scores) if any(x.points for x in x.curves[-1:])]
+    return [times, *known]
+
+
+def _groups(phases: Sequence[str]) -> list[list[str]]:
+    """Return phases in groups of one plot each, in which no two have the same initial."""
+    groups: list[list[str]] = []
+    left = list(phases)
+    while left:
+        group: list[str] = []
+        for phase in left:
+            if len(group) < CURVES_OF_PHASES and phase[0] not in [other[0] for other in group]:
+                group.append(phase)
+        groups.append(group)
+        left = [phase for phase in left if phase not in group]
+    return groups
+
+
+def _curve(label: str, style: str, points: Iterable[tuple[float, float | None]]) -> Curve:
+    """Return a curve through the points with a known value."""
+    return Curve(label, style, tuple((float(x), y) for x, y in points if y is not None))
+
+
+def _condition(
+    history: DeviceHistory,
+    label: str,
+    style: str,
+    value: Callable[[ContextMeans], float | None],
+) -> Curve:
+    return _curve(label, style, ((at, value(means)) for at, means in history.contexts))
+
+
+def _mega(rate_bps: float | None) -> float | None:
+    return None if rate_bps is None else rate_bps / 1e6
 
 
 def side_by_side(facts: Sequence[tuple[str, str]], columns: int) -> Table:
@@ -168,7 +418,8 @@ def side_by_side(facts: Sequence[tuple[str, str]], columns: int) -> Table:
         table.add_column(ratio=1)
     lines = -(-len(facts) // columns)
     for line in range(lines):
-        table.add_row(*(cell for fact in facts[line::lines] for cell in fact))
+        # As `Text`: brackets in what a device reports are not markup.
+        table.add_row(*(Text(cell) for fact in facts[line::lines] for cell in fact))
     return table
 
 
@@ -186,36 +437,65 @@ def state_text(device: DeviceView, elapsed_s: float) -> str:
     return f"{device.state}: {meaning}; last context {age} ago"
 
 
+def slowest_text(rows: Sequence[ExchangeRow]) -> str:
+    """Return the slowest phase of a device in words."""
+    found = slowest_phase(rows)
+    if found is None:
+        return MISSING
+    return f"{found.phase}, {seconds(found.phase_s)} of {seconds(found.tau_s)} s"
+
+
+def problems_text(history: DeviceHistory) -> str:
+    """Return how many warnings and errors there are about a device, and the newest one."""
+    newest = history.problem
+    if newest is None:
+        return "none"
+    text = f"{history.problems}, newest {instant(newest.at_s)} {newest.kind}: {newest.text}"
+    return text if len(text) <= PROBLEM_LENGTH else f"{text[: PROBLEM_LENGTH - 1]}…"
+
+
+def _of(measured: str, nominal: str | None) -> str:
+    return measured if nominal in (None, MISSING) else f"{measured} of {nominal}"
+
+
 def _personal(device: DeviceView) -> str:
     """Return the accuracy of the personal model, if there is one."""
     found = device.personal_accuracy
     return "" if found is None else f", personal model {ratio(found)}"
 
 
-def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[tuple[str, str]]:
+def device_facts(
+    row: DeviceRow, device: DeviceView, elapsed_s: float, history: DeviceHistory | None = None
+) -> list[tuple[str, str]]:
     """Return labels and values of a device at a time of the run clock."""
     try:
         capabilities = dict(json.loads(row.capabilities))
     except ValueError:
         capabilities = {}
-    machine = ", ".join(
+    cores, memory_bytes = capabilities.get("cores", MISSING), capabilities.get("memory_bytes")
+    machine = [
         str(capabilities[key]) for key in ("model", "machine", "engine") if capabilities.get(key)
-    )
+    ]
     source = "its own" if row.has_own_data else "a shard"
-    temperature = device.temperature_celsius
+    celsius = device.temperature_celsius
+    heat = MISSING if celsius is None else f"{celsius:.0f} °C"
+    truth = history.truth if history else None
+    down, up = (bandwidth(truth.down_bps), bandwidth(truth.up_bps)) if truth else (None, None)
+    pace = "" if device.clock_ratio is None else f", clock {percent(device.clock_ratio)}"
+    slowed = f", throttled: {device.throttled}" if device.throttled else ""
     return [
-        ("profile", f"{device.profile or MISSING}{', physical' * (device.kind == 'physical')}"),
-        ("machine", machine or MISSING),
-        ("cores", str(capabilities.get("cores", MISSING))),
-        ("data", f"{row.n_k} examples, {source}"),
+        ("slowest phase", slowest_text(history.exchanges) if history else MISSING),
         ("state", state_text(device, elapsed_s)),
-        ("µ", f"{ratio(device.mu_cores, 2)} cores"),
+        ("profile", f"{device.profile or MISSING}{', physical' * (device.kind == 'physical')}"),
+        ("machine", ", ".join([*machine, f"{cores} cores"])),
+        ("µ", f"{ratio(device.mu_cores, 2)} of {cores} cores"),
         (
             "links",
-            f"{bandwidth(device.downlink_bps)} down, {bandwidth(device.uplink_bps)} up, bit/s",
+            f"{_of(bandwidth(device.downlink_bps), down)} down, "
+            f"{_of(bandwidth(device.uplink_bps), up)} up, bit/s",
         ),
-        ("memory", size(device.rss_bytes)),
-        ("temperature", MISSING if temperature is None else f"{temperature:.0f} °C"),
+        ("memory", _of(size(device.rss_bytes), size(memory_bytes))),
+        ("temperature", f"{heat}{pace}{slowed}"),
         (
             "selected",
             f"{device.selected} of {device.rounds} rounds, {device.aggregated} aggregated",
@@ -225,6 +505,8 @@ def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[t
             "accuracy",
             f"{ratio(device.accuracy)}, loss {ratio(device.loss)}{_personal(device)}",
         ),
+        ("data", f"{row.n_k} examples, {source}"),
+        ("problems", problems_text(history) if history else MISSING),
         *([] if device.energy_j is None else [("energy", energy(device.energy_j))]),
         *([("malicious", device.malicious)] if device.malicious else []),
     ]

@@ -57,6 +57,13 @@ class RunScreen(Screen[None]):
             self.screen, self.choices = screen, choices
             super().__init__()
 
+    class Opens(Message):
+        """Another screen is to open, from which Back returns to this one."""
+
+        def __init__(self, screen: "RunScreen") -> None:
+            self.screen = screen
+            super().__init__()
+
     def __init__(self) -> None:
         super().__init__()
         self._choices = ScreenChoices()

@@ -90,6 +90,21 @@ class CurvePlot(PlotextPlot):
         self._is_over_rounds, self._has_zero = is_over_rounds, has_zero
         self.theme = "clear"  # canvas, axes and ticks in the colours of the widget
 
+    def show(self, title: str, curves: tuple[Curve, ...], *, has_zero: bool = True) -> None:
+        """Show other curves under another title.
+
+        Args:
+            title: Title, with the unit of the vertical axis.
+            curves: The curves.
+            has_zero: The vertical axis contains 0.
+        """
+        is_other = (title, has_zero) != (self._title, self._has_zero)
+        self._title, self._has_zero = title, has_zero
+        if curves != self.curves:
+            self.curves = curves
+        elif is_other and self.is_on_screen:
+            self.redraw()
+
     def on_resize(self, _event: Resize) -> None:
         """Choose the ticks again; a hidden plot is drawn when it is shown."""
         self.redraw()

@@ -1,6 +1,5 @@
 """The control room in a terminal: its screens and keys."""
 
-import json
 import os
 import re
 import threading
@@ -35,7 +34,6 @@ from tests.coordinator.tui.screen import (
     SMALL,
     WIDE,
     comes,
-    lines_on,
     opens,
     room,
     settled,
@@ -79,18 +77,6 @@ async def test_a_finished_run_looks_as_it_should(
     async with room(finished, size) as (app, pilot):
         picture = await settled(app, pilot) + "\n"
     golden(GOLDEN / f"overview-{size[0]}x{size[1]}.txt", picture.encode())
-
-
-async def test_a_device_looks_as_it_should(
-    finished: Path, golden: Callable[[Path, bytes], None]
-) -> None:
-    async with room(finished) as (app, pilot):
-        await pilot.press("down", "enter")
-        assert await opens(app, pilot, DeviceDetail)
-        picture = await settled(app, pilot) + "\n"
-        golden(GOLDEN / "device-120x40.txt", picture.encode())
-        await pilot.press("escape")
-        assert await opens(app, pilot, Overview)
 
 
 async def test_a_mixed_fleet_shows_which_devices_are_physical_and_what_energy_each_took(
@@ -144,30 +130,6 @@ async def test_the_palette_offers_what_the_keys_do(run: FakeRun) -> None:
         assert await opens(app, pilot, RoundsScreen)
         assert "Exclude" not in {c.title for c in app.get_system_commands(app.screen)}
     assert coordinator.commands == [("exclude", run.names[0])]
-
-
-async def test_a_device_on_a_small_terminal_shows_facts_and_exchanges(finished: Path) -> None:
-    async with room(finished, SMALL) as (app, pilot):
-        await pilot.press("enter")
-        assert await opens(app, pilot, DeviceDetail)
-        assert await shows(app, pilot, "profile", "accuracy", "queue Z")
-        assert await comes(pilot, lambda: sum(" done " in line for line in lines_on(app)) >= 5)
-
-
-async def test_a_long_fact_of_a_device_is_wrapped_under_itself(run: FakeRun) -> None:
-    machine = {"model": "Raspberry Pi Zero 2 W, 512 MB, microSD card of class A1, in a case"}
-    with RunReader(run.folder) as reader:
-        row = reader.devices()[0]
-    run.store.add(replace(row, capabilities=json.dumps(machine)))
-    run.store.flush()
-    async with room(run.folder) as (app, pilot):
-        await pilot.press("enter")
-        assert await shows(app, pilot, "Raspberry Pi Zero 2 W")
-        lines = (await settled(app, pilot)).splitlines()
-    (first,) = [i for i, line in enumerate(lines) if "Raspberry Pi Zero 2 W" in line]
-    column = lines[first].index("Raspberry")
-    assert lines[first + 1][:column].strip(" │") == ""
-    assert lines[first + 1][column] != " "
 
 
 async def test_a_live_run_is_followed(run: FakeRun) -> None:
