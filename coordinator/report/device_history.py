@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 from fairbed.coordinator.store.reader import ContextMeans, RunReader
@@ -37,13 +38,15 @@ class DeviceHistory:
     """Round, and means of its contexts."""
 
 
-def read_history(reader: RunReader, device: str, until_round: int, until_s: float) -> DeviceHistory:
-    """Read the history of a device up to a round.
+def read_history(
+    reader: RunReader, device: str, until_round: int | None = None, until_s: float = inf
+) -> DeviceHistory:
+    """Read the history of a device, up to a round if one is given.
 
     Args:
         reader: Reads the run.
         device: Name of the device.
-        until_round: Newest round of its exchanges; it may be open.
+        until_round: Newest round of its exchanges.
         until_s: Instant of the run clock until which events and contexts count.
     """
     problems, problem = reader.problems_of(device, until_s)

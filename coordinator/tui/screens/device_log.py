@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from typing import ClassVar, NamedTuple
 
 from rich.table import Table
@@ -101,7 +102,7 @@ class DeviceLogScreen(RunScreen):
         """All lines, oldest first."""
         self._written: list[LogLine] = []
         self._filter: Filter[LogLine] = Filter()
-        self._until_s = float("inf")
+        self._until_s = inf
         self._width = 0
 
     @property
@@ -132,7 +133,7 @@ class DeviceLogScreen(RunScreen):
     def show(self, view: RunView) -> None:
         """Show the lines until the end of a view."""
         super().show(view)
-        self._until_s = view.elapsed_s
+        self._until_s = inf if view.until_round is None else view.elapsed_s
         if view.info is not None:
             self.query_one(
                 DeviceLogView
