@@ -107,9 +107,15 @@ make_venv() {
     if is_new_enough "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
         return 0
     fi
+    problem="got $python without ensurepip and pip; install them: \
+sudo apt-get install -y python3-venv"
     if "$python" -c 'import ensurepip, venv; ensurepip.version()' >/dev/null 2>&1; then
-        "$python" -m venv --clear "$venv" || fail "$venv could not be built (the reason is above)"
-        return 0
+        "$python" -m venv --clear "$venv" >"$scratch/log" 2>&1 && return 0
+        # venv keeps the reason to itself, such as Debian 13 without ca-certificates.
+        "$venv/bin/python" -m ensurepip >"$scratch/log" 2>&1 && return 0
+        reason=$(grep -v CalledProcessError "$scratch/log" | grep -i error | tail -n 1)
+        problem="but its ensurepip fails (${reason:-no reason}); install what it needs: \
+sudo apt-get install -y ca-certificates python3-venv"
     fi
     # Debian and Ubuntu without python3-venv: the environment gets pip from the system or the lab.
     "$python" -m venv --without-pip --clear "$venv" >/dev/null 2>&1 ||
@@ -122,8 +128,7 @@ venv; install it: sudo apt-get install -y python3-venv"
     wheel=$(pip_wheel) && [ -n "$wheel" ] && fetch "$wheel" "$scratch/$wheel" &&
         "$python" -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' \
             "$scratch/$wheel" "$site" && return 0
-    fail "Python must have pip, got $python without ensurepip and pip; install them: \
-sudo apt-get install -y python3-venv"
+    fail "Python must have pip, $problem"
 }
 
 pip_install_with() {

@@ -285,8 +285,15 @@ def test_a_clean_debian_is_enrolled_by_the_line_and_serves_a_run(
     assert "problem " not in debian.type("/opt/fairbed/venv/bin/device-agent doctor")
 
 
-def test_a_debian_without_venv_takes_pip_from_the_lab(debian: CleanDebian, lab: Lab) -> None:
-    debian.type("rm -r /usr/lib/python3*/ensurepip /usr/share/python-wheels")
+@pytest.mark.parametrize(
+    "missing",
+    ["/usr/lib/python3*/ensurepip /usr/share/python-wheels", "/etc/ssl/certs"],
+    ids=["venv", "ca-certificates"],
+)
+def test_a_debian_without_a_package_takes_pip_from_the_lab(
+    debian: CleanDebian, lab: Lab, missing: str
+) -> None:
+    debian.type(f"rm -r {missing}")
     assert debian.enrol(lab).startswith("/opt/fairbed/venv/bin/device-agent run ")
 
 
