@@ -131,11 +131,10 @@ def test_packets_have_the_configured_delay(direction: str, support: Support) -> 
 def test_the_configured_share_of_packets_is_lost(direction: str, support: Support) -> None:
     if support.delay is None:
         pytest.skip(str(support.delay_problem))
-    with _peer(Shape(loss_ratio=0.05)) as peer:
-        ratio = _once(
-            lambda: _datagrams(peer, direction)(17_000, 1e-4).loss_ratio
-        )  # 3 deviations are 10 %
-        assert ratio == pytest.approx(0.05, rel=LOSS_LIMIT)
+    with _peer(Shape(loss_ratio=0.3)) as peer:
+        # 10 % are 4 deviations. At ten thousand packets a second two cores are never free.
+        ratio = _once(lambda: _datagrams(peer, direction)(4000, 5e-4).loss_ratio)
+        assert ratio == pytest.approx(0.3, rel=LOSS_LIMIT)
 
 
 @pytest.mark.full
