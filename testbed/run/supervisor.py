@@ -471,6 +471,8 @@ async def _endpoint(
     port, password = plan.listen_port, None
     if earlier is not None and not plan.has_fleet:
         port, password = port or earlier.port, earlier.password
+    for left in plan.folder.glob("broker-*"):  # by a start of this run that was killed
+        shutil.rmtree(left, ignore_errors=True)
     async with start_broker(
         broker.kind,
         folder=plan.folder,
