@@ -36,7 +36,7 @@ from fairbed.coordinator.report.quantities import (
 from fairbed.coordinator.store.reader import ContextMeans
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, MetricRow
 from fairbed.coordinator.tui.filters import Field, Filter
-from fairbed.coordinator.tui.phase_spans import PHASES
+from fairbed.coordinator.tui.phase_spans import PHASES, WORDS
 from fairbed.coordinator.tui.screens.device_log import DeviceLogScreen
 from fairbed.coordinator.tui.screens.run_screen import TALL, WIDE, WIDEST, Read, RunScreen
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView, known_prediction
@@ -53,6 +53,9 @@ ABSENCES = {
 
 SHORT = {"download": "down", "upload": "up", "evaluate": "eval", "personal": "own"}
 """Short headings of phases with wide names."""
+
+LONG = {"pred.": "predicted", **{short: phase for phase, short in SHORT.items()}}
+"""Long form of the short headings."""
 
 PROBLEM_LENGTH = 64
 """Characters of the newest problem among the facts; the log has the whole text."""
@@ -135,6 +138,42 @@ class Series(NamedTuple):
     has_zero: bool = True
 
 
+FACTS = (
+    (
+        "slowest phase",
+        f"The phase that takes most of an exchange: medians of the newest {RECENT} exchanges.",
+    ),
+    ("state", "What the device does, by its last report, or why it takes no part."),
+    ("profile", "The emulated profile, or the board of a physical device."),
+    ("machine", "Board, processor architecture, training engine and cores."),
+    ("µ", "Free cores x clock / nominal clock: what a training step can use."),
+    ("links", "Rates as the device measured them, of those that its profile states."),
+    ("memory", "Resident memory of the agent, of that of the device."),
+    ("temperature", "Of the processor; clock under load / nominal clock; causes of throttling."),
+    ("selected", "Rounds in which it was selected, and in which its update was merged."),
+    ("queue Z", "Virtual queue: the deficit of selections below the guaranteed rate."),
+    ("accuracy", "Of the global model on its examples, in the newest evaluation, and the loss."),
+    ("data", "Training examples, its own or a shard of the run's data set."),
+    ("problems", "Warnings and errors of the run about this device; its log has them all."),
+    ("energy", "Of all its exchanges: power x duration of the phases."),
+    ("malicious", "Kind of the attack that the experiment gave it."),
+)
+"""The facts and what they mean."""
+
+COLUMN_WORDS = {
+    "round": "Number of the round.",
+    "outcome": "How the exchange ended.",
+    "predicted": "Predicted exchange time, seconds.",
+    "τ": "Measured exchange time, seconds, without the wait for an upload grant.",
+    **{phase: f"{WORDS[phase]} Seconds." for phase in PHASES},
+    "rest": "Share of τ in no phase: mostly control messages in transit.",
+    "loss": "Training loss, before the round if it was asked for, or of the last epoch.",
+    "weight/n": "Weight in the merge / share of the examples of the merged devices.",
+    "reason": "Why it is not done, or its time is not valid.",
+}
+"""What the columns mean, by their long headings."""
+
+
 class DeviceDetail(RunScreen):
     """Details of one device; the application's keys for a device act on it."""
 
@@ -151,7 +190,7 @@ class DeviceDetail(RunScreen):
         self._device = device
         self._history: DeviceHistory | None = None
         self._view = RunView()
-        self._facts: tuple[object, ...] = ()
+        self._facts: tuple[list[tuple[str, str]], int] = ([], 0)
         self._listed: tuple[list[str], list[ExchangeRow]] = ([], [])
         """Headings, and exchanges in the table, oldest first."""
         self._filter: Filter[ExchangeRow] = Filter()
@@ -238,7 +277,7 @@ class DeviceDetail(RunScreen):
         table = self.query_one(DataTable)
         left_out = f" of {len(every)}" if len(rows) < len(every) else ""
         table.border_title = f"Exchanges, newest first ({len(rows)}{left_out})"
-        columns = columns_of(every, is_widest=self.app.size.width >= WIDEST)
+        columns = columns_of(every, is_widest=self._is_widest)
         headings = [heading for heading, _ in columns]
         if (headings, rows) == self._listed:
             return
@@ -252,6 +291,11 @@ class DeviceDetail(RunScreen):
         for texts in cells:
             table.add_row(*(Text(text, justify="right") for text in texts))
         table.move_cursor(row=min(line, max(len(rows) - 1, 0)))
+
+    @property
+    def _is_widest(self) -> bool:
+        """Headings are spelled out."""
+        return self.app.size.width >= WIDEST
 
     @property
     def _is_small(self) -> bool:
@@ -286,25 +330,16 @@ class DeviceDetail(RunScreen):
 
     def explanations(self) -> Sequence[tuple[str, str]]:
         """Return the facts and the columns."""
+        every = self._history.exchanges if self._history else ()
+        headings = [heading for heading, _ in columns_of(every, is_widest=self._is_widest)]
         return (
+            *FACTS,
+            *((heading, COLUMN_WORDS[LONG.get(heading, heading)]) for heading in headings),
             (
-                "slowest phase",
-                f"The phase that takes most of an exchange: medians of the newest {RECENT} ones.",
+                "done, untimed",
+                "The update counts; its time does not, for the reason in its line.",
             ),
-            ("µ", "Free cores times clock / nominal clock: what a training step can use."),
-            ("links", "Rates as the device measured them, of those of its profile."),
-            ("memory", "Resident memory of the agent, of that of the device."),
-            ("queue Z", "Virtual queue: the deficit of selections below the guaranteed rate."),
-            ("problems", "Warnings and errors of the coordinator about this device; l shows them."),
-            ("pred.", "Predicted exchange time, seconds."),
-            ("τ", "Measured exchange time, seconds, without the wait for an upload grant."),
-            ("rest", "Share of τ in no phase: mostly control messages in transit."),
-            (
-                "loss",
-                "Training loss: before the round if it was asked for, or of the last epoch.",
-            ),
-            ("weight/n", "Weight in the merge / share of the examples of the merged devices."),
-            ("done, untimed", "The update counts; its time does not, for the reason in the line."),
+            ("done, host busy", "The same: the emulating machine delayed the device."),
         )
 
 

@@ -13,6 +13,8 @@ from fairbed.coordinator.store.tables import DeviceLogRow
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.device_log import DeviceLogScreen
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
+from fairbed.coordinator.tui.screens.fleet_dialogs import SortDialog
+from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.widgets.plot import CurvePlot
 from tests.coordinator.store.fake_run import FakeRun
 from tests.coordinator.tui.conftest import Colours, Looks
@@ -90,6 +92,41 @@ async def test_the_curves_of_a_device_are_told_apart_without_colours(
     finished: Path, looks: Looks, colours: Colours
 ) -> None:
     await looks(finished, "device", (*TO_DEVICE, "s"), sizes=(WIDE,), colours=colours)
+
+
+async def test_the_slowest_device_its_slowest_phase_and_its_log_are_five_keys_away(
+    tmp_path: Path,
+) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.play(12)
+    with RunReader(run.folder) as reader:
+        times = reader.measured_times()
+    slowest = max(times, key=times.__getitem__)
+    log(run, ("warning", "the clock of the processor is reduced"), row=run.names.index(slowest))
+    async with room(run.finish(), SMALL) as (app, pilot):
+        assert isinstance(app.screen, Overview)
+        await pilot.press("2")
+        assert await opens(app, pilot, FleetScreen)
+        await pilot.press("s")
+        assert await opens(app, pilot, SortDialog)
+        await pilot.press("t")
+        assert await opens(app, pilot, FleetScreen)
+        await pilot.press("enter")
+        assert await shows(app, pilot, f"─ {slowest} ─", "slowest phase  train, ")
+        await pilot.press("l")
+        assert await shows(app, pilot, f"Log of {slowest}", "! the clock of the processor")
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDEST], ids=["80x24", "200x60"])
+async def test_every_fact_and_column_is_explained(finished: Path, size: tuple[int, int]) -> None:
+    async with room(finished, size) as (app, pilot):
+        await pilot.press(*TO_DEVICE)
+        assert await shows(app, pilot, "slowest phase  train,")
+        assert isinstance(app.screen, DeviceDetail)
+        explained = {label for label, _ in app.screen.explanations()}
+        columns = app.screen.query_one(DataTable).ordered_columns
+        facts = {label for label, _ in app.screen._facts[0]}
+    assert {column.label.plain for column in columns} | facts <= explained
 
 
 async def test_the_log_of_a_device_looks_as_it_should(finished: Path, looks: Looks) -> None:
