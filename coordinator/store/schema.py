@@ -150,6 +150,11 @@ class ColumnSpec:
             return plain
         return cells if isinstance(cells, list) else repeat(self.to_sql(cells), n)
 
+    @property
+    def is_converted(self) -> bool:
+        """SQLite has no booleans, and stores NaN as NULL."""
+        return self.kind is bool or (self.kind is float and not self.is_optional)
+
     def from_sql(self, value: Any) -> Any:
         """Return the field's value."""
         if value is None:
@@ -164,10 +169,16 @@ class TableSchema(Generic[R]):
     record: type[R]
     columns: tuple[ColumnSpec, ...]
     _upsert: str = field(init=False)
-    """Built once, because every row needs it."""
+    """Built once, because every row needs it, like the two below."""
+    _fields: tuple[str, ...] = field(init=False)
+    _converted: tuple[tuple[int, ColumnSpec], ...] = field(init=False)
+    """Columns whose values SQLite may return as another type than their field's."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_upsert", self._make_upsert())
+        object.__setattr__(self, "_fields", tuple(c.name for c in self.columns))
+        converted = ((i, c) for i, c in enumerate(self.columns) if c.is_converted)
+        object.__setattr__(self, "_converted", tuple(converted))
 
     @property
     def name(self) -> str:
@@ -228,8 +239,10 @@ class TableSchema(Generic[R]):
 
     def decode(self, values: Sequence[Any]) -> R:
         """Return the record of a row in column order."""
-        pairs = zip(self.columns, values, strict=True)
-        return self.record(**{c.name: c.from_sql(value) for c, value in pairs})
+        cells = list(values)
+        for i, column in self._converted:
+            cells[i] = column.from_sql(cells[i])
+        return self.record(**dict(zip(self._fields, cells, strict=True)))
 
 
 def _column(name: str, hint: Any) -> ColumnSpec:

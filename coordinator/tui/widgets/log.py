@@ -1,6 +1,7 @@
 """Log of the run's events, newest at the bottom; draws only the lines on the screen."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import ClassVar, TypeAlias
 
 from rich.cells import cell_len, chop_cells
@@ -62,8 +63,14 @@ class EventLogView(ScrollView, can_focus=True):
             return
         follows = self._last == 0 or self.is_vertical_scroll_end
         self._last = view.cursor.event
-        for event in events:
-            self._lines += event_lines(event, self._width)
+        new: list[list[Line]] = []
+        n_new = 0
+        for event in reversed(events):
+            new.append(event_lines(event, self._width))
+            n_new += len(new[-1])
+            if n_new >= EVENTS_KEPT:
+                break
+        self._lines += chain.from_iterable(reversed(new))
         surplus = max(0, len(self._lines) - EVENTS_KEPT)
         del self._lines[:surplus]
         self.virtual_size = Size(self._width, len(self._lines))
@@ -114,8 +121,8 @@ def wrapped(parts: Sequence[tuple[str, str]], width: int) -> list[Line]:
     for text, name in parts:
         for number, word in enumerate(text.split(" ")):
             space = " " if number else ""
-            if used > 0 and used + len(space) + cell_len(word) > width:
-                lines.append([])
+            if used + len(space) + cell_len(word) > width:
+                lines += [[]] if used > 0 else []
                 used, space = 0, ""
             *full, rest = chop_cells(word, width) or [""]
             for piece in full:

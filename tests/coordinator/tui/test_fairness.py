@@ -43,7 +43,7 @@ def view(folder: Path) -> RunView:
 def with_counts(view: RunView, *selected: int, queue: float = 0.0) -> RunView:
     """Return a view whose devices were selected so often in 20 rounds."""
     devices = [
-        replace(device, selected=count, aggregated=count - 1, rounds=20, queue=queue)
+        structs.replace(device, selected=count, aggregated=count - 1, rounds=20, queue=queue)
         for device, count in zip(view.devices, selected, strict=False)
     ]
     return replace(view, devices=tuple(devices))
@@ -72,7 +72,7 @@ def test_a_rate_below_the_guarantee_is_allowed_by_the_queue_only(
 def test_the_guarantee_is_that_of_the_rounds_of_the_device(view: RunView) -> None:
     changed = with_counts(view, 3, 3)
     first, second = changed.devices
-    changed = replace(changed, devices=(first, replace(second, rounds=5)))
+    changed = replace(changed, devices=(first, structs.replace(second, rounds=5)))
     rows = Rows((Change(name="beta", value=0.35, round=11),), {})
     betas = {share.device.name: share.beta for share in shares_of(changed, rows)}
     assert betas == {first.name: pytest.approx(0.25), second.name: pytest.approx(0.35)}

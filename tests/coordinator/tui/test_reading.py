@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import CommandRow, PersonalScoreRow
 from fairbed.coordinator.tui.reading import ViewReader
-from fairbed.coordinator.tui.view import UNKNOWN, DeviceView, RunView
+from fairbed.coordinator.tui.view import UNKNOWN, RunView
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.tiers import examples
 
@@ -112,11 +113,10 @@ def assert_same(past: RunView, live: RunView) -> None:
     assert past.device_s == pytest.approx(live.device_s)
     assert [device.name for device in past.devices] == [device.name for device in live.devices]
     for one, other in zip(past.devices, live.devices, strict=True):
-        for field in fields(DeviceView):
-            expected: Any = getattr(other, field.name)
-            if field.name == "energy_j" and expected is not None:
-                expected = pytest.approx(expected)
-            assert getattr(one, field.name) == expected, (one.name, field.name)
+        for name, value in structs.asdict(other).items():
+            is_sum = name == "energy_j" and value is not None
+            expected: Any = pytest.approx(value) if is_sum else value
+            assert getattr(one, name) == expected, (one.name, name)
 
 
 @pytest.fixture
