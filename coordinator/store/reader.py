@@ -752,6 +752,22 @@ class RunReader:
         tail = "WHERE id > ? AND id <= ? ORDER BY id DESC LIMIT ?"
         return self._numbered(EventRow, tail, (since_id, newest, limit))[::-1]
 
+    def events_between(
+        self, since_id: int, until_id: int, limit: int, *, from_end: bool
+    ) -> list[tuple[int, EventRow]]:
+        """Return `limit` events after `since_id` up to `until_id` with their ids, oldest first.
+
+        Args:
+            since_id: Id of an earlier event.
+            until_id: Id of the last event.
+            limit: Most events.
+            from_end: Return the last ones, not the first ones.
+        """
+        order = "DESC" if from_end else "ASC"
+        tail = f"WHERE id > ? AND id <= ? ORDER BY id {order} LIMIT ?"
+        rows = self._numbered(EventRow, tail, (since_id, until_id, limit))
+        return rows[::-1] if from_end else rows
+
     def alerts(self, limit: int = 100) -> list[AlertRow]:
         """Return the newest `limit` alerts, oldest first."""
         return self._select(AlertRow, "ORDER BY begin_s DESC LIMIT ?", (limit,))[::-1]

@@ -597,6 +597,10 @@ class ControlRoom(App[ExitChoice]):
         else:
             self.push_screen(ExitDialog(), self._on_answer)
 
+    async def on_run_screen_lacking(self) -> None:
+        """Read what the screen lacks, without a new row in the store."""
+        await self._show()
+
     def on_run_screen_chosen(self, message: RunScreen.Chosen) -> None:
         """Remember the choices for one screen."""
         screens = {**self._preferences.screens, message.screen: message.choices}

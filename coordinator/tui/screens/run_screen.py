@@ -50,6 +50,9 @@ class RunScreen(Screen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide"), (WIDEST, "-widest")]  # noqa: RUF012 - as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012 - as Textual declares it
 
+    class Lacking(Message):
+        """The screen lacks rows since the user scrolled or filtered: read them now."""
+
     class Chosen(Message):
         """The user chose something that is to be remembered."""
 

@@ -14,6 +14,7 @@ from textual.strip import Strip
 
 from fairbed.coordinator.report.quantities import clock
 from fairbed.coordinator.store.tables import EventRow
+from fairbed.coordinator.tui.event_pages import Entry
 from fairbed.coordinator.tui.view import EVENTS_KEPT, RunView
 
 TIME_WIDTH = 7
@@ -96,7 +97,7 @@ class EventLogView(ScrollView, can_focus=True):
         return self.get_component_rich_style(f"log--{name}", partial=True) if name else Style.null()
 
 
-def event_lines(event: EventRow, width: int) -> list[Line]:
+def event_lines(event: EventRow | Entry, width: int) -> list[Line]:
     """Return the time of an event, and beside it what happened, wrapped to `width` columns."""
     level = event.level if event.level in MARKS else "info"
     parts = [(f"{MARKS.get(level, '')}{event.kind} ", level)]
