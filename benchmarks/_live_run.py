@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.run.viewers import RELAY
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
@@ -95,9 +96,9 @@ class LiveRun:
         return endpoint.url
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """Return the processes of the run by kind, one of `KINDS`."""
+        """Return the processes of the run by kind, one of `KINDS` or `relay`."""
         coordinator = psutil.Process(self._process.pid)
-        kinds: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
+        kinds: dict[str, list[psutil.Process]] = {kind: [] for kind in (*KINDS, "relay")}
         kinds["coordinator"].append(coordinator)
         kinds["agents"] += self._joined
         for child in coordinator.children(recursive=True):
@@ -107,6 +108,8 @@ class LiveRun:
                 kinds["agents" if is_agent else "fork server"].append(child)
             elif any(name in words for name in ("mosquitto", "nats-server", "amqtt")):
                 kinds["broker"].append(child)
+            elif RELAY in words:
+                kinds["relay"].append(child)
         return kinds
 
     def rss_mib(self) -> dict[str, float]:

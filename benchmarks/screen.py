@@ -4,7 +4,7 @@
     fairbed bench screen --open 500x1000 [--per-round 100] [--repeats 3]
     fairbed bench screen --hour [--devices 1000] [--speed 20]
     fairbed bench screen --keys 10 [--devices 1000]
-    fairbed bench screen --watchers 2 [--rounds 12] [--repeats 3]
+    fairbed bench screen --watchers 2 [--remote] [--rounds 12] [--repeats 3]
     fairbed bench screen --live [--rounds 12] [--repeats 3]
 
 `fairbed watch` shows a synthetic run on a terminal of that size: every device sends its context at
@@ -21,7 +21,8 @@ measurements:
 - `--keys` is the time from a key to the end of the first frame with the content of its screen,
   that many times for each screen, while the run goes on.
 - `--watchers` runs the quickstart, and compares the processor time of the coordinator per
-  round with that many viewers and without, in turns within one run.
+  round with that many viewers and without, in turns within one run. With `--remote` the viewers
+  get their rows over the broker, as on another machine, from the relay, a process of its own.
 - `--live` runs the quickstart, alternately without and with a control room, and counts invalid
   exchanges.
 
@@ -54,6 +55,7 @@ from fairbed.coordinator.tui.app import LONGEST_PAUSE_S, TABS
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.view import RunView
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.run_folder import read_endpoint
 
 WARM_S = 5.0
 """Time until the control room is drawn and has shown a round; its start is measured separately."""
@@ -153,6 +155,8 @@ class Watching:
     rounds: int
     alone_cpu_s: tuple[float, ...]
     watched_cpu_s: tuple[float, ...]
+    relay_cpu_s: tuple[float, ...]
+    """Of the process that sends rows to viewers on other machines; 0 without such viewers."""
 
     @property
     def ratio(self) -> float:
@@ -184,6 +188,9 @@ def main(arguments: list[str]) -> int:
     kinds.add_argument("--hour", action="store_true", help="memory over an hour of a run")
     kinds.add_argument("--keys", type=int, default=0, metavar="N", help="delay of N keys a screen")
     kinds.add_argument("--watchers", type=int, default=0, metavar="N", help="cost for the run")
+    parser.add_argument(
+        "--remote", action="store_true", help="watchers get their rows over the broker"
+    )
     kinds.add_argument("--live", action="store_true", help="count invalid exchanges of real runs")
     parser.add_argument("--devices", default="12,200,1000", help="fleets, one after the other")
     parser.add_argument("--seconds", type=float, default=30.0, help="measured (default 30)")
@@ -223,7 +230,9 @@ def _measure(options: argparse.Namespace) -> tuple[object, str]:
         delays = press_keys(fleets[-1], options.keys, size)
         return delays, _delays_table(delays)
     if options.watchers:
-        watching = watch_run(options.watchers, options.rounds, options.repeats, size)
+        watching = watch_run(
+            options.watchers, options.rounds, options.repeats, size, is_remote=options.remote
+        )
         return watching, _watching_table(watching)
     if options.live:
         turns = [_turn(options.rounds, size) for _ in range(options.repeats)]
@@ -351,39 +360,54 @@ def press_keys(devices: int, keys: int, size: Size, warm_s: float = WARM_S) -> l
     ]
 
 
-def watch_run(watchers: int, rounds: int, repeats: int, size: Size) -> Watching:
+def watch_run(
+    watchers: int, rounds: int, repeats: int, size: Size, *, is_remote: bool = False
+) -> Watching:
     """Return the processor time of a coordinator without and with viewers, in turns.
 
     Raises:
         RuntimeError: A control room did not stay open, or the run failed.
     """
-    alone, watched = [], []
+    alone, watched, relay = [], [], []
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name) / "run"
         with _quickstart(folder, MANY_ROUNDS) as run:
+            _wait_for_round(folder, 1)
+            shown = str(_login_of(folder) if is_remote else folder)
             for _ in range(repeats):
-                alone.append(_cpu_per_round(run, rounds))
+                alone.append(_cpu_per_round(run, rounds)["coordinator"])
                 with ExitStack() as stack:
                     terminals = [
-                        stack.enter_context(on_terminal(["watch", str(folder)], *size))[1]
+                        stack.enter_context(on_terminal(["watch", shown], *size))[1]
                         for _ in range(watchers)
                     ]
                     for terminal in terminals:
                         terminal.expect(CONTENTS["overview"])
                     for terminal in terminals:
                         terminal.wait(SHOWS_S)
-                    watched.append(_cpu_per_round(run, rounds))
+                    spent_s = _cpu_per_round(run, rounds)
+                    watched.append(spent_s["coordinator"])
+                    relay.append(spent_s["relay"])
                     for terminal in terminals:
                         terminal.press("q")
-    return Watching(watchers, rounds, tuple(alone), tuple(watched))
+    return Watching(watchers, rounds, tuple(alone), tuple(watched), tuple(relay))
 
 
-def _cpu_per_round(run: LiveRun, rounds: int) -> float:
-    """Return the processor time of the coordinator in each of the next rounds, seconds."""
+def _login_of(folder: Path) -> Path:
+    """Write the address of a run into a file, as an enrolled viewer has it."""
+    endpoint = read_endpoint(folder)
+    assert endpoint is not None
+    path = folder.with_name("viewer.toml")
+    path.write_text(f'broker_url = "{endpoint.url}"\n', encoding="utf-8")
+    return path
+
+
+def _cpu_per_round(run: LiveRun, rounds: int) -> dict[str, float]:
+    """Return the processor time of each kind of process per round in the next rounds, seconds."""
     before = _wait_for_round(run.folder, _rounds_completed(run.folder) + SETTLE_ROUNDS)
-    before_s = run.cpu_s()["coordinator"]
+    before_s = run.cpu_s()
     after = _wait_for_round(run.folder, before + rounds)
-    return (run.cpu_s()["coordinator"] - before_s) / (after - before)
+    return {kind: (s - before_s[kind]) / (after - before) for kind, s in run.cpu_s().items()}
 
 
 def _wait_for_round(folder: Path, number: int) -> int:
@@ -507,11 +531,14 @@ def _delays_table(delays: Sequence[Delay]) -> str:
 
 def _watching_table(watching: Watching) -> str:
     table = _lines(
-        ("turn", "alone, ms/round", f"{watching.watchers} watchers, ms/round"),
+        ("turn", "alone, ms/round", f"{watching.watchers} watchers, ms/round", "relay, ms/round"),
         (
-            (f"{number}", f"{1e3 * alone:.1f}", f"{1e3 * watched:.1f}")
-            for number, (alone, watched) in enumerate(
-                zip(watching.alone_cpu_s, watching.watched_cpu_s, strict=True), start=1
+            (f"{number}", *(f"{1e3 * spent_s:.1f}" for spent_s in turn))
+            for number, turn in enumerate(
+                zip(
+                    watching.alone_cpu_s, watching.watched_cpu_s, watching.relay_cpu_s, strict=True
+                ),
+                start=1,
             )
         ),
     )

@@ -39,7 +39,8 @@ from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport
 from fairbed.wire.transport.client import MqttTransport
 
 FIRST_REPEAT_S = 1.0
-"""Time between two requests until the first answer: the relay of the run may be starting."""
+"""Time between two requests until the first answer since the link is up: the relay of the run may
+be starting, or have no link yet."""
 REPEAT_S = 10.0
 """The same later, without a part of an answer: twice the time that a relay holds a request."""
 CONNECT_S = 10.0
@@ -149,6 +150,10 @@ class Viewer:
         """Id of the request that is not answered yet."""
         self._parts: dict[int, RowsPart] = {}
         self._is_up = False
+        self._up_s = 0.0
+        """Instant since which the link is up."""
+        self._is_answered = False
+        """There was an answer since the link is up."""
         self._down_reason = "not connected yet"
         self._status: CoordinatorStatus | None = None
         self._changed = anyio.Event()
@@ -228,7 +233,7 @@ class Viewer:
                 await self._transport.publish(
                     self._topics.watch(self._target.viewer), encode(request)
                 )
-            refusal = await self._collect(FIRST_REPEAT_S if give_up_s else REPEAT_S)
+            refusal = await self._collect(REPEAT_S if self._is_answered else FIRST_REPEAT_S)
             if refusal and give_up_s is not None:
                 raise RunError(f"{self._target.shown}: {refusal}")
             if refusal:
@@ -243,7 +248,8 @@ class Viewer:
                     await anyio.sleep(RETRY_S)
             elif give_up_s is not None and anyio.current_time() > give_up_s:
                 raise RunError(self._no_answer())
-            elif give_up_s is None and self._is_up:
+            elif give_up_s is None and self._is_up and self._is_silent():
+                self._is_answered = False
                 await self._report(self._silence())
 
     async def _collect(self, repeat_s: float) -> str:
@@ -255,6 +261,7 @@ class Viewer:
                     await self._changed.wait()
             if len(self._parts) == before:
                 return ""
+            self._is_answered = True
             if problem := next((x.problem for x in self._parts.values() if x.problem), ""):
                 return problem
         return ""
@@ -262,10 +269,14 @@ class Viewer:
     def _is_complete(self) -> bool:
         return bool(self._parts) and len(self._parts) == next(iter(self._parts.values())).parts
 
+    def _is_silent(self) -> bool:
+        """Return whether a relay has had the time to answer."""
+        return self._is_answered or anyio.current_time() > self._up_s + REPEAT_S
+
     def _silence(self) -> str:
         if self._status is None or self._status.state == "off":
             return "the coordinator of the run is off; its last rows may be missing"
-        return f"the run does not answer; asked again every {REPEAT_S:g} s"
+        return "the run does not answer; it is asked again each second"
 
     def _no_answer(self) -> str:
         where, tenant = self._target.shown, self._target.tenant
@@ -288,7 +299,8 @@ class Viewer:
             async for event in self._transport.events():
                 match event:
                     case LinkUp():
-                        self._is_up = True
+                        self._is_up, self._is_answered = True, False
+                        self._up_s = anyio.current_time()
                     case LinkDown(reason=reason):
                         self._is_up, self._down_reason = False, reason
                     case Packet():
@@ -296,7 +308,7 @@ class Viewer:
                 self._notify()
         except Refused as exc:
             if not self._cursor.run:
-                raise RunError(str(exc)) from exc
+                raise RunError(f"{exc}; viewers and operators of a lab may watch its runs") from exc
             await self._end(str(exc))
             scope.cancel()
 
