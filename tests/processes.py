@@ -1,5 +1,7 @@
 """The processes that tests start, and how to say which is still there."""
 
+import subprocess
+
 import psutil
 
 LONG_LIVED = (
@@ -7,6 +9,22 @@ LONG_LIVED = (
     "multiprocessing.forkserver",
 )
 """Processes of the standard library that end with pytest itself."""
+
+
+def end(process: "subprocess.Popen[bytes] | subprocess.Popen[str]", limit_s: float = 30.0) -> None:
+    """End a process of a test that may have failed: one that is left would fail the next test.
+
+    It gets SIGTERM, and after `limit_s` SIGKILL; its pipes are closed.
+    """
+    process.terminate()
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def own_children() -> list[psutil.Process]:

@@ -41,6 +41,7 @@ from fairbed.testbed.run.preflight import choose_dilation, demand_of
 from fairbed.wire.messages import DEVICE_PHASES
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.client import MqttTransport
+from tests.processes import end
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import LIMIT_S, Running, running
 from tests.wire.transport.drivers import packets, up
@@ -221,8 +222,7 @@ def physical_agent(url: str, name: str, folder: Path, config: str = "") -> Itera
     try:
         yield
     finally:
-        agent.terminate()
-        agent.wait(LIMIT_S)
+        end(agent)
 
 
 HIDDEN = """

@@ -15,6 +15,7 @@ from fairbed.device_agent.examples import OwnData
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.messages import HeldOut
+from tests.processes import end
 from tests.testbed.small_run import LIMIT_S, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,8 +32,7 @@ def agent(url: str, name: str, folder: Path, data: Path | None) -> Iterator[None
     try:
         yield
     finally:
-        process.terminate()
-        process.wait(LIMIT_S)
+        end(process)
 
 
 def run(folder: Path, *settings: str) -> Path:
@@ -55,7 +55,7 @@ def run(folder: Path, *settings: str) -> Path:
                 agents.enter_context(agent(endpoint.url, name, folder, own))
             printed, _ = coordinator.communicate(timeout=LIMIT_S)
         finally:
-            coordinator.kill()
+            end(coordinator)
     assert coordinator.returncode == 0, printed
     return out
 

@@ -19,6 +19,7 @@ from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.lab.folder import ENVIRONMENT, Lab
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.service import running_pid
+from tests.processes import end
 from tests.testbed.lab.labs import make_lab
 
 AGENTS, RUNS, ROUNDS = 20, 10, 3
@@ -65,8 +66,7 @@ class Host:
             yield
         finally:
             assert self._lab_process is not None
-            self._lab_process.terminate()
-            self._lab_process.wait(LIMIT_S)
+            end(self._lab_process)
 
     def start(self) -> None:
         with (self._folder / "lab.log").open("ab") as log:
@@ -140,6 +140,7 @@ def test_twenty_agents_serve_ten_runs_without_a_hand_on_them(tmp_path: Path) -> 
             if number == KILLED_BETWEEN:
                 host.broker().kill()
             process = host.coordinator(experiment, "--out", str(run))
+            stack.callback(end, process)
             if number == KILLED_WITHIN:
                 _wait_until(lambda run=run: _closed_rounds(run) >= 1)  # type: ignore[misc]
                 host.broker().kill()
@@ -150,6 +151,7 @@ def test_twenty_agents_serve_ten_runs_without_a_hand_on_them(tmp_path: Path) -> 
                 host.kill()
                 host.start()
                 process = host.coordinator(run)
+                stack.callback(end, process)
             assert process.wait(LIMIT_S) == 0, (tmp_path / "coordinator.log").read_text()[-3000:]
             _assert_all_took_part(run, is_disturbed=number in (KILLED_WITHIN, HOST_KILLED))
         for agent in agents:
@@ -183,7 +185,7 @@ def _start_agent(
             stdout=log,
             stderr=log,
         )
-    stack.callback(agent.kill)
+    stack.callback(end, agent)
     return agent
 
 

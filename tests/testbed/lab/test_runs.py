@@ -19,7 +19,7 @@ from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.service import running_pid
 from fairbed.testbed.run_folder import ENDPOINT_FILE
 from tests.brokers import PRODUCTION_BROKERS
-from tests.processes import is_gone
+from tests.processes import end, is_gone
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import LIMIT_S, wait_until
 
@@ -95,8 +95,7 @@ def agent(lab: Lab, name: str, password: str, folder: Path) -> Iterator[subproce
         yield process
         assert process.poll() is None, (folder / f"{name}.log").read_text()
     finally:
-        process.terminate()
-        process.wait(LIMIT_S)
+        end(process)
 
 
 def fairbed(lab: Lab, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -36,6 +36,7 @@ from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.client import matches
 from tests.ledger import LEDGER
+from tests.processes import end
 from tests.testbed.lab.labs import make_lab
 from tests.testbed.lab.raw_client import Closed, Login, Message, RawClient, packet
 
@@ -148,8 +149,7 @@ class Place:
 
     def stop(self) -> None:
         if self.process is not None:
-            self.process.terminate()
-            self.process.wait(START_S)
+            end(self.process)
 
 
 def _kinds() -> list[ParameterSet]:

@@ -18,6 +18,7 @@ import pytest
 from fairbed.device_agent.name_conflict import LASTED_S, SHORT_S
 from fairbed.testbed.lab.folder import LabBroker, free_local_port
 from tests.brokers import PRODUCTION_BROKERS
+from tests.processes import end
 from tests.test_wheel import ROOT, dependencies
 from tools.build_dist import build
 
@@ -77,13 +78,7 @@ class LabHost:
             assert " is up: " in lab.stdout.readline()
             yield
         finally:
-            lab.terminate()
-            try:
-                lab.wait(LIMIT_S)
-            finally:
-                lab.kill()
-                lab.wait()
-                lab.stdout.close()
+            end(lab)
 
     def state(self, name: str) -> str | None:
         """Return the state of a device in the list; None if it is not there."""
