@@ -221,7 +221,7 @@ def alternative_line(choice: RoundChoice) -> str:
     )
 
 
-_COLUMNS: tuple[TextColumn[DeviceChoice], ...] = (
+COLUMNS: tuple[TextColumn[DeviceChoice], ...] = (
     TextColumn("device", lambda d: d.device, "<"),
     TextColumn("selected", lambda d: "yes" if d.is_selected else "no", "<"),
     TextColumn("predicted s", lambda d: seconds(d.tau_hat_s), priority=3),
@@ -231,6 +231,24 @@ _COLUMNS: tuple[TextColumn[DeviceChoice], ...] = (
     TextColumn("score", lambda d: MISSING if d.score is None else f"{d.score:.3g}", priority=1),
     TextColumn("why", lambda d: d.why, "<"),
 )
+"""Of the devices of a round."""
+
+
+def columns_of(choice: RoundChoice) -> list[TextColumn[DeviceChoice]]:
+    """Return the columns for the devices of a round; without queues if all are empty."""
+    has_queues = any(one.queue_before or one.queue for one in choice.devices)
+    return [column for column in COLUMNS if has_queues or not column.heading.startswith("Z ")]
+
+
+def choice_facts(choice: RoundChoice) -> list[tuple[str, str]]:
+    """Return what is known of the whole selection: labels and texts."""
+    facts = [
+        ("selected", f"{choice.selected} of {choice.available} available, by {choice.policy}"),
+        ("objective", objective_line(choice)),
+        ("best other", alternative_line(choice)),
+        ("score", choice.score_is),
+    ]
+    return [(label, text) for label, text in facts if text]
 
 
 def choice_table(choice: RoundChoice, width: int | None = None) -> str:
@@ -240,17 +258,9 @@ def choice_table(choice: RoundChoice, width: int | None = None) -> str:
         choice: The selection.
         width: Columns of the terminal: those that do not fit are left out; None for all.
     """
-    has_queues = any(one.queue_before or one.queue for one in choice.devices)
-    columns = [x for x in _COLUMNS if has_queues or not x.heading.startswith("Z ")]
-    facts = [
-        ("round", f"{choice.round} of {choice.run_id}"),
-        ("selected", f"{choice.selected} of {choice.available} available, by {choice.policy}"),
-        ("objective", objective_line(choice)),
-        ("best other", alternative_line(choice)),
-        ("score", choice.score_is),
-    ]
-    lines = [f"{label:<12}{text}" for label, text in facts if text]
-    lines += ["", *table_lines(columns, choice.devices[:MAX_DEVICES], width)]
+    facts = [("round", f"{choice.round} of {choice.run_id}"), *choice_facts(choice)]
+    lines = [f"{label:<12}{text}" for label, text in facts]
+    lines += ["", *table_lines(columns_of(choice), choice.devices[:MAX_DEVICES], width)]
     if len(choice.devices) > MAX_DEVICES:
         lines.append(f"and {len(choice.devices) - MAX_DEVICES} more devices")
     return "\n".join(lines)

@@ -31,16 +31,24 @@ def table_lines(
         rows: The rows.
         width: Columns of the terminal; None for lines of any length.
     """
-    kept = list(columns)
-    while True:
-        cells = [[column.heading for column in kept]]
-        cells += [[column.text(row) for column in kept] for row in rows]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(kept))]
+    kept = columns if width is None else fitting(columns, rows, width)
+    cells = [[column.heading for column in kept]]
+    cells += [[column.text(row) for column in kept] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(kept))]
+    return [_line(line, widths, kept) for line in cells]
+
+
+def fitting(
+    columns: Sequence[TextColumn[RowT]], rows: Sequence[RowT], width: int
+) -> list[TextColumn[RowT]]:
+    """Return the columns that fit into `width` with `GAP` between them, in their order."""
+    kept = {c: max(len(c.heading), *(len(c.text(row)) for row in rows), 0) for c in columns}
+    while sum(kept.values()) + GAP * (len(kept) - 1) > width:
         least = max(kept, key=lambda column: column.priority)
-        fits = width is None or sum(widths) + GAP * (len(kept) - 1) <= width
-        if fits or least.priority == 0:
-            return [_line(line, widths, kept) for line in cells]
-        kept.remove(least)
+        if least.priority == 0:
+            break
+        del kept[least]
+    return list(kept)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], columns: Sequence[TextColumn[RowT]]) -> str:

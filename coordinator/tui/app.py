@@ -42,6 +42,7 @@ from fairbed.coordinator.tui.screens.fleet import FleetScreen
 from fairbed.coordinator.tui.screens.help import HelpScreen, key_helps
 from fairbed.coordinator.tui.screens.jump_dialog import JumpDialog
 from fairbed.coordinator.tui.screens.overview import Overview
+from fairbed.coordinator.tui.screens.round import RoundScreen
 from fairbed.coordinator.tui.screens.rounds import RoundsScreen
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import DeviceView, RunView
@@ -80,7 +81,7 @@ SendCommand = Callable[[OperatorCommand], Awaitable[OperatorAnswer | None]]
 COMMANDS = ("pause", "resume", "exclude", "include", "kick", "command")
 """Actions that send commands."""
 
-IN_FOOTER = frozenset({*COMMANDS, "show_now"}) - {"kick"}
+IN_FOOTER = frozenset({*COMMANDS, "show_now", "why"}) - {"kick"}
 """Actions that the footer names while they are offered."""
 
 DELIVERY_S = 30.0
@@ -141,6 +142,7 @@ class ControlRoom(App[ExitChoice]):
         Binding("x", "include", "Include", id="exclude", tooltip="Select this device again"),
         Binding("k", "kick", "Kick", id="kick", show=False, tooltip="Cancel its open exchange"),
         Binding("c", "command", "Command", id="command", tooltip="Steer the run or a device"),
+        Binding("w", "why", "Why", id="why", tooltip="Why it was selected last, or not"),
         *HISTORY_BINDINGS,
         Binding("escape", "back", "Back", id="back", show=False, tooltip="Clear the filter"),
         Binding("question_mark", "help", "Help", id="help", tooltip="Explain this screen"),
@@ -475,6 +477,9 @@ class ControlRoom(App[ExitChoice]):
                 return False
             is_past = self._playback is not None or action not in ("speed", "show_now")
             return is_past and not isinstance(screen.focused, Input)
+        if action == "why":
+            is_out_of_place = self._selected_device is None or isinstance(self.screen, RoundScreen)
+            return self.view.cursor.round > 0 and not is_out_of_place
         if action not in COMMANDS:
             return super().check_action(action, parameters)
         if not self.is_live or self._send_command is None or self._playback is not None:
@@ -491,6 +496,12 @@ class ControlRoom(App[ExitChoice]):
             return True
         is_excluded = device.state == "excluded"
         return is_excluded == (action == "include")
+
+    async def action_why(self) -> None:
+        """Show why the device under the cursor was selected in the newest round, or not."""
+        if (device := self._selected_device) is not None:
+            await self._open(RoundScreen(self.view.cursor.round, device.name))
+            await self._show()
 
     async def action_quit(self) -> None:
         """Exit as the key does; the command palette calls this."""
