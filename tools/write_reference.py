@@ -2,7 +2,8 @@
 
 docs/configuration.md and docs/experiment.schema.json from the structs of the experiment file,
 docs/cli.md from the parsers of `fairbed` and `device-agent`, docs/store.md from the tables of the
-run store. `--check` writes nothing and fails if a page is not what would be written.
+run store, docs/keys.md from the keys of the control room. `--check` writes nothing and fails if a
+page is not what would be written.
 """
 
 import argparse
@@ -11,10 +12,13 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from fairbed.coordinator.store.schema import RECORDS
 from fairbed.coordinator.store.tables import Record
+from fairbed.coordinator.tui.app import ControlRoom  # noqa: F401 - its screens declare their keys
+from fairbed.coordinator.tui.keys import keys_page
 from fairbed.device_agent.cli import COMMANDS as AGENT_COMMANDS
 from fairbed.device_agent.cli import make_parser as agent_parser
 from fairbed.testbed.cli.main import make_parser as fairbed_parser
@@ -131,6 +135,7 @@ PAGES = {
     "experiment.schema.json": schema_text,
     "cli.md": cli_page,
     "store.md": store_page,
+    "keys.md": partial(keys_page, NOTE),
 }
 
 

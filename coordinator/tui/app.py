@@ -24,6 +24,7 @@ from textual.widgets import Footer, Input
 
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.reader import LIVE, RunReader
+from fairbed.coordinator.tui.keys import KeysError, read_keys
 from fairbed.coordinator.tui.playback import Playback, history_line
 from fairbed.coordinator.tui.preferences import (
     Preferences,
@@ -89,6 +90,10 @@ DELIVERY_S = 30.0
 
 HISTORY = ("step", "play", "speed", "jump", "show_now")
 """Actions that move in the past of the run."""
+
+
+NOTICE_S = 20.0
+"""How long a line is shown that must be read before it can be mended."""
 
 
 class Tab(NamedTuple):
@@ -167,6 +172,7 @@ class ControlRoom(App[ExitChoice]):
         owns_run: bool = False,
         reveals: bool = False,
         preferences: Path | None = None,
+        keys: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the application.
@@ -178,10 +184,11 @@ class ControlRoom(App[ExitChoice]):
             owns_run: The coordinator runs in the process of this terminal.
             reveals: Show malicious devices although the run is live.
             preferences: File of the user's choices; None remembers nothing.
+            keys: File of the user's keys; None for the usual ones.
             clock: Monotonic clock by which past rounds are played, seconds.
         """
         super().__init__()
-        self._preferences_file = preferences
+        self._keys_file, self._preferences_file = keys, preferences
         self._preferences = load_preferences(preferences) if preferences else Preferences()
         self.animation_level = "none"  # a new round during a scroll would end it half way
         self._view_reader = ViewReader(reader, reveals=reveals)
@@ -211,7 +218,9 @@ class ControlRoom(App[ExitChoice]):
         self.theme = theme if theme in self.available_themes else self._default_theme
         self.set_class(self.lacks_colours if letters is None else letters, LETTERED)
         self.theme_changed_signal.subscribe(self, self._on_theme)
-        await self._open(Overview.TAB)
+        last = self._preferences.screen
+        await self._open(last if last in self.SCREENS else Overview.TAB)
+        self._take_keys()
         await self._tick()
 
     @property
@@ -316,9 +325,19 @@ class ControlRoom(App[ExitChoice]):
         self._is_opening = False
         self._leave_if_complete()
 
+    def _take_keys(self) -> None:
+        """Use the keys of the user; a bad file is reported, and the usual keys stay."""
+        if self._keys_file is not None:
+            try:
+                self.set_keymap(read_keys(self._keys_file))
+            except KeysError as exc:
+                title = "Your keys are not used"
+                self.notify(str(exc), title=title, severity="warning", timeout=NOTICE_S)
+
     async def action_open_tab(self, name: str) -> None:
-        """Show one of the screens that keys open from everywhere."""
+        """Show one of the screens that keys open from everywhere; the next start shows it."""
         await self._open(name)
+        self._remember(screen=name)
         await self._show()
 
     async def _tick(self) -> None:

@@ -31,6 +31,8 @@ class Preferences(Struct, frozen=True, kw_only=True):
     """Name of a theme."""
     letters: bool | None = None
     """Draw phases and curves with letters."""
+    screen: str | None = None
+    """Name of the screen that was open last."""
     screens: Mapping[str, ScreenChoices] = {}
     """Choices by name of the screen."""
 

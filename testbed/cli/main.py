@@ -189,6 +189,11 @@ def make_parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="lines instead of the TUI, as without a terminal and on a dumb one",
             )
+            sub.add_argument(
+                "--keys",
+                action="store_true",
+                help="print the keys of the TUI as a file to edit, and end",
+            )
             _web_options(sub)
         if name in ("watch", "show"):
             sub.add_argument(

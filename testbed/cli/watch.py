@@ -29,6 +29,7 @@ from fairbed.coordinator.store import RunInfo, RunNotFoundError, RunReader, Stor
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow, ExchangeRow
 from fairbed.coordinator.tui.app import ControlRoom, ExitChoice, SendCommand
+from fairbed.coordinator.tui.keys import keys_file, keys_toml
 from fairbed.coordinator.tui.preferences import preferences_file
 from fairbed.coordinator.tui.screens.command_dialog import Names
 from fairbed.coordinator.tui.view import EVENTS_KEPT, banner
@@ -114,6 +115,9 @@ def main(options: argparse.Namespace) -> int:
 
     The TUI needs a terminal or a page; otherwise the rounds are printed, and those to come.
     """
+    if options.keys:
+        print(keys_toml(), end="")
+        return DONE
     _check_web_options(options)
     try:
         if is_target(options.run):
@@ -342,6 +346,7 @@ def _show_run(
             owns_run=owns_run,
             reveals=reveals,
             preferences=preferences_file(os.environ),
+            keys=keys_file(os.environ),
         )
         return _show(room)
 
