@@ -12,6 +12,7 @@ import pytest
 
 from fairbed.coordinator.store import RunReader
 from fairbed.device_agent.examples import OwnData
+from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.messages import HeldOut
@@ -80,8 +81,15 @@ def test_no_picture_of_the_example_is_in_two_files(folder: Path) -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_every_device_of_the_example_has_an_accuracy(folder: Path) -> None:
+def test_every_device_of_the_example_has_an_accuracy_and_a_log(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = run(folder)
+    for name in NAMES:
+        assert main(["logs", name, str(out)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.endswith(" INFO    round -: preparing") for line in lines), lines
+        assert not [line for line in lines if "mqtt://" in line or name in line]
     with RunReader(out) as reader:
         rows = reader.device_metrics()
         metrics, devices = reader.metrics(), reader.devices()
