@@ -11,6 +11,9 @@ import pytest
 
 from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab.identities import Identities, is_password_of
+from fairbed.testbed.lab.service import Contacts
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import Packet
 from tests.testbed.lab.labs import NOW_S
 
 
@@ -130,6 +133,25 @@ def test_a_device_is_offline_under_a_new_name_or_password_until_its_agent_comes_
     identities.create("new", now_s=NOW_S)
     identities.rename("new", "hall")
     assert "hall" not in identities.contacts()  # not seen yet
+
+
+def test_a_contact_after_a_change_of_identities_is_stored_at_once(identities: Identities) -> None:
+    contacts = Contacts(identities, lambda: NOW_S)
+    packet = Packet(topic=Topics().telemetry("pi-1"), payload=b"")
+    identities.create("pi-1", now_s=NOW_S)
+    contacts.on_packet(packet)
+    contacts.store()
+    contacts.on_packet(packet)
+    was_urgent = [contacts.is_urgent]  # nothing new
+    contacts.store()
+    identities.rename("pi-1", "pi-2")
+    identities.rename("pi-2", "pi-1")
+    contacts.forget_states()
+    contacts.on_packet(packet)
+    was_urgent.append(contacts.is_urgent)
+    assert was_urgent == [False, True]
+    contacts.store()
+    assert identities.contacts()["pi-1"].state == "online"
 
 
 def test_renaming_back_leaves_one_name(identities: Identities) -> None:
