@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 from rich.markup import escape
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.message import Message
@@ -86,7 +87,7 @@ def bar_scale_s(view: RunView) -> float:
     return scale_s
 
 
-class FleetTable(DataTable[str]):
+class FleetTable(DataTable[Text]):
     """Table of devices: filtered, in any order, with the columns that fit or were chosen.
 
     Textual's `DataTable` provides cursor, keys and scrolling, but redraws every line when one cell
@@ -306,8 +307,9 @@ class FleetTable(DataTable[str]):
             self.clear()
         if not self.columns:
             self.add_column("", width=1)
+        empty = Text()  # Textual would parse a string as markup, for each row
         for _ in range(count - self.row_count):
-            self.add_row("")
+            self.add_row(empty)
 
     def _draw(self) -> None:
         """Draw the lines on the screen that changed, all if columns have other widths."""

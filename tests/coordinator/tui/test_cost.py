@@ -1,7 +1,8 @@
 """Drawing of the control room: only visible lines that changed, and each once."""
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from textual.widget import Widget
 from textual.widgets import Footer
 
+from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.tui.app import (
     CORE_SHARE,
     LONGEST_PAUSE_S,
@@ -16,10 +18,11 @@ from fairbed.coordinator.tui.app import (
     ControlRoom,
     pause_s,
 )
+from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
 from fairbed.coordinator.tui.screens.overview import Overview
-from fairbed.coordinator.tui.view import DeviceView
+from fairbed.coordinator.tui.view import DeviceView, RunView
 from fairbed.coordinator.tui.widgets import fleet, timeline
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.header import RunHeader
@@ -224,6 +227,60 @@ async def test_a_large_fleet_draws_only_the_lines_that_are_seen(
         assert app.screen.selected_device in text_of(app)
         assert " idle " not in text_of(app)
     run.store.close()
+
+
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Rows that SQLite returned, by the first table of the query."""
+    counts: Counter[str] = Counter()
+    query = RunReader._query
+
+    def counted(self: RunReader, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        rows = query(self, sql, values)
+        table = re.search(r"FROM\s+\W*(\w+)", sql)
+        counts[table[1] if table else ""] += len(rows)
+        return rows
+
+    monkeypatch.setattr(RunReader, "_query", counted)
+    return counts
+
+
+def test_a_tick_reads_new_rows_only(tmp_path: Path, rows_read: Counter[str]) -> None:
+    run = FakeRun(tmp_path / "large", devices=200)
+    run.play(3)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        feed, view = ViewReader(reader), RunView()
+        view = feed.refresh(view) or view
+        rows_read.clear()
+        for row in range(5):
+            run.telemetry(row, "idle")
+        run.store.flush()
+        view = feed.refresh(view) or view
+        assert rows_read["telemetry"] == 5
+        assert rows_read.total() < 30
+        rows_read.clear()
+        assert feed.refresh(view) is None
+        assert rows_read.total() <= 1
+    run.store.close()
+
+
+def test_a_run_opens_without_reading_the_rows_of_each_device_in_each_round(
+    tmp_path: Path, rows_read: Counter[str]
+) -> None:
+    read = []
+    for rounds in (30, 60):
+        run = FakeRun(tmp_path / f"rounds-{rounds}", devices=20)
+        run.play(rounds)
+        with RunReader(run.finish()) as reader:
+            rows_read.clear()
+            ViewReader(reader).refresh(RunView())
+            read.append(rows_read.copy())
+    assert read[1]["selection"] == read[0]["selection"] > 0
+    assert read[1]["device_metric"] == read[0]["device_metric"] > 0
+    assert read[1]["exchange"] == read[0]["exchange"] > 0
+    per_round = read[1].total() - read[0].total()
+    assert per_round <= 4 * 30  # a row of `round`, one of `metric`, and a few events
 
 
 @pytest.mark.parametrize(
