@@ -417,8 +417,11 @@ def _logs(options: argparse.Namespace) -> int:
     with RunReader(folder) as reader:
         lines = reader.device_log(options.name)
         known = {device.name for device in reader.devices()}
+        is_replay = reader.run().row.clock == "virtual"
     for _, row in lines:
         print(f"{instant(row.at_s):>8} {row.level.upper():<7} {row.text}")
+    if is_replay and options.name in known:
+        raise RunError(f"logs: {options.name} was replayed: it had no agent, so it has no log")
     if not lines and options.name in known:
         raise RunError(
             f"logs: {options.name} has sent no line of its log: its agent is too old, or its owner "

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.content import Content
 from textual.events import Resize
 from textual.widgets import RichLog
 
@@ -135,11 +136,9 @@ class DeviceLogScreen(RunScreen):
         super().show(view)
         self._until_s = inf if view.until_round is None else view.elapsed_s
         if view.info is not None:
-            self.query_one(
-                DeviceLogView
-            ).border_subtitle = (
-                f"what the agent logged: fairbed logs {self._device} {view.info.run_id}"
-            )
+            command = f"fairbed logs {self._device} {view.info.run_id}"
+            log = self.query_one(DeviceLogView)
+            log.border_subtitle = Content(f"what the agent logged: {command}")
         self._write()
 
     def lacks(self, view: RunView) -> Read | None:

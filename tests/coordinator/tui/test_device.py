@@ -191,6 +191,19 @@ async def test_problems_alone_and_a_text_can_be_looked_for_in_the_log(finished: 
         assert await opens(app, pilot, DeviceDetail)
 
 
+async def test_in_the_past_of_a_run_a_device_has_what_it_had_then(finished: Path) -> None:
+    async with room(finished) as (app, pilot):
+        await pilot.press(*TO_DEVICE)
+        assert await shows(app, pilot, "newest first (10)", "1, newest 0:45 failed")
+        await pilot.press("g", "5", "enter")
+        assert await shows(app, pilot, "newest first (2)", "problems       none")
+        await pilot.press("l")
+        assert await shows(app, pilot, "joined", "(1 of 4 lines)")
+        assert "link lost" not in text_of(app)
+        await pilot.press("end")
+        assert await shows(app, pilot, "(4 lines)", "link lost")
+
+
 async def test_new_lines_are_followed_until_one_scrolls_up(run: FakeRun) -> None:
     log(run, *[("info", f"line {i}") for i in range(30)], row=0)
     run.store.flush()

@@ -370,6 +370,11 @@ def test_logs_prints_the_lines_that_a_device_without_a_file_has_sent(
     error = capsys.readouterr().err
     assert "raspberry-pi-01 has sent no line of its log" in error
     assert 'send_log = "off"' in error
+    with closing(sqlite3.connect(runs / "demo-1" / "run.db")) as connection:
+        connection.execute("UPDATE run SET clock = 'virtual'")
+        connection.commit()
+    assert main(["logs", "raspberry-pi-01", "--runs", str(runs)]) == 1
+    assert "was replayed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
