@@ -302,6 +302,8 @@ class RunInfo:
 
     is_replica: bool = False
     """The run is on another machine."""
+    oldest_round: int = 1
+    """First round with all rows; in a replica earlier ones may have totals only."""
 
     @property
     def resume_command(self) -> str:
@@ -471,6 +473,15 @@ class RunReader:
                 row for row in self.standing_alerts() if is_alive or row.kind == CONNECTION
             ),
             is_replica=self.is_replica,
+            oldest_round=self._oldest_round() if self.is_replica else 1,
+        )
+
+    def _oldest_round(self) -> int:
+        return (
+            self._number(
+                "SELECT min(round) FROM selection WHERE 1 <= (SELECT count(*) FROM earlier)"
+            )
+            or 1
         )
 
     def devices(self) -> list[DeviceRow]:

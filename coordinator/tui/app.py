@@ -456,12 +456,12 @@ class ControlRoom(App[ExitChoice]):
         """Show the run as it was some rounds later, or before; after the newest round comes now."""
         newest = self.now.cursor.round
         playback = self._playback or Playback(newest + 1)
-        round_id = max(playback.round + rounds, 1)
+        round_id = max(playback.round + rounds, self._oldest_round)
         await self._go(None if round_id > newest else playback.paused_at(round_id))
 
     async def action_play(self) -> None:
         """Let the rounds pass, or stop them; at now, from the first one on."""
-        playback = self._playback or Playback(1)
+        playback = self._playback or Playback(self._oldest_round)
         await self._go(playback.playing(is_playing=not playback.is_playing))
 
     async def action_speed(self, steps: int) -> None:
@@ -471,11 +471,16 @@ class ControlRoom(App[ExitChoice]):
 
     def action_jump(self) -> None:
         """Ask for a round, and show the run as it was after it."""
-        self.push_screen(JumpDialog(self.now.cursor.round), self._jump)
+        self.push_screen(JumpDialog(self._oldest_round, self.now.cursor.round), self._jump)
 
     async def _jump(self, round_id: int | None) -> None:
         if round_id is not None:
             await self._go((self._playback or Playback(round_id)).paused_at(round_id))
+
+    @property
+    def _oldest_round(self) -> int:
+        """The first round that can be shown."""
+        return 1 if self.now.info is None else self.now.info.oldest_round
 
     async def action_show_now(self) -> None:
         """Show the newest state of the run."""

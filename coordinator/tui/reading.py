@@ -77,9 +77,10 @@ class ViewReader:
             ValueError: The newest view has no such round.
             StoreError: The store cannot be read.
         """
-        if now.info is None or not 1 <= round_id <= now.cursor.round:
+        oldest = 1 if now.info is None else now.info.oldest_round
+        if now.info is None or not oldest <= round_id <= now.cursor.round:
             raise ValueError(
-                f"the round must be from 1 to {now.cursor.round}, the newest closed one, "
+                f"the round must be from {oldest} to {now.cursor.round}, the newest closed one, "
                 f"got {round_id}"
             )
         if self._past is not None and self._past.cursor.resumes != now.cursor.resumes:

@@ -14,14 +14,14 @@ class JumpDialog(ModalScreen[int | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
-    def __init__(self, newest: int) -> None:
+    def __init__(self, oldest: int, newest: int) -> None:
         super().__init__()
-        self._newest = newest
+        self._oldest, self._newest = oldest, newest
 
     def compose(self) -> ComposeResult:
         """Build the dialog."""
         with Vertical(id="jump"):
-            yield Label(f"Show the run as it was after round (1 to {self._newest}):")
+            yield Label(f"Show the run as it was after round ({self._oldest} to {self._newest}):")
             yield Input(type="integer", compact=True, max_length=9)
             yield Label(id="problem")
 
@@ -29,8 +29,8 @@ class JumpDialog(ModalScreen[int | None]):
         """Close the dialog with a round that there is."""
         event.stop()
         text = event.value.strip()
-        if text.isdecimal() and 1 <= int(text) <= self._newest:
+        if text.isdecimal() and self._oldest <= int(text) <= self._newest:
             self.dismiss(int(text))
             return
-        rule = f"the round must be from 1 to {self._newest}, got {text or 'nothing'}"
+        rule = f"the round must be from {self._oldest} to {self._newest}, got {text or 'nothing'}"
         self.query_one("#problem", Label).update(rule)

@@ -87,7 +87,10 @@ def view_of(folder: Path) -> RunView:
         view = ViewReader(reader).refresh(RunView())
     assert view is not None
     assert view.info is not None
-    return replace(view, info=replace(view.info, folder=Path(), is_alive=True, is_replica=False))
+    return replace(
+        view,
+        info=replace(view.info, folder=Path(), is_alive=True, is_replica=False, oldest_round=1),
+    )
 
 
 def same_view(pair: Pair) -> None:
@@ -141,7 +144,29 @@ def test_totals_stand_for_the_rounds_outside_the_window(
     with RunReader(pair.replica.folder) as reader:
         assert {row[0] for row in reader.columns(SelectionRow, ("round",))} == set(range(26, 31))
         assert len(reader.rounds()) == len(reader.metrics()) == 30
+        assert reader.run().oldest_round == 26
     compare(pair)
+
+
+def test_the_past_of_a_replica_begins_with_the_first_round_that_has_all_rows(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication, "WINDOW_BYTES", 5 * replication.size_of_round(4, 12))
+    pair.run.play(12)
+    pair.pull()
+    with RunReader(pair.run.folder) as theirs, RunReader(pair.replica.folder) as ours:
+        found, expected = ViewReader(ours), ViewReader(theirs)
+        now, then = found.refresh(RunView()), expected.refresh(RunView())
+        assert now is not None
+        assert then is not None
+        for round_id in (8, 12, 9):
+            mine, other = found.at(round_id, now), expected.at(round_id, then)
+            assert [(x.selected, x.rounds, x.queue) for x in mine.devices] == [
+                (x.selected, x.rounds, x.queue) for x in other.devices
+            ]
+            assert mine.quality == other.quality
+        with pytest.raises(ValueError, match="from 8 to 12"):
+            found.at(7, now)
 
 
 def compare(pair: Pair) -> None:
@@ -158,7 +183,8 @@ def compare(pair: Pair) -> None:
         theirs.stragglers,
     )
     for mine, other in zip(ours.devices, theirs.devices, strict=True):
-        assert replace(mine, energy_j=None) == replace(other, energy_j=None)
+        changed = msgspec.structs.replace(mine, energy_j=other.energy_j)
+        assert changed == other
         assert mine.energy_j == pytest.approx(other.energy_j)
 
 
