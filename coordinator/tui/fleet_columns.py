@@ -517,11 +517,12 @@ def fitting(
         widths: Width of each column.
         width: Width of all columns with their padding.
         padding: Padding of a column.
-        always: Key of a column that is not left out.
+        always: Key of a column that is left out last, before the name.
     """
+    ranks = {"name": -2, always: -1}
     kept = dict(widths)
     while len(kept) > 1 and sum(kept.values()) + padding * len(kept) > width:
-        del kept[max(kept, key=lambda column: (column.key != always) * column.priority)]
+        del kept[max(kept, key=lambda column: ranks.get(column.key, column.priority))]
     if PHASE_BAR in kept:
         spare = width - sum(kept.values()) - padding * len(kept)
         kept[PHASE_BAR] += max(min(spare, MAX_BAR - kept[PHASE_BAR]), 0)

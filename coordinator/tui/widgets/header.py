@@ -23,6 +23,7 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("FAIRBED", "Name of the experiment."),
     ("STATUS", "running, paused, done, failed, or interrupted: its process ended without a word."),
     ("ROUND", "Closed rounds of the planned ones, void rounds included."),
+    ("LEFT", "Time until the last planned round is over, from the newest rounds."),
     ("ACCURACY", "Mean over devices, each on its own held-out examples."),
     ("WORST 10 %", "Mean accuracy of the worst tenth of the devices."),
     ("LOSS", "Mean over devices, nats."),

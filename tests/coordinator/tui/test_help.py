@@ -65,9 +65,10 @@ async def test_every_heading_of_every_screen_is_explained(
             assert all(words for _, words in app.screen.explanations())
 
 
-async def test_every_tile_of_the_header_and_every_phase_is_explained(finished: Path) -> None:
-    async with room(finished, WIDEST) as (app, _):
+async def test_every_tile_of_the_header_and_every_phase_is_explained(live: Path) -> None:
+    async with room(live, WIDEST) as (app, _):
         tiles = app.screen.query_one(RunHeader)._tiles(app.view)
+    assert "LEFT" in {tile.label for tile in tiles}
     assert {re.sub(" [÷×].*", "", tile.label) for tile in tiles} <= {x for x, _ in EXPLANATIONS}
     assert WORDS.keys() == LETTERS.keys()
 
