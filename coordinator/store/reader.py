@@ -225,6 +225,9 @@ CONNECTION = "connection"
 NEWEST = 2**62
 """A round after every other."""
 
+MAX_SUMMED = 200_000
+"""Exchanges that are summed for a list of runs."""
+
 ROUNDING_S = 1e-6
 """Sums of the phases of an exchange may exceed the instant of its round's end by this."""
 
@@ -691,6 +694,17 @@ class RunReader:
             if row.weight_share:
                 weight, share = found.get(row.device, (0.0, 0.0))
                 found[row.device] = (weight + row.weight_share, share + row.n_share)
+        return found
+
+    def known_energy_j(self) -> float | None:
+        """Return the known energy of all exchanges, joules.
+
+        None if none is known, or of more than `MAX_SUMMED` exchanges, which would take long.
+        """
+        if self._number("SELECT max(rowid) FROM exchange") > MAX_SUMMED:
+            return None
+        known = "energy_j IS NOT NULL AND (outcome = 'done' OR busy_s IS NOT NULL)"
+        found: float | None = self._query(f"SELECT sum(energy_j) FROM exchange WHERE {known}")[0][0]
         return found
 
     def releases(self, until_round: int | None = None) -> dict[str, int]:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,10 +42,12 @@ from fairbed.coordinator.tui.screens.fairness import FairnessScreen
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
 from fairbed.coordinator.tui.screens.help import HelpScreen, key_helps
 from fairbed.coordinator.tui.screens.jump_dialog import JumpDialog
+from fairbed.coordinator.tui.screens.overlay import OverlayScreen
 from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.screens.round import RoundScreen
 from fairbed.coordinator.tui.screens.rounds import RoundsScreen
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
+from fairbed.coordinator.tui.screens.runs import RunsScreen
 from fairbed.coordinator.tui.view import DeviceView, RunView
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
@@ -76,6 +78,9 @@ def pause_s(spent_s: float) -> float:
 
 
 ExitChoice = Literal["detach", "stop", "quit"]
+Connect = Callable[[Path], "SendCommand | None"]
+"""Returns what delivers commands to the run in a folder; None for one that takes none."""
+
 SendCommand = Callable[[OperatorCommand], Awaitable[OperatorAnswer | None]]
 """Delivers a command to the coordinator; returns its answer, or None if none came in time."""
 
@@ -87,6 +92,9 @@ IN_FOOTER = frozenset({*COMMANDS, "show_now", "why"}) - {"kick"}
 
 DELIVERY_S = 30.0
 """Longest delivery of a command, its answer included; `SendCommand` gives up before."""
+
+MAX_OPEN = 8
+"""Runs whose stores stay open for the way back."""
 
 HISTORY = ("step", "play", "speed", "jump", "show_now")
 """Actions that move in the past of the run."""
@@ -116,6 +124,7 @@ TABS = (
     Tab("4", "Fairness", FairnessScreen),
     Tab("5", "Estimator", EstimatorScreen),
     Tab("6", "Events", EventsScreen),
+    Tab("7", "Runs", RunsScreen),
 )
 
 
@@ -173,6 +182,8 @@ class ControlRoom(App[ExitChoice]):
         reveals: bool = False,
         preferences: Path | None = None,
         keys: Path | None = None,
+        runs: Path | None = None,
+        connect: Connect = lambda _folder: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the application.
@@ -185,6 +196,8 @@ class ControlRoom(App[ExitChoice]):
             reveals: Show malicious devices although the run is live.
             preferences: File of the user's choices; None remembers nothing.
             keys: File of the user's keys; None for the usual ones.
+            runs: Folder of the runs that can be opened here; None offers no other run.
+            connect: Returns what sends commands to another run; a thread calls it.
             clock: Monotonic clock by which past rounds are played, seconds.
         """
         super().__init__()
@@ -192,7 +205,17 @@ class ControlRoom(App[ExitChoice]):
         self._preferences = load_preferences(preferences) if preferences else Preferences()
         self.animation_level = "none"  # a new round during a scroll would end it half way
         self._view_reader = ViewReader(reader, reveals=reveals)
+        self._reveals = reveals
         self._send_command = send_command
+        self._home = reader.folder.resolve()
+        """Folder of the run for which the control room was started."""
+        self._former: Path | None = None
+        self._readers = {self._home: reader}
+        """Open runs by folder, in the order in which they were opened."""
+        self._runs = None if runs is None else runs.resolve()
+        self._connect: Connect = lambda folder: (
+            send_command if folder == self._home else connect(folder)
+        )
         self._names = names or {}
         self._owns_run = owns_run
         self._is_reading = False
@@ -319,7 +342,10 @@ class ControlRoom(App[ExitChoice]):
             else:
                 await self.switch_screen(screen)
         for line in self.screen.query(ScreenTabs):
-            line.show([(tab.name, tab.key, tab.title) for tab in TABS])
+            tabs = [tab for tab in TABS if self.check_action("open_tab", (tab.name,))]
+            line.show([(tab.name, tab.key, tab.title) for tab in tabs])
+        if isinstance(self.screen, RunsScreen) and self._runs is not None:
+            self.screen.list_runs(self._runs, self._folder, self._former)
         if isinstance(self.screen, RunScreen):
             self.screen.recall(self._preferences.screens.get(self.screen.TAB, ScreenChoices()))
         self._is_opening = False
@@ -352,13 +378,14 @@ class ControlRoom(App[ExitChoice]):
         if self._is_reading:
             return
         self._is_reading = True
+        feed = self._view_reader
         try:
-            view = await anyio.to_thread.run_sync(self._view_reader.refresh, self.now)
+            view = await anyio.to_thread.run_sync(feed.refresh, self.now)
         except StoreError as exc:
             self._report(exc)
         else:
             self._problem = ""
-            if view is not None:
+            if view is not None and feed is self._view_reader:
                 self.now = view
                 await self._keep_place()
             await self._play_on()
@@ -421,9 +448,9 @@ class ControlRoom(App[ExitChoice]):
         """Read and show the chosen past round until it is shown."""
         try:
             while self._playback is not None and self.view.until_round != self._playback.round:
-                round_id, now = self._playback.round, self.now
-                view = await anyio.to_thread.run_sync(self._view_reader.at, round_id, now)
-                if self._playback is not None:
+                round_id, now, feed = self._playback.round, self.now, self._view_reader
+                view = await anyio.to_thread.run_sync(feed.at, round_id, now)
+                if self._playback is not None and feed is self._view_reader:
                     self.view = view
                     await self._show()
         except StoreError as exc:
@@ -493,6 +520,8 @@ class ControlRoom(App[ExitChoice]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer commands only for a live run that accepts them, and only at its newest state."""
+        if action == "open_tab":
+            return parameters != (RunsScreen.TAB,) or self._runs is not None
         if action == "back":
             return len(self.screen_stack) > 2 or bool(self._filter_bars)
         if action in HISTORY:
@@ -625,7 +654,10 @@ class ControlRoom(App[ExitChoice]):
 
     def action_leave(self) -> None:
         """Exit; for an owned live run open the exit dialog first, a second time means stop."""
-        if not (self._owns_run and self.is_live):
+        is_live = self.is_live
+        if self._folder != self._home:
+            is_live = self._readers[self._home].is_alive()
+        if not (self._owns_run and is_live):
             self.exit("quit")
         elif isinstance(self.screen, ExitDialog):
             self.exit("stop")
@@ -653,6 +685,61 @@ class ControlRoom(App[ExitChoice]):
         if row is not None:
             await self._open(DeviceDetail(row))
             await self._show()
+
+    @property
+    def _folder(self) -> Path:
+        """Folder of the run that is shown."""
+        return self._view_reader.reader.folder.resolve()
+
+    async def on_runs_screen_opened(self, message: RunsScreen.Opened) -> None:
+        """Show another run in place of this one; the list of runs, too, leads back."""
+        if message.folder == self._folder:
+            await self.action_open_tab(Overview.TAB)
+            return
+        try:
+            if message.folder not in self._readers:
+                reader = await anyio.to_thread.run_sync(RunReader, message.folder)
+                self._readers[message.folder] = reader
+            send = await anyio.to_thread.run_sync(self._connect, message.folder)
+        except StoreError as exc:
+            self.notify(str(exc), severity="error", title="Cannot open the run", markup=False)
+            return
+        async with self._showing:
+            self._former = self._folder
+            feed = ViewReader(self._readers[message.folder], reveals=self._reveals)
+            self._view_reader, self._send_command = feed, send
+            self._playback, self._problem = None, ""
+            self.now = self.view = RunView()
+            await self._forget_screens()
+        await self._close_readers({self._home, self._former, self._folder}, MAX_OPEN)
+        await self._open(Overview.TAB)
+        await self.refresh_view()
+
+    async def on_runs_screen_compared(self, message: RunsScreen.Compared) -> None:
+        """Lay two runs over each other."""
+        await self._open(OverlayScreen(*message.folders))
+        await self._show()
+
+    async def _forget_screens(self) -> None:
+        """Replace all screens by new ones: they remember what they have shown."""
+        while len(self.screen_stack) > 1:
+            await self.pop_screen()
+        for tab in TABS:
+            screen = self.get_screen(tab.name)
+            self.uninstall_screen(tab.name)
+            if screen.is_running:
+                await screen.remove()
+            self.install_screen(tab.screen(), tab.name)
+
+    async def _close_readers(self, kept: Collection[Path], limit: int) -> None:
+        """Close the runs that were opened first, except some, until there are few enough."""
+        for folder in [folder for folder in self._readers if folder not in kept]:
+            if len(self._readers) > limit:
+                await anyio.to_thread.run_sync(self._readers.pop(folder).close)
+
+    async def on_unmount(self) -> None:
+        """Close the runs that were opened here; the caller closes the first one."""
+        await self._close_readers({self._home}, 0)
 
     def _on_answer(self, answer: Answer | None) -> None:
         if answer in ("stop", "detach"):

@@ -26,9 +26,9 @@ from fairbed import profiles
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.state.alerts import ALERT_KINDS
 from fairbed.coordinator.store import RunInfo, RunNotFoundError, RunReader, StoreError, resolve_run
-from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.connection import DATABASE, is_locked
 from fairbed.coordinator.store.tables import EventRow, ExchangeRow
-from fairbed.coordinator.tui.app import ControlRoom, ExitChoice, SendCommand
+from fairbed.coordinator.tui.app import Connect, ControlRoom, ExitChoice, SendCommand
 from fairbed.coordinator.tui.keys import keys_file, keys_toml
 from fairbed.coordinator.tui.preferences import preferences_file
 from fairbed.coordinator.tui.screens.command_dialog import Names
@@ -130,7 +130,13 @@ def main(options: argparse.Namespace) -> int:
             _follow(folder)
         else:
             sends = not options.read_only
-            _watch(folder, owns_run=False, reveals=options.reveal, sends=sends)
+            _watch(
+                folder,
+                runs=None if is_web_child() else options.runs,  # a page shows one run
+                owns_run=False,
+                reveals=options.reveal,
+                sends=sends,
+            )
     except RunNotFoundError as exc:
         raise UsageError(str(exc)) from exc
     except StoreError as exc:
@@ -303,7 +309,7 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
                 start_new_session=True,
             )
         _wait_for_store(plan.folder, process, log)
-        choice = _watch(plan.folder, owns_run=True)
+        choice = _watch(plan.folder, runs=plan.folder.parent, owns_run=True)
         if choice == "detach":
             _detach(process)
             name = plan.run_id if plan.folder.parent == RUNS else plan.folder
@@ -323,12 +329,24 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
 
 
 def _watch(
-    folder: Path, *, owns_run: bool, reveals: bool = False, sends: bool = True
+    folder: Path, *, runs: Path | None, owns_run: bool, reveals: bool = False, sends: bool = True
 ) -> ExitChoice | None:
     with RunReader(folder) as reader:
-        endpoint = read_endpoint(folder) if sends and reader.run().is_alive else None
-        send = None if endpoint is None else partial(ask_run, endpoint)
-        return _show_run(reader, send, owns_run=owns_run, reveals=reveals)
+        connect = _sender if sends else _no_sender
+        send = connect(folder)
+        return _show_run(
+            reader, send, owns_run=owns_run, reveals=reveals, runs=runs, connect=connect
+        )
+
+
+def _sender(folder: Path) -> SendCommand | None:
+    """Return what sends commands to the run in a folder; None if no process owns it."""
+    endpoint = read_endpoint(folder) if is_locked(folder) else None
+    return None if endpoint is None else partial(ask_run, endpoint)
+
+
+def _no_sender(_folder: Path) -> SendCommand | None:
+    return None
 
 
 def _show_run(
@@ -337,6 +355,8 @@ def _show_run(
     *,
     owns_run: bool = False,
     reveals: bool = False,
+    runs: Path | None = None,
+    connect: Connect = _no_sender,
 ) -> ExitChoice | None:
     with low_priority():
         room = ControlRoom(
@@ -347,6 +367,8 @@ def _show_run(
             reveals=reveals,
             preferences=preferences_file(os.environ),
             keys=keys_file(os.environ),
+            runs=runs,
+            connect=connect,
         )
         return _show(room)
 

@@ -53,12 +53,22 @@ def text_of(app: ControlRoom) -> str:
     return "\n".join(lines_on(app))
 
 
+TURNS = 50
+"""Turns of the event loop in which a screen must show something, beside those of its workers."""
+
+
+def is_busy(app: App[Any]) -> bool:
+    """Return whether a worker still reads or sends something."""
+    return any(worker.is_running for worker in app.workers)
+
+
 async def settled(app: ControlRoom, pilot: Pilot[Any]) -> str:
-    """Return the screen once another turn of the event loop does not change it."""
-    before = ""
-    for _ in range(50):
+    """Return the screen once no worker runs, and another turn of the loop does not change it."""
+    before, turns = "", 0
+    while turns < TURNS:
         await pilot.pause()
-        if (now := text_of(app)) == before:
+        turns += not is_busy(app)
+        if (now := text_of(app)) == before and not is_busy(app):
             return now
         before = now
     raise AssertionError("the screen never stood still")
@@ -66,10 +76,12 @@ async def settled(app: ControlRoom, pilot: Pilot[Any]) -> str:
 
 async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> bool:
     """Return whether a condition becomes true within some turns of the event loop."""
-    for _ in range(50):
+    turns = 0
+    while turns < TURNS:
         await pilot.pause()
         if is_so():
             return True
+        turns += not is_busy(pilot.app)
     return False
 
 
