@@ -191,6 +191,25 @@ async def test_problems_alone_and_a_text_can_be_looked_for_in_the_log(finished: 
         assert await opens(app, pilot, DeviceDetail)
 
 
+async def test_a_round_without_the_device_draws_nothing_of_it_anew(
+    run: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    cohort = run.begin_round()
+    row = next(i for i in range(run.devices) if i not in cohort)
+    async with room(run.folder) as (app, pilot):
+        await pilot.press("2", *["down"] * row, "enter")
+        assert await shows(app, pilot, f"─ {run.names[row]} ─", "slowest phase")
+        await settled(app, pilot)
+        for kind, name in ((CurvePlot, "redraw"), (DataTable, "clear")):
+            monkeypatch.setattr(kind, name, lambda *_, **__: drawn.append("again"))
+        run.close_round()
+        run.store.flush()
+        await app.refresh_view()
+        assert await shows(app, pilot, "4/30", "of 4 rounds")
+        assert drawn == []
+
+
 async def test_in_the_past_of_a_run_a_device_has_what_it_had_then(finished: Path) -> None:
     async with room(finished) as (app, pilot):
         await pilot.press(*TO_DEVICE)
