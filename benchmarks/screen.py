@@ -1,7 +1,7 @@
 """Cost of the control room: processor time, bytes drawn, time to open, memory, delay of keys.
 
     fairbed bench screen [--devices 12,200,1000] [--seconds 30] [--size 140x40] [--json]
-    fairbed bench screen --open 500x1000 [--per-round 100] [--repeats 3]
+    fairbed bench screen --open 500x1000 [--remote] [--per-round 100] [--repeats 3]
     fairbed bench screen --hour [--devices 1000] [--speed 20]
     fairbed bench screen --keys 10 [--devices 1000]
     fairbed bench screen --watchers 2 [--remote] [--rounds 12] [--repeats 3]
@@ -15,7 +15,9 @@ measurements:
 - `--open` opens a finished synthetic run of that many rounds and devices, with a selection and an
   evaluation of each device in each round and as much telemetry as a store retains. `opens` ends
   with the first frame that shows all rounds; `in_app` begins when the terminal is taken over, so
-  it contains neither the interpreter nor imports. `reads_cpu` is the part in the store.
+  it contains neither the interpreter nor imports. `reads_cpu` is the part in the store. With
+  `--remote` it measures the snapshot for a viewer on another machine: pages, bytes as they travel,
+  and the processor time of reading it at the run and of writing it at the viewer.
 - `--hour` writes an hour of the run's clock as fast as `--speed` and this machine allow, while the
   viewer shows each screen in turn; the slope of its memory is that of the second half.
 - `--keys` is the time from a key to the end of the first frame with the content of its screen,
@@ -50,7 +52,15 @@ from benchmarks._meter import cpu_s, median, percentile
 from benchmarks._synthetic_run import SyntheticRun
 from benchmarks._terminal import Terminal, on_terminal
 from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.reader import LIVE, Quality
+from fairbed.coordinator.store.replication import (
+    Cursor,
+    Replica,
+    RowSource,
+    decode_page,
+    encode_page,
+)
 from fairbed.coordinator.tui.app import LONGEST_PAUSE_S, TABS
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.view import RunView
@@ -148,6 +158,24 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The rows of a run as a viewer on another machine gets them first."""
+
+    rounds: int
+    detailed_rounds: int
+    """Rounds with all rows."""
+    pages: int
+    n_bytes: int
+    """Compressed."""
+    largest_bytes: int
+    """Of one page."""
+    source_cpu_s: float
+    replica_cpu_s: float
+    replica_mib: float
+    """Size of the store at the viewer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Watching:
     """Processor time of a coordinator per round, seconds: one value per turn."""
 
@@ -189,7 +217,9 @@ def main(arguments: list[str]) -> int:
     kinds.add_argument("--keys", type=int, default=0, metavar="N", help="delay of N keys a screen")
     kinds.add_argument("--watchers", type=int, default=0, metavar="N", help="cost for the run")
     parser.add_argument(
-        "--remote", action="store_true", help="watchers get their rows over the broker"
+        "--remote",
+        action="store_true",
+        help="with --watchers, --open: as on another machine, with rows from the broker",
     )
     kinds.add_argument("--live", action="store_true", help="count invalid exchanges of real runs")
     parser.add_argument("--devices", default="12,200,1000", help="fleets, one after the other")
@@ -219,6 +249,9 @@ def _measure(options: argparse.Namespace) -> tuple[object, str]:
     fleets = [int(devices) for devices in options.devices.split(",")]
     if options.open:
         rounds, devices = options.open.split("x")
+        if options.remote:
+            snapshot = take_snapshot(int(rounds), int(devices), options.per_round)
+            return snapshot, _snapshot_table(snapshot)
         openings = open_finished(
             int(rounds), int(devices), options.per_round, options.repeats, size
         )
@@ -294,6 +327,46 @@ def open_finished(
         finally:
             run.close()
         return [_open(folder, rf"{rounds}/{rounds} ", size) for _ in range(repeats)]
+
+
+def take_snapshot(rounds: int, devices: int, per_round: int) -> Snapshot:
+    """Return the costs of the first rows for a viewer on another machine."""
+    sizes, source_s, replica_s = [], 0.0, 0.0
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        folder, theirs = Path(name) / "run", Path(name) / "replica"
+        run = SyntheticRun(folder, devices, rounds=rounds, per_round=per_round)
+        try:
+            run.write_rounds(rounds)
+        finally:
+            run.close()
+        theirs.mkdir()
+        replica, cursor, has_more = Replica(theirs), Cursor(), True
+        with RunReader(folder) as reader:
+            source = RowSource(reader)
+            while has_more:
+                before_s = time.process_time()
+                data = encode_page(source.page(cursor))
+                source_s += time.process_time() - before_s
+                before_s = time.process_time()
+                page = decode_page(data)
+                replica.apply(page)
+                replica_s += time.process_time() - before_s
+                sizes.append(len(data))
+                cursor, has_more = page.cursor, page.has_more
+        replica.close()
+        with RunReader(theirs) as reader:
+            oldest = reader.run().oldest_round
+        mib = (theirs / DATABASE).stat().st_size / 2**20
+    return Snapshot(
+        rounds=rounds,
+        detailed_rounds=rounds + 1 - oldest,
+        pages=len(sizes),
+        n_bytes=sum(sizes),
+        largest_bytes=max(sizes),
+        source_cpu_s=source_s,
+        replica_cpu_s=replica_s,
+        replica_mib=mib,
+    )
 
 
 def _open(folder: Path, content: str, size: Size) -> Opening:
@@ -502,6 +575,24 @@ def _openings_table(openings: Sequence[Opening]) -> str:
             )
             for x in openings
         ),
+    )
+
+
+def _snapshot_table(found: Snapshot) -> str:
+    return _lines(
+        ("rounds", "detailed", "pages", "MiB", "largest, MiB", "source", "replica", "store, MiB"),
+        [
+            (
+                f"{found.rounds}",
+                f"{found.detailed_rounds}",
+                f"{found.pages}",
+                f"{found.n_bytes / 2**20:.2f}",
+                f"{found.largest_bytes / 2**20:.2f}",
+                f"{found.source_cpu_s:.2f} s",
+                f"{found.replica_cpu_s:.2f} s",
+                f"{found.replica_mib:.1f}",
+            )
+        ],
     )
 
 

@@ -86,7 +86,7 @@ class Router:
         self._event_log = event_log
         self._group = group
         self._pending: Counter[str] = Counter()
-        self._intents = topics.base + "/b/"
+        self._intents, self._watches = topics.base + "/b/", topics.watch("")
 
     async def subscribe(self, transport: Transport) -> None:
         """Subscribe to messages of devices, operators and viewers, now and after reconnects."""
@@ -113,15 +113,15 @@ class Router:
         if packet.topic.startswith(self._intents):
             self._group.start_soon(self._public.on_intent, packet)
             return
+        if packet.topic.startswith(self._watches):
+            if not packet.retained:
+                self._on_watch()
+            return
         try:
             operator = self._topics.operator_of(packet.topic)
             if operator is not None:
                 _check_is_live(packet)
                 self._on_command(decode_command(packet.payload), operator)
-                return
-            if self._topics.viewer_of(packet.topic) is not None:
-                if not packet.retained:
-                    self._on_watch()
                 return
             device, channel = self._topics.device_of(packet.topic)
             if channel != "status":

@@ -81,6 +81,12 @@ def test_a_coordinator_is_measured_with_and_without_viewers(is_remote: bool) -> 
     assert 0.1 < watching.ratio < 10.0
 
 
+def test_a_snapshot_for_another_machine_is_measured() -> None:
+    found = screen.take_snapshot(4, 3, 2)
+    assert (found.rounds, found.detailed_rounds, found.pages) == (4, 4, 1)
+    assert found.n_bytes == found.largest_bytes > 0
+
+
 @pytest.mark.parametrize(
     "options", [["--devices", "few"], ["--size", "large"], ["--open", "500"], ["--hour", "--live"]]
 )

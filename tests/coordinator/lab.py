@@ -137,6 +137,8 @@ class Lab:
         self.waiting: list[str] = []
         """Reports of the wait for round 1."""
         self.audited: list[tuple[OperatorCommand, str, OperatorAnswer]] = []
+        self.watched = 0
+        """Requests of viewers."""
         """Commands, their operators and the answers."""
         self.devices: DeviceControl | None = None
         self.refused: dict[str, str] = {}
@@ -179,6 +181,9 @@ class Lab:
         self.links.disconnect(name, reconnects=False)
         self._agents[name].cancel()
 
+    def on_watch(self) -> None:
+        self.watched += 1
+
     def coordinator(
         self,
         config: CoordinatorConfig,
@@ -206,6 +211,7 @@ class Lab:
             shards=self.shards,
             evaluator=self.evaluator,
             audit=lambda *noted: self.audited.append(noted),
+            on_watch=self.on_watch,
             devices=self.devices,
         )
         return Coordinator(

@@ -24,7 +24,7 @@ from fairbed.coordinator.rounds.loop import (
 )
 from fairbed.coordinator.state.registry import Registry
 from fairbed.wire.codec import encode
-from fairbed.wire.messages import OperatorCommand
+from fairbed.wire.messages import OperatorCommand, RowsRequest
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp
 from tests.coordinator.builders import hello
@@ -372,6 +372,28 @@ async def test_what_the_broker_kept_is_no_command_and_no_message_of_a_device(
             warnings = {e.text.partition(":")[0] for _, e in reader.events() if "kept" in e.text}
     assert len(warnings) == 1  # a kind of warning is not repeated at once
     assert warnings < {Topics().command("eve"), Topics().up("gone")}
+
+
+async def test_a_request_of_a_viewer_starts_what_answers_it_and_a_kept_one_does_not(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path) as place, place.broker.transport("viewer") as viewer:
+        request = encode(RowsRequest(id=bytes(16), schema=bytes(16)))
+        async for event in viewer.events():
+            if isinstance(event, LinkUp):
+                break
+        await viewer.publish(Topics().watch("gone"), request, retain=True)
+
+        def on_progress(progress: RoundProgress) -> None:
+            if progress.round.round == 1:
+                topic = Topics().watch("alice")
+                viewer.publish_nowait(topic, request, on_complete=lambda: None)
+
+        place.on_progress = on_progress
+        assert await place.run(make_config(rounds=3)) == "done"
+        assert place.watched == 1
+        with place.reader() as reader:
+            assert [e.text for _, e in reader.events() if e.kind == "bad message"] == []
 
 
 async def test_a_device_that_the_broker_refuses_leaves_at_once_and_may_come_back(

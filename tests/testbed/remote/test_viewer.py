@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.replication import Replica, RowSource
+from fairbed.coordinator.tui.view import banner_lines
 from fairbed.testbed.errors import RunError, UsageError, innermost
 from fairbed.testbed.remote import viewer as viewer_module
 from fairbed.testbed.remote.relay import Relay, serve
@@ -128,6 +129,7 @@ async def test_a_viewer_goes_on_where_it_was_when_the_broker_is_back(tmp_path: P
         [alert] = reader.run().alerts
         assert alert.kind == "connection"
         assert "no link to the run's broker" in alert.text
+        assert banner_lines(reader.run()) == [f"! connection: {alert.text}"]
         assert reader.run().is_alive
         lab.run.play(1)
         lab.run.store.flush()
