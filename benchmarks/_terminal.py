@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -112,13 +113,15 @@ def on_terminal(command: list[str], columns: int, lines: int) -> Iterator[tuple[
         RuntimeError: It did not end with exit code 0.
     """
     terminal = Terminal(columns, lines)
+    folder = tempfile.TemporaryDirectory()  # neither reads nor changes what the user chose
+    own = {"XDG_CONFIG_HOME": folder.name, "XDG_STATE_HOME": folder.name}
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "fairbed.testbed.cli.main", *command],
             stdin=terminal.theirs,
             stdout=terminal.theirs,
             stderr=terminal.theirs,
-            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            env={**os.environ, **own, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
             start_new_session=True,
         )
         try:
@@ -130,3 +133,4 @@ def on_terminal(command: list[str], columns: int, lines: int) -> Iterator[tuple[
             process.wait()
     finally:
         terminal.close()
+        folder.cleanup()

@@ -7,6 +7,7 @@ import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairbed.coordinator.store import NewRun, Store
@@ -157,6 +158,14 @@ def test_watch_prints_lines_where_no_screen_can_be_shown(
     assert "accuracy 0." in rounds[0]
     assert rounds[0].endswith("cohort jetson-02 raspberry-pi-00 raspberry-pi-01")
     assert last == "done after 4 rounds"
+
+
+def test_the_keys_of_the_control_room_are_printed_as_a_file_to_edit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["watch", "--keys"]) == 0
+    keys = msgspec.toml.decode(capsys.readouterr().out)["keys"]
+    assert (keys["pause"], keys["help"], keys["fleet"]) == ("p", "?", "2")
 
 
 def test_watch_without_a_screen_follows_a_live_run_to_its_end(

@@ -55,7 +55,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            env={**os.environ, "TERM": "xterm-256color"},
+            env={**os.environ, "TERM": "xterm-256color", "XDG_STATE_HOME": os.devnull},
         )
         os.close(slave)
         self.text = ""
