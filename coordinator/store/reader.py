@@ -55,6 +55,7 @@ from fairbed.coordinator.store.tables import (
     TelemetryRow,
     TruthRow,
 )
+from fairbed.wire.messages import DEVICE_PHASES
 
 GUARANTEEING = ("rbcs-f", "rbcs-f-known")
 """Policies that guarantee a selection rate."""
@@ -356,6 +357,22 @@ class ContextMeans:
     temperature_celsius: float | None
     downlink_bps: float | None
     uplink_bps: float | None
+
+
+TIMED_PHASES = (*DEVICE_PHASES, "upload")
+"""The phases of an exchange time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowestDevice:
+    """The device with the longest mean exchange time, and its longest phase."""
+
+    device: str
+    tau_s: float
+    """Mean over its valid exchanges."""
+    phase: str
+    phase_s: float
+    """Mean likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -719,6 +736,24 @@ class RunReader:
     def metrics(self, since: int = 0) -> list[MetricRow]:
         """Return the evaluations after round `since`."""
         return self._select(MetricRow, "WHERE round > ? ORDER BY round", (since,))
+
+    def newest_metric(self) -> MetricRow | None:
+        """Return the latest evaluation; None before the first."""
+        rows = self._select(MetricRow, "ORDER BY round DESC LIMIT 1")
+        return rows[0] if rows else None
+
+    def slowest_device(self) -> SlowestDevice | None:
+        """Return the device with the longest mean exchange time; None without a valid exchange."""
+        means = ", ".join(f"ifnull(avg({phase}_s), 0)" for phase in TIMED_PHASES)
+        rows = self._query(
+            f"SELECT device, avg(tau_s), {means} FROM exchange "
+            "WHERE is_valid AND tau_s IS NOT NULL GROUP BY device ORDER BY 2 DESC, 1 LIMIT 1"
+        )
+        if not rows:
+            return None
+        device, tau_s, *phases_s = rows[0]
+        longest = max(range(len(phases_s)), key=phases_s.__getitem__)
+        return SlowestDevice(device, tau_s, TIMED_PHASES[longest], phases_s[longest])
 
     def device_metrics(self, round_id: int | None = None) -> list[DeviceMetricRow]:
         """Return the evaluation of each device in a round; None for the latest."""

@@ -22,8 +22,10 @@ from textual.screen import Screen
 from textual.theme import Theme
 from textual.widgets import Footer, Input
 
+from fairbed.coordinator.report.result import RunResult, result_of
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.reader import LIVE, RunReader
+from fairbed.coordinator.tui.attention import attention
 from fairbed.coordinator.tui.keys import KeysError, read_keys
 from fairbed.coordinator.tui.playback import Playback, history_line
 from fairbed.coordinator.tui.preferences import (
@@ -44,6 +46,7 @@ from fairbed.coordinator.tui.screens.help import HelpScreen, key_helps
 from fairbed.coordinator.tui.screens.jump_dialog import JumpDialog
 from fairbed.coordinator.tui.screens.overlay import OverlayScreen
 from fairbed.coordinator.tui.screens.overview import Overview
+from fairbed.coordinator.tui.screens.result_card import ResultCard
 from fairbed.coordinator.tui.screens.round import RoundScreen
 from fairbed.coordinator.tui.screens.rounds import RoundsScreen
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
@@ -158,6 +161,7 @@ class ControlRoom(App[ExitChoice]):
         Binding("c", "command", "Command", id="command", tooltip="Steer the run or a device"),
         Binding("w", "why", "Why", id="why", tooltip="Why it was selected last, or not"),
         *HISTORY_BINDINGS,
+        Binding("i", "result", "Result", id="result", show=False, tooltip="How the run ended"),
         Binding("escape", "back", "Back", id="back", show=False, tooltip="Clear the filter"),
         Binding("question_mark", "help", "Help", id="help", tooltip="Explain this screen"),
         Binding("q", "leave", "Quit", id="quit", tooltip="Leave the control room"),
@@ -286,6 +290,12 @@ class ControlRoom(App[ExitChoice]):
             else "Distinguish phases and curves by letters, too",
             self.action_toggle_letters,
         )
+        calls = self._preferences.calls
+        yield SystemCommand(
+            "No bell at the end of a run" if calls else "Bell at the end of a run",
+            "The bell of the terminal, and a desktop notification where it has one",
+            self.action_toggle_calls,
+        )
         if self.is_live and self._send_command is not None:
             for action, meaning in MEANINGS.items():
                 begin = f"{action} " if FIELDS_OF_ACTION[action] else action
@@ -379,6 +389,7 @@ class ControlRoom(App[ExitChoice]):
             return
         self._is_reading = True
         feed = self._view_reader
+        was_live = self.is_live
         try:
             view = await anyio.to_thread.run_sync(feed.refresh, self.now)
         except StoreError as exc:
@@ -388,9 +399,39 @@ class ControlRoom(App[ExitChoice]):
             if view is not None and feed is self._view_reader:
                 self.now = view
                 await self._keep_place()
+                if was_live and not self.is_live:
+                    await self._announce_end()
             await self._play_on()
         finally:
             self._is_reading = False
+
+    async def _announce_end(self) -> None:
+        """Call a person to the terminal, and show how the run has ended."""
+        result = await self._read_result()
+        if result is None:
+            return
+        info = result.info
+        if self._preferences.calls and self._driver is not None:
+            text = f"{info.run_id}: {info.status} after {info.rounds_completed} rounds"
+            self._driver.write(attention("Fairbed", text, os.environ))
+        if not self.screen.is_modal:
+            self.push_screen(ResultCard(result))
+
+    async def action_result(self) -> None:
+        """Show how the run ended."""
+        if (result := await self._read_result()) is not None:
+            self.push_screen(ResultCard(result))
+
+    async def _read_result(self) -> RunResult | None:
+        try:
+            return await anyio.to_thread.run_sync(result_of, self._view_reader.reader)
+        except StoreError as exc:
+            self._report(exc)
+            return None
+
+    def action_toggle_calls(self) -> None:
+        """Call a person to the terminal at the end of a run, or do not."""
+        self._remember(calls=not self._preferences.calls)
 
     def _report(self, error: StoreError) -> None:
         """Show an error of the store, once."""
@@ -522,6 +563,8 @@ class ControlRoom(App[ExitChoice]):
         """Offer commands only for a live run that accepts them, and only at its newest state."""
         if action == "open_tab":
             return parameters != (RunsScreen.TAB,) or self._runs is not None
+        if action == "result":
+            return self.now.info is not None and not self.is_live
         if action == "back":
             return len(self.screen_stack) > 2 or bool(self._filter_bars)
         if action in HISTORY:

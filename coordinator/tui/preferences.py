@@ -33,6 +33,8 @@ class Preferences(Struct, frozen=True, kw_only=True):
     """Draw phases and curves with letters."""
     screen: str | None = None
     """Name of the screen that was open last."""
+    calls: bool = True
+    """Call to the terminal when a run ends: the bell, and a desktop notification."""
     screens: Mapping[str, ScreenChoices] = {}
     """Choices by name of the screen."""
 

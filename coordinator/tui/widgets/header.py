@@ -113,6 +113,9 @@ class RunHeader(Widget):
         devices = plain(f"{present}{len(view.devices)}")
         if absent:
             devices.stylize(self.get_component_rich_style("header--bad", partial=True))
+        left_s = view.left_s
+        left = [] if left_s is None else [Tile("LEFT", plain(f"≈ {clock(left_s)}"), 3)]
+        worst = plain(ratio(newest.accuracy_worst10 if newest else None))
         speed = _clock_speed(info.row.dilation)
         owes = view.beta is not None
 
@@ -120,9 +123,9 @@ class RunHeader(Widget):
             Tile("FAIRBED", self._brand(info.row.name), 0),
             Tile("STATUS", self._status(info.status), 0),
             Tile("ROUND", self._round(info.rounds_completed, info.plan.rounds), 0),
-            *([] if view.left_s is None else [Tile("LEFT", plain(f"≈ {clock(view.left_s)}"), 3)]),
+            *left,
             Tile("ACCURACY", plain(ratio(newest.accuracy_mean if newest else None)), 1),
-            Tile("WORST 10 %", plain(ratio(newest.accuracy_worst10 if newest else None)), 5),
+            Tile("WORST 10 %", worst, 5 if left else 3),
             Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 9),
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 8),
             Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 4 if owes else 10),
