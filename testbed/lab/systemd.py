@@ -51,6 +51,9 @@ ReadWritePaths={{folder}}
 {HARDENED_SYSTEM}"""
 
 
+PRIVATE_FOLDERS = ("/tmp", "/var/tmp")  # of PrivateTmp, systemd.exec(5)
+
+
 def unit_name(lab: Lab) -> str:
     """Return the name of the unit of a lab."""
     name = lab.settings.name
@@ -101,6 +104,12 @@ def install_unit(lab: Lab, run: Run = run_command) -> str:
             "lab up --service: systemd must have a session of this user, got none; log in as this "
             f"user, or run: sudo {shlex.join([*up_command(lab), '--service'])}"
         )
+    for private in PRIVATE_FOLDERS if is_system else ():
+        if lab.folder.resolve().is_relative_to(private):
+            raise LabError(
+                f"lab up --service: the lab must not be below {private}, of which a service of the "
+                f"system has its own, got {lab.folder}; move it to another folder"
+            )
     user = pwd.getpwuid(lab.folder.stat().st_uid).pw_name if is_system else None
     path = _unit_path(lab)
     if path.exists() and not has_unit(lab):

@@ -105,6 +105,19 @@ def test_root_may_have_allowed_services_without_a_login_before(lab: Lab) -> None
     assert manager.calls[-1] == "loginctl show-user 1000 --property=Linger --value"
 
 
+def test_root_is_refused_a_folder_that_its_service_would_not_see(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(systemd, "PRIVATE_FOLDERS", (str(lab.folder.parent),))
+    manager = Manager()
+    with pytest.raises(
+        LabError, match=rf"must not be below {lab.folder.parent}, .* got {lab.folder}; move"
+    ):
+        systemd.install_unit(lab, manager)
+    assert manager.calls == []
+
+
 def test_a_second_lab_does_not_take_the_unit_of_the_first(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     second = make_lab(tmp_path / "second")
