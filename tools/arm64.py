@@ -228,6 +228,7 @@ def prepare(folder: Path, suite: str) -> Machine:
         _debootstrap(machine.root, suite, "arm64", PACKAGES)
         _finish(machine.root)
         stamp.write_text(wanted)
+    (machine.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
     done = subprocess.run(machine.command("uname", "-m"), capture_output=True, text=True)
     if done.stdout.strip() != "aarch64":
         raise Unavailable(

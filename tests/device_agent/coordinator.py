@@ -45,7 +45,7 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import UploadReceiver
 from fairbed.wire.transport.base import LinkUp, Packet, Transport
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 WINDOW = 4
 CHUNK_BYTES = 1024
 
