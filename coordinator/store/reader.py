@@ -126,6 +126,12 @@ class PlannedReplay(Struct, frozen=True, kw_only=True):
     costs_from: str | None = None
 
 
+class PlannedBroker(Struct, frozen=True, kw_only=True):
+    """The part of `[broker]` that is shown."""
+
+    url: str = "embedded"
+
+
 class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     """The part of an experiment that is shown beside its results."""
 
@@ -136,6 +142,7 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     privacy: PlannedPrivacy = PlannedPrivacy()
     personalisation: PlannedPersonalisation = PlannedPersonalisation()
     replay: PlannedReplay = PlannedReplay()
+    broker: PlannedBroker = PlannedBroker()
     fleet: tuple[PlannedFleet, ...] = ()
 
     @property
@@ -308,6 +315,15 @@ class RunInfo:
     """The run is on another machine."""
     oldest_round: int = 1
     """First round with all rows; in a replica earlier ones may have totals only."""
+
+    @property
+    def enrol_command(self) -> str:
+        """Command that prints what starts another device; empty if all devices are emulated."""
+        fleet = self.plan.fleet
+        if fleet and not any(part.physical for part in fleet):
+            return ""
+        of_run = "" if self.plan.broker.url == "lab" else f" --run {self.folder}"
+        return f"fairbed enroll NAME{of_run}"
 
     @property
     def resume_command(self) -> str:

@@ -41,6 +41,9 @@ UNKNOWN = "unknown"
 BANNER_LINES = 3
 """Most lines above a screen that stay while something is wrong."""
 
+JOINED_SHOWN = 12
+"""Devices that the wait for round 1 names."""
+
 PACE_ROUNDS = 10
 """Newest rounds whose pace is that of the rounds to come."""
 
@@ -259,9 +262,22 @@ class RunView:
 
     @property
     def waiting(self) -> str:
-        """The newest report of the wait for round 1; empty once there is a round."""
+        """The wait for round 1, line by line; empty once there is a round.
+
+        The newest report of the coordinator, the devices that have joined, and how to add one.
+        """
         reports = (event.text for _, event in reversed(self.events) if event.kind == "waiting")
-        return "" if self.rounds else next(reports, "")
+        report = "" if self.rounds else next(reports, "")
+        if not report or self.info is None:
+            return ""
+        lines = [part for part in report.split("; ") if not part.startswith("start one")]
+        joined = [f"{device.name} ({device.state})" for device in self.devices[:JOINED_SHOWN]]
+        more = len(self.devices) - len(joined)
+        if joined:
+            lines.append(f"joined: {', '.join(joined)}{f' and {more} more' if more else ''}")
+        if command := self.info.enrol_command:
+            lines.append(f"add a device by the command that this prints: {command}")
+        return "\n".join(lines)
 
     @property
     def left_s(self) -> float | None:

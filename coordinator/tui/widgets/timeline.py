@@ -184,8 +184,13 @@ def timeline_lines(
         is_lettered: Draw each phase with its letter.
     """
     if not rounds:
-        parts = wrap(waiting or "no round yet", max(1, width))
-        return [(StyledText(part, "dim"),) for part in parts[: max(1, height)]]
+        texts = (waiting or "no round yet").split("\n")
+        parts = [part for text in texts for part in wrap(text, max(1, width))]
+        others = "" if waiting else "dim"
+        return [
+            (StyledText(part, others if line or not waiting else "title"),)
+            for line, part in enumerate(parts[: max(1, height)])
+        ]
     has_legend = height > 2
     shown = window(rounds, first, height - has_legend)
     exchanges = [x for _, xs, _ in shown for x in xs]

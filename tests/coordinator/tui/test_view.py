@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.store import RunReader, Store
-from fairbed.coordinator.store.reader import Quality, SelectionCounts
+from fairbed.coordinator.store.reader import PlannedFleet, Quality, SelectionCounts
 from fairbed.coordinator.store.tables import (
     AlertRow,
     CommandRow,
@@ -522,7 +523,18 @@ def test_the_wait_for_devices_is_shown_until_the_first_round(
             )
         )
     view = next_view(run, feed, RunView())
-    assert view.waiting == "1 of 4 devices are ready, 10 s left"
+    assert view.waiting.split("\n") == [
+        "1 of 4 devices are ready, 10 s left",
+        "joined: " + ", ".join(f"{name} (idle)" for name in run.names),
+        f"add a device by the command that this prints: fairbed enroll NAME --run {run.folder}",
+    ]
+    assert view.info is not None
+    plan = view.info.plan
+    lab = structs.replace(plan, broker=structs.replace(plan.broker, url="lab"))
+    of_lab = replace(view, info=replace(view.info, plan=lab))
+    assert of_lab.waiting.endswith(": fairbed enroll NAME")
+    emulated = structs.replace(plan, fleet=(PlannedFleet(),))
+    assert "enroll" not in replace(view, info=replace(view.info, plan=emulated)).waiting
     run.play(1)
     assert next_view(run, feed, view).waiting == ""
 
