@@ -162,6 +162,9 @@ def _watch_remote(options: argparse.Namespace) -> None:
         if shows_lines:
             print(line, file=sys.stderr, flush=True)
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # or the replica would be left behind
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     is_loading = sys.stderr.isatty()
     print(f"connecting to {target.shown}", file=sys.stderr, flush=True)
     with followed(target, show_progress, show_problem) as folder:
