@@ -548,6 +548,15 @@ class RunReader:
         sql = "SELECT max(round) FROM round WHERE closed_at_s <= ?"
         return int(self._number(sql, until_s))
 
+    def exchange_counts(self, since: int, until_round: int) -> list[int]:
+        """Return the number of exchanges of each closed round after `since`, in order."""
+        counted = (
+            "SELECT (SELECT count(*) FROM exchange AS x "
+            "WHERE x.round = closed.round AND x.attempt = closed.attempt) "
+            "FROM round AS closed WHERE round > ? AND round <= ? ORDER BY round"
+        )
+        return [count for (count,) in self._query(counted, (since, until_round))]
+
     def straggler_counts(self, until_round: int) -> tuple[int, int, int]:
         """Return the numbers of late updates, dropped and cancelled exchanges up to a round."""
         columns = ("aggregated_late", "dropped_late", "cancelled")

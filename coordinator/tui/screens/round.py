@@ -103,6 +103,7 @@ class ChoiceTable(DataTable[Text]):
 class RoundScreen(RunScreen):
     """One round, opened at a device if one is named."""
 
+    TAB = "rounds"
     PURPOSE = "Which devices took part in one round and which did not, and why."
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,backspace", "app.back", "Back", id="back", tooltip="To the last screen"),

@@ -36,6 +36,8 @@ SHORT = {
 """Short phase names for a legend that is too wide."""
 SHORTEST = {phase: phase[:2] for phase in PHASES}
 """Names for a legend that is too wide even with the short ones."""
+READING = "reading"
+"""Status of a round whose exchanges have not been read."""
 LINES_CACHED = 512
 """Lines of exchanges in the cache: a few screens."""
 
@@ -75,6 +77,17 @@ class RoundTimeline(ScrollView, can_focus=True):
         self._lines: Sequence[Line] = ()
 
     def show(self, view: RunView) -> None:
+        """Show the rounds of a view that changed."""
+        self._show_border(view)
+        if (view.rounds, view.waiting) != (self._rounds, self._waiting):
+            before, self._rounds, self._waiting = self._rounds, view.rounds, view.waiting
+            self.virtual_size = Size(0, 1 + sum(height_of(round_) for round_ in view.rounds))
+            if self.scroll_offset.y > 0:
+                self.scroll_to(y=self.scroll_offset.y + added(before, view.rounds), animate=False)
+            if self.is_on_screen:
+                self._draw()
+
+    def _show_border(self, view: RunView) -> None:
         """Show aggregation, epsilon, energy, device-seconds and newest round in the border."""
         steps = view.info.plan.steps if view.info else ""
         title = f"Rounds by phase · {escape(steps)}" if steps else "Rounds by phase"
@@ -88,13 +101,6 @@ class RoundTimeline(ScrollView, can_focus=True):
             spent = f"epsilon ≤ {view.epsilon:.3g} · {spent}"
         if spent + newest != (self.border_subtitle or ""):
             self.border_subtitle = spent + newest
-        if (view.rounds, view.waiting) != (self._rounds, self._waiting):
-            before, self._rounds, self._waiting = self._rounds, view.rounds, view.waiting
-            self.virtual_size = Size(0, 1 + sum(_height(round_) for round_ in view.rounds))
-            if self.scroll_offset.y > 0:
-                self.scroll_to(y=self.scroll_offset.y + added(before, view.rounds), animate=False)
-            if self.is_on_screen:
-                self._draw()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Draw the lines at the new position."""
@@ -120,8 +126,14 @@ class RoundTimeline(ScrollView, can_focus=True):
 
     def _draw(self) -> None:
         width, height = self.scrollable_content_region.size
-        before = self._lines
-        self._lines = timeline_lines(
+        before, self._lines = self._lines, self._lines_in(width, height)
+        for y, (old, new) in enumerate(zip_longest(before, self._lines)):
+            if old != new:
+                self.refresh(Region(0, y, width, 1))
+
+    def _lines_in(self, width: int, height: int) -> Sequence[Line]:
+        """Return the lines that are seen now."""
+        return timeline_lines(
             self._rounds,
             width,
             height,
@@ -129,9 +141,6 @@ class RoundTimeline(ScrollView, can_focus=True):
             first=self.scroll_offset.y,
             is_lettered=self.app.has_class(LETTERED),
         )
-        for y, (old, new) in enumerate(zip_longest(before, self._lines)):
-            if old != new:
-                self.refresh(Region(0, y, width, 1))
 
     def _style(self, part: StyledText) -> Style:
         background = Style.null()
@@ -145,7 +154,8 @@ class RoundTimeline(ScrollView, can_focus=True):
         return self.get_component_rich_style(f"timeline--{name}", partial=True)
 
 
-def _height(round_: RoundView) -> int:
+def height_of(round_: RoundView) -> int:
+    """Return the lines of a round: its title and its exchanges."""
     return 1 + len(round_.exchanges)
 
 
@@ -153,7 +163,7 @@ def added(before: Sequence[RoundView], after: Sequence[RoundView]) -> int:
     """Return by how many lines the rounds in both have moved down, newest first."""
 
     def lines_above(rounds: Sequence[RoundView], number: int) -> int:
-        return sum(_height(round_) for round_ in rounds if round_.round > number)
+        return sum(height_of(round_) for round_ in rounds if round_.round > number)
 
     common = {round_.round for round_ in before} & {round_.round for round_ in after}
     if not common:
@@ -169,6 +179,7 @@ def timeline_lines(
     *,
     first: int = 0,
     is_lettered: bool = False,
+    marked: int | None = None,
 ) -> list[Line]:
     """Return the legend and the rounds in `width` columns and `height` lines.
 
@@ -182,6 +193,7 @@ def timeline_lines(
         waiting: The report, or empty.
         first: Number of lines of rounds that are scrolled away.
         is_lettered: Draw each phase with its letter.
+        marked: The round under the cursor; None without a cursor.
     """
     if not rounds:
         texts = (waiting or "no round yet").split("\n")
@@ -205,7 +217,9 @@ def timeline_lines(
     if has_legend:
         lines.append(legend(width, is_personal="personal" in phases, is_lettered=is_lettered))
     for round_, xs, is_titled in shown:
-        lines += [title_line(round_)] if is_titled else []
+        if is_titled:
+            mark = "" if marked is None else "▸ " if round_.round == marked else "  "
+            lines.append(title_line(round_, mark))
         lines += [exchange_line(x, scale_s, name_width, width, is_lettered) for x in xs]
     return lines
 
@@ -226,7 +240,7 @@ def window(
         if start >= first + height:
             break
         low, high = first - start, first + height - start
-        start += _height(round_)
+        start += height_of(round_)
         if start > first:
             exchanges = round_.exchanges[max(low - 1, 0) : max(high - 1, 0)]
             found.append((round_, exchanges, low <= 0))
@@ -257,16 +271,18 @@ def legend(width: int, *, is_personal: bool = False, is_lettered: bool = False) 
     return parts
 
 
-def title_line(round_: RoundView) -> Line:
-    """Return the title of a round: its number, duration and result."""
+def title_line(round_: RoundView, mark: str = "") -> Line:
+    """Return the title of a round after a mark: its number, duration and result."""
     done = sum(x.outcome == "done" for x in round_.exchanges)
     if round_.status == "open":
         result = f"open for {seconds(round_.duration_s)} s"
+    elif round_.status == READING:
+        result = "…"
     elif not round_.exchanges:
         result = f"void, no device available for {seconds(round_.duration_s)} s"
     else:
         result = f"{seconds(round_.duration_s)} s, {done} of {len(round_.exchanges)} aggregated"
-    return (StyledText(f"round {round_.round} ", "title"), StyledText(result, "dim"))
+    return (StyledText(f"{mark}round {round_.round} ", "title"), StyledText(result, "dim"))
 
 
 @lru_cache(maxsize=LINES_CACHED)
