@@ -80,6 +80,8 @@ def next_commands(result: RunResult) -> list[tuple[str, str, str]]:
     """Return what can be done next: a key, a word, and the command of the shell."""
     info = result.info
     folder = info.folder
+    if info.is_replica:  # its folder is removed with the view
+        return [("s", "show all numbers, on the machine of the run", f"fairbed show {info.run_id}")]
     found = [("s", "show all numbers", f"fairbed show {folder}")]
     if info.resume_command:
         found.append(("n", "continue", info.resume_command))

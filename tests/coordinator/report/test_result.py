@@ -63,6 +63,8 @@ def test_what_comes_next_depends_on_the_end(tmp_path: Path) -> None:
     row = replace(done.info.row, clock="virtual")
     replay = replace(done, info=replace(done.info, row=row))
     assert [word for _, word, _ in next_commands(replay)] == ["show all numbers"]
+    elsewhere = replace(done, info=replace(done.info, is_replica=True))
+    assert [command for _, _, command in next_commands(elsewhere)] == ["fairbed show demo"]
 
 
 def test_a_run_without_rounds_has_a_result(tmp_path: Path) -> None:
