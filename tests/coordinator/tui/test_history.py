@@ -101,6 +101,22 @@ async def test_every_screen_shows_the_past_round(finished: Path) -> None:
         assert await shows(app, pilot, "history: round 6 of 30", "of 6 rounds")
 
 
+async def test_screens_go_back_with_the_run(finished: Path) -> None:
+    """A screen that has read later rows leaves them out in the past, and shows them again."""
+    async with room(finished) as (app, pilot):
+        for key, later in (("3", "round 30 "), ("6", "round 30:")):
+            await pilot.press(key)
+            assert await shows(app, pilot, later), key
+            await pilot.press("g", "5", "enter")
+            assert await shows(app, pilot, "history: round 5 of 30", later.replace("30", "5"))
+            past = await settled(app, pilot)
+            assert not any(f"round {number}" in past for number in range(6, 31)), past
+            await pilot.press(FORWARD)
+            assert await shows(app, pilot, "history: round 6 of 30", later.replace("30", "6"))
+            await pilot.press("end")
+            assert await shows(app, pilot, later), key
+
+
 async def test_g_accepts_only_rounds_that_there_are(finished: Path) -> None:
     async with room(finished) as (app, pilot):
         await pilot.press("g")
