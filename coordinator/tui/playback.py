@@ -67,7 +67,7 @@ def history_line(playback: Playback, view: RunView, now: RunView) -> str:
         now: The newest view.
     """
     rate = playback.rounds_per_s
-    speed = "the speed of the run" if rate is None else f"{rate:g} rounds/s"
+    speed = "the speed of the run" if rate is None else f"{rate:g} round{'s' * (rate != 1.0)}/s"
     return (
         f"history: round {playback.round} of {now.cursor.round}, "
         f"{clock(view.elapsed_s)} of {clock(now.elapsed_s)}, "

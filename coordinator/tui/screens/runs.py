@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import anyio
 import anyio.to_thread
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -230,6 +231,7 @@ class RunsScreen(RunScreen):
         columns = fitting(lines, table.size.width - 4)
         arrow = " ▾" if is_reversed else " ▴"
         titles = [f"{column.title}{arrow * (column.key == key)}" for column in columns]
+        titles[0] = f"{INDENT}{titles[0]}"
         marks = [
             (MARK if x.folder in self._marked else NO_MARK)
             + (OPEN if x.folder == self._open else NO_MARK)
@@ -237,26 +239,25 @@ class RunsScreen(RunScreen):
             for x in lines
         ]
         cells = [[column.text(line) for column in columns] for line in lines]
+        for mark, texts in zip(marks, cells, strict=True):
+            texts[0] = f"{mark}{texts[0]}"
         total = self._list.total
         shown = f"{len(lines)} of {total}" if len(lines) < total else str(total)
         filter_ = f" · filter /{self._filter.text}" if self._filter.text else ""
         title = f"Runs in {self._list.root.name} · {shown}{filter_}"
-        drawn = (titles, marks, cells, title)
+        drawn = (titles, cells, title)
         if drawn == self._drawn:
             return
         former = self._under_cursor
         self._drawn, self._lines = drawn, lines
         table.border_title = Text(title).markup
         table.clear(columns=True)
-        for i, title in enumerate(titles):
-            table.add_column(_cell(f"{INDENT * (i == 0)}{title}", columns[i]))
+        for i, (column, title) in enumerate(zip(columns, titles, strict=True)):
+            width = max(map(cell_len, [title, *(texts[i] for texts in cells)]))
+            table.add_column(_cell(title, column), width=width)
         for mark, texts in zip(marks, cells, strict=True):
-            table.add_row(
-                *(
-                    _cell(f"{mark * (i == 0)}{text}", columns[i], "bold" * (mark != INDENT))
-                    for i, text in enumerate(texts)
-                )
-            )
+            style = "bold" * (mark != INDENT)
+            table.add_row(*(_cell(texts[i], column, style) for i, column in enumerate(columns)))
         folders = [line.folder for line in lines]
         if former is not None and former.folder in folders:
             table.move_cursor(row=folders.index(former.folder))

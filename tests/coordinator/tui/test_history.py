@@ -145,7 +145,7 @@ async def test_playing_follows_the_clock(finished: Path) -> None:
     clock = Clock()
     async with room(finished, clock=clock) as (app, pilot):
         await pilot.press("space")
-        assert await shows(app, pilot, "history: round 1 of 30, ", "playing at 1 rounds/s")
+        assert await shows(app, pilot, "history: round 1 of 30, ", "playing at 1 round/s")
         await app.refresh_view()
         clock.now_s += 3.0
         await app.refresh_view()

@@ -268,6 +268,15 @@ async def test_few_runs_stay_open(tmp_path: Path) -> None:
         assert app._home in app._readers
 
 
+async def test_a_list_that_is_drawn_often_is_drawn_in_full(root: Path) -> None:
+    """Marks and orders that follow each other at once do not cut the texts."""
+    async with room(root / "a-long", runs=root) as (app, pilot):
+        await pilot.press("7")
+        assert await shows(app, pilot, "older format", "2026-01-02 10:00", "replay")
+        await pilot.press("space", "down", "space", "r", "r", "s", "r")
+        assert await shows(app, pilot, "older format", "2026-01-02 10:00", "replay")
+
+
 async def test_the_overlay_needs_two_runs(root: Path) -> None:
     async with room(root / "a-long", runs=root) as (app, pilot):
         await pilot.press("7")
