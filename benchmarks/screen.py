@@ -79,10 +79,12 @@ SAMPLES = 240
 """Measurements of memory in an hour of the run's clock."""
 
 CONTENTS: Mapping[str, str] = {
-    "overview": r"Rounds by phase",
-    "fleet": r"Fleet · \d+",
-    "rounds": r"Rounds by phase",
-    "events": r"Events",
+    "overview": r"(?s)Fleet · [1-9].*pi-000.*round \d",
+    "fleet": r"(?s)Fleet · [1-9].*pi-000",
+    "rounds": r"(?s)Rounds by phase.*round \d",
+    "fairness": r"(?s)rates from .*pi-000",
+    "estimator": r"median error",
+    "events": r"round \d+: \d+ of \d+ aggregated",
 }
 """Pattern of the text that a screen has, and has only when its content is shown."""
 
