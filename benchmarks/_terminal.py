@@ -61,6 +61,11 @@ class Terminal:
         self._found.clear()
         self._wanted = re.compile(pattern)
 
+    @property
+    def has_found(self) -> bool:
+        """A frame had the pattern."""
+        return self._found.is_set()
+
     def wait(self, timeout_s: float) -> float:
         """Wait for the end of the first frame with the pattern; return its `time.monotonic()`.
 
@@ -106,8 +111,10 @@ class Terminal:
 
 
 @contextmanager
-def on_terminal(command: list[str], columns: int, lines: int) -> Iterator[tuple[int, Terminal]]:
-    """Run a command of Fairbed on a terminal; yield its process number and the terminal.
+def on_terminal(
+    command: list[str], columns: int, lines: int, module: str = "fairbed.testbed.cli.main"
+) -> Iterator[tuple[int, Terminal]]:
+    """Run a module with arguments on a terminal; yield its process number and the terminal.
 
     Raises:
         RuntimeError: It did not end with exit code 0.
@@ -117,7 +124,7 @@ def on_terminal(command: list[str], columns: int, lines: int) -> Iterator[tuple[
     own = {"XDG_CONFIG_HOME": folder.name, "XDG_STATE_HOME": folder.name}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fairbed.testbed.cli.main", *command],
+            [sys.executable, "-m", module, *command],
             stdin=terminal.theirs,
             stdout=terminal.theirs,
             stderr=terminal.theirs,

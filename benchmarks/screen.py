@@ -1,6 +1,6 @@
 """Cost of the control room: processor time, bytes drawn, time to open, memory, delay of keys.
 
-    fairbed bench screen [--devices 12,200,1000] [--seconds 30] [--size 140x40] [--json]
+    fairbed bench screen [--devices 12,200,1000] [--screen all] [--hertz 4] [--json]
     fairbed bench screen --open 500x1000 [--remote] [--per-round 100] [--repeats 3]
     fairbed bench screen --hour [--devices 1000] [--speed 20]
     fairbed bench screen --keys 10 [--devices 1000]
@@ -9,8 +9,9 @@
 
 `fairbed watch` shows a synthetic run on a terminal of that size: every device sends its context at
 1 Hz and at each change of phase, and a round of a third of the devices, 20 at most, takes three to
-four seconds. No device trains; the result is the processor time of the viewer. The other
-measurements:
+four seconds. No device trains; the result is the processor time of the viewer. With
+`--hertz` it refreshes at that rate and at normal priority, which measures the program itself where
+other processes are busy: `fairbed watch` gives way to them. The other measurements:
 
 - `--open` opens a finished synthetic run of that many rounds and devices, with a selection and an
   evaluation of each device in each round and as much telemetry as a store retains. `opens` ends
@@ -39,7 +40,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,12 +85,18 @@ CONTENTS: Mapping[str, str] = {
     "rounds": r"(?s)Rounds by phase.*round \d",
     "fairness": r"(?s)rates from .*pi-000",
     "estimator": r"median error",
+    "runs": r"(?s)synthetic.*running",
     "events": r"round \d+: \d+ of \d+ aggregated",
 }
 """Pattern of the text that a screen has, and has only when its content is shown."""
 
 MANY_ROUNDS = 100_000
 """Rounds of a run that is ended long before."""
+
+SETTLE_S = 2.0
+"""Time after a key that is not measured."""
+
+FIXED_RATE = "benchmarks._fixed_rate_viewer"
 
 SETTLE_ROUNDS = 2
 """Rounds after a viewer starts or ends that are not measured."""
@@ -108,6 +115,7 @@ class Cost:
     """The cost of one control room."""
 
     devices: int
+    screen: str
     seconds: float
     start_cpu_s: float
     """Processor time of the start: the interpreter, the style sheet, the first screens."""
@@ -227,6 +235,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--devices", default="12,200,1000", help="fleets, one after the other")
     parser.add_argument("--seconds", type=float, default=30.0, help="measured (default 30)")
     parser.add_argument("--size", default="140x40", metavar="COLUMNSxLINES")
+    parser.add_argument("--screen", choices=[*(x.name for x in TABS), "all"], default=TABS[0].name)
+    parser.add_argument(
+        "--hertz", type=float, default=0.0, help="fixed refresh rate, at normal priority"
+    )
     parser.add_argument("--per-round", type=int, default=0, help="selected devices")
     parser.add_argument("--speed", type=float, default=20.0, help="of the clock (default 20)")
     parser.add_argument("--rounds", type=int, default=12, help="of a real run (default 12)")
@@ -255,14 +267,14 @@ def _measure(options: argparse.Namespace) -> tuple[object, str]:
             snapshot = take_snapshot(int(rounds), int(devices), options.per_round)
             return snapshot, _snapshot_table(snapshot)
         openings = open_finished(
-            int(rounds), int(devices), options.per_round, options.repeats, size
+            int(rounds), int(devices), options.per_round, options.repeats, size, options.hertz
         )
         return openings, _openings_table(openings)
     if options.hour:
         memories = [watch_hours(devices, 1.0, options.speed, size) for devices in fleets]
         return memories, _memories_table(memories)
     if options.keys:
-        delays = press_keys(fleets[-1], options.keys, size)
+        delays = press_keys(fleets[-1], options.keys, size, hertz=options.hertz)
         return delays, _delays_table(delays)
     if options.watchers:
         watching = watch_run(
@@ -272,26 +284,43 @@ def _measure(options: argparse.Namespace) -> tuple[object, str]:
     if options.live:
         turns = [_turn(options.rounds, size) for _ in range(options.repeats)]
         return turns, _turns_table(turns)
-    costs = [measure(devices, options.seconds, size) for devices in fleets]
+    costs = [
+        measure(devices, options.seconds, size, tab=tab, hertz=options.hertz)
+        for devices in fleets
+        for tab in ([x.name for x in TABS] if options.screen == "all" else [options.screen])
+    ]
     return costs, _costs_table(costs)
 
 
-def measure(devices: int, seconds: float, size: Size, warm_s: float = WARM_S) -> Cost:
-    """Return the cost of a control room of `size`.
+def measure(
+    devices: int,
+    seconds: float,
+    size: Size,
+    warm_s: float = WARM_S,
+    *,
+    tab: str = TABS[0].name,
+    hertz: float = 0.0,
+) -> Cost:
+    """Return the cost of a control room of `size` on one of its screens.
 
     Raises:
         RuntimeError: The control room did not stay open.
     """
-    with _watched_run(devices, size) as (run, pid, terminal):
-        run.write_for(warm_s)
-        start_cpu_s, since = cpu_s(pid), time.monotonic()
+    with _watched_run(devices, size, hertz) as (run, pid, terminal):
+        _warm(run, terminal, warm_s)
+        start_cpu_s = cpu_s(pid)
+        if tab != TABS[0].name:
+            terminal.press(next(x.key for x in TABS if x.name == tab))
+            run.write_for(SETTLE_S)
+        before_s, since = cpu_s(pid), time.monotonic()
         start_bytes, start_frames = terminal.n_bytes, terminal.n_frames
         run.write_for(seconds)
-        spent_s, lasted_s = cpu_s(pid) - start_cpu_s, time.monotonic() - since
+        spent_s, lasted_s = cpu_s(pid) - before_s, time.monotonic() - since
         n_bytes, n_frames = terminal.n_bytes - start_bytes, terminal.n_frames - start_frames
         terminal.press("q")
     return Cost(
         devices,
+        tab,
         seconds,
         start_cpu_s,
         spent_s / lasted_s,
@@ -301,20 +330,37 @@ def measure(devices: int, seconds: float, size: Size, warm_s: float = WARM_S) ->
 
 
 @contextmanager
-def _watched_run(devices: int, size: Size) -> Iterator[tuple[SyntheticRun, int, Terminal]]:
+def _watched_run(
+    devices: int, size: Size, hertz: float = 0.0
+) -> Iterator[tuple[SyntheticRun, int, Terminal]]:
     """Yield a live synthetic run, and the process and the terminal of its viewer."""
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name) / "run"
         run = SyntheticRun(folder, devices)
         try:
-            with on_terminal(["watch", str(folder)], *size) as (pid, terminal):
+            with _viewer(folder, size, hertz) as (pid, terminal):
                 yield run, pid, terminal
         finally:
             run.close()
 
 
+def _warm(run: SyntheticRun, terminal: Terminal, seconds: float) -> None:
+    """Continue the run for some seconds, and longer if the viewer has not shown a round yet.
+
+    Raises:
+        RuntimeError: It shows none.
+    """
+    deadline = time.monotonic() + seconds + SHOWS_S
+    terminal.expect(CONTENTS["overview"])
+    run.write_for(seconds)
+    while not terminal.has_found:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the screen must show a round within {SHOWS_S:g} s")
+        run.write_for(1.0)
+
+
 def open_finished(
-    rounds: int, devices: int, per_round: int, repeats: int, size: Size
+    rounds: int, devices: int, per_round: int, repeats: int, size: Size, hertz: float = 0.0
 ) -> list[Opening]:
     """Return the costs of opening a finished run, `repeats` times.
 
@@ -328,7 +374,7 @@ def open_finished(
             run.write_rounds(rounds)
         finally:
             run.close()
-        return [_open(folder, rf"{rounds}/{rounds} ", size) for _ in range(repeats)]
+        return [_open(folder, rf"{rounds}/{rounds} ", size, hertz) for _ in range(repeats)]
 
 
 def take_snapshot(rounds: int, devices: int, per_round: int) -> Snapshot:
@@ -371,9 +417,15 @@ def take_snapshot(rounds: int, devices: int, per_round: int) -> Snapshot:
     )
 
 
-def _open(folder: Path, content: str, size: Size) -> Opening:
+def _viewer(folder: Path, size: Size, hertz: float) -> AbstractContextManager[tuple[int, Terminal]]:
+    if hertz:
+        return on_terminal([str(folder), str(hertz)], *size, module=FIXED_RATE)
+    return on_terminal(["watch", str(folder)], *size)
+
+
+def _open(folder: Path, content: str, size: Size, hertz: float) -> Opening:
     since_s = time.monotonic()
-    with on_terminal(["watch", str(folder)], *size) as (pid, terminal):
+    with _viewer(folder, size, hertz) as (pid, terminal):
         terminal.expect(content)
         opened_s = terminal.wait(SHOWS_S)
         opens_cpu_s = cpu_s(pid)
@@ -395,7 +447,7 @@ def watch_hours(
     """
     span_s = hours * HOUR_S / SAMPLES
     with _watched_run(devices, size) as (run, pid, terminal):
-        run.write_for(warm_s)
+        _warm(run, terminal, warm_s)
         viewer, began_s = psutil.Process(pid), time.monotonic()
         samples = []
         for sample in range(SAMPLES + 1):
@@ -410,7 +462,9 @@ def watch_hours(
     return Memory(devices, hours, reached, samples[0], later[0], later[-1], slope)
 
 
-def press_keys(devices: int, keys: int, size: Size, warm_s: float = WARM_S) -> list[Delay]:
+def press_keys(
+    devices: int, keys: int, size: Size, warm_s: float = WARM_S, hertz: float = 0.0
+) -> list[Delay]:
     """Return the delay of the key of each screen while a run goes on.
 
     Raises:
@@ -418,8 +472,8 @@ def press_keys(devices: int, keys: int, size: Size, warm_s: float = WARM_S) -> l
     """
     pauses = random.Random(0)
     delays_s: dict[str, list[float]] = {tab.name: [] for tab in TABS}
-    with _watched_run(devices, size) as (run, _, terminal):
-        run.write_for(warm_s)
+    with _watched_run(devices, size, hertz) as (run, _, terminal):
+        _warm(run, terminal, warm_s)
         for number in range(keys * len(TABS)):
             tab = TABS[(number + 1) % len(TABS)]  # the first one is open
             terminal.expect(CONTENTS[tab.name])
@@ -457,7 +511,7 @@ def watch_run(
                         for _ in range(watchers)
                     ]
                     for terminal in terminals:
-                        terminal.expect(CONTENTS["overview"])
+                        terminal.expect(r"Fleet · [1-9]")
                     for terminal in terminals:
                         terminal.wait(SHOWS_S)
                     spent_s = _cpu_per_round(run, rounds)
@@ -551,10 +605,11 @@ def _quality(folder: Path) -> Quality:
 
 def _costs_table(costs: Sequence[Cost]) -> str:
     return _lines(
-        ("devices", "share of a core", "to start, s", "frames/s", "kB/s to the terminal"),
+        ("devices", "screen", "share of a core", "to start, s", "frames/s", "kB/s to the terminal"),
         (
             (
                 f"{cost.devices}",
+                cost.screen,
                 f"{cost.core_share:.1%}",
                 f"{cost.start_cpu_s:.2f}",
                 f"{cost.frames_per_s:.1f}",
