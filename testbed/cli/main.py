@@ -231,7 +231,9 @@ def make_parser() -> argparse.ArgumentParser:
             )
             sub.add_argument("--device", metavar="NAME", help="with --why: this device alone")
     steer = command("command", "change a live run or one of its emulated devices")
-    steer.add_argument("run", help="run id, its first characters, a folder, or latest")
+    steer.add_argument(
+        "run", help="run id, its first characters, a folder, an address or its file, or latest"
+    )
     steer.add_argument(
         "words",
         nargs="+",
