@@ -135,19 +135,29 @@ class AlertMonitor:
         """Examine link, devices and disk until cancelled."""
         disk_due = self._event_log.now()
         while True:
-            now, reason = self._event_log.now(), self._down_reason
-            found: dict[AlertKind, str | None] = {
-                "broker lost": None if reason is None else broker_lost(reason),
-                "no device": None,  # nothing is known of them without the broker
-            }
-            if self._is_training and reason is None:
-                statuses = [device.status(now) for device in self._registry]
-                found["no device"] = no_device(statuses, self._registry.present(now))
+            now = self._event_log.now()
+            found = self._link_and_devices(now)
             if now >= disk_due:
                 disk_due = now + DISK_PERIOD_S
                 found["disk low"] = await self._disk_low()
             self._update(found)
             await anyio.sleep(PERIOD_S)
+
+    def close(self) -> None:
+        """End the alerts that are over as the run ends; the others stay, as its last state."""
+        self._update(self._link_and_devices(self._event_log.now()))
+        self._record(self._alerts.finish())
+
+    def _link_and_devices(self, now: float) -> dict[AlertKind, str | None]:
+        reason = self._down_reason
+        found: dict[AlertKind, str | None] = {
+            "broker lost": None if reason is None else broker_lost(reason),
+            "no device": None,  # nothing is known of them without the broker
+        }
+        if self._is_training and reason is None:
+            statuses = [device.status(now) for device in self._registry]
+            found["no device"] = no_device(statuses, self._registry.present(now))
+        return found
 
     async def _disk_low(self) -> str | None:
         try:
@@ -184,7 +194,10 @@ class AlertMonitor:
         )
 
     def _update(self, found: dict[AlertKind, str | None]) -> None:
-        for change in self._alerts.update(found, self._event_log.at_s()):
+        self._record(self._alerts.update(found, self._event_log.at_s()))
+
+    def _record(self, changes: Iterable[AlertChange]) -> None:
+        for change in changes:
             self._event_log.add(
                 AlertRow(
                     kind=change.kind, begin_s=change.begin_s, end_s=change.end_s, text=change.text

@@ -173,6 +173,7 @@ class Coordinator:
                 parts.registry.expect(self._setup.device_names)
                 self._start_tasks(group, parts)
                 await self._run_rounds(parts, first_round)
+                parts.alerts.close()
             if self._lease.release():
                 with anyio.move_on_after(GOODBYE_S, shield=True):
                     await self._send_goodbye()

@@ -117,6 +117,14 @@ class Alerts:
                     changes.append(change)
         return changes
 
+    def finish(self) -> list[AlertChange]:
+        """End the alerts whose condition is over, without the wait; the run ends."""
+        return [
+            AlertChange(kind, standing.text, standing.begin_s, standing.over_since_s)
+            for kind, standing in self._standing.items()
+            if standing.over_since_s is not None
+        ]
+
     def _hold(self, kind: AlertKind, text: str, at_s: float) -> AlertChange | None:
         standing = self._standing.get(kind)
         if standing is None:

@@ -8,13 +8,14 @@ import pytest
 
 from fairbed.coordinator.policy.config import CoordinatorConfig, SelectionConfig
 from fairbed.coordinator.rounds.alert_monitor import DISK_PERIOD_S, AlertMonitor, DiskUse, disk_use
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import AlertRow
 from tests.coordinator.builders import context, hello
-from tests.coordinator.lab import lab, make_config
+from tests.coordinator.lab import NAMES, lab, make_config
 from tests.coordinator.store.fake_run import FakeRun, make_store
 from tests.idle_time import LoopClock
 
@@ -203,3 +204,36 @@ def test_an_alert_ends_at_the_latest_when_its_run_is_resumed(tmp_path: Path) -> 
         assert reader.standing_alerts() == []
         (row,) = reader.alerts()
         assert row.end_s == pytest.approx(run.now_s)
+
+
+async def test_a_run_that_loses_its_broker_and_its_devices_records_both(tmp_path: Path) -> None:
+    async def break_link() -> None:
+        place.broker.disconnect("coordinator", reconnects=False)
+        await anyio.sleep(6.0)
+        place.broker.reconnect("coordinator")
+
+    async def kill_all() -> None:
+        for name in NAMES:
+            place.kill_agent(name)
+        await anyio.sleep(20.0)
+        for name in NAMES:
+            place.start_agent(name)
+
+    faults = {2: break_link, 4: kill_all}
+    async with lab(tmp_path, limit_s=300.0) as place, anyio.create_task_group() as group:
+
+        def begin(progress: RoundProgress) -> None:
+            if fault := faults.get(progress.round.round):
+                group.start_soon(fault)
+
+        place.on_progress = begin
+        assert await place.run(make_config(rounds=60)) == "done"
+    with place.reader() as reader:
+        found = {row.kind: row for row in reader.alerts()}
+    assert set(found) - {"host busy"} == {"broker lost", "no device"}
+    lost, gone = found["broker lost"], found["no device"]
+    assert lost.end_s is not None
+    assert gone.end_s is not None
+    assert 5.0 < lost.end_s - lost.begin_s < 8.0
+    assert 10.0 < gone.end_s - gone.begin_s < 40.0
+    assert "3 gone" in gone.text

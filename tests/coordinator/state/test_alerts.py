@@ -76,6 +76,15 @@ def test_a_kind_that_was_not_examined_keeps_its_alert() -> None:
     assert alerts.stands("infeasible")
 
 
+def test_an_alert_that_is_over_ends_at_once_with_its_run_and_one_that_holds_stays() -> None:
+    alerts = Alerts()
+    for at_s in (0.0, 6.0):
+        alerts.update({"no device": "none", "broker lost": "down"}, at_s)
+    alerts.update({"no device": None, "broker lost": "down"}, 7.0)
+    (change,) = alerts.finish()
+    assert (change.kind, change.begin_s, change.end_s) == ("no device", 0.0, 7.0)
+
+
 found = st.dictionaries(st.sampled_from(ALERT_KINDS), st.sampled_from([None, "a", "b"]))
 
 
@@ -99,7 +108,7 @@ def test_begins_and_ends_alternate_and_a_long_absence_ends_every_alert(
         assert {kind for kind in ALERT_KINDS if alerts.stands(kind)} == set(standing)
     nothing: dict[AlertKind, str | None] = dict.fromkeys(ALERT_KINDS)
     alerts.update(nothing, now)
-    alerts.update(nothing, now + max(CLEAR_S.values()))
+    alerts.update(nothing, now + max(CLEAR_S.values()) + 0.1)
     assert not any(alerts.stands(kind) for kind in ALERT_KINDS)
 
 
