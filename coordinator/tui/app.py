@@ -246,7 +246,8 @@ class ControlRoom(App[ExitChoice]):
         self.set_class(self.lacks_colours if letters is None else letters, LETTERED)
         self.theme_changed_signal.subscribe(self, self._on_theme)
         last = self._preferences.screen
-        await self._open(last if last in self.SCREENS else Overview.TAB)
+        is_known = last in self.SCREENS and last != RunsScreen.TAB
+        await self._open(last if last is not None and is_known else Overview.TAB)
         self._take_keys()
         await self._tick()
 
@@ -371,9 +372,13 @@ class ControlRoom(App[ExitChoice]):
                 self.notify(str(exc), title=title, severity="warning", timeout=NOTICE_S)
 
     async def action_open_tab(self, name: str) -> None:
-        """Show one of the screens that keys open from everywhere; the next start shows it."""
+        """Show one of the screens that keys open from everywhere; the next start shows it.
+
+        It does not show the list of runs: each start names one.
+        """
         await self._open(name)
-        self._remember(screen=name)
+        if name != RunsScreen.TAB:
+            self._remember(screen=name)
         await self._show()
 
     async def _tick(self) -> None:

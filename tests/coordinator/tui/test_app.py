@@ -96,7 +96,7 @@ async def test_a_mixed_fleet_shows_which_devices_are_physical_and_what_energy_ea
 async def test_every_screen_is_opened_by_its_key_from_everywhere(
     finished: Path, size: tuple[int, int]
 ) -> None:
-    async with room(finished, size) as (app, pilot):
+    async with room(finished, size, runs=finished.parent) as (app, pilot):
         for before in (*TABS, None):
             for tab in TABS:
                 if before is not None:
@@ -120,7 +120,7 @@ async def test_a_click_on_a_tab_opens_its_screen(finished: Path) -> None:
 
 async def test_the_palette_offers_what_the_keys_do(run: FakeRun) -> None:
     coordinator = Coordinator()
-    async with room(run.folder, send_command=coordinator) as (app, pilot):
+    async with room(run.folder, send_command=coordinator, runs=run.folder.parent) as (app, pilot):
         await settled(app, pilot)
         offered = {c.title: c for c in app.get_system_commands(app.screen)}
         assert {tab.title for tab in TABS} | {"Pause", "Exclude", "Device", "Quit"} <= set(offered)
@@ -522,7 +522,7 @@ async def test_an_interrupted_run_says_how_to_go_on(run: FakeRun) -> None:
 
 async def test_alerts_stay_on_every_screen_until_they_are_over(run: FakeRun) -> None:
     alert = AlertRow(kind="disk low", begin_s=1.0, text="1.0 GB are free on the disk of the run")
-    async with room(run.folder, SMALL) as (app, pilot):
+    async with room(run.folder, SMALL, runs=run.folder.parent) as (app, pilot):
         assert "! disk low" not in await settled(app, pilot)
         run.store.add(alert)
         run.store.flush()

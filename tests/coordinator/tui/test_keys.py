@@ -20,6 +20,7 @@ from fairbed.coordinator.tui.preferences import Preferences, save_preferences
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
 from fairbed.coordinator.tui.screens.help import HelpScreen
 from fairbed.coordinator.tui.screens.rounds import RoundsScreen
+from fairbed.coordinator.tui.screens.runs import RunsScreen
 from tests.coordinator.store.fake_run import fake_run
 from tests.coordinator.tui.screen import WIDEST, opens, room, settled, shows
 
@@ -149,11 +150,14 @@ def test_the_reference_names_every_key_once() -> None:
 
 async def test_the_next_start_shows_the_last_screen(finished: Path, tmp_path: Path) -> None:
     memory = tmp_path / "memory.json"
-    async with room(finished, preferences=memory) as (app, pilot):
+    async with room(finished, preferences=memory, runs=finished.parent) as (app, pilot):
         await pilot.press("3")
         assert await opens(app, pilot, RoundsScreen)
+        await pilot.press("7")
+        assert await opens(app, pilot, RunsScreen)
     async with room(finished, preferences=memory) as (app, pilot):
         assert await opens(app, pilot, RoundsScreen)
-    save_preferences(memory, Preferences(screen="no-such-screen"))
-    async with room(finished, preferences=memory) as (app, pilot):
-        assert await shows(app, pilot, "[1 Overview]")
+    for name in ("no-such-screen", "runs"):
+        save_preferences(memory, Preferences(screen=name))
+        async with room(finished, preferences=memory) as (app, pilot):
+            assert await shows(app, pilot, "[1 Overview]")
