@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-CLOSE_S = 30.0
-"""Time limit for a program to close."""
+CLOSE_S = 120.0
+"""Time limit for a program to close; on a busy machine one of low priority needs most of it."""
 
 CHUNK_BYTES = 1 << 16
 
