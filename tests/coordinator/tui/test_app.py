@@ -515,6 +515,8 @@ async def test_an_interrupted_run_says_how_to_go_on(run: FakeRun) -> None:
         assert "continue with" not in await settled(app, pilot)
         run.store._lock.release()  # as after a kill
         await app.refresh_view()
+        assert await shows(app, pilot, "result      interrupted", "n  continue")
+        await pilot.press("escape")
         assert await shows(app, pilot, "interrupted: its process ended", "fairbed")
         await pilot.press("enter")
         assert await shows(app, pilot, "interrupted: its process ended", "fairbed")
