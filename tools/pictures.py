@@ -38,6 +38,7 @@ PICTURES = (
     Picture("tui.svg", ()),
     Picture("control-room/fleet.svg", ("2",), (160, 24)),
     Picture("control-room/rounds.svg", ("3",)),
+    Picture("control-room/round.svg", ("3", "enter")),
     Picture("control-room/fairness.svg", ("4",)),
     Picture("control-room/estimator.svg", ("5",)),
     Picture("control-room/device.svg", ("2", "enter")),
