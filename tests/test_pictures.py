@@ -24,6 +24,7 @@ def test_a_picture_fetches_no_font(tmp_path: Path) -> None:
     assert "monospace" in svg
 
 
+@pytest.mark.full
 def test_every_picture_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw(fake_run(tmp_path / "run", rounds=4), tmp_path / "images")
     for picture in PICTURES:

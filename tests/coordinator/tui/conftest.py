@@ -36,8 +36,16 @@ class Looks(Protocol):
 
 
 @pytest.fixture
-def looks(golden: Callable[[Path, bytes], None], monkeypatch: pytest.MonkeyPatch) -> Looks:
-    """Return a check that a screen looks as in its golden files (`pytest --snap` writes them)."""
+def looks(
+    golden: Callable[[Path, bytes], None],
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
+) -> Looks:
+    """Return a check that a screen looks as in its golden files (`pytest --snap` writes them).
+
+    The fast tier compares the first of the sizes.
+    """
+    is_fast = pytestconfig.getoption("--tier") == "fast" and not pytestconfig.getoption("--snap")
 
     async def check(
         folder: Path,
@@ -53,7 +61,7 @@ def looks(golden: Callable[[Path, bytes], None], monkeypatch: pytest.MonkeyPatch
                 terminal.setattr(ControlRoom, "lacks_colours", True)
             elif colours == "none":
                 terminal.setenv("NO_COLOR", "1")
-            for size in sizes:
+            for size in sizes[:1] if is_fast else sizes:
                 async with room(folder, size, **options) as (app, pilot):
                     for key in keys:
                         await settled(app, pilot)

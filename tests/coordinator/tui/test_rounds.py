@@ -82,6 +82,7 @@ def test_only_the_rounds_around_some_lines_are_read(folder: Path) -> None:
         assert [x.round for x in later.rounds] == [ROUNDS]
 
 
+@pytest.mark.full
 async def test_every_past_round_is_shown_and_few_are_kept(folder: Path) -> None:
     async with room(folder, SMALL) as (app, pilot):
         await pilot.press("3")

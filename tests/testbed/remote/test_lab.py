@@ -84,6 +84,7 @@ def fairbed(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.full
 def test_a_viewer_watches_and_an_operator_steers(lab: Lab, tmp_path: Path) -> None:
     alice, bob = tmp_path / "alice.toml", tmp_path / "bob.toml"
     with (

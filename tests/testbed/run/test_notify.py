@@ -415,6 +415,7 @@ def told(path: Path, is_it: Callable[[dict[str, object]], bool]) -> bool:
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_live_run_tells_its_end_and_keeps_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,9 +147,8 @@ def shift_worker(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "unavailable_as", [pytest.param("unwilling", marks=pytest.mark.full), "unplugged"]
-)
+@pytest.mark.parametrize("unavailable_as", ["unwilling", "unplugged"])
+@pytest.mark.full
 def test_devices_follow_their_schedules_and_the_run_records_them(
     unavailable_as: str, tmp_path: Path
 ) -> None:
