@@ -28,6 +28,8 @@ class State(NamedTuple):
     keys: tuple[str, ...] = ()
     is_steered: bool = False
     """Keys for commands are offered."""
+    is_dialog: bool = False
+    """Covers a screen, which 16 colours cannot show dimmed behind it."""
 
 
 STATES = (
@@ -36,13 +38,13 @@ STATES = (
     State("waiting", "waiting"),
     State("alerts", "alerts"),
     State("interrupted", "interrupted"),
-    State("card", "finished", ("i",)),
+    State("card", "finished", ("i",), is_dialog=True),
     State("events", "finished", ("6",)),
     State("events-filtered", "finished", ("6", "slash", *"late", "enter")),
-    State("command", "live", ("c", *"set"), is_steered=True),
-    State("kick", "live", ("2", "k"), is_steered=True),
-    State("jump", "finished", ("g",)),
-    State("help", "finished", ("question_mark",)),
+    State("command", "live", ("c", *"set"), is_steered=True, is_dialog=True),
+    State("kick", "live", ("2", "k"), is_steered=True, is_dialog=True),
+    State("jump", "finished", ("g",), is_dialog=True),
+    State("help", "finished", ("question_mark",), is_dialog=True),
 )
 
 
@@ -108,7 +110,7 @@ async def test_a_state_looks_as_it_should(
     monkeypatch.chdir(folder)  # the screens name the folder of the run
     await looks(
         Path(state.run),
-        state.name,
+        f"{state.name}-16" if state.is_dialog and colours == "16" else state.name,
         state.keys,
         colours=colours,
         send_command=answer if state.is_steered else None,
