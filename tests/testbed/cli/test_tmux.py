@@ -68,9 +68,11 @@ class Terminal:
             self._tmux("kill-server")
 
     def _tmux(self, *arguments: str) -> str:
+        size = ("COLUMNS", "LINES")  # would be the size of the screen, not that of the window
+        env = {name: value for name, value in os.environ.items() if name not in size}
         return subprocess.run(
             ["tmux", "-S", str(self._socket), *arguments],
-            env=os.environ | {"TERM": "xterm-256color"},
+            env=env | {"TERM": "xterm-256color"},
             capture_output=True,
             text=True,
             check=True,
@@ -114,7 +116,7 @@ def test_a_run_is_paused_throttled_kicked_looked_back_at_and_stopped(
     terminal.shows("Command to the run")
     terminal.type("throttle raspberry-pi-4b-1 cpu 0.5")
     terminal.press("Enter")
-    terminal.shows("raspberry-pi-4b-1 has 50 % of its speed")
+    wait_until(lambda: ("throttle", "raspberry-pi-4b-1", True) in commands(run), "the throttle")
 
     terminal.press("k")
     terminal.shows("kick raspberry-pi-4b-1", "Enter sends it")
