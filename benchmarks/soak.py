@@ -82,9 +82,8 @@ def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
         ) as run:
             for round_id in run.rounds():
                 if round_id % (rounds // SAMPLES) == 0 and round_id < rounds:
-                    sample = run.rss_mib()
-                    if min(sample.values()) > 0.0:  # the last rounds may be read after the end
-                        samples.append({"round": round_id, **sample})
+                    rss_mib = run.rss_mib()  # also that of a relay, which runs beside viewers only
+                    samples.append({"round": round_id, **{kind: rss_mib[kind] for kind in KINDS}})
             store_mib = (run.folder / "run.db").stat().st_size / 2**20
             with RunReader(run.folder) as reader:
                 closed = reader.rounds()

@@ -31,7 +31,7 @@ def test_soak_follows_the_memory_of_every_process(capsys: pytest.CaptureFixture[
     assert soak.main(["--rounds", "20", "--agents", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["merged"] == result["dispatched"] == 40
-    assert 10 <= len(result["samples"]) <= 19  # as far as the processes were there
+    assert len(result["samples"]) == 19
     assert all(min(sample.values()) > 0.0 for sample in result["samples"])
 
 
