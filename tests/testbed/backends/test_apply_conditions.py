@@ -17,8 +17,8 @@ from fairbed.testbed.backends.process import ProcessBackend
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.run.broker import find_broker, start_broker
-from fairbed.wire.codec import decode
-from fairbed.wire.messages import Context, Status
+from fairbed.wire.codec import decode, encode
+from fairbed.wire.messages import Context, CoordinatorStatus, Status
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
@@ -110,6 +110,8 @@ def test_the_device_reports_the_conditions_that_it_measures(tmp_path: Path) -> N
                     event = await anext(events)
                     if isinstance(event, LinkUp):
                         await observer.subscribe(topics.telemetry("+"), qos=0)
+                        online = encode(CoordinatorStatus(state="on", boot=1))
+                        await observer.publish(topics.coordinator, online, qos=1, retain=True)
                         await backend.start()
                     elif isinstance(event, Packet):
                         message = decode(event.payload)
