@@ -169,6 +169,7 @@ async def test_the_screen_has_one_line_a_round_and_no_dispatches(run: FakeRun) -
         assert "dispatched" not in text_of(app)
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_the_screen_reaches_the_first_event_and_the_last_one_again(run: FakeRun) -> None:
     async with room(run.folder, SMALL) as (app, pilot):

@@ -49,7 +49,9 @@ def headings(app: ControlRoom) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("size", [SMALL, WIDEST], ids=["80x24", "200x60"])
+@pytest.mark.parametrize(
+    "size", [SMALL, pytest.param(WIDEST, marks=pytest.mark.full)], ids=["80x24", "200x60"]
+)
 async def test_every_heading_of_every_screen_is_explained(
     finished: Path, size: tuple[int, int]
 ) -> None:

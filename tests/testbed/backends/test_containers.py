@@ -153,6 +153,7 @@ def test_a_container_can_be_frozen_killed_and_restarted(tmp_path: Path, run_id: 
     assert containers(run_id) == []
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("needs_containers")
 def test_containers_of_a_killed_run_are_removed(tmp_path: Path, run_id: str) -> None:
     with subprocess.Popen(

@@ -132,6 +132,7 @@ def test_the_command_may_run_as_another_user(shape: Shape) -> None:
     assert done.stdout == f"{user.pw_uid}\n{user.pw_gid}\n{user.pw_dir}\n"
 
 
+@pytest.mark.full
 def test_a_trace_changes_the_link_while_the_command_runs(
     shape: Shape, server: int, tmp_path: Path
 ) -> None:

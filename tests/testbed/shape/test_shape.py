@@ -172,6 +172,7 @@ print(0.5 / (time.monotonic() - begun))
 
 
 @pytest.mark.alone
+@pytest.mark.full
 def test_a_busy_command_gets_its_share_and_no_more(
     shape: Shape, backend: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_process_that_joins_gets_its_share_and_the_group_reports_it(
         assert usage.waiting_s > 0.5 * usage.throttled_s
 
 
+@pytest.mark.full
 def test_a_share_changes_while_the_process_runs(make_group: MakeGroup) -> None:
     slow, fast = make_group("slow"), make_group("fast")
     for group in (slow, fast):

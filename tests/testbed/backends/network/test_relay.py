@@ -64,6 +64,7 @@ def test_jitter_keeps_the_order_of_packets() -> None:
     _run(Shape(delay_s=0.01, jitter_s=0.005), test)
 
 
+@pytest.mark.full  # as test_accuracy.py
 def test_packets_are_lost_on_purpose_and_counted_each_way() -> None:
     async def test(network: Network) -> None:
         down, up = await run_sync(_datagrams, network, 400, 2e-4)
