@@ -19,7 +19,7 @@ class RunResult:
     slowest: SlowestDevice | None
     """None without a valid exchange."""
     energy_j: float | None
-    """Known energy of all exchanges; None if none is known."""
+    """Known energy of all exchanges; None if it is unknown."""
     alerts: tuple[str, ...]
     """Kinds of alerts with which the run ended."""
     is_emulated: bool

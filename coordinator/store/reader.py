@@ -741,7 +741,7 @@ class RunReader:
     def known_energy_j(self) -> float | None:
         """Return the known energy of all exchanges, joules.
 
-        None if none is known, or of more than `MAX_SUMMED` exchanges, which would take long.
+        None if it is unknown, or of more than `MAX_SUMMED` exchanges, which would take long.
         """
         if self._number("SELECT max(rowid) FROM exchange") > MAX_SUMMED:
             return None
@@ -882,7 +882,7 @@ class RunReader:
     def telemetry_at(self, at_s: float) -> list[tuple[int, TelemetryRow]]:
         """Return the latest context of each device at an instant of the run clock, with ids.
 
-        Only the newest contexts of a run are retained: none is known of an earlier instant.
+        Only the newest contexts of a run are retained: earlier ones are unknown.
         """
         latest = (
             "SELECT (SELECT max(id) FROM telemetry WHERE device = name AND id <= ?) FROM device"

@@ -749,7 +749,7 @@ class EarlierRow:
     device_s: float
     """Device-seconds of its exchanges and loss queries."""
     energy_j: float | None
-    """Energy of its exchanges; None if none is known."""
+    """Energy of its exchanges; None if it is unknown."""
     weight_share: float
     """Sum of its shares of merges."""
     n_share: float

@@ -200,7 +200,7 @@ class EventWindow:
     def lacks(
         self, last: Position, *, is_top: bool, is_bottom: bool
     ) -> Callable[[RunReader], Page] | None:
-        """Return the read of the page that is needed next; None if none is.
+        """Return the read of the page that is needed next; None if all are there.
 
         Args:
             last: End of the list.

@@ -6,7 +6,7 @@ from fairbed.coordinator.report.quantities import clock
 from fairbed.coordinator.tui.view import RunView
 
 SPEEDS: tuple[float | None, ...] = (0.5, 1.0, 2.0, 5.0, 10.0, None)
-"""Rounds per second; None is the speed of the run itself."""
+"""Rounds per second; without a number the speed is that of the run."""
 FIRST_SPEED = SPEEDS.index(1.0)
 
 
@@ -27,7 +27,7 @@ class Playback:
 
     @property
     def rounds_per_s(self) -> float | None:
-        """Rounds per second; None is the speed of the run itself."""
+        """Rounds per second; without a number the speed is that of the run."""
         return SPEEDS[self.speed]
 
     def paused_at(self, round_id: int) -> "Playback":

@@ -39,7 +39,7 @@ class RunLine:
     """Every device was selected in this share of the rounds at least, by the bound of the policy:
     beta - largest queue / rounds. None without a guarantee or a round."""
     energy_j: float | None = None
-    """Known energy of its exchanges; None if none is known, or there are too many exchanges."""
+    """Known energy of its exchanges; None if it is unknown, or of too many exchanges."""
 
     @property
     def name(self) -> str:

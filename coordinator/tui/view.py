@@ -87,7 +87,7 @@ class DeviceView(Struct, frozen=True):
     kind: str = ""
     """physical, emulated or replayed."""
     energy_j: float | None = None
-    """Known energy of its exchanges of closed rounds; None if none is known."""
+    """Known energy of its exchanges of closed rounds; None if it is unknown."""
     quality: Quality = Quality()
     """Quality of its exchanges of closed rounds."""
     clock_ratio: float | None = None
@@ -256,7 +256,7 @@ class RunView:
 
     @property
     def energy_j(self) -> float | None:
-        """Known energy of the exchanges of all closed rounds; None if none is known."""
+        """Known energy of the exchanges of all closed rounds; None if it is unknown."""
         known = [device.energy_j for device in self.devices if device.energy_j is not None]
         return sum(known) if known else None
 

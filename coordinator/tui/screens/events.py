@@ -43,7 +43,7 @@ class EventPages(EventLogView):
             self.post_message(self.Reached())
 
     def lacks(self) -> Read | None:
-        """Return the read of the page that is needed next; None if none is."""
+        """Return the read of the page that is needed next; None if all are there."""
         return self._window.lacks(
             self._last_position,
             is_top=self.scroll_offset.y <= 0,
