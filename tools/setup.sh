@@ -110,7 +110,7 @@ case $level in
         install -q --upgrade "$PIP_WITH_GROUPS"
         # torch on its own and first: the exact version leaves no room for a plain, larger build.
         install "torch==$(sed -n 's/^torch==//p' constraints.txt)"
-        install -e '.[dev]' --group test --group lint
+        install -e '.[dev]' --group test --group analysis --group lint
         ;;
 esac
 echo "$stamp" >"$venv/.done-$level"
