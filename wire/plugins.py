@@ -1,9 +1,15 @@
-"""Loading of third-party parts by entry point or path; both sides of the wire have them."""
+"""Loading of third-party parts by entry point, path or registered name.
+
+Both sides of the wire have them; a registered name exists in the process that registered it only.
+"""
 
 import importlib
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -27,11 +33,57 @@ def is_path(name: str) -> bool:
     return ":" in name
 
 
-def installed(group: str) -> dict[str, "EntryPoint"]:
-    """Return the entry points of installed plug-ins of a group, by name."""
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+"""A registered name; a colon would make it a path."""
+
+_registered: Final[dict[str, dict[str, "Registered"]]] = {}
+"""Factories by group and name, of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A factory that the program registered under a name."""
+
+    factory: Callable[..., Any]
+
+    def load(self) -> Callable[..., Any]:
+        """Return the factory, as an entry point does."""
+        return self.factory
+
+
+def register(group: str, name: str, factory: Callable[..., Any]) -> None:
+    """Make a factory known by a name of a group, in this process; the newest one counts.
+
+    Args:
+        group: Group of entry points, as in `fairbed.selectors`.
+        name: Letters, digits and `_.+-`. An installed plug-in of this name is hidden.
+        factory: A class, or a function that makes one.
+
+    Raises:
+        PluginError: The name has another form, or the factory cannot be called.
+    """
+    if not NAME.fullmatch(name):
+        raise PluginError(
+            f"register: the name must be letters, digits and _.+-, got {name!r}; choose another"
+        )
+    if not callable(factory):
+        raise PluginError(
+            f"register {name}: must be a class or a function that makes one, got "
+            f"{type(factory).__name__}"
+        )
+    _registered.setdefault(group, {})[name] = Registered(factory)
+
+
+def registered(group: str) -> Mapping[str, Registered]:
+    """Return the factories that this process registered in a group, by name."""
+    return _registered.get(group, {})
+
+
+def installed(group: str) -> dict[str, "EntryPoint | Registered"]:
+    """Return the installed plug-ins of a group and those of `register`, by name."""
     from importlib.metadata import entry_points  # with it comes `email`: 3 MiB of an agent
 
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for point in entry_points(group=group)} | dict(registered(group))
 
 
 def factory_of(noun: str, group: str, name: str, choices: str) -> Any:
@@ -40,8 +92,8 @@ def factory_of(noun: str, group: str, name: str, choices: str) -> Any:
     Args:
         noun: What it is, as in "selector", for messages.
         group: Group of entry points.
-        name: Name of an entry point, or `package.module:Name` on the import path or below the
-            working directory.
+        name: Name of an entry point or of `register`, or `package.module:Name` on the import path
+            or below the working directory.
         choices: What the name may be, for messages.
 
     Raises:

@@ -1,8 +1,7 @@
 """Plug-ins: third-party parts of a run, loaded by entry point or path, checked on every call."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from typing import Any
 
 from fairbed.coordinator.policy.config import (
@@ -32,9 +31,9 @@ class Kind:
     built_in: tuple[str, ...]
     """Names that are no plug-ins."""
 
-    def installed(self) -> dict[str, EntryPoint]:
-        """Return the entry points of installed plug-ins, by name."""
-        return installed(self.group)
+    def installed(self) -> Collection[str]:
+        """Return the names of plug-ins: entry points, and those that this process registered."""
+        return installed(self.group).keys()
 
     def check_name(self, name: str, options: Mapping[str, Any]) -> None:
         """Check a value of `key`; a plug-in is imported only when the run begins.
