@@ -1,16 +1,14 @@
 """Tasks by the name that an experiment file gives its model."""
 
-import importlib
 import importlib.util
-import os
-import sys
-from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from fairbed.coordinator.task.errors import UnknownTask
 from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
 from fairbed.wire.artifact import Artifact, decode_artifact
+from fairbed.wire.models import call_factory, factory_at
+from fairbed.wire.plugins import PluginError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,47 +93,13 @@ def make_module(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Modul
 def _call_factory(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":
     from torch import nn
 
-    make = _factory(model)
     try:
-        module = make(x_shape, classes)
-    except Exception as exc:  # the user's code may raise anything
-        raise UnknownTask(
-            f"model.name: {model}(x_shape, classes) must return a torch.nn.Module, got "
-            f"{type(exc).__name__}: {_line(exc)}; correct the factory"
-        ) from exc
+        module = call_factory(model, factory_at(model), x_shape, classes)
+    except PluginError as exc:
+        raise UnknownTask(str(exc)) from exc
     if not isinstance(module, nn.Module):
         raise UnknownTask(
             f"model.name: {model}(x_shape, classes) must return a torch.nn.Module, got "
             f"{type(module).__name__}; correct the factory"
         )
     return module
-
-
-def _factory(model: str) -> Callable[..., object]:
-    package, _, name = model.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that it shadows no installed package
-    try:
-        module = importlib.import_module(package)
-    except Exception as exc:  # importing runs the user's code
-        absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
-        if absent is not None and f"{package}.".startswith(f"{absent}."):
-            raise UnknownTask(
-                f"model.name: {model} must name an importable module, got none named "
-                f"{package!r}; correct the name, or run fairbed in its folder"
-            ) from exc
-        raise UnknownTask(
-            f"model.name: the module of {model} must be importable, got {type(exc).__name__} "
-            f"in it: {_line(exc)}; correct the module or install what it needs"
-        ) from exc
-    factory: Callable[..., object] | None = getattr(module, name, None)
-    if not callable(factory):
-        raise UnknownTask(
-            f"model.name: {model} must name a factory in the module {package}, got "
-            f"{'no such name' if factory is None else type(factory).__name__}; correct the name"
-        )
-    return factory
-
-
-def _line(exc: Exception) -> str:
-    return " ".join(str(exc).split())[:200]
