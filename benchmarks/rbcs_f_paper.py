@@ -50,13 +50,14 @@ from experiments.rbcs_f_paper.settings import (
 )
 from experiments.rbcs_f_paper.summary import Summary, summarise
 from experiments.rbcs_f_paper.training import DamagedFile, train_all
+from fairbed.coordinator.report.figure_style import files_of
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.testbed.cli import DONE, FAILED
-from fairbed.testbed.compare.figure_style import files_of, matplotlib_missing
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.install import install_command
 
 FIGURES = (2, 3, 4, 5, 6)
 DRAWN = {
@@ -193,7 +194,10 @@ def _examples(text: str | None, default: int | None) -> int | None:
 def _check(wanted: Sequence[int], size: Size) -> None:
     """Check before the computation that the figures can be drawn."""
     if wanted and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"bench: {matplotlib_missing()}, or draw no figure: --figures none")
+        raise UsageError(
+            "bench: figures need matplotlib, which is not installed; run: "
+            f"{install_command('fairbed[figures]')}, or draw no figure: --figures none"
+        )
     if not set(wanted) - set(DRAWN):
         return
     for status in describe_all(os.environ):

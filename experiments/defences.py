@@ -13,7 +13,7 @@ from fairbed.coordinator.algorithms.aggregation.base import Report
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
-from fairbed.testbed.compare.figure_style import GREY, drawing, series_style
+from fairbed.coordinator.report.figure_style import GREY, drawing, series_style
 
 DEVICES = 10
 VALUES = 1000

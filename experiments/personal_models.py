@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fairbed.testbed.compare.figure_style import GREY, drawing, series_style
+from fairbed.coordinator.report.figure_style import GREY, drawing, series_style
 
 METRICS = {"mean": "accuracy_mean", "worst tenth": "accuracy_worst10"}
 """Of a personal model with `personal_` before its key."""

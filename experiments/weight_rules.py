@@ -13,7 +13,7 @@ from fairbed.coordinator.algorithms.aggregation.base import Updates
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_rule
-from fairbed.testbed.compare.figure_style import drawing, series_style
+from fairbed.coordinator.report.figure_style import drawing, series_style
 
 LOSSES = np.linspace(0.25, 2.5, 10)
 """F_k of ten devices with equal numbers of examples, nats; below M = 3 of corefed and propfair."""

@@ -12,7 +12,7 @@ from experiments.rbcs_f_paper.reading import Trained, interval
 from experiments.rbcs_f_paper.settings import Figure, Size, lines_of
 from experiments.rbcs_f_paper.training import Curve, accuracies
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.testbed.compare.figure_style import band, drawing, series_style
+from fairbed.coordinator.report.figure_style import band, drawing, series_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

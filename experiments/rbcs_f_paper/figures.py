@@ -22,7 +22,7 @@ from experiments.rbcs_f_paper.arms import (
 from experiments.rbcs_f_paper.rounds import Trajectory
 from experiments.rbcs_f_paper.table import Replays
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
-from fairbed.testbed.compare.figure_style import GREY, band, drawing, series_style
+from fairbed.coordinator.report.figure_style import GREY, band, drawing, series_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,6 @@ from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.cli import DONE, FAILED, count_option, from_clone
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison, compare
-from fairbed.testbed.compare.figure_style import FiguresMissingError
 from fairbed.testbed.compare.folder import grid_folder
 from fairbed.testbed.compare.grid import Fleet, Grid, load_grid
 from fairbed.testbed.compare.plots import draw_all
@@ -24,6 +23,7 @@ from fairbed.testbed.compare.table import plain, print_rich
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import check_fleet
+from fairbed.testbed.install import install_command
 from fairbed.testbed.replay.setup import linear_fleet_of
 
 COMPARISONS = Path("comparisons")
@@ -146,8 +146,13 @@ class _GridProgress:
 def _draw(comparison: Comparison, results: list[CellResult], out: Path) -> None:
     try:
         draw_all(comparison, results, out / FIGURES)
-    except FiguresMissingError as exc:
-        print(f"fairbed: no figures were drawn: {exc}", file=sys.stderr)
+    except ModuleNotFoundError as exc:
+        if exc.name != "matplotlib":
+            raise
+        advice = install_command("fairbed[figures]")
+        print(
+            f"fairbed: no figures were drawn: they need matplotlib; run: {advice}", file=sys.stderr
+        )
 
 
 def _print(comparison: Comparison, out: Path, *, as_json: bool) -> None:

@@ -7,5 +7,5 @@ measures              the numbers of a cell, read from its run
 statistics            intervals and restricted times (pure)
 twin                  the devices of a run beside replays of their exchanges under a profile
 comparison            the arms in comparison with the baseline
-table, plots, report, figure_style    the results as text, figures and files
+table, plots, report  the results as text, figures and files
 """

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.testbed.compare.cell import CellResult
-from fairbed.testbed.compare.comparison import FRONT_RATE, FRONT_TIME, ArmSummary, Comparison
-from fairbed.testbed.compare.figure_style import (
+from fairbed.coordinator.report.figure_style import (
     GREY,
     SeriesStyle,
     band,
@@ -18,6 +16,8 @@ from fairbed.testbed.compare.figure_style import (
     files_of,
     series_style,
 )
+from fairbed.testbed.compare.cell import CellResult
+from fairbed.testbed.compare.comparison import FRONT_RATE, FRONT_TIME, ArmSummary, Comparison
 from fairbed.testbed.compare.measures import RunCurves
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def draw_all(comparison: Comparison, results: Sequence[CellResult], folder: Path
     """Draw every figure for which the comparison has numbers; return the files.
 
     Raises:
-        FiguresMissingError: matplotlib is not installed.
+        ModuleNotFoundError: matplotlib is not installed.
         OSError: A file cannot be written.
     """
     curves: dict[str, list[RunCurves]] = {arm.name: [] for arm in comparison.arms}

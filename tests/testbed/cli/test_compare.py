@@ -252,6 +252,18 @@ def test_without_a_terminal_the_table_is_plain_text(
     assert "all files are in comparisons/small" in out
 
 
+def test_without_matplotlib_the_table_stays_and_a_line_names_the_package(
+    calls: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path = grid_file(calls.parent, seeds=1)
+    assert main(["compare", str(path), "--jobs", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "small: means over seeds" in out
+    assert "fairbed: no figures were drawn: they need matplotlib; run: " in err
+    assert "'fairbed[figures]'" in err
+
+
 def test_arms_share_their_random_draws_and_seeds_do_not(calls: Path) -> None:
     assert call(grid_file(calls.parent), calls) == 0
 

@@ -1,20 +1,18 @@
 """One style for all figures, and files with equal bytes for equal data.
 
-A figure is drawn in `drawing`, which saves it as SVG (text as outlines) and PNG. The colours are
-those of Okabe and Ito, distinct for colour-blind readers. Every series also has its own marker and
-dash, so that a print in grey is readable.
+A figure is drawn in `drawing`, which saves it as SVG (text as outlines) and PNG, or in `styled`
+and saved with `save`. The colours are those of Okabe and Ito, distinct for colour-blind readers.
+Every series also has its own marker and dash, so that a print in grey is readable.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-from fairbed.testbed.install import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +34,12 @@ FORMATS = ("svg", "png")
 
 _SALT = "fairbed"
 """Seed of the identifiers inside an SVG, which are random otherwise."""
+_METADATA: dict[str, dict[str, str | None]] = {
+    "svg": {"Date": None, "Creator": _SALT},
+    "pdf": {"CreationDate": None, "Creator": _SALT, "Producer": None},
+    "png": {"Software": None},
+}
+"""Without the date and the version of matplotlib, which would change the bytes."""
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#444444",
@@ -55,16 +59,13 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.4,
     "lines.markersize": 5.0,
+    "pdf.fonttype": 42,  # TrueType: journals refuse the default
     "savefig.dpi": DPI,
     "svg.fonttype": "path",
     "svg.hashsalt": _SALT,
     "xtick.labelsize": 8.0,
     "ytick.labelsize": 8.0,
 }
-
-
-class FiguresMissingError(Exception):
-    """matplotlib is not installed; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,22 @@ def series_style(index: int) -> SeriesStyle:
     )
 
 
-def matplotlib_missing() -> str:
-    """Return the message for an installation without matplotlib."""
-    command = install_command("fairbed[figures]")
-    return f"figures need matplotlib, which is not installed; run: {command}"
+@contextmanager
+def styled(changes: Mapping[Any, Any] | None = None) -> Iterator[None]:
+    """Draw and save figures of the block in the one style, independent of a user's matplotlibrc.
+
+    Args:
+        changes: Settings of matplotlib that differ from the style.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**_STYLE, **(changes or {})})
+        yield
 
 
 @contextmanager
@@ -100,20 +113,17 @@ def drawing(path: Path, size_in: tuple[float, float] = SIZE_IN) -> "Iterator[Fig
         size_in: Width and height, inches.
 
     Raises:
-        FiguresMissingError: matplotlib is not installed.
+        ModuleNotFoundError: matplotlib is not installed.
         OSError: The files cannot be written.
     """
-    try:
-        import matplotlib
+    with styled():
         from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise FiguresMissingError(matplotlib_missing()) from exc
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # independent of a user's matplotlibrc
-        matplotlib.rcParams.update(_STYLE)
+
         figure = Figure(figsize=size_in)
         yield figure
-        _save(figure, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for file in files_of(path):
+            save(figure, file, file.suffix[1:])
 
 
 def files_of(path: Path) -> list[Path]:
@@ -139,8 +149,15 @@ def band(
     axes.plot(x, np.asarray(mean), color=style.colour, linestyle=style.dash, label=label)
 
 
-def _save(figure: "Figure", path: Path) -> None:
-    svg, png = files_of(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(svg, metadata={"Date": None, "Creator": _SALT})
-    figure.savefig(png, metadata={"Software": None})
+def save(figure: "Figure", file: Path | IO[bytes], suffix: str) -> None:
+    """Save a figure, with no date and no version in the file.
+
+    Args:
+        figure: Drawn in `styled`.
+        file: Path, or a binary file.
+        suffix: Format: svg, pdf or png.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    figure.savefig(file, format=suffix, metadata=_METADATA[suffix])

@@ -1,7 +1,5 @@
 """Figures have the same bytes for the same data, and leave matplotlib's settings unchanged."""
 
-import builtins
-import sys
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -9,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairbed.testbed.compare.figure_style import (
+from fairbed.coordinator.report.figure_style import (
     COLOURS,
-    FiguresMissingError,
     band,
     drawing,
     files_of,
@@ -64,22 +61,3 @@ def test_many_series_have_different_styles() -> None:
         assert one.colour != other.colour
         assert one.marker != other.marker
         assert one.dash != other.dash
-
-
-def test_without_matplotlib_the_error_names_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builtins.__import__
-
-    def none_of_it(name: str, *rest: object, **more: object) -> object:
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError(name)
-        return real(name, *rest, **more)  # type: ignore[arg-type]  # as it was called
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", none_of_it)
-    wanted = pytest.raises(FiguresMissingError, match=r"pip install 'fairbed\[figures\]'")
-    with wanted, drawing(tmp_path / "figure"):
-        pass
-    assert list(tmp_path.iterdir()) == []
