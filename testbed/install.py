@@ -21,6 +21,7 @@ EXTRAS = {
     ),
     **dict.fromkeys(("bcrypt", "cryptography", "segno"), "lab"),
     **dict.fromkeys(("aiohttp", "textual_serve"), "web"),
+    **dict.fromkeys(("pandas", "pyarrow"), "analysis"),
     "amqtt": "broker",
     "matplotlib": "figures",
     "onnx": "torch",

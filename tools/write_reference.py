@@ -8,13 +8,11 @@ page is not what would be written.
 
 import argparse
 import sys
-import types
-import typing
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
+from fairbed.coordinator.report.tables import columns_of
 from fairbed.coordinator.store.schema import RECORDS
 from fairbed.coordinator.store.tables import Record
 from fairbed.coordinator.tui.app import ControlRoom  # noqa: F401 - its screens declare their keys
@@ -22,7 +20,7 @@ from fairbed.coordinator.tui.keys import keys_page
 from fairbed.device_agent.cli import COMMANDS as AGENT_COMMANDS
 from fairbed.device_agent.cli import make_parser as agent_parser
 from fairbed.testbed.cli.main import make_parser as fairbed_parser
-from fairbed.testbed.experiment.reference import UNITS, meanings, reference_page, schema_text
+from fairbed.testbed.experiment.reference import reference_page, schema_text
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- Written by tools/write_reference.py; change the code, not this page. -->"
@@ -100,24 +98,15 @@ def store_page() -> str:
 
 
 def _table_lines(record: type[Record]) -> Iterator[str]:
-    known, types_of = meanings(record), typing.get_type_hints(record)
     yield from ("", f"## `{record.TABLE}`", "")
     yield " ".join((record.__doc__ or "").split())
     yield from ("", f"Key: {', '.join(f'`{name}`' for name in record.KEY)}." if record.KEY else "")
     yield from ("", "| column | type | unit | meaning |", "|---|---|---|---|")
-    for field in fields(record):
-        kind, is_optional = _type(types_of[field.name])
-        unit = next((u for end, u in UNITS.items() if field.name.endswith(end)), "")
+    for line in columns_of(record):
         yield (
-            f"| `{field.name}` | {kind}{' or empty' if is_optional else ''} | {unit} | "
-            f"{_cell(known.get(field.name, ''))} |"
+            f"| `{line.column}` | {line.type}{' or empty' if line.is_optional else ''} | "
+            f"{line.unit} | {_cell(line.meaning)} |"
         )
-
-
-def _type(hint: object) -> tuple[str, bool]:
-    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    names = [getattr(part, "__name__", str(part)) for part in parts if part is not types.NoneType]
-    return " or ".join(names), types.NoneType in parts
 
 
 def _sentence(text: str) -> str:

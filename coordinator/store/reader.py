@@ -6,9 +6,10 @@ reads everything again.
 """
 
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -612,6 +613,27 @@ class RunReader:
         """Return some columns of a table, NULL as None; much faster than records for many rows."""
         listed = ", ".join(f'"{name}"' for name in names)
         return self._query(f"SELECT {listed} FROM {table_of(record).name} {tail}", values)
+
+    def chunks(
+        self,
+        record: type[Record],
+        names: Sequence[str],
+        tail: str,
+        values: Sequence[Any],
+        size: int,
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield what `columns` returns in lists of at most `size` rows, all of one state."""
+        listed = ", ".join(f'"{name}"' for name in names)
+        sql = f"SELECT {listed} FROM {table_of(record).name} {tail}"
+        with self._lock, translated(self._path):
+            cursor = self._connection.execute(sql, values)
+        with closing(cursor):
+            while rows := self._next(cursor, size):
+                yield rows
+
+    def _next(self, cursor: sqlite3.Cursor, size: int) -> list[tuple[Any, ...]]:
+        with self._lock, translated(self._path):
+            return cursor.fetchmany(size)
 
     def latest_selections(self, until_round: int) -> list[SelectionRow]:
         """Return the newest selection row of each device up to a round, by device.

@@ -4,10 +4,7 @@
 values, unit, default and meaning. The meaning of a key is the docstring below its field.
 """
 
-import ast
-import inspect
 import json
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +20,8 @@ from msgspec.inspect import (
     type_info,
 )
 
+from fairbed.coordinator.report.tables import UNITS, meanings
 from fairbed.testbed.experiment.file import Experiment
-
-UNITS = {"_s": "s", "_bps": "bit/s", "_bits": "bit", "_bytes": "byte"}
-"""Units by the ending of a key."""
 
 NUMBERS = {
     "integer": "whole number",
@@ -81,28 +76,6 @@ def json_schema() -> dict[str, Any]:
 def schema_text() -> str:
     """Return the JSON Schema as the text of a file."""
     return json.dumps(json_schema(), indent=1) + "\n"
-
-
-def meanings(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a struct or dataclass that has one, as one line.
-
-    A field whose name is a word of Python ends in `_`, its key does not.
-    """
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if base is not cls and not base.__module__.startswith("fairbed."):
-            continue
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(node, ast.ClassDef)
-        for field, text in zip(node.body, node.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-            ):
-                found[field.target.id.removesuffix("_")] = " ".join(str(text.value.value).split())
-    return found
 
 
 def tables() -> Iterator[TableReference]:

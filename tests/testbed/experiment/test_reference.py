@@ -10,7 +10,6 @@ import pytest
 from fairbed.testbed.experiment.file import load_experiment, parse_experiment, read_document
 from fairbed.testbed.experiment.reference import (
     json_schema,
-    meanings,
     reference_page,
     schema_text,
     tables,
@@ -40,18 +39,6 @@ def test_every_column_of_the_store_has_a_meaning() -> None:
     lines = (ROOT / "docs/store.md").read_text().splitlines()
     assert sum(line.startswith("| `") for line in lines) > 150
     assert not [line for line in lines if line.endswith("|  |")]
-
-
-def test_a_meaning_is_the_docstring_below_its_field() -> None:
-    class Section(msgspec.Struct):
-        """A section."""
-
-        rate_bps: float = 1.0
-        """Rate
-        of the link."""
-        silent: int = 0
-
-    assert meanings(Section) == {"rate_bps": "Rate of the link."}
 
 
 def test_the_schema_has_limits_defaults_and_no_null() -> None:
