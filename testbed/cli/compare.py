@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,13 +23,12 @@ from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import check_fleet
 from fairbed.testbed.install import install_command
+from fairbed.testbed.progress import progress
 from fairbed.testbed.replay.setup import linear_fleet_of
 
 COMPARISONS = Path("comparisons")
 """Folder of grids without `--out`, one folder per name, so that the next call resumes."""
 FIGURES = "figures"
-PROGRESS_INTERVAL_S = 0.5
-"""Time between two progress lines."""
 INTERRUPTED = 130
 
 
@@ -119,28 +117,20 @@ def usable_cores() -> int:
 
 def _run_cells(grid: Grid, out: Path, jobs: int) -> list[CellResult] | None:
     """Return the results of all cells; None after an interruption."""
-    progress = _GridProgress(len(grid.cells()))
-    is_whole = anyio.run(run_cells, grid, out, jobs, progress)
-    return progress.results if is_whole else None
+    results: list[CellResult] = []
+    with progress(len(grid.cells()), "cells", "compare") as bar:
 
+        def on_result(result: CellResult) -> None:
+            results.append(result)
+            if problem := result.outcome.problem:
+                bar.line(f"{result.arm}, seed {result.seed}: failed: {problem}")
+            if result.outcome.was_done_before:
+                bar.skip()
+            else:
+                bar.advance()
 
-class _GridProgress:
-    """Collects the results; prints all failures on stderr, and other progress at intervals."""
-
-    def __init__(self, cells: int) -> None:
-        self.results: list[CellResult] = []
-        self._cells, self._printed_at = cells, 0.0
-
-    def __call__(self, result: CellResult) -> None:
-        self.results.append(result)
-        count, now = len(self.results), time.monotonic()
-        where = f"{count}/{self._cells}  {result.arm}, seed {result.seed}"
-        if result.outcome.problem:
-            print(f"{where}: failed: {result.outcome.problem}", file=sys.stderr)
-        elif now - self._printed_at >= PROGRESS_INTERVAL_S or count == self._cells:
-            self._printed_at = now
-            how = "done before" if result.outcome.was_done_before else "done"
-            print(f"{where}: {how}", file=sys.stderr)
+        is_whole = anyio.run(run_cells, grid, out, jobs, on_result)
+    return results if is_whole else None
 
 
 def _draw(comparison: Comparison, results: list[CellResult], out: Path) -> None:

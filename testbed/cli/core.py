@@ -2,8 +2,6 @@
 
 import argparse
 import math
-import sys
-import time
 
 import msgspec
 
@@ -16,10 +14,8 @@ from fairbed.testbed.core_stability.report import CoreOptions, core_report, core
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.progress import progress
 from fairbed.testbed.replay.cohort.ordered import free_cores
-
-PROGRESS_INTERVAL_S = 2.0
-"""Time between two progress lines."""
 
 MAX_EPOCHS = 10_000
 
@@ -29,7 +25,13 @@ def main(options: argparse.Namespace) -> int:
     settings = _options(options)
     try:
         runs = read_all([resolve_run(options.runs, reference) for reference in options.run])
-        report = core_report(runs, game_of(runs), settings, _announce, _Progress())
+        with progress(None, "models", "core") as bar:
+
+            def on_trained(done: int, of: int) -> None:
+                bar.total = of
+                bar.update(done)
+
+            report = core_report(runs, game_of(runs), settings, bar.line, on_trained)
     except (DatasetError, ExperimentError, RunNotFoundError, UnknownTask) as exc:
         raise UsageError(str(exc)) from exc
     except (EngineError, StoreError, TaskError, OSError) as exc:
@@ -60,20 +62,3 @@ def _options(options: argparse.Namespace) -> CoreOptions:
         seed=options.seed,
         threads=count_option("--threads", options.threads) or free_cores(),
     )
-
-
-def _announce(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-class _Progress:
-    """Prints the number of trained models on stderr at intervals."""
-
-    def __init__(self) -> None:
-        self._printed_at = time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        now = time.monotonic()
-        if now - self._printed_at >= PROGRESS_INTERVAL_S:
-            self._printed_at = now
-            print(f"model {done}/{of}", file=sys.stderr)

@@ -6,6 +6,7 @@ import os
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describe_all, verify
+from fairbed.testbed.progress import Bar, progress
 
 
 def main(options: argparse.Namespace) -> int:
@@ -25,10 +26,17 @@ def _list(requested: list[str]) -> int:
     return DONE
 
 
+def _verified(name: str, bar: Bar) -> DatasetStatus:
+    status = verify(name, os.environ)
+    bar.advance()
+    return status
+
+
 def _verify(requested: list[str]) -> int:
     names = requested or [status.name for status in describe_all(os.environ) if status.is_available]
     try:
-        found = [verify(name, os.environ) for name in names]
+        with progress(len(names), "data sets", "data verify") as bar:
+            found = [_verified(name, bar) for name in names]
     except ValueError as exc:
         raise UsageError(f"data verify: {exc}") from exc
     for status in found:

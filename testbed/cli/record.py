@@ -16,6 +16,7 @@ from fairbed.profiles import Profile, ProfileError, unknown_numbers
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.host.termination import unwound_by_signals
+from fairbed.testbed.progress import SECONDS, progress
 from fairbed.testbed.recording.analysis.compose import (
     Identity,
     IncompleteProfile,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
 
 ANY_ADDRESS = "0.0.0.0"
+
+BAR_INTERVAL_S = 1.0
+"""Time between two drawings of the bar, whose processor time is part of the idle readings."""
 
 MIN_WATCH_S = 1.0
 """Shortest observation, in which the idle machine is read a few times; seconds."""
@@ -102,7 +106,7 @@ def _from_machine(options: argparse.Namespace, name: str) -> tuple[Findings, Ide
     from fairbed.testbed.host.speed import cpu_model
     from fairbed.testbed.recording.analysis.from_machine import findings_of_machine
     from fairbed.testbed.recording.probes import ProbeFailed, open_probe
-    from fairbed.testbed.recording.session import RecordingSession, record
+    from fairbed.testbed.recording.session import RecordingSession, planned_s, record
 
     try:
         session = RecordingSession(
@@ -116,7 +120,9 @@ def _from_machine(options: argparse.Namespace, name: str) -> tuple[Findings, Ide
         raise UsageError(f"record: {exc}") from exc
     began = datetime.now(timezone.utc)
     try:
-        recording, cost = record(session, lambda line: print(f"fairbed: {line}", file=sys.stderr))
+        with progress(planned_s(session), SECONDS, "record", is_ticking=False) as bar:
+            bar.interval_s = BAR_INTERVAL_S
+            recording, cost = record(session, bar)
     except ProbeFailed as exc:
         raise RunError(str(exc)) from exc
     except OSError as exc:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -27,14 +28,12 @@ from fairbed.testbed.cli.run import (
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.progress import Bar, progress
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.run.notify import notifying
 from fairbed.wire.plugins import PluginError
-
-PROGRESS_INTERVAL_S = 0.5
-"""Time between two progress lines."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -56,12 +55,19 @@ def main(options: argparse.Namespace) -> int:
             print(f"warning: not in this replay: {change}", file=sys.stderr)
         for finding in setup.findings():
             print(f"warning: {finding.text}", file=sys.stderr)
-        progress = _ReplayProgress(experiment.rounds)
         started = time.perf_counter()
         run_id = folder.resolve().name
-        with notifying(notify_of(experiment), folder):
+        with (
+            notifying(notify_of(experiment), folder),
+            progress(experiment.rounds, "rounds", "replay") as bar,
+        ):
             rounds = replay_setup(
-                setup, folder, run_id, progress, threads=threads, origin=options.experiment.parent
+                setup,
+                folder,
+                run_id,
+                _listener(bar),
+                threads=threads,
+                origin=options.experiment.parent,
             )
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DatasetError, ExperimentError, ProfileError, UnknownTask) as exc:
@@ -100,18 +106,11 @@ def changed_live(folder: Path) -> list[str]:
     return [change_line(change) for change in changes]
 
 
-class _ReplayProgress:
-    """Prints the progress of a replay on stderr at intervals."""
+def _listener(bar: Bar) -> Callable[[ReplayedRound], None]:
+    """Return what counts the rounds of a replay; those before a resumed one are not counted."""
 
-    def __init__(self, rounds: int) -> None:
-        self._rounds, self._printed_at = rounds, time.monotonic()
+    def on_round(replayed: ReplayedRound) -> None:
+        bar.skip(max(replayed.choice.round - 1 - bar.done, 0))
+        bar.advance()
 
-    def __call__(self, replayed: ReplayedRound) -> None:
-        now = time.monotonic()
-        if now - self._printed_at >= PROGRESS_INTERVAL_S:
-            self._printed_at = now
-            end_s = replayed.started_s + replayed.duration_s
-            print(
-                f"round {replayed.choice.round}/{self._rounds}  virtual time {end_s:,.0f} s",
-                file=sys.stderr,
-            )
+    return on_round

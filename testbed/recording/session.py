@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairbed.device_agent.cgroup import read_text
+from fairbed.testbed.progress import Bar
 from fairbed.testbed.recording.analysis.findings import Finding, NotMeasured
 from fairbed.testbed.recording.analysis.from_machine import (
     MachineRecording,
@@ -129,14 +130,17 @@ class RecordingCost:
         return self.cpu_s / self.wall_s if self.wall_s > 0.0 else 0.0
 
 
-def record(
-    session: RecordingSession, report: Callable[[str], None]
-) -> tuple[MachineRecording, RecordingCost]:
+def planned_s(session: RecordingSession) -> float:
+    """Return the time that a recording observes and trains, seconds."""
+    return session.watch_s + SINGLE_CORE_S + session.load_s
+
+
+def record(session: RecordingSession, bar: Bar) -> tuple[MachineRecording, RecordingCost]:
     """Record this machine; return the recording and the cost of the idle readings.
 
     Args:
         session: Settings of the recording.
-        report: Called with a line of progress at each step.
+        bar: Shows the steps and the seconds of `planned_s`.
 
     Raises:
         ProbeFailed: The link cannot be probed.
@@ -144,23 +148,23 @@ def record(
     session.folder.mkdir(parents=True, exist_ok=True)
     probe = None
     if session.probe is not None:  # first, so that an unreachable peer fails at once
-        report("probing the link")
+        bar.line("fairbed: probing the link")
         probe = session.probe()
     reader = MachineReader(session.interface)
-    report(f"recording the idle machine for {session.watch_s:g} s")
+    bar.line(f"fairbed: recording the idle machine for {session.watch_s:g} s")
     cpu_s, wall_s = own_s(), time.monotonic()
-    idle = sample(reader, session.watch_s)
+    idle = sample(reader, session.watch_s, is_over=_shown(bar, 0.0, session.watch_s))
     cost = RecordingCost(own_s() - cpu_s, time.monotonic() - wall_s)
-    report("reading the storage")
+    bar.line("fairbed: reading the storage")
     storage = _storage(session.folder)
-    report(f"training on one core for {SINGLE_CORE_S:g} s")
-    single_core = _single_core(session.folder, reader.began_s)
+    bar.line(f"fairbed: training on one core for {SINGLE_CORE_S:g} s")
+    single_core = _single_core(session, reader.began_s, bar)
     load: Sequence[Reading] = ()
     all_cores: Sequence[TrainingSpeed] = ()
     if session.load_s > 0.0 and not isinstance(single_core, NotMeasured):
         cores = reader.sensors.cores()
-        report(f"training on all {cores} cores for {session.load_s:g} s")
-        load, all_cores = _all_cores(session, reader, cores)
+        bar.line(f"fairbed: training on all {cores} cores for {session.load_s:g} s")
+        load, all_cores = _all_cores(session, reader, cores, bar)
     recording = MachineRecording(
         cores=reader.sensors.cores(),
         memory_bytes=reader.sensors.memory_bytes(),
@@ -181,10 +185,26 @@ def _storage(folder: Path) -> Finding | NotMeasured:
         return exc
 
 
-def _single_core(folder: Path, began_s: float) -> Sequence[TrainingSpeed] | NotMeasured:
+def _shown(
+    bar: Bar, first_s: float, duration_s: float, is_over: Callable[[], bool] = lambda: False
+) -> Callable[[], bool]:
+    """Return `is_over` of a step that begins now; each call shows the time on the bar."""
+    began_s = time.monotonic()
+
+    def is_over_shown() -> bool:
+        bar.update(first_s + min(time.monotonic() - began_s, duration_s))
+        return is_over()
+
+    return is_over_shown
+
+
+def _single_core(
+    session: RecordingSession, began_s: float, bar: Bar
+) -> Sequence[TrainingSpeed] | NotMeasured:
     try:
-        with kernels(1, SINGLE_CORE_S, folder) as running:
-            while not running.is_over():
+        with kernels(1, SINGLE_CORE_S, session.folder) as running:
+            is_over = _shown(bar, session.watch_s, SINGLE_CORE_S, running.is_over)
+            while not is_over():
                 time.sleep(0.05)
             return training_speeds(running.windows(), began_s)
     except NotMeasured as exc:
@@ -192,10 +212,12 @@ def _single_core(folder: Path, began_s: float) -> Sequence[TrainingSpeed] | NotM
 
 
 def _all_cores(
-    session: RecordingSession, reader: MachineReader, cores: int
+    session: RecordingSession, reader: MachineReader, cores: int, bar: Bar
 ) -> tuple[Sequence[Reading], Sequence[TrainingSpeed]]:
     with kernels(cores, session.load_s, session.folder) as running:
-        load = sample(reader, float("inf"), is_over=running.is_over)
+        before_s = session.watch_s + SINGLE_CORE_S
+        is_over = _shown(bar, before_s, session.load_s, running.is_over)
+        load = sample(reader, float("inf"), is_over=is_over)
         try:
             return load, training_speeds(running.windows(), reader.began_s)
         except NotMeasured:
