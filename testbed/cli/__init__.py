@@ -16,10 +16,6 @@ from fairbed.testbed.install import EXTRAS, install_command
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 """Exit codes."""
 
-RUNS = Path("runs")
-"""Folder of runs without `--out`."""
-
-
 EXAMPLES = Path(fairbed.__file__).with_name("examples")
 """Folder of the examples; part of the wheel."""
 
@@ -105,13 +101,6 @@ def from_clone(module: str) -> ModuleType:
             f"{folder}: is not part of the installed package; run this in a clone of the repository"
         ) from exc
     return importlib.import_module(module)
-
-
-def without_errno(exc: Exception) -> str:
-    """Return the message of an error; that of an OSError about a file in Fairbed's form."""
-    if isinstance(exc, OSError) and exc.filename and exc.strerror:
-        return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
-    return str(exc)
 
 
 def dispatch(options: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@ import argparse
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fairbed.testbed.cli import DONE, EXAMPLES, RUNS
+from fairbed.testbed.api import RUNS
+from fairbed.testbed.cli import DONE, EXAMPLES
 
 PROGRAM = "fairbed"
 

@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairbed.testbed.cli import BAD_USAGE, EXAMPLES, FAILED, RUNS, dispatch
+from fairbed.testbed.api import RUNS
+from fairbed.testbed.cli import BAD_USAGE, EXAMPLES, FAILED, dispatch
 from fairbed.testbed.cli.completion import complete
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.shape.options import add_options as add_shape_options

@@ -33,15 +33,10 @@ from fairbed.coordinator.tui.keys import keys_file, keys_toml
 from fairbed.coordinator.tui.preferences import preferences_file
 from fairbed.coordinator.tui.screens.command_dialog import Names
 from fairbed.coordinator.tui.view import EVENTS_KEPT, banner
+from fairbed.testbed.api import RUNS
+from fairbed.testbed.api.planning import without_errno
 from fairbed.testbed.backends.priority import AUTOGROUP
-from fairbed.testbed.cli import (
-    BAD_USAGE,
-    DONE,
-    FAILED,
-    RUNS,
-    shows_screens,
-    without_errno,
-)
+from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, shows_screens
 from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.remote.viewer import followed, is_target, parse_target

@@ -5,11 +5,13 @@ Each error is one line: file, key path, rule, value, what to do.
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from fairbed.coordinator.policy.config import (
@@ -53,7 +55,7 @@ from fairbed.device_agent.privacy import buffers_problem
 from fairbed.testbed.emulation.conditions import Outage
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.data import DataConfig
-from fairbed.testbed.experiment.explain import explain, first_not_finite, override
+from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
 from fairbed.testbed.experiment.malicious import MaliciousConfig
 from fairbed.testbed.experiment.notify import NotifyConfig
 from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
@@ -510,28 +512,73 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
 
 
-def load_experiment(
-    path: Path, settings: Sequence[str] = (), seed: int | None = None
-) -> Experiment:
-    """Return the experiment in a TOML file.
+Settings: TypeAlias = "Sequence[str] | Mapping[str, Any]"
+"""Overrides of keys, applied in order: texts such as `selection.V=50`, or values by key."""
 
-    Args:
-        path: The file.
-        settings: Overrides such as `selection.V=50`, applied in order.
-        seed: Overrides the `seed` of the file.
+
+def load_experiment(path: Path, settings: Settings = (), seed: int | None = None) -> Experiment:
+    """Return the experiment in a TOML file; the arguments are those of `make_experiment`.
 
     Raises:
         ExperimentError: The file cannot be read, or breaks a rule.
     """
-    raw = read_document(path)
+    return make_experiment(read_document(path), str(path), settings, seed)
+
+
+def make_experiment(
+    document: Mapping[str, Any], where: str, settings: Settings = (), seed: int | None = None
+) -> Experiment:
+    """Return the experiment of a document.
+
+    Args:
+        document: Content of an experiment file; may have paths and numbers of numpy.
+        where: Its name in errors.
+        settings: Overrides of keys.
+        seed: Overrides the `seed` of the document.
+
+    Raises:
+        ExperimentError: A setting or the document breaks a rule.
+    """
+    setting = ""
     try:
-        for setting in settings:
-            override(raw, setting)
-    except ValueError as exc:
-        raise ExperimentError(f"--set {setting}: {exc}") from exc
+        raw: dict[str, Any] = _without_none(msgspec.to_builtins(dict(document), enc_hook=_plain))
+        if isinstance(settings, Mapping):
+            for setting, value in settings.items():
+                assign(raw, setting, msgspec.to_builtins(value, enc_hook=_plain))
+        else:
+            for setting in settings:
+                override(raw, setting)
+    except NotImplementedError as exc:
+        raise ExperimentError(f"{setting or where}: {exc}") from exc
+    except (TypeError, ValueError) as exc:
+        raise ExperimentError(f"--set {setting}: {exc}" if setting else f"{where}: {exc}") from exc
     if seed is not None:
         raw["seed"] = seed
-    return parse_experiment(raw, str(path))
+    return parse_experiment(raw, where)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a script as a value of a TOML file."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise NotImplementedError(
+        f"must be numbers, texts, lists and tables as in an experiment file, got "
+        f"{type(value).__name__}"
+    )
+
+
+def change_experiment(experiment: Experiment, settings: Settings, seed: int | None) -> Experiment:
+    """Return an experiment with other values of some keys.
+
+    Raises:
+        ExperimentError: A value breaks a rule.
+    """
+    if settings or seed is not None:
+        document = msgspec.to_builtins(experiment)
+        return make_experiment(document, experiment.name, settings, seed)
+    return experiment
 
 
 def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:

@@ -10,9 +10,9 @@ import pytest
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import CommandRow
+from fairbed.testbed.api.planning import changed_live
 from fairbed.testbed.cli.command import confirm
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.cli.replay import changed_live
 from fairbed.testbed.errors import UsageError
 from fairbed.wire.command_line import parse_command
 from tests.coordinator.store.fake_run import FakeRun, fake_run

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairbed.testbed.api.planning import new_id
 from fairbed.testbed.cli import EXAMPLES
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.cli.run import new_id
 from fairbed.testbed.experiment.file import load_experiment, parse_experiment
 from tests.coordinator.store.fake_run import fake_run
 

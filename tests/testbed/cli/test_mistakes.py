@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.policy.config import ORACLE_POLICIES
+from fairbed.testbed.api.planning import new_id
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.cli.run import new_id
 from fairbed.testbed.run.broker import find_broker
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.task.test_catalogue import needs_torch

@@ -1,13 +1,12 @@
 """The speed of this machine is measured once, cached, and used as a number in the fleet."""
 
-import argparse
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from fairbed.testbed.cli.run import plan_run
+from fairbed.testbed.api.planning import plan_run
 from fairbed.testbed.experiment.file import (
     EmulationConfig,
     Experiment,
@@ -78,10 +77,7 @@ def test_auto_becomes_a_number_that_the_run_keeps(
     monkeypatch.setenv("XDG_CACHE_HOME", environ["XDG_CACHE_HOME"])
     path = tmp_path / "auto.toml"
     path.write_text(EXPERIMENT, encoding="utf-8")
-    options = argparse.Namespace(
-        command="run", experiment=path, out=tmp_path / "out", set=[], seed=None
-    )
-    planned = plan_run(options).experiment
+    planned = plan_run(path, out=tmp_path / "out").experiment
     assert planned.emulation.host_core_speed == host_speed(os.environ).core_speed
     again = parse_experiment(msgspec.toml.decode(planned.resolved_toml()), "again")
     assert again.hash() == planned.hash()

@@ -1,0 +1,483 @@
+"""What a run or a replay needs before it starts: the experiment, the folder, and their checks.
+
+Messages name options of the command line; `in_python` rewrites them for callers of the functions.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from fairbed.coordinator.algorithms.selection.base import Selector
+from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
+from fairbed.coordinator.report.summary import changes_of
+from fairbed.coordinator.report.summary_table import change_line
+from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError
+from fairbed.coordinator.server.lease import AnotherCoordinatorError
+from fairbed.coordinator.store import RunInfo, RunReader, StoreError
+from fairbed.coordinator.store.connection import CONFIG, DATABASE
+from fairbed.coordinator.task.errors import TaskError, UnknownTask
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.sensors import real_host
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.api import RUNS
+from fairbed.testbed.errors import (
+    BackendError,
+    BackendUnavailable,
+    BrokerError,
+    RunError,
+    UsageError,
+)
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
+from fairbed.testbed.experiment.file import (
+    EMBEDDED,
+    Experiment,
+    ExperimentError,
+    Settings,
+    change_experiment,
+    load_experiment,
+    make_experiment,
+)
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.experiment.notify import NotifyError, NotifySettings, notify_settings
+from fairbed.testbed.host.speed import host_speed
+from fairbed.testbed.replay.setup import ReplaySetup, setup_of
+from fairbed.testbed.run.preflight import choose_dilation
+from fairbed.testbed.run.supervisor import RunPlan
+from fairbed.testbed.run_folder import foreign_files
+from fairbed.wire.errors import TransportError
+from fairbed.wire.local_training import GROUP
+from fairbed.wire.plugins import PluginError, registered
+from fairbed.wire.transport.address import is_loopback
+
+GivenExperiment: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Experiment"
+"""An experiment file, the folder of a run to resume, the content of a file, or an experiment."""
+
+Command: TypeAlias = Literal["run", "replay"]
+
+_OPTION = re.compile(r"--(?=(out|seed|seeds|set|threads|jobs)\b)")
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Raise every error that has a message of one line as `UsageError` or `RunError`."""
+    try:
+        yield
+    except (BackendUnavailable, DatasetError, ExperimentError, ProfileError, UnknownTask) as exc:
+        raise UsageError(str(exc)) from exc
+    except (
+        AnotherCoordinatorError,
+        BackendError,
+        BrokerError,
+        EngineError,
+        FleetMissingError,
+        FleetSizeError,
+        NothingAggregatedError,
+        PluginError,
+        StoreError,
+        TaskError,
+        TransportError,
+    ) as exc:
+        raise RunError(str(exc)) from exc
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise RunError(without_errno(exc)) from exc
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """As `one_line_errors`; messages name arguments in place of options, without their cause."""
+    try:
+        with one_line_errors():
+            yield
+    except (UsageError, RunError) as exc:
+        raise type(exc)(_OPTION.sub("", str(exc))) from exc.__cause__
+
+
+def without_errno(exc: Exception) -> str:
+    """Return the message of an error; that of an OSError about a file in Fairbed's form."""
+    if isinstance(exc, OSError) and exc.filename and exc.strerror:
+        return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
+    return str(exc)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """A replay that is set up, and the folder of its run."""
+
+    setup: ReplaySetup
+    folder: Path
+    run_id: str
+    origin: Path
+    """Folder of the experiment file."""
+    notify: NotifySettings | None
+    """How a person gets messages about the run; None: not at all."""
+    warnings: tuple[str, ...]
+    """What a person should know before the first round."""
+
+
+def plan_run(
+    given: GivenExperiment,
+    *,
+    settings: Settings = (),
+    seed: int | None = None,
+    out: Path | None = None,
+    has_fleet: bool = True,
+    listen: str = "127.0.0.1",
+    is_plain: bool = False,
+) -> RunPlan:
+    """Return the plan of a live run, or of one to resume.
+
+    Args:
+        given: The experiment, or the folder of the run to resume.
+        settings: Overrides of keys of the experiment.
+        seed: Its seed; None is that of the experiment.
+        out: Folder of the run; None is a new one below `RUNS`.
+        has_fleet: The testbed emulates the devices; otherwise all join by themselves.
+        listen: Address of the embedded broker, HOST or HOST:PORT.
+        is_plain: The broker may listen beyond this machine.
+
+    Raises:
+        UsageError: The experiment, a file that it names, the folder or the address cannot be used.
+        RunError: The speed of this machine cannot be measured.
+        StoreError: The run cannot be read.
+    """
+    named = _named(given, settings, seed, out, "run")
+    experiment = _with_host_speed(named.experiment)
+    run_id = named.folder.name if named.folder else new_id(experiment.name)
+    folder = named.folder or out or RUNS / run_id
+    if holds_run(folder):
+        run_id = _check_resumable(folder, experiment, "run", is_named=named.folder is not None)
+    elif out is not None:
+        run_id = folder.resolve().name
+        _check_new(folder)
+    host, port = _listen(listen)
+    if not (is_loopback(host) or is_plain):
+        raise UsageError(
+            f"--listen: must be a loopback address, got {host}, where passwords and models would "
+            "travel in plain text; make a lab with TLS (fairbed lab init, then broker.url = "
+            '"lab"), or add --plain'
+        )
+    _check_policy(experiment)
+    if has_fleet and experiment.physical and experiment.broker.url == EMBEDDED:
+        raise UsageError(
+            "broker.url: must be a broker that physical devices such as "
+            f'{experiment.physical[0]} reach, got "embedded", which serves this machine alone; '
+            'set it to "lab" (fairbed lab init makes one) or to mqtts://user:password@host'
+        )
+    return RunPlan(
+        experiment=experiment,
+        folder=folder,
+        run_id=run_id,
+        has_fleet=has_fleet,
+        listen_host=host,
+        listen_port=port,
+        dilation=_dilation(experiment, folder) if has_fleet else 1.0,
+        origin=named.origin,
+        notify=_notify_of(experiment),
+    )
+
+
+def plan_replay(
+    given: GivenExperiment,
+    *,
+    settings: Settings = (),
+    seed: int | None = None,
+    out: Path | None = None,
+) -> ReplayPlan:
+    """Return the plan of a replay, or of one to resume; the arguments are those of `plan_run`.
+
+    Raises:
+        UsageError: The experiment, or the folder, cannot be used.
+        StoreError: The run cannot be read.
+        Exception: As `setup_of`.
+    """
+    named = _named(given, settings, seed, out, "replay")
+    folder = named.folder or out or RUNS / new_id(named.experiment.name)
+    is_new = not holds_run(folder)
+    if is_new and out is not None:
+        _check_new(folder)
+    selector_of(named.experiment)
+    setup = setup_of(named.experiment)
+    if not is_new:
+        _check_resumable(folder, setup.experiment, "replay", is_named=named.folder is not None)
+    changes = [f"not in this replay: {change}" for change in changed_live(named.origin)]
+    return ReplayPlan(
+        setup=setup,
+        folder=folder,
+        run_id=folder.resolve().name,
+        origin=named.origin,
+        notify=_notify_of(named.experiment),
+        warnings=(*changes, *(finding.text for finding in setup.findings())),
+    )
+
+
+def changed_live(folder: Path) -> list[str]:
+    """Return what operators changed in the run of a folder, which its experiment file lacks.
+
+    Empty if the folder has no run that can be read.
+    """
+    try:
+        with RunReader(folder) as reader:
+            changes = changes_of(reader.commands())
+    except StoreError:
+        return []
+    return [change_line(change) for change in changes]
+
+
+def selector_of(experiment: Experiment) -> Selector:
+    """Return the selector of an experiment.
+
+    Raises:
+        UsageError: A plug-in cannot be loaded or does not support such rounds, or the weight rule
+            is made for fewer devices.
+    """
+    try:
+        return make_decisions(experiment.coordinator(), experiment.devices).selector
+    except (PluginError, ValueError) as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def new_id(name: str) -> str:
+    """Return the id of a run that begins now, which no run in the default folder has."""
+    slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
+    first = f"{slug}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
+    following = (f"{first}-{number}" for number in itertools.count(2))  # begun in the same second
+    return next(name for name in itertools.chain([first], following) if not (RUNS / name).exists())
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a run; a path that the file system rejects does not."""
+    return os.path.exists(folder / DATABASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """An experiment, and where it comes from."""
+
+    experiment: Experiment
+    origin: Path
+    """Folder of the experiment file."""
+    folder: Path | None = None
+    """The run to resume."""
+
+
+def _named(
+    given: GivenExperiment,
+    settings: Settings,
+    seed: int | None,
+    out: Path | None,
+    command: Command,
+) -> _Named:
+    """Return the experiment, and the folder of the run if `given` is one.
+
+    Raises:
+        UsageError: It cannot be used.
+    """
+    try:
+        if isinstance(given, Experiment):
+            return _Named(change_experiment(given, settings, seed), Path())
+        if isinstance(given, Mapping):
+            return _Named(make_experiment(given, "experiment", settings, seed), Path())
+        path = Path(given)
+        folder = path if os.path.isdir(path) else None
+        if folder is not None:
+            path = folder / CONFIG
+            _check_run_folder(
+                folder, command, has_settings=bool(out or settings) or seed is not None
+            )
+        elif path.suffix != ".toml" and not os.path.exists(path):
+            raise UsageError(
+                f"{path}: there is no such experiment file or run; `fairbed runs` lists the runs, "
+                "and `fairbed examples` the examples"
+            )
+        return _Named(load_experiment(path, settings, seed), Path(given).parent, folder)
+    except ExperimentError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _check_run_folder(folder: Path, command: Command, *, has_settings: bool) -> None:
+    """Check that a folder holds a run that the command can resume, or one that did not begin.
+
+    Raises:
+        UsageError: It does not, or settings are given.
+    """
+    if not (folder / CONFIG).exists():
+        raise UsageError(
+            f"{folder}: must be an experiment file or the folder of a run, got a folder "
+            "without experiment.toml; fairbed runs lists the runs"
+        )
+    if (folder / DATABASE).exists():
+        _check_unfinished(folder, command, is_named=True)
+    elif foreign_files(folder):
+        raise UsageError(
+            f"{folder}: must be the folder of a run, got one without {DATABASE}; start its "
+            f"experiment with: fairbed {command} {folder / CONFIG}"
+        )
+    if has_settings:
+        raise UsageError(
+            f"{folder}: a resumed run keeps its settings; remove --out, --set and --seed"
+        )
+
+
+def _check_unfinished(folder: Path, command: Command, *, is_named: bool) -> RunInfo:
+    """Return a run that the command can resume.
+
+    Raises:
+        UsageError: The run is live, done, or of the other command.
+    """
+    with RunReader(folder) as reader:
+        info = reader.run()
+    anew = f"fairbed {command} {folder / CONFIG}"
+    if info.is_alive:
+        raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {folder}")
+    if (info.row.clock == "virtual") != (command == "replay"):
+        found = "a live run" if command == "replay" else "a replay"
+        hint = f"start it anew with: {anew}" if is_named else "choose another --out"
+        raise UsageError(f"{folder}: must be a run of fairbed {command}, got {found}; {hint}")
+    if info.status == "done" and is_named:
+        raise UsageError(
+            f"{folder}: this run is done, nothing is left to resume; see it with: fairbed show "
+            f"{folder}; repeat it with: {anew}"
+        )
+    if info.status == "done":
+        raise UsageError(
+            f"{folder}: this run is done; choose another --out, or open it with: "
+            f"fairbed watch {folder}"
+        )
+    return info
+
+
+def _check_resumable(
+    folder: Path, experiment: Experiment, command: Command, *, is_named: bool
+) -> str:
+    """Check that a run can be resumed; return its id.
+
+    Args:
+        folder: The folder of the run.
+        experiment: The experiment to resume.
+        command: The command, as a replay cannot resume a live run.
+        is_named: The user named the folder, not an experiment.
+
+    Raises:
+        UsageError: The run cannot be resumed.
+    """
+    info = _check_unfinished(folder, command, is_named=is_named)
+    if info.row.config_hash != experiment.hash() and is_named:
+        raise UsageError(
+            f"{folder}/experiment.toml: must be unchanged since the run began, got a change; "
+            "undo it, or start a new run from this file with --out"
+        )
+    if info.row.config_hash != experiment.hash():
+        raise UsageError(
+            f"{folder}: has a run of another experiment; choose another --out, or resume that "
+            f"run with: fairbed {command} {folder}"
+        )
+    return info.run_id
+
+
+def _check_new(folder: Path) -> None:
+    """Check that a folder has only files of runs, because `fairbed rm` deletes all its files.
+
+    Raises:
+        UsageError: The path is a file, or the folder has other files.
+    """
+    try:
+        found = foreign_files(folder)
+    except OSError as exc:
+        raise UsageError(
+            f"--out {folder}: must be a folder, got: {exc.strerror}; choose another"
+        ) from exc
+    if found:
+        raise UsageError(
+            f"--out {folder}: must be a new or empty folder, got one with {found[0]}; choose "
+            "another"
+        )
+
+
+def _check_policy(experiment: Experiment) -> None:
+    """Check that the parts of a live run exist, and work without the ground truth.
+
+    Raises:
+        UsageError: The policy is a plug-in that cannot be loaded, or needs true exchange times, or
+            the processes of devices do not know the local rule.
+    """
+    selection, rule = experiment.selection, experiment.training.rule
+    if rule in registered(GROUP):
+        raise UsageError(
+            "training.rule: must be importable by the processes of devices in a live run, got "
+            f"{rule!r}, which this program registered; put it into a module and write "
+            'training.rule = "module:Name"'
+        )
+    selector_of(experiment)
+    if selection.needs_known_times:
+        raise UsageError(
+            f"selection.policy: must not need true exchange times in a live run, got "
+            f"{selection.policy!r}; use rbcs-f, fedcs, oort, power-of-choice or uniform"
+        )
+
+
+def _notify_of(experiment: Experiment) -> NotifySettings | None:
+    """Return how a person gets messages about a run; None: not at all.
+
+    Raises:
+        UsageError: The command or the address cannot be used.
+    """
+    try:
+        return notify_settings(experiment.notify, os.environ)
+    except NotifyError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _with_host_speed(experiment: Experiment) -> Experiment:
+    """Return the experiment with the measured speed of this machine in place of "auto".
+
+    Raises:
+        RunError: The speed cannot be measured.
+    """
+    if experiment.emulation.host_core_speed != "auto" or not experiment.fleet:
+        return experiment
+    try:
+        speed = host_speed(os.environ).core_speed
+    except BackendError as exc:
+        raise RunError(str(exc)) from exc
+    emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=speed)
+    return msgspec.structs.replace(experiment, emulation=emulation)
+
+
+def _dilation(experiment: Experiment, folder: Path) -> float:
+    """Return the time dilation of the fleet; a resumed run keeps its own.
+
+    Raises:
+        UsageError: The fleet does not fit into this machine.
+    """
+    earlier = None
+    if (folder / DATABASE).exists():
+        with RunReader(folder) as reader:
+            earlier = reader.run().row.dilation
+    try:
+        devices = plan_fleet(experiment, os.environ)
+        return choose_dilation(experiment, devices, real_host().sensors.cores(), earlier)
+    except (ExperimentError, ProfileError) as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _listen(text: str) -> tuple[str, int | None]:
+    host, separator, port = text.rpartition(":")
+    if not (host if separator else text):
+        raise UsageError(
+            f"--listen: must be HOST or HOST:PORT, got {text!r}; 0.0.0.0 means all addresses"
+        )
+    if not separator or text.endswith("]"):
+        return text, None
+    if not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"--listen: must be HOST or HOST:PORT, got {text!r}")
+    return host, int(port)
