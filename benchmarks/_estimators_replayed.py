@@ -5,7 +5,6 @@ without training and in a second each, and so separate chance from improvement.
 """
 
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from fairbed.coordinator.algorithms.estimation.prequential import Errors
 from fairbed.coordinator.report.quantities import percent
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
+from fairbed.testbed.progress import tracked
 from fairbed.testbed.replay.run import replay_experiment
 
 PHASES = "phases"
@@ -63,8 +63,7 @@ def replay(
     number = "mean" if fleet == CONSTANT else "median"
     errors = dict[str, list[float]]()
     shares, experiment = list[float](), experiment_of(1)
-    for seed in range(1, seeds + 1):
-        print(f"{fleet}: seed {seed} of {seeds}", file=sys.stderr)
+    for seed in tracked(range(1, seeds + 1), "seeds", fleet):
         experiment = experiment_of(seed)
         run = folder / f"{fleet}-{seed}"
         replay_experiment(experiment, run, run.name, lambda replayed: None)

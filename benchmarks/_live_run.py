@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.progress import progress
 from fairbed.testbed.run.viewers import RELAY
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
@@ -55,8 +56,8 @@ KINDS = ("coordinator", "broker", "fork server", "agents")
 class LiveRun:
     """A headless run; made by `live_run`."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path) -> None:
-        self._process = process
+    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path, rounds: int) -> None:
+        self._process, self._rounds = process, rounds
         self.folder = folder
         self._joined: list[psutil.Process] = []
 
@@ -68,11 +69,14 @@ class LiveRun:
         """
         assert self._process.stderr is not None
         last_line = b""
-        for line in self._process.stderr:
-            if line.startswith(b"round "):
-                yield int(line.split()[1].split(b"/")[0])
-            else:
-                last_line = line
+        with progress(self._rounds, "rounds", "run", is_ticking=False) as bar:
+            for line in self._process.stderr:
+                if line.startswith(b"round "):
+                    closed = int(line.split()[1].split(b"/")[0])
+                    yield closed
+                    bar.update(closed)
+                else:
+                    last_line = line
         if self._process.wait():
             raise SystemExit(f"the run failed: {last_line.decode(errors='replace').strip()}")
 
@@ -210,6 +214,6 @@ def live_run(
         guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     ) as process:
         try:
-            yield LiveRun(process, folder / "run")
+            yield LiveRun(process, folder / "run", rounds)
         finally:
             process.terminate()

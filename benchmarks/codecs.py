@@ -29,6 +29,7 @@ from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.model_files import FOLDER, TENSOR
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.progress import tracked
 from fairbed.wire.codecs import codec_named
 
 EXPERIMENT = """
@@ -133,13 +134,13 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         path = Path(folder) / "experiment.toml"
         path.write_text(experiment, encoding="utf-8")
-        for seed in options.seeds.split(","):
-            for name in names:
-                out = Path(folder) / f"{name.replace('/', '-')}-{seed}"
-                _run(path, out, name, seed)
-                _read(out, cases[name])
-                if name == RAW:
-                    _compress(out, lossless)
+        runs = [(seed, name) for seed in options.seeds.split(",") for name in names]
+        for seed, name in tracked(runs, "runs", "codecs"):
+            out = Path(folder) / f"{name.replace('/', '-')}-{seed}"
+            _run(path, out, name, seed)
+            _read(out, cases[name])
+            if name == RAW:
+                _compress(out, lossless)
     result = {name: _numbers(case) for name, case in cases.items()}
     result |= _speeds()
     if lossless.ratio:

@@ -40,6 +40,7 @@ from fairbed.testbed.compare.pool import run_cells
 from fairbed.testbed.compare.statistics import CONFIDENCE, mean_interval
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.progress import progress, tracked
 
 SIZES = (5, 10, 20)
 RESAMPLES = 2_000
@@ -185,7 +186,7 @@ def replay_baseline(grid: Grid, runs: int, jobs: int) -> list[RunMeasures]:
     (arm,) = (arm for arm in grid.arms if arm.name == grid.baseline)
     alone = replace(grid, arms=(arm,), seeds=tuple(range(runs)))
     found = dict[int, RunMeasures]()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, progress(runs, "replays", "intervals") as bar:
         out = Path(folder)
 
         def keep(result: CellResult) -> None:
@@ -193,6 +194,7 @@ def replay_baseline(grid: Grid, runs: int, jobs: int) -> list[RunMeasures]:
                 raise RunError(f"seed {result.seed}: {result.outcome.problem}")
             found[result.seed] = result.outcome.measured
             shutil.rmtree(out / result.folder)
+            bar.advance()
 
         is_whole = anyio.run(run_cells, alone, out, jobs, keep)
     if not is_whole:
@@ -232,11 +234,9 @@ def aa_grids(grid: Grid, pool: Sequence[RunMeasures]) -> list[Row]:
     cells = 2 * GRID_SEEDS
     once = np.arange(len(pool) // cells * cells).reshape(-1, cells)
     rows = [_shares(grid, pool, once, 2, "each once")]
-    for arms in ARMS:
-        for n in SIZES:
-            rows.append(
-                _shares(grid, pool, _picks(rng, len(pool), arms * n, DRAWN_GRIDS), arms, "drawn")
-            )
+    for arms, n in tracked([(arms, n) for arms in ARMS for n in SIZES], "grids", "intervals"):
+        picks = _picks(rng, len(pool), arms * n, DRAWN_GRIDS)
+        rows.append(_shares(grid, pool, picks, arms, "drawn"))
     return rows
 
 

@@ -39,6 +39,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator, make_rule
 from fairbed.coordinator.store.model_files import save_model, save_state
+from fairbed.testbed.progress import tracked
 
 REPORTING = 1_000
 """Clients of AAggFF-D and AFL that report in a round."""
@@ -166,7 +167,7 @@ def measure(devices: int, values: int, clients: int, silos: int, repeats: int) -
     }
     spent: dict[str, list[float]] = {"copy": [], "arrival": [], **{name: [] for name in merges}}
     copy()
-    for _ in range(repeats):
+    for _ in tracked(range(repeats), "repeats", "merge-speed"):
         for name, config in merges.items():
             spent["copy"].append(_spent_s(copy))
             arrival_s, end_s = _merge_s(config, sent, models)

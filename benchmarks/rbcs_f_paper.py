@@ -58,6 +58,7 @@ from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.install import install_command
+from fairbed.testbed.progress import progress
 
 FIGURES = (2, 3, 4, 5, 6)
 DRAWN = {
@@ -73,7 +74,6 @@ LEAST_EVALUATIONS = 2
 """Evaluations of a run: a swing is the change between two of them."""
 LEAST_EXAMPLES = 1_000
 """Examples of a data set: 25 per device."""
-PROGRESS_S = 30.0
 """Time between two progress lines of the training, seconds."""
 
 
@@ -223,17 +223,11 @@ def _train(
     wanted: Sequence[Figure], size: Size, folder: Path
 ) -> tuple[AccuracySummary, list[Path]]:
     """Run the training runs that are not completed."""
-    started = last_line = time.perf_counter()
+    started = time.perf_counter()
     settings = settings_of(wanted, size)
-
-    def on_progress(done: int) -> None:
-        nonlocal last_line
-        now = time.perf_counter()
-        if now - last_line >= PROGRESS_S or done == len(settings):
-            last_line = now
-            _log(f"{done} of {len(settings)} training runs", started)
-
-    trained = train_all(settings, size, folder / "curves", on_progress)
+    with progress(len(settings), "training runs", "rbcs-f-paper") as bar:
+        trained = train_all(settings, size, folder / "curves", bar.update)
+    _log(f"{len(trained)} of {len(settings)} training runs", started)
     summary = summarise_accuracy(wanted, trained, size)
     name = f"accuracy-{size.model}"
     (folder / f"{name}.md").write_text(accuracy_markdown(summary), encoding="utf-8")
@@ -242,5 +236,5 @@ def _train(
     return summary, [path for paths in drawn for path in paths]
 
 
-def _log(progress: str, started: float) -> None:
-    print(f"{progress}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr)
+def _log(done: str, started: float) -> None:
+    print(f"{done}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr)

@@ -34,6 +34,7 @@ from fairbed.testbed.experiment.datasets import load
 from fairbed.testbed.experiment.file import Experiment, parse_experiment
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.progress import tracked
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads, free_cores
 from fairbed.testbed.replay.run import replay_experiment
 
@@ -129,7 +130,7 @@ def main(arguments: list[str]) -> int:
     if unknown := sorted(set(names) - set(CASES)):
         raise SystemExit(f"replay-training: no job {unknown[0]!r}; there are {', '.join(CASES)}")
     result: dict[str, dict[str, float]] = {}
-    for name in names:
+    for name in tracked(names, "jobs", "replay-training"):
         case = CASES[name]
         with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
             found = _replay(case, Path(folder), options.threads, options.rounds or case.rounds)

@@ -66,6 +66,7 @@ from fairbed.coordinator.tui.app import LONGEST_PAUSE_S, TABS
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.view import RunView
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.progress import tracked
 from fairbed.testbed.run_folder import read_endpoint
 
 WARM_S = 5.0
@@ -284,10 +285,11 @@ def _measure(options: argparse.Namespace) -> tuple[object, str]:
     if options.live:
         turns = [_turn(options.rounds, size) for _ in range(options.repeats)]
         return turns, _turns_table(turns)
+    tabs = [x.name for x in TABS] if options.screen == "all" else [options.screen]
+    cells = [(devices, tab) for devices in fleets for tab in tabs]
     costs = [
         measure(devices, options.seconds, size, tab=tab, hertz=options.hertz)
-        for devices in fleets
-        for tab in ([x.name for x in TABS] if options.screen == "all" else [options.screen])
+        for devices, tab in tracked(cells, "screens", "screen")
     ]
     return costs, _costs_table(costs)
 
@@ -563,7 +565,7 @@ def _quickstart(folder: Path, rounds: int) -> Iterator[LiveRun]:
         stderr=subprocess.DEVNULL,
     ) as process:
         try:
-            yield LiveRun(process, folder)
+            yield LiveRun(process, folder, rounds)
         finally:
             process.terminate()
 

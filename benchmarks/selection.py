@@ -28,6 +28,7 @@ from benchmarks._meter import peak_rss_bytes
 from experiments.processes import fresh_processes
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.progress import tracked
 from fairbed.testbed.replay.run import replay_experiment
 
 PAPER = Path(__file__).parents[1] / "examples" / "rbcs-f-paper.toml"
@@ -84,10 +85,10 @@ def main(arguments: list[str]) -> int:
     if options.arm is not None and options.arm not in known:
         parser.error(f"--arm: must be one of {'; '.join(known)}, got {options.arm!r}")
     sizes = sorted({max(options.per_round, options.devices // part) for part in (100, 10, 1)})
+    cells = [(name, n) for name in ([options.arm] if options.arm else known) for n in sizes]
     costs = [
         alone(name, devices, options.per_round, options.rounds)
-        for name in ([options.arm] if options.arm else known)
-        for devices in sizes
+        for name, devices in tracked(cells, "cells", "selection")
     ]
     paper = paper_s()
     if options.json:
