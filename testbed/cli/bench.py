@@ -2,6 +2,9 @@
 
 import argparse
 import pkgutil
+from types import ModuleType
+
+import msgspec
 
 from fairbed.testbed.cli import DONE, from_clone
 from fairbed.testbed.errors import UsageError
@@ -16,12 +19,19 @@ def main(options: argparse.Namespace) -> int:
         if not module.name.startswith("_")
     )
     if options.name is None:
-        for name in names:
-            module = from_clone(f"benchmarks.{name.replace('-', '_')}")
-            print(f"{name:<16}{(module.__doc__ or '').splitlines()[0]}")
+        texts = {name: (_module(name).__doc__ or "").splitlines()[0] for name in names}
+        if options.json:
+            print(msgspec.json.encode(texts).decode())
+        else:
+            print("\n".join(f"{name:<20}{text}" for name, text in texts.items()))
         return DONE
     if options.name not in names:
         raise UsageError(f"bench: no benchmark {options.name!r}; there are: {', '.join(names)}")
-    module = from_clone(f"benchmarks.{options.name.replace('-', '_')}")
-    code: int = module.main(options.arguments)
+    if options.json:  # before the name; after it, it is an argument of the benchmark
+        options.arguments.append("--json")
+    code: int = _module(options.name).main(options.arguments)
     return code
+
+
+def _module(name: str) -> ModuleType:
+    return from_clone(f"benchmarks.{name.replace('-', '_')}")

@@ -3,6 +3,8 @@
 import argparse
 import os
 
+import msgspec
+
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describe_all, verify
@@ -11,19 +13,23 @@ from fairbed.testbed.progress import Bar, progress
 
 def main(options: argparse.Namespace) -> int:
     """Run one of the actions; return the exit code."""
-    return (_list if options.action == "list" else _verify)(options.what)
+    found = (_list if options.action == "list" else _verify)(options.what)
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        for status in found:
+            _print_status(status)
+    is_good = options.action == "list" or all(status.is_available for status in found)
+    return DONE if is_good else FAILED
 
 
-def _list(requested: list[str]) -> int:
+def _list(requested: list[str]) -> list[DatasetStatus]:
     statuses = describe_all(os.environ)
     known = [status.name for status in statuses]
     for name in requested:
         if name not in known:
             raise UsageError(f"data list: no data set {name!r}; there are: {', '.join(known)}")
-    for status in statuses:
-        if not requested or status.name in requested:
-            _print_status(status)
-    return DONE
+    return [status for status in statuses if not requested or status.name in requested]
 
 
 def _verified(name: str, bar: Bar) -> DatasetStatus:
@@ -32,16 +38,13 @@ def _verified(name: str, bar: Bar) -> DatasetStatus:
     return status
 
 
-def _verify(requested: list[str]) -> int:
+def _verify(requested: list[str]) -> list[DatasetStatus]:
     names = requested or [status.name for status in describe_all(os.environ) if status.is_available]
     try:
         with progress(len(names), "data sets", "data verify") as bar:
-            found = [_verified(name, bar) for name in names]
+            return [_verified(name, bar) for name in names]
     except ValueError as exc:
         raise UsageError(f"data verify: {exc}") from exc
-    for status in found:
-        _print_status(status)
-    return DONE if all(status.is_available for status in found) else FAILED
 
 
 def _print_status(status: DatasetStatus) -> None:

@@ -7,6 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import msgspec
+
 from fairbed.coordinator.task.recipes import MODELS, default_recipe
 from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.load import population_names
@@ -18,7 +20,7 @@ from fairbed.testbed.experiment.datasets.npz import load_npz
 from fairbed.testbed.experiment.file import ExperimentError, parse_experiment, read_document
 from fairbed.testbed.experiment.fleet import check_fleet
 from fairbed.testbed.experiment.reference import reference_page, schema_text
-from fairbed.testbed.experiment.resolved import resolved_lines
+from fairbed.testbed.experiment.resolved import resolved_lines, resolved_values
 from fairbed.testbed.experiment.scaffold import doctor_command, name_problem, scaffold
 from fairbed.testbed.experiment.template import SCHEMA_FILE, Answers, experiment_text
 
@@ -49,11 +51,16 @@ def main(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> int:
     document = read_document(options.experiment)
+    of = document, str(options.experiment), options.set, options.seed
     try:
-        lines = list(resolved_lines(document, str(options.experiment), options.set, options.seed))
+        text = (
+            msgspec.json.encode(resolved_values(*of)).decode()
+            if options.json
+            else "\n".join(resolved_lines(*of))
+        )
     except ValueError as exc:
         raise UsageError(f"--set: {exc}") from exc
-    print("\n".join(lines))
+    print(text)
     return DONE
 
 
@@ -69,9 +76,13 @@ def _examples(options: argparse.Namespace) -> int:
         if path.suffix in (".toml", ".py")
     }
     if options.name is None:
+        texts = {name: _first_comment(path) for name, path in files.items()}
+        if options.json:
+            print(msgspec.json.encode(texts).decode())
+            return DONE
         width = max(map(len, files))
-        for name, path in files.items():
-            print(f"{name:<{width}}  {_first_comment(path)}")
+        for name, text in texts.items():
+            print(f"{name:<{width}}  {text}")
         print("\ncopy one into this folder: fairbed examples NAME")
         return DONE
     found = next((n for n in (options.name, f"{options.name}.toml") if n in files), None)

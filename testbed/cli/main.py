@@ -294,6 +294,7 @@ def make_parser() -> argparse.ArgumentParser:
     data = command("data", "list data sets, or verify their files")
     data.add_argument("action", choices=("list", "verify"), help="what to do")
     data.add_argument("what", metavar="NAME", nargs="*", help="names of data sets (default: all)")
+    data.add_argument("--json", action="store_true", help="one JSON array on stdout")
 
     add_shape_options(command("shape", "run any command on an emulated device"))
 
@@ -324,6 +325,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     bench = command("bench", "list the benchmarks, or run one")
+    bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
     bench.add_argument("name", nargs="?", help="benchmark; without it, all are listed")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the benchmark")
     return parser
@@ -353,6 +355,7 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "what", metavar="NAME", nargs="*", help="files or names (default: the whole library)"
     )
+    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
     plot = action("plot", "plot a link, a trace or the clock of a hot processor over time")
     plot.add_argument(
         "what", metavar="NAME", help="a profile, a link, a trace file, or data:SET/TRACE"
@@ -707,6 +710,7 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
 
     examples = command("examples", "list the examples, or copy one into this folder")
     examples.add_argument("name", nargs="?", help="example; without it, all are listed")
+    examples.add_argument("--json", action="store_true", help="list them as one JSON object")
 
     config = command("config", "print all keys of an experiment, with value and origin")
     config.add_argument("experiment", type=Path, help="experiment file")
@@ -718,6 +722,7 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
         metavar="KEY=VALUE",
         help="override a key: selection.V=50; repeatable",
     )
+    config.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
     schema = command("schema", "print the JSON Schema of experiment files, for editors")
     schema.add_argument(

@@ -244,7 +244,7 @@ def main(options: argparse.Namespace) -> int:
         if options.action == "show":
             return _show(options)
         if options.action == "check":
-            return _check(options.what)
+            return _check(options.what, as_json=options.json)
         if options.action == "plot":
             from fairbed.testbed.cli.profiles_plot import plot
 
@@ -320,9 +320,12 @@ def _show(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _check(names: list[str]) -> int:
+def _check(names: list[str], *, as_json: bool) -> int:
     paths = [_path(name) for name in names] if names else [profiles.find(name) for name in _names()]
     problems = [problem for path in paths for problem in profiles.check(path, _environ(names))]
+    if as_json:
+        print(msgspec.json.encode({"checked": len(paths), "problems": problems}).decode())
+        return FAILED if problems else DONE
     for problem in problems:
         print(problem)
     if not problems:

@@ -1,6 +1,6 @@
 """A resolved experiment as TOML, with the origin of every value."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,24 @@ def resolved_lines(
         ExperimentError: The document breaks a rule.
         ValueError: An override cannot be applied.
     """
+    resolved, origin = _resolve(document, where, settings, seed)
+    yield from _table_lines(resolved, "", "", origin)
+
+
+def resolved_values(
+    document: dict[str, Any], where: str, settings: Sequence[str], seed: int | None
+) -> dict[str, dict[str, Any]]:
+    """Return value and origin of every key, as in `resolved_lines`; a key is `fleet.0.count`."""
+    resolved, origin = _resolve(document, where, settings, seed)
+    return {
+        path: {"value": value, "origin": origin(path, value)} for path, value in _values(resolved)
+    }
+
+
+def _resolve(
+    document: dict[str, Any], where: str, settings: Sequence[str], seed: int | None
+) -> tuple[dict[str, Any], Callable[[str, Any], str]]:
+    """Return the whole experiment, and the function that returns the origin of a key."""
     origins = dict.fromkeys(_paths(document), where)
     for setting in settings:
         override(document, setting)
@@ -46,7 +64,7 @@ def resolved_lines(
         key = ".".join(step for step in path.split(".") if not step.isdigit())
         return "default" if key not in defaults or defaults[key] == value else "derived"
 
-    yield from _table_lines(msgspec.to_builtins(experiment), "", "", origin)
+    return msgspec.to_builtins(experiment), origin
 
 
 def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
