@@ -24,6 +24,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ("-", "--", "-.", ":")
 GREY = "#666666"
 """Colour of lines that are not a series: bounds and references."""
+INK = "#1a1a1a"
+"""Colour of text, and of lines that belong to no series but matter as much."""
 BAND = 0.18
 """Opacity of the band around a mean."""
 

@@ -1,0 +1,34 @@
+"""The figures of a run, for papers and for pages.
+
+data        what the figures draw, read from the store once
+drawings    each figure: the data that it needs, and its drawing
+output      figures as files with equal bytes, and as SVG inside a page
+"""
+
+from fairbed.coordinator.report.figures.data import RunFigures, read_figures
+from fairbed.coordinator.report.figures.drawings import FIGURES, FigureKind
+from fairbed.coordinator.report.figures.output import (
+    FORMATS,
+    THEME,
+    NoFigureError,
+    draw,
+    figure_bytes,
+    inline_svg,
+    why_missing,
+    write_figures,
+)
+
+__all__ = [
+    "FIGURES",
+    "FORMATS",
+    "THEME",
+    "FigureKind",
+    "NoFigureError",
+    "RunFigures",
+    "draw",
+    "figure_bytes",
+    "inline_svg",
+    "read_figures",
+    "why_missing",
+    "write_figures",
+]
