@@ -22,6 +22,7 @@ EXTRAS = {
     **dict.fromkeys(("bcrypt", "cryptography", "segno"), "lab"),
     **dict.fromkeys(("aiohttp", "textual_serve"), "web"),
     **dict.fromkeys(("pandas", "pyarrow"), "analysis"),
+    "PIL": "testbed",
     "amqtt": "broker",
     "matplotlib": "figures",
     "onnx": "torch",

@@ -3,19 +3,14 @@
 No function raises: what cannot be read is None, or left out.
 """
 
-import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fairbed.coordinator.store import Provenance
+from fairbed.testbed.experiment.datasets.dataset import arrays_sha256
 from fairbed.testbed.experiment.shards import FleetData
 
 PACKAGES = ("fairbed", "numpy", "onnxruntime", "msgspec", "torch")
@@ -93,26 +88,14 @@ def packages() -> dict[str, str]:
 
 def data_sha256(data: FleetData) -> str:
     """Return the hash of all examples, labels and natural users of a data set."""
-    dataset = data.dataset
-    users = () if dataset.device_ids is None else (dataset.device_ids,)
-    return _sha256((dataset.x, dataset.y, *users))
+    return data.dataset.sha256
 
 
 def partition_sha256(data: FleetData) -> str:
     """Return the hash of the rows that each device trains on and holds out."""
-    return _sha256(
+    return arrays_sha256(
         rows for pair in zip(data.train_rows, data.test_rows, strict=True) for rows in pair
     )
-
-
-def _sha256(arrays: Iterable[NDArray[Any]]) -> str:
-    """Return the hash of types, shapes and values; equal on machines of either byte order."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        digest.update(f"{little.dtype.str}{little.shape}".encode())
-        digest.update(little.tobytes() if little.size == 0 else little.data)
-    return digest.hexdigest()
 
 
 def difference(before: Provenance, now: Provenance) -> str | None:

@@ -129,7 +129,7 @@ def factory_of(noun: str, group: str, name: str, choices: str) -> Any:
     return made
 
 
-def one_line(exc: Exception, length: int = 200) -> str:
+def one_line(exc: BaseException, length: int = 200) -> str:
     """Return type and message of an exception of third-party code on one line."""
     return f"{type(exc).__name__}: {' '.join(str(exc).split())[:length]}"
 

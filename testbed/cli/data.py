@@ -1,19 +1,25 @@
-"""`fairbed data`: list the data sets and verify their files."""
+"""`fairbed data`: list the data sets and the user's own data, and verify them."""
 
 import argparse
 import os
+from pathlib import Path
 
 import msgspec
 
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.data import DataConfig, data_config
 from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describe_all, verify
+from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.progress import Bar, progress
 
 
 def main(options: argparse.Namespace) -> int:
     """Run one of the actions; return the exit code."""
-    found = (_list if options.action == "list" else _verify)(options.what)
+    try:
+        found = (_list if options.action == "list" else _verify)(options)
+    except (ValueError, ExperimentError) as exc:
+        raise UsageError(f"data {options.action}: {exc}") from exc
     if options.json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -23,33 +29,41 @@ def main(options: argparse.Namespace) -> int:
     return DONE if is_good else FAILED
 
 
-def _list(requested: list[str]) -> list[DatasetStatus]:
-    statuses = describe_all(os.environ)
-    known = [status.name for status in statuses]
-    for name in requested:
-        if name not in known:
-            raise UsageError(f"data list: no data set {name!r}; there are: {', '.join(known)}")
-    return [status for status in statuses if not requested or status.name in requested]
+def _list(options: argparse.Namespace) -> list[DatasetStatus]:
+    statuses = {status.name: status for status in describe_all(os.environ)}
+    requested = options.what or list(statuses)
+    own = {what: _config(what, options) for what in requested if what not in statuses}
+    return [statuses.get(what) or verify(own[what], os.environ) for what in requested]
 
 
-def _verified(name: str, bar: Bar) -> DatasetStatus:
-    status = verify(name, os.environ)
+def _verified(config: DataConfig, bar: Bar) -> DatasetStatus:
+    status = verify(config, os.environ)
     bar.advance()
     return status
 
 
-def _verify(requested: list[str]) -> list[DatasetStatus]:
-    names = requested or [status.name for status in describe_all(os.environ) if status.is_available]
-    try:
-        with progress(len(names), "data sets", "data verify") as bar:
-            return [_verified(name, bar) for name in names]
-    except ValueError as exc:
-        raise UsageError(f"data verify: {exc}") from exc
+def _verify(options: argparse.Namespace) -> list[DatasetStatus]:
+    if options.what:
+        configs = [_config(what, options) for what in options.what]
+    else:
+        available = [status for status in describe_all(os.environ) if status.is_available]
+        configs = [DataConfig(dataset=status.name) for status in available]
+    with progress(len(configs), "data sets", "data verify") as bar:
+        return [_verified(config, bar) for config in configs]
+
+
+def _config(what: str, options: argparse.Namespace) -> DataConfig:
+    """Return the section of what was named; that of an experiment file has its own keys."""
+    if what.endswith(".toml"):
+        return load_experiment(Path(what)).data
+    keys = {"label": options.label, "device": options.device, "folder": options.folder}
+    return data_config(what, **keys)
 
 
 def _print_status(status: DatasetStatus) -> None:
     if status.is_available:
         examples = f"{status.n} examples, " if status.n is not None else ""
-        print(f"ok       {status.name:<16}{examples}{status.description} ({status.where})")
+        hashed = f", sha256 {status.sha256[:12]}" if status.sha256 else ""
+        print(f"ok       {status.name:<16}{examples}{status.description} ({status.where}{hashed})")
     else:
         print(f"missing  {status.name:<16}{status.problem}; {status.what_to_do}")

@@ -369,7 +369,7 @@ def _datasets(experiment: Experiment | None) -> Iterator[CheckResult]:
     from fairbed.testbed.experiment.datasets.dataset import DatasetError
     from fairbed.testbed.experiment.datasets.loading import load
 
-    chosen = None if experiment is None else experiment.data.dataset
+    chosen = None if experiment is None else experiment.data.name
     for status in describe_all(os.environ):
         if status.name != chosen:
             problem = status.problem.removeprefix(f"{status.name}: ")
@@ -377,9 +377,11 @@ def _datasets(experiment: Experiment | None) -> Iterator[CheckResult]:
             yield CheckResult("data", status.name, status.is_available, found, status.what_to_do)
     if experiment is not None:
         try:
-            data = load(experiment.data, experiment.seed_for("data"), os.environ)
+            data = load(
+                experiment.data, experiment.seed_for("data"), os.environ, always_twice=True
+            )
             found = f"{data.n:,} examples: {data.description} ({data.source})"
-            yield CheckResult("data", experiment.data.dataset, True, found, "", True)
+            yield CheckResult("data", experiment.data.name, True, found, "", True)
         except DatasetError as exc:
-            problem = str(exc).removeprefix(f"{experiment.data.dataset}: ")
-            yield CheckResult("data", experiment.data.dataset, False, problem, "", True)
+            problem = str(exc).removeprefix(f"{experiment.data.name}: ")
+            yield CheckResult("data", experiment.data.name, False, problem, "", True)

@@ -14,9 +14,10 @@ from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.load import population_names
 from fairbed.testbed.cli import DONE, EXAMPLES
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.experiment.data import NAMES
+from fairbed.testbed.experiment.data import NAMES, TABLES, DataConfig, data_config
+from fairbed.testbed.experiment.datasets.catalogue import ANY_SEED
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
-from fairbed.testbed.experiment.datasets.npz import load_npz
+from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import ExperimentError, parse_experiment, read_document
 from fairbed.testbed.experiment.fleet import check_fleet
 from fairbed.testbed.experiment.reference import reference_page, schema_text
@@ -168,15 +169,19 @@ def _write_schema(folder: Path) -> None:
 
 def _answers(options: argparse.Namespace) -> Answers:
     """Return the values of the options; on a terminal, ask for those that are missing."""
-    dataset = options.dataset or _ask(
-        f"Data set ({', '.join(NAMES)}, or the path of an .npz file)", "digits"
+    what = options.dataset or _ask(
+        f"Data set ({', '.join(NAMES)}), file, folder of pictures, or package.module:function",
+        "digits",
     )
-    if dataset not in NAMES and not dataset.endswith(".npz"):
-        raise UsageError(
-            f"init: the data set must be {', '.join(NAMES)} or end in .npz, got {dataset!r}"
-        )
+    label = options.label
+    if label is None and what.endswith(TABLES):
+        label = _ask("Column of the labels", "") or None
+    try:
+        data = data_config(what, label=label, device=options.device, folder=options.folder)
+    except ValueError as exc:
+        raise UsageError(f"init: {exc}") from exc
     model = options.model or _ask(
-        f"Model ({', '.join(MODELS)}, or package.module:factory)", _suitable_model(dataset)
+        f"Model ({', '.join(MODELS)}, or package.module:factory)", _suitable_model(data)
     )
     profiles = options.devices or _ask(
         "Device profiles or populations, with commas (fairbed profiles list)", DEFAULT_FLEET
@@ -187,18 +192,18 @@ def _answers(options: argparse.Namespace) -> Answers:
     names = [name.strip() for name in profiles.split(",") if name.strip()]
     populations = population_names()
     fleet = [("population" if name in populations else "profile", name) for name in names]
-    return Answers(dataset=dataset, model=model, fleet=fleet, devices=int(count))
+    return Answers(data=data, model=model, fleet=fleet, devices=int(count))
 
 
-def _suitable_model(dataset: str) -> str:
+def _suitable_model(config: DataConfig) -> str:
     """Return a model that accepts the examples: a cnn for images, else an mlp."""
-    if dataset == "synthetic":
+    if config.dataset == "synthetic":
         return "softmax"
-    if not dataset.endswith(".npz"):
+    if not config.is_own:
         return "cnn"
     try:
-        data = load_npz(Path(dataset))
-        default_recipe("cnn", data.x.shape[1:], int(data.y.max()) + 1)
+        data = load(config, ANY_SEED, os.environ)
+        default_recipe("cnn", data.x_shape, data.classes)
     except DatasetError as exc:
         raise UsageError(f"init: {exc}") from exc
     except ValueError:

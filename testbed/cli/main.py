@@ -293,7 +293,13 @@ def make_parser() -> argparse.ArgumentParser:
 
     data = command("data", "list data sets, or verify their files")
     data.add_argument("action", choices=("list", "verify"), help="what to do")
-    data.add_argument("what", metavar="NAME", nargs="*", help="names of data sets (default: all)")
+    data.add_argument(
+        "what",
+        metavar="NAME",
+        nargs="*",
+        help="data sets (default: all), your own data as in `[data] source`, or experiment files",
+    )
+    _data_keys(data)
     data.add_argument("--json", action="store_true", help="one JSON array on stdout")
 
     add_shape_options(command("shape", "run any command on an emulated device"))
@@ -681,6 +687,13 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+def _data_keys(parser: argparse.ArgumentParser) -> None:
+    """Add the keys of `[data]` that the user's own data may need."""
+    parser.add_argument("--label", metavar="COLUMN", help="labels of a .csv or .parquet file")
+    parser.add_argument("--device", metavar="COLUMN", help="users of a .csv or .parquet file")
+    parser.add_argument("--folder", metavar="DIR", help="folder of the data")
+
+
 def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     init = command("init", "write a commented experiment file")
     init.add_argument(
@@ -690,7 +703,13 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
         default=Path("experiment.toml"),
         help="(default experiment.toml)",
     )
-    init.add_argument("--dataset", help="name of a data set, or the path of an .npz file")
+    init.add_argument(
+        "--dataset",
+        metavar="WHAT",
+        help="name of a data set, or your own data: .npz, .csv or .parquet file, folder of "
+        "pictures, package.module:function",
+    )
+    _data_keys(init)
     init.add_argument("--model", help="softmax, mlp, cnn, or package.module:factory")
     init.add_argument("--devices", metavar="NAMES", help="profiles or populations, with commas")
     init.add_argument("--count", type=int, metavar="N", help="number of devices")

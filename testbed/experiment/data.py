@@ -1,13 +1,29 @@
 """`[data]` of an experiment file: the data set, and how it is divided over the devices."""
 
-from typing import Annotated, Literal, TypeAlias
+import re
+from os.path import isdir, join
+from pathlib import PurePath
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from fairbed.coordinator.policy.config import PositiveInt, Section
+from fairbed.wire.plugins import installed
 
 NAMES: tuple[str, ...] = ("digits", "synthetic", "fashion-mnist", "mnist", "cifar10")
-"""Data sets with a name; another data set is the path of an `.npz` file."""
+"""Data sets that ship with Fairbed, or that it can read from their published files."""
+
+GROUP: Final = "fairbed.datasets"
+"""Group of entry points, and of `fairbed.register`, of functions that return data."""
+
+TABLES: Final = (".csv", ".parquet")
+"""Suffixes of tables; a table has a column of labels."""
+
+FILES: Final = (".npz", *TABLES)
+"""Suffixes of files that a source may be."""
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 FOLDER_NAMES: tuple[str, ...] = ("fashion-mnist", "mnist", "cifar10")
 """Data sets that are read from a folder of downloaded files."""
@@ -46,7 +62,7 @@ class ByClass(Kind, frozen=True, kw_only=True, tag="by-class"):
 
 
 class Natural(Kind, frozen=True, kw_only=True, tag="natural"):
-    """Divided by the users in the data: those of `synthetic`, or `device` of an `.npz` file."""
+    """Divided by the users in the data: those of `synthetic`, or `device` of your own data."""
 
 
 Partition: TypeAlias = Iid | Dirichlet | ClassMix | ByClass | Natural
@@ -72,13 +88,26 @@ class SyntheticConfig(Section, frozen=True, kw_only=True):
             )
 
 
+def is_source(text: str) -> bool:
+    """Return whether a text is a file of data or `package.module:function`."""
+    return text.endswith(FILES) or _FUNCTION.fullmatch(text) is not None
+
+
 class DataConfig(Section, frozen=True, kw_only=True):
     """`[data]`: the data set, and its partition over the devices."""
 
-    dataset: str = "digits"
-    """digits, synthetic, fashion-mnist, mnist, cifar10, or the path of an `.npz` file."""
+    dataset: str | None = None
+    """digits, synthetic, fashion-mnist, mnist, cifar10, or the name of an installed or registered
+    data set; not set: digits, unless `source` is set."""
+    source: str | None = None
+    """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv` or `.parquet`
+    file, or a folder with a folder of pictures for each class."""
+    label: str | None = None
+    """Column of the labels; only for `.csv` and `.parquet`, which need it."""
+    device: str | None = None
+    """Column of the users; only for `.csv` and `.parquet`; not set: the data have no users."""
     folder: str | None = None
-    """Folder of the files; not set: `FAIRBED_DATA/<dataset>`, for `.npz` the current folder."""
+    """Folder of the files; not set: `FAIRBED_DATA/<dataset>`, for `source` the current folder."""
     partition: Partition | None = None
     """not set: natural if the data have users, as `synthetic` does, and iid otherwise."""
     test_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.2
@@ -91,29 +120,100 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """not set: the defaults; only for dataset = "synthetic"."""
 
     def __post_init__(self) -> None:
-        if self.dataset not in NAMES and not self.is_npz:
+        if self.dataset is None and self.source is None:
+            force_setattr(self, "dataset", "digits")
+        self._check_name()
+        if problem := self._misplaced():
+            raise ValueError(problem)
+        if self.is_table and self.label is None:
             raise ValueError(
-                f"dataset must be a known name or end in .npz, got {self.dataset!r}; use "
-                f"{', '.join(NAMES)} or the path of an .npz file"
+                f"label must name the column of the labels in {self.source}, got none; set "
+                'label = "COLUMN"'
             )
-        if self.folder is not None and not (self.dataset in FOLDER_NAMES or self.is_npz):
+
+    def _check_name(self) -> None:
+        if self.dataset is not None and self.source is not None:
             raise ValueError(
-                f"folder must not be set for dataset {self.dataset!r}, got {self.folder!r}; "
+                f"dataset and source must not both be set, got {self.dataset!r} and "
+                f"{self.source!r}; remove one"
+            )
+        if self.source is not None:
+            suffix = PurePath(self.source).suffix
+            if not self.source or (suffix in (".npy", ".tsv", ".txt", ".zip", ".pt", ".pkl")):
+                raise ValueError(
+                    f"source must be package.module:function, end in {', '.join(FILES)}, or be a "
+                    f"folder, got {self.source!r}; convert the file, or write a function that "
+                    "reads it"
+                )
+        elif self.name not in NAMES and self.name not in installed(GROUP):
+            names = (*NAMES, *sorted(installed(GROUP)))
+            todo = "own data are set as source"
+            if is_source(self.name):
+                todo = f'write source = "{self.name}" instead'
+            raise ValueError(f"dataset must be {', '.join(names)}, got {self.dataset!r}; {todo}")
+
+    def _misplaced(self) -> str:
+        """Return why a key does not fit the data; empty if all fit."""
+        name, is_own = self.name, self.is_own
+        for key in ("label", "device"):
+            if getattr(self, key) is not None and not self.is_table:
+                return (
+                    f"{key} must not be set for {name!r}, got {getattr(self, key)!r}; remove it, "
+                    f"only {' and '.join(TABLES)} have columns"
+                )
+        if self.folder is not None and not (is_own or self.dataset in FOLDER_NAMES):
+            return (
+                f"folder must not be set for dataset {name!r}, got {self.folder!r}; "
                 "remove it, this data set is not read from a folder"
             )
         if self.synthetic is not None and self.dataset != "synthetic":
-            raise ValueError(
-                f"synthetic must not be set for dataset {self.dataset!r}; remove it, or set "
-                'dataset = "synthetic"'
+            return (
+                f'synthetic must not be set for {name!r}; remove it, or set dataset = "synthetic"'
             )
-        has_users = self.dataset == "synthetic" or self.is_npz
-        if isinstance(self.partition, Natural) and not has_users:
-            raise ValueError(
-                f"partition must not be 'natural' for dataset {self.dataset!r}, which has no "
+        if isinstance(self.partition, Natural) and not (is_own or self.dataset == "synthetic"):
+            return (
+                f"partition must not be 'natural' for dataset {name!r}, which has no "
                 "users; use iid, dirichlet, class-mix or by-class"
             )
+        return ""
 
     @property
-    def is_npz(self) -> bool:
-        """Whether the data are a user's own file."""
-        return self.dataset.endswith(".npz")
+    def name(self) -> str:
+        """The data set, or the source of the user's own data."""
+        return self.source or self.dataset or "digits"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the data are no data set that ships."""
+        return self.dataset not in NAMES
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the data are the rows of a table."""
+        return self.source is not None and self.source.endswith(TABLES)
+
+    @property
+    def is_function(self) -> bool:
+        """Whether a function of the user returns the data."""
+        if self.source is None:
+            return self.is_own
+        return not self.source.endswith(FILES) and bool(_FUNCTION.fullmatch(self.source))
+
+
+def data_config(
+    what: str, *, label: str | None = None, device: str | None = None, folder: str | None = None
+) -> DataConfig:
+    """Return the section of a data set by its name, or of the user's own data.
+
+    Args:
+        what: Name of a data set, or what `source` may be.
+        label: Column of the labels.
+        device: Column of the users.
+        folder: Folder of the files.
+
+    Raises:
+        ValueError: There is no such data set, or a key does not fit it.
+    """
+    is_own = what not in NAMES and (is_source(what) or isdir(join(folder or "", what)))
+    key = "source" if is_own else "dataset"
+    return DataConfig(**{key: what}, label=label, device=device, folder=folder)

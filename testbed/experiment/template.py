@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairbed.testbed.experiment.data import DataConfig
+
 SCHEMA_FILE = "fairbed.schema.json"
 """File beside the experiment; editors that know TOML schemas complete and check keys with it."""
 
@@ -17,7 +19,7 @@ seed = 0                           # runs with the same seed draw the same rando
 rounds = 30
 
 [data]
-dataset = {dataset}
+{data}
 # How the examples are divided over the devices: iid, dirichlet, class-mix, by-class or natural.
 {partition}
 
@@ -59,9 +61,11 @@ _FLEET = """
 count = {count}
 """
 
+_DATA_KEYS = ("dataset", "source", "label", "device", "folder")
+
 _PARTITIONS = {
     "synthetic": 'partition = { kind = "natural" }',
-    "npz": 'partition = { kind = "iid" }',
+    "own": 'partition = { kind = "iid" }',
 }
 
 
@@ -69,8 +73,8 @@ _PARTITIONS = {
 class Answers:
     """The user's choices in `fairbed init`."""
 
-    dataset: str
-    """Name of a data set, or the path of an `.npz` file."""
+    data: DataConfig
+    """The data set, or the user's own data."""
     model: str
     fleet: Sequence[tuple[str, str]]
     """Key and name of each group: `profile` or `population`."""
@@ -84,17 +88,18 @@ def experiment_text(name: str, file: str, answers: Answers) -> str:
     A third of the devices, at least one, is selected per round; `beta` is half of what is possible.
     """
     per_round = max(1, min(answers.devices, round(answers.devices / 3)))
-    kind = "npz" if answers.dataset.endswith(".npz") else answers.dataset
+    kind = "own" if answers.data.is_own else answers.data.name
+    keys = {key: getattr(answers.data, key) for key in _DATA_KEYS}
     head = _TEMPLATE.format(
         schema=SCHEMA_FILE,
         file=file,
         name=_quoted(name),
         devices=answers.devices,
-        dataset=_quoted(answers.dataset),
+        data="\n".join(f"{key} = {_quoted(value)}" for key, value in keys.items() if value),
         partition=_PARTITIONS.get(kind, 'partition = { kind = "dirichlet", alpha = 0.5 }'),
         model=_quoted(answers.model),
         per_round=per_round,
-        replay=_REPLAY if kind == "npz" or ":" in answers.model else "",
+        replay=_REPLAY if kind == "own" or ":" in answers.model else "",
         beta=math.floor(50 * per_round / answers.devices) / 100,
     )
     groups = len(answers.fleet)

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairbed.testbed.experiment.data import FOLDER_NAMES, NAMES, DataConfig
+from fairbed.testbed.experiment.data import FOLDER_NAMES, GROUP, NAMES, DataConfig
 from fairbed.testbed.experiment.datasets import cifar, mnist
 from fairbed.testbed.experiment.datasets.dataset import DatasetError, Origin
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
+from fairbed.wire.plugins import Registered, installed
 
 ANY_SEED = 0
 """Whether data are available does not depend on the seed."""
@@ -25,6 +26,8 @@ class DatasetStatus:
     """Description of the data; empty if they could not be read."""
     n: int | None = None
     """Number of examples; None for generated data, and if the headers do not contain it."""
+    sha256: str = ""
+    """Hash of the examples, as the provenance of a run has it; empty if they were not loaded."""
     origin: Origin | None = None
     """Whether the files are the published ones; None if only their headers were read."""
     problem: str = ""
@@ -36,26 +39,35 @@ class DatasetStatus:
 def describe_all(environment: Mapping[str, str]) -> list[DatasetStatus]:
     """Return the status of every data set with a name; only the headers of large files are read.
 
+    A function that is installed or registered is not called, because that may take long.
+
     Args:
         environment: Read for `FAIRBED_DATA` only.
     """
-    return [_status_from_headers(name, environment) for name in NAMES]
+    own = [
+        DatasetStatus(
+            name=name,
+            is_available=True,
+            where="registered" if isinstance(found, Registered) else found.value,
+            description=f"not loaded; `fairbed data verify {name}` loads it",
+            origin="own",
+        )
+        for name, found in sorted(installed(GROUP).items())
+        if name not in NAMES
+    ]
+    return [_status_from_headers(name, environment) for name in NAMES] + own
 
 
-def verify(
-    dataset: str, environment: Mapping[str, str], folder: str | None = None
-) -> DatasetStatus:
+def verify(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus:
     """Load a whole data set, compare its checksums, and return its status.
 
-    Args:
-        dataset: Name, or path of an `.npz` file.
-        environment: Read for `FAIRBED_DATA` only.
-        folder: Folder of the files, as `data.folder`.
+    A function of the user is called twice, to compare its results.
 
-    Raises:
-        ValueError: There is no data set of this name.
+    Args:
+        config: The data set, or the source.
+        environment: Read for `FAIRBED_DATA` only.
     """
-    return _status_by_loading(DataConfig(dataset=dataset, folder=folder), environment)
+    return _status_by_loading(config, environment)
 
 
 def _status_from_headers(name: str, environment: Mapping[str, str]) -> DatasetStatus:
@@ -88,18 +100,19 @@ def _read_headers(name: str, folder: Path) -> tuple[int | None, str]:
 def _status_by_loading(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus:
     where = ""
     try:
-        if config.dataset in FOLDER_NAMES:
-            where = config.folder or str(folder_of(config.dataset, environment))
-        data = load(config, ANY_SEED, environment)
+        if config.name in FOLDER_NAMES:
+            where = config.folder or str(folder_of(config.name, environment))
+        data = load(config, ANY_SEED, environment, always_twice=True)
     except DatasetError as exc:
-        return _unavailable(config.dataset, where, exc)
+        return _unavailable(config.name, where, exc)
     return DatasetStatus(
-        name=config.dataset,
+        name=config.name,
         is_available=True,
         where=where or data.source,
         description=data.description,
         n=None if data.origin == "generated" else data.n,
         origin=data.origin,
+        sha256="" if data.origin == "generated" else data.sha256,
     )
 
 

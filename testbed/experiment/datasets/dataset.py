@@ -3,8 +3,10 @@
 DatasetError    a data set cannot be loaded, or cannot be divided as configured
 """
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +31,19 @@ class DatasetError(ValueError):
         self.what_to_do = what_to_do
 
 
+def arrays_sha256(arrays: Iterable[NDArray[Any]]) -> str:
+    """Return the hash of types, shapes and values; equal on machines of either byte order."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        digest.update(f"{little.dtype.str}{little.shape}".encode())
+        digest.update(little.tobytes() if little.size == 0 else little.data)
+    return digest.hexdigest()
+
+
 Origin = Literal["verified", "unverified", "built-in", "generated", "own"]
 """verified: checksums equal those of the published files; unverified: they differ, or none are
-published; own: a user's own file."""
+published; own: a user's own file or function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +73,12 @@ class Dataset:
     def x_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return self.x.shape[1:]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of examples, labels and users; equal on machines of either byte order."""
+        users = () if self.device_ids is None else (self.device_ids,)
+        return arrays_sha256((self.x, self.y, *users))
 
     def take(self, rows: Ints) -> "Dataset":
         """Return the examples `rows`, shape (m,), with users renumbered without gaps."""

@@ -13,9 +13,12 @@ from fairbed.testbed.experiment.data import DataConfig, SyntheticConfig
 from fairbed.testbed.experiment.datasets import cifar
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.digits import load_digits
-from fairbed.testbed.experiment.datasets.mnist import PUBLISHED, how_to_get, load_mnist
+from fairbed.testbed.experiment.datasets.function import load_function
+from fairbed.testbed.experiment.datasets.mnist import how_to_get, load_mnist
 from fairbed.testbed.experiment.datasets.npz import load_npz
+from fairbed.testbed.experiment.datasets.pictures import load_pictures
 from fairbed.testbed.experiment.datasets.synthetic import synthetic
+from fairbed.testbed.experiment.datasets.table import load_table
 
 
 class Draw(IntEnum):
@@ -60,18 +63,24 @@ def folder_of(name: str, environment: Mapping[str, str]) -> Path:
     return Path(root).expanduser() / name
 
 
-def load(config: DataConfig, seed: int, environment: Mapping[str, str]) -> Dataset:
+def load(
+    config: DataConfig, seed: int, environment: Mapping[str, str], *, always_twice: bool = False
+) -> Dataset:
     """Return the examples of a `[data]` section, at most `max_examples` of them.
 
     Args:
         config: The section.
         seed: Seed of generated data and of the draw for `max_examples`.
         environment: Read for `FAIRBED_DATA` only.
+        always_twice: Call a function of the user twice even if it is slow, to compare the results.
 
     Raises:
         DatasetError: The data are not available.
     """
-    whole = _load_all(config, generator(seed, Draw.GENERATE), environment)
+    if config.is_function:
+        whole = load_function(config, always_twice=always_twice)
+    else:
+        whole = _load_all(config, generator(seed, Draw.GENERATE), environment)
     return subsample(whole, config.max_examples, seed)
 
 
@@ -90,12 +99,22 @@ def _load_all(
     config: DataConfig, rng: np.random.Generator, environment: Mapping[str, str]
 ) -> Dataset:
     folder = None if config.folder is None else Path(config.folder).expanduser()
-    if config.dataset == "digits":
+    if config.source is not None:
+        return _load_path((folder or Path()) / Path(config.source).expanduser(), config)
+    name = config.name
+    if name == "digits":
         return load_digits()
-    if config.dataset == "synthetic":
+    if name == "synthetic":
         return synthetic(config.synthetic or SyntheticConfig(), rng)
-    if config.dataset == cifar.NAME:
-        return cifar.load_cifar10(folder or folder_of(config.dataset, environment))
-    if config.dataset in PUBLISHED:
-        return load_mnist(config.dataset, folder or folder_of(config.dataset, environment))
-    return load_npz((folder or Path()) / Path(config.dataset).expanduser())
+    if name == cifar.NAME:
+        return cifar.load_cifar10(folder or folder_of(name, environment))
+    return load_mnist(name, folder or folder_of(name, environment))
+
+
+def _load_path(path: Path, config: DataConfig) -> Dataset:
+    if path.suffix == ".npz":
+        return load_npz(path)
+    if config.is_table:
+        assert config.label is not None, "the section was checked"
+        return load_table(path, config.label, config.device)
+    return load_pictures(path)

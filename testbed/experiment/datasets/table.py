@@ -1,0 +1,272 @@
+"""Load examples from a table: a `.csv` or `.parquet` file, read by pyarrow in batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.own import check_memory, own_dataset
+from fairbed.testbed.install import install_command
+
+BATCH_ROWS = 1 << 16
+"""Rows of a Parquet file in memory at a time, besides the examples."""
+
+
+def load_table(path: Path, label: str, device: str | None) -> Dataset:
+    """Return the rows of a table: x float32 of shape (n, columns), in the order of the columns.
+
+    Labels that are whole numbers are classes from 0; other labels are classes in the order of their
+    names.
+
+    Args:
+        path: A file that ends in .csv, with a header, or .parquet.
+        label: Column of the labels.
+        device: Column of the users; None if there are none. All other columns are features.
+
+    Raises:
+        DatasetError: pyarrow is not installed, or the file cannot be read or breaks a rule.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as exc:
+        raise DatasetError(
+            str(path),
+            f"pyarrow must be installed to read {path.suffix}, got none",
+            f"run: {install_command('fairbed[analysis]')}",
+        ) from exc
+    try:
+        table = _open_csv(path) if path.suffix == ".csv" else _open_parquet(path)
+        features = _features(path, table.names, label, device)
+        keys = table.read([label] if device is None else [label, device])
+        arrays = {"y": _labels(path, label, keys.column(0))}
+        if device is not None:
+            arrays["device"] = _names(path, device, keys.column(1))
+        if not keys.num_rows:
+            raise DatasetError(str(path), "must have rows, got none", "add examples")
+        check_memory(str(path), keys.num_rows * len(features) * np.dtype(np.float32).itemsize)
+        x = np.empty((keys.num_rows, len(features)), np.float32)
+        start = 0
+        for batch in table.batches(features):
+            for number, name in enumerate(features):
+                column = _numbers(path, name, batch.column(number), start)
+                x[start : start + len(column), number] = column
+            start += batch.num_rows
+    except FileNotFoundError as exc:
+        raise DatasetError(str(path), "file must exist, got none", "check data.source") from exc
+    except pa.ArrowException as exc:
+        raise _damaged(path, exc) from exc
+    except OSError as exc:  # of a folder, or of a damaged Parquet file
+        raise _damaged(path, exc) from exc
+    return own_dataset(
+        str(path), {"x": x, **arrays}, name=path.stem, fix="correct this column in the file"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A file whose columns can be read, all rows at once or in batches."""
+
+    names: list[str]
+    read: Any
+    """Function of names of columns that returns a `pyarrow.Table`."""
+    batches: Any
+    """Function of names of columns that returns an iterator of `pyarrow.RecordBatch`."""
+
+
+def _open_csv(path: Path) -> _Table:
+    """Open a file whose columns all count as text: a type guessed from the first rows may fail."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    parse = csv.ParseOptions(newlines_in_values=True)
+    with csv.open_csv(path, parse_options=parse) as reader:
+        names = list(reader.schema.names)
+
+    def batches(columns: list[str]) -> Iterator[Any]:
+        convert = csv.ConvertOptions(
+            include_columns=columns, column_types=dict.fromkeys(columns, pa.string())
+        )
+        with csv.open_csv(path, parse_options=parse, convert_options=convert) as reader:
+            yield from reader
+
+    def read(columns: list[str]) -> Any:
+        schema = pa.schema([(name, pa.string()) for name in columns])
+        return pa.Table.from_batches(batches(columns), schema)
+
+    return _Table(names, read, batches)
+
+
+def _open_parquet(path: Path) -> _Table:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        names = list(file.schema_arrow.names)
+
+    def batches(columns: list[str]) -> Iterator[Any]:
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+
+    def read(columns: list[str]) -> Any:
+        with parquet.ParquetFile(path) as file:
+            return file.read(columns=columns).select(columns)
+
+    return _Table(names, read, batches)
+
+
+def _features(path: Path, names: list[str], label: str, device: str | None) -> list[str]:
+    """Return the columns that are neither labels nor users."""
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise DatasetError(
+            str(path), f"columns must have different names, got {twice!r} twice", "rename one"
+        )
+    for key, name in (("label", label), ("device", device)):
+        if name is not None and name not in names:
+            raise DatasetError(
+                str(path),
+                f"data.{key} must be one of its columns ({shown}), got {name!r}",
+                "correct the name, or add a header",
+            )
+    features = [name for name in names if name not in (label, device)]
+    if label == device or not features:
+        raise DatasetError(
+            str(path),
+            f"must have columns for features besides label and device, got {shown}",
+            "add columns, or correct data.label and data.device",
+        )
+    return features
+
+
+def _numbers(path: Path, name: str, column: Any, start: int) -> NDArray[np.float32]:
+    """Return a batch of a feature; `start` is the row of its first value."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_string(column.type):
+        column = compute.utf8_trim_whitespace(column)
+    try:
+        values = compute.cast(column, pa.float64(), safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        row = next((k for k, value in enumerate(column) if not _is_number(value)), 0)
+        raise _no_number(path, name, column, row, start) from exc
+    with np.errstate(over="ignore"):
+        numbers: NDArray[np.float32] = values.to_numpy(zero_copy_only=False).astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(numbers))
+    if len(wrong):
+        raise _no_number(path, name, column, int(wrong[0]), start)
+    return numbers
+
+
+def _is_number(value: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        value.cast(pa.float64())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True
+
+
+def _no_number(path: Path, name: str, column: Any, row: int, start: int) -> DatasetError:
+    return DatasetError(
+        str(path),
+        f"column {name!r} must hold a finite number in every row, got {_short(column[row])} in row "
+        f"{start + row + 1}",
+        "replace it, remove the row, or drop the column",
+    )
+
+
+def _labels(path: Path, name: str, column: Any) -> NDArray[Any]:
+    """Return labels as integers or floats if all are such numbers, and else numbers of names."""
+    import pyarrow as pa
+
+    numbers = _as_numbers(path, name, column)
+    if numbers is not None:
+        return numbers
+    distinct = column.unique()
+    parsed = [value for value in distinct if _is_number(value)]
+    if parsed and pa.types.is_string(column.type):
+        text = next(value for value in distinct if not _is_number(value))
+        row = column.index(text).as_py()
+        raise DatasetError(
+            str(path),
+            f"column {name!r} must hold numbers or names, not both, got {_short(parsed[0])} and, "
+            f"in row {row + 1}, {_short(text)}",
+            "correct the labels",
+        )
+    return _names(path, name, column)
+
+
+def _as_numbers(path: Path, name: str, column: Any) -> NDArray[Any] | None:
+    """Return a column as int64 or float64; None if it holds text."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    _check_complete(path, name, column)
+    if pa.types.is_string(column.type):
+        column = compute.utf8_trim_whitespace(column)
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            if kind == pa.int64() and pa.types.is_floating(column.type):
+                continue  # 1.0 is no class, even if all labels are whole
+            numbers: NDArray[Any] = compute.cast(column, kind).to_numpy()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+        return numbers
+    return None
+
+
+def _names(path: Path, name: str, column: Any) -> NDArray[Any]:
+    """Return the number of each name in the order of the names; of numbers the numbers."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    numbers = _as_numbers(path, name, column)
+    if numbers is not None and numbers.dtype.kind == "i":
+        return numbers
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        try:
+            column = compute.cast(column, pa.string())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+            raise DatasetError(
+                str(path),
+                f"column {name!r} must hold whole numbers or text, got {column.type}",
+                "convert it",
+            ) from exc
+    distinct = pa.array(sorted(column.unique().to_pylist()), column.type)
+    found: NDArray[Any] = compute.index_in(column, distinct).to_numpy()
+    return found.astype(np.int64)
+
+
+def _check_complete(path: Path, name: str, column: Any) -> None:
+    """Check that no row lacks a value."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    is_missing = compute.is_null(column)
+    if pa.types.is_string(column.type):
+        empty = compute.equal(compute.utf8_trim_whitespace(column), "")
+        is_missing = compute.or_kleene(is_missing, empty)
+    missing = np.flatnonzero(is_missing.to_numpy())
+    if len(missing):
+        raise DatasetError(
+            str(path),
+            f"column {name!r} must have a value in every row, got none in row {missing[0] + 1}",
+            "add it, or remove the row",
+        )
+
+
+def _short(value: Any) -> str:
+    text = repr(value.as_py())
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _damaged(path: Path, exc: Exception) -> DatasetError:
+    reason = getattr(exc, "strerror", None) or " ".join(str(exc).split())[:200]
+    return DatasetError(
+        str(path), f"must be a readable {path.suffix} file, got: {reason}", "check the file"
+    )
