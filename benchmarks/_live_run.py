@@ -21,7 +21,7 @@ EXPERIMENT = """
 name = "benchmark"
 rounds = {rounds}
 [data]
-dataset = "{data}"
+source = "{data}"
 [model]
 name = "{model}"
 [training]

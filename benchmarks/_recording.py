@@ -54,7 +54,7 @@ name = "recording"
 seed = {seed}
 rounds = {rounds}
 [data]
-dataset = "{data}"
+source = "{data}"
 [model]
 name = "mlp"
 [selection]

@@ -99,7 +99,7 @@ def _noise(folder: Path) -> dict[str, object]:
     y = np.argmax(x @ rng.normal(size=(784, 10)), axis=1)
     path = folder / "noise.npz"
     np.savez(path, x=x, y=y, device=np.repeat(np.arange(20), 400))
-    return {"dataset": str(path)}
+    return {"source": str(path)}
 
 
 def _synthetic(folder: Path) -> dict[str, object]:

@@ -377,9 +377,7 @@ def _datasets(experiment: Experiment | None) -> Iterator[CheckResult]:
             yield CheckResult("data", status.name, status.is_available, found, status.what_to_do)
     if experiment is not None:
         try:
-            data = load(
-                experiment.data, experiment.seed_for("data"), os.environ, always_twice=True
-            )
+            data = load(experiment.data, experiment.seed_for("data"), os.environ, always_twice=True)
             found = f"{data.n:,} examples: {data.description} ({data.source})"
             yield CheckResult("data", experiment.data.name, True, found, "", True)
         except DatasetError as exc:

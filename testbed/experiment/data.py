@@ -215,5 +215,10 @@ def data_config(
         ValueError: There is no such data set, or a key does not fit it.
     """
     is_own = what not in NAMES and (is_source(what) or isdir(join(folder or "", what)))
-    key = "source" if is_own else "dataset"
-    return DataConfig(**{key: what}, label=label, device=device, folder=folder)
+    return DataConfig(
+        dataset=None if is_own else what,
+        source=what if is_own else None,
+        label=label,
+        device=device,
+        folder=folder,
+    )

@@ -48,7 +48,7 @@ def check_memory(where: str, size_bytes: int) -> None:
     Raises:
         DatasetError: They would take more than `MEMORY_SHARE` of the free memory.
     """
-    limit = int(MEMORY_SHARE * psutil.virtual_memory().available)
+    limit = int(MEMORY_SHARE * free_bytes())
     if size_bytes > limit:
         raise DatasetError(
             where,
@@ -56,6 +56,11 @@ def check_memory(where: str, size_bytes: int) -> None:
             f"{_gib(size_bytes)}",
             "use fewer or smaller examples, or a machine with more memory",
         )
+
+
+def free_bytes() -> int:
+    """Return the memory that this machine can give without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 def _gib(size_bytes: int) -> str:

@@ -44,7 +44,7 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
         keys = table.read([label] if device is None else [label, device])
         arrays = {"y": _labels(path, label, keys.column(0))}
         if device is not None:
-            arrays["device"] = _names(path, device, keys.column(1))
+            arrays["device"] = _users(path, device, keys.column(1))
         if not keys.num_rows:
             raise DatasetError(str(path), "must have rows, got none", "add examples")
         check_memory(str(path), keys.num_rows * len(features) * np.dtype(np.float32).itemsize)
@@ -57,9 +57,7 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
             start += batch.num_rows
     except FileNotFoundError as exc:
         raise DatasetError(str(path), "file must exist, got none", "check data.source") from exc
-    except pa.ArrowException as exc:
-        raise _damaged(path, exc) from exc
-    except OSError as exc:  # of a folder, or of a damaged Parquet file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:  # a folder, or damage
         raise _damaged(path, exc) from exc
     return own_dataset(
         str(path), {"x": x, **arrays}, name=path.stem, fix="correct this column in the file"
@@ -182,14 +180,13 @@ def _no_number(path: Path, name: str, column: Any, row: int, start: int) -> Data
 
 def _labels(path: Path, name: str, column: Any) -> NDArray[Any]:
     """Return labels as integers or floats if all are such numbers, and else numbers of names."""
-    import pyarrow as pa
-
-    numbers = _as_numbers(path, name, column)
+    column = _text_or_numbers(path, name, column)
+    numbers = _as_numbers(column)
     if numbers is not None:
         return numbers
     distinct = column.unique()
     parsed = [value for value in distinct if _is_number(value)]
-    if parsed and pa.types.is_string(column.type):
+    if parsed:
         text = next(value for value in distinct if not _is_number(value))
         row = column.index(text).as_py()
         raise DatasetError(
@@ -198,59 +195,32 @@ def _labels(path: Path, name: str, column: Any) -> NDArray[Any]:
             f"in row {row + 1}, {_short(text)}",
             "correct the labels",
         )
-    return _names(path, name, column)
+    return _numbered(column)
 
 
-def _as_numbers(path: Path, name: str, column: Any) -> NDArray[Any] | None:
-    """Return a column as int64 or float64; None if it holds text."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    _check_complete(path, name, column)
-    if pa.types.is_string(column.type):
-        column = compute.utf8_trim_whitespace(column)
-    for kind in (pa.int64(), pa.float64()):
-        try:
-            if kind == pa.int64() and pa.types.is_floating(column.type):
-                continue  # 1.0 is no class, even if all labels are whole
-            numbers: NDArray[Any] = compute.cast(column, kind).to_numpy()
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            continue
-        return numbers
-    return None
+def _users(path: Path, name: str, column: Any) -> NDArray[Any]:
+    """Return users as integers if all are whole numbers, and else numbers of their names."""
+    column = _text_or_numbers(path, name, column)
+    numbers = _as_numbers(column)
+    return _numbered(column) if numbers is None or numbers.dtype.kind == "f" else numbers
 
 
-def _names(path: Path, name: str, column: Any) -> NDArray[Any]:
-    """Return the number of each name in the order of the names; of numbers the numbers."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    numbers = _as_numbers(path, name, column)
-    if numbers is not None and numbers.dtype.kind == "i":
-        return numbers
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        try:
-            column = compute.cast(column, pa.string())
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-            raise DatasetError(
-                str(path),
-                f"column {name!r} must hold whole numbers or text, got {column.type}",
-                "convert it",
-            ) from exc
-    distinct = pa.array(sorted(column.unique().to_pylist()), column.type)
-    found: NDArray[Any] = compute.index_in(column, distinct).to_numpy()
-    return found.astype(np.int64)
-
-
-def _check_complete(path: Path, name: str, column: Any) -> None:
-    """Check that no row lacks a value."""
+def _text_or_numbers(path: Path, name: str, column: Any) -> Any:
+    """Return a column that has a value in every row: numbers, or text without outer spaces."""
     import pyarrow as pa
     from pyarrow import compute
 
     is_missing = compute.is_null(column)
-    if pa.types.is_string(column.type):
-        empty = compute.equal(compute.utf8_trim_whitespace(column), "")
-        is_missing = compute.or_kleene(is_missing, empty)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        try:
+            column = compute.utf8_trim_whitespace(compute.cast(column, pa.string()))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+            raise DatasetError(
+                str(path),
+                f"column {name!r} must hold numbers or text, got {column.type}",
+                "convert it",
+            ) from exc
+        is_missing = compute.or_kleene(is_missing, compute.equal(column, ""))
     missing = np.flatnonzero(is_missing.to_numpy())
     if len(missing):
         raise DatasetError(
@@ -258,6 +228,33 @@ def _check_complete(path: Path, name: str, column: Any) -> None:
             f"column {name!r} must have a value in every row, got none in row {missing[0] + 1}",
             "add it, or remove the row",
         )
+    return column
+
+
+def _as_numbers(column: Any) -> NDArray[Any] | None:
+    """Return a column as int64 or float64; None if it holds text."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    # 1.0 is no class, even if all labels are whole.
+    is_float = pa.types.is_floating(column.type)
+    for kind in (pa.float64(),) if is_float else (pa.int64(), pa.float64()):
+        try:
+            numbers: NDArray[Any] = compute.cast(column, kind).to_numpy()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+        return numbers
+    return None
+
+
+def _numbered(column: Any) -> NDArray[Any]:
+    """Return the number of each value in the order of the values."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    distinct = pa.array(sorted(column.unique().to_pylist()), column.type)
+    found: NDArray[Any] = compute.index_in(column, distinct).to_numpy()
+    return found.astype(np.int64)
 
 
 def _short(value: Any) -> str:

@@ -64,7 +64,10 @@ def test_init_takes_own_data_and_a_model_that_fits(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--dataset", "photos"], "must be digits, synthetic, fashion-mnist, mnist, cifar10 or"),
+        (
+            ["--dataset", "photos"],
+            "dataset must be digits, synthetic, fashion-mnist, mnist, cifar10, got",
+        ),
         (["--dataset", "none.npz"], "none.npz"),
         (["--model", "rnn"], "model.name: must be softmax, mlp, cnn"),
         (["--devices", "raspberry-pi-44"], "no such profile; similar names: raspberry-pi-4b"),

@@ -405,7 +405,7 @@ def test_data_of_another_shape_need_torch(
     np.savez(tmp_path / "own.npz", x=x, y=y)
     monkeypatch.setitem(sys.modules, "torch", None)
     flags = ["--headless"] if command == "run" else []
-    out = ["--out", str(tmp_path / "out"), "--set", f"data.dataset={tmp_path / 'own.npz'}"]
+    out = ["--out", str(tmp_path / "out"), "--set", f"data={{source = '{tmp_path / 'own.npz'}'}}"]
     assert main([command, str(replayable), *flags, *out]) == 2
     line = error_of(capsys)
     assert "softmax for examples of shape 7 in 3 classes must be exported with torch" in line

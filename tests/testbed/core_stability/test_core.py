@@ -25,7 +25,7 @@ EXPERIMENT = """
 name = "agents"
 rounds = 40
 [data]
-dataset = "{data}"
+source = "{data}"
 [model]
 name = "softmax"
 [training]

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from fairbed.testbed.experiment.data import (
     Iid,
     Natural,
     SyntheticConfig,
+    data_config,
 )
 
 
@@ -33,18 +35,52 @@ def test_defaults_need_no_download() -> None:
     assert decode() == DataConfig(dataset="digits", test_fraction=0.2, min_examples=10)
 
 
+@pytest.mark.parametrize(
+    ("what", "is_own", "is_function", "is_table"),
+    [
+        ("digits", False, False, False),
+        ("my.mod:load", True, True, False),
+        ("C:\\data\\a.npz", True, False, False),
+        ("a.npz", True, False, False),
+        ("a.csv", True, False, True),
+        ("a.parquet", True, False, True),
+    ],
+)
+def test_a_word_names_a_data_set_or_own_data(
+    what: str, is_own: bool, is_function: bool, is_table: bool
+) -> None:
+    config = data_config(what, label="y" if is_table else None)
+    assert (config.name, config.source is not None) == (what, is_own)
+    assert (config.is_own, config.is_function, config.is_table) == (is_own, is_function, is_table)
+    assert msgspec.convert(msgspec.to_builtins(config), DataConfig) == config
+
+
+def test_an_existing_folder_is_own_data(tmp_path: Path) -> None:
+    assert data_config(str(tmp_path)).source == str(tmp_path)
+    with pytest.raises(ValueError, match="got 'photos'; own data are set as source"):
+        data_config("photos")
+
+
 def test_natural_needs_data_with_users() -> None:
     natural = {"kind": "natural"}
     assert decode(dataset="synthetic", partition=natural).partition == Natural()
-    assert decode(dataset="own.npz", partition=natural).partition == Natural()
+    assert decode(source="own.npz", partition=natural).partition == Natural()
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"dataset": "cifar"}, "dataset must be a known name or end in .npz, got 'cifar'; use"),
+        ({"dataset": "cifar"}, "mnist, cifar10, got 'cifar'; own data are set as source"),
+        ({"dataset": "a.npz"}, "cifar10, got 'a.npz'; write source = \"a.npz\" instead"),
+        ({"dataset": "my.mod:load"}, 'write source = "my.mod:load" instead'),
+        ({"dataset": "digits", "source": "a.npz"}, "dataset and source must not both be set"),
+        ({"source": "a.txt"}, "source must be package.module:function, end in .npz, .csv, .parq"),
+        ({"source": ""}, "or be a folder, got ''"),
+        ({"source": "a.csv"}, "label must name the column of the labels in a.csv, got none; set"),
+        ({"source": "a.npz", "label": "y"}, "label must not be set for 'a.npz', got 'y'; remove"),
+        ({"source": "my.mod:load", "device": "u"}, "only .csv and .parquet have columns"),
         ({"dataset": "digits", "folder": "x"}, "folder must not be set for dataset 'digits'"),
-        ({"synthetic": {"users": 3}}, "synthetic must not be set for dataset 'digits'"),
+        ({"synthetic": {"users": 3}}, "synthetic must not be set for 'digits'; remove it"),
         ({"partition": {"kind": "natural"}}, "partition must not be 'natural'"),
         ({"partition": {"kind": "shards"}}, "Invalid value 'shards' - at `$.partition.kind`"),
         ({"partition": {"kind": "dirichlet", "alpha": 0.0}}, "at `$.partition.alpha`"),

@@ -11,7 +11,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 
 NAMES = ("pi-01", "pi-02", "nano-01")
-CONFIG = DataConfig(dataset="own.npz", partition=Dirichlet(alpha=1.0))
+CONFIG = DataConfig(source="own.npz", partition=Dirichlet(alpha=1.0))
 
 
 def dataset(n: int = 600, *, has_users: bool = False) -> Dataset:
@@ -112,7 +112,7 @@ def test_the_division_depends_on_the_seed() -> None:
 
 
 def test_a_larger_test_part_leaves_the_division_alone() -> None:
-    config = DataConfig(dataset="own.npz", partition=Dirichlet(alpha=1.0), test_fraction=0.5)
+    config = DataConfig(source="own.npz", partition=Dirichlet(alpha=1.0), test_fraction=0.5)
     a, b = fleet(), FleetData(dataset(), config, devices=6, seed=7)
     for k in range(6):
         assert set(a.train_rows[k]) | set(a.test_rows[k]) == (
@@ -121,7 +121,7 @@ def test_a_larger_test_part_leaves_the_division_alone() -> None:
 
 
 def test_data_with_users_are_divided_by_users_by_default() -> None:
-    data = FleetData(dataset(has_users=True), DataConfig(dataset="own.npz"), devices=6, seed=1)
+    data = FleetData(dataset(has_users=True), DataConfig(source="own.npz"), devices=6, seed=1)
     assert all(len(set(rows % 6)) == 1 for rows in data.train_rows)
 
 

@@ -67,7 +67,7 @@ def fleet(n: int = 3000, devices: int = 3) -> FleetData:
         source="",
         origin="own",
     )
-    config = DataConfig(dataset="own.npz", partition=Iid(), test_fraction=0.5)
+    config = DataConfig(source="own.npz", partition=Iid(), test_fraction=0.5)
     return FleetData(dataset, config, devices=devices, seed=3, names=("a", "b"))
 
 

@@ -3,7 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairbed.testbed.experiment.data import GROUP, data_config
 from fairbed.testbed.experiment.datasets.catalogue import describe_all, verify
+from fairbed.testbed.experiment.datasets.npz import load_npz
+from fairbed.wire import plugins
 from tests.testbed.experiment.datasets.idx_files import write_folder
 
 
@@ -32,9 +35,9 @@ def test_without_the_variable_the_rest_is_still_described() -> None:
 
 def test_verify_reads_everything(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "mnist")
-    assert verify("mnist", {"FAIRBED_DATA": str(tmp_path)}).origin == "unverified"
+    assert verify(data_config("mnist"), {"FAIRBED_DATA": str(tmp_path)}).origin == "unverified"
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"")
-    status = verify("mnist", {}, folder=str(folder))
+    status = verify(data_config("mnist", folder=str(folder)), {})
     assert not status.is_available
     assert "magic number must be 00000801, got nothing" in status.problem
 
@@ -42,10 +45,20 @@ def test_verify_reads_everything(tmp_path: Path) -> None:
 def test_verify_accepts_an_own_file(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     np.savez(path, x=np.zeros((20, 2)), y=np.arange(20) % 2)
-    status = verify(str(path), {})
+    status = verify(data_config(str(path)), {})
     assert (status.is_available, status.n, status.where) == (True, 20, str(path))
+    assert status.sha256 == load_npz(path).sha256
 
 
-def test_verify_refuses_an_unknown_name() -> None:
-    with pytest.raises(ValueError, match=r"dataset must be a known name or end in .npz"):
-        verify("imagenet", {})
+def test_a_registered_function_is_listed_but_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine() -> tuple[list[list[float]], list[int]]:
+        calls.append(None)
+        return [[0.0], [1.0]] * 20, [0, 1] * 20
+
+    calls: list[None] = []
+    monkeypatch.setitem(plugins._registered, GROUP, {"mine": plugins.Registered(mine)})
+    listed = {status.name: status for status in describe_all({})}["mine"]
+    assert (listed.is_available, listed.where, calls) == (True, "registered", [])
+    assert "`fairbed data verify mine`" in listed.description
+    found = verify(data_config("mine"), {})
+    assert (found.n, len(calls)) == (40, 2)

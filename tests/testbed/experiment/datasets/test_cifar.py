@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairbed.testbed.experiment.data import DataConfig
+from fairbed.testbed.experiment.data import DataConfig, data_config
 from fairbed.testbed.experiment.datasets import DatasetError, load
 from fairbed.testbed.experiment.datasets.catalogue import describe_all, verify
 from fairbed.testbed.experiment.datasets.cifar import RECORD_BYTES
@@ -44,7 +44,7 @@ def test_is_listed_and_verified(folder: Path) -> None:
     environment = {"FAIRBED_DATA": str(folder.parent)}
     listed = {status.name: status for status in describe_all(environment)}["cifar10"]
     assert (listed.is_available, listed.n) == (True, None)
-    found = verify("cifar10", environment)
+    found = verify(data_config("cifar10"), environment)
     assert (found.is_available, found.n, found.origin) == (True, 42, "unverified")
 
 

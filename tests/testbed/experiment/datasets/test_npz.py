@@ -66,14 +66,14 @@ def test_users_have_a_test_part_too(tmp_path: Path) -> None:
 
 def test_a_subsample_leaves_no_user_without_examples(tmp_path: Path) -> None:
     path = saved(tmp_path, x=X, y=Y, device=np.arange(40))
-    data = load(DataConfig(dataset=str(path), max_examples=12), 0, {})
+    data = load(DataConfig(source=str(path), max_examples=12), 0, {})
     assert data.device_ids is not None
     assert data.device_ids.tolist() == list(range(12))
 
 
 def test_the_folder_setting_is_where_a_relative_path_starts(tmp_path: Path) -> None:
     saved(tmp_path, x=X, y=Y)
-    assert load(DataConfig(dataset="own.npz", folder=str(tmp_path)), 0, {}).n == 40
+    assert load(DataConfig(source="own.npz", folder=str(tmp_path)), 0, {}).n == 40
 
 
 NAN = X.copy()
@@ -86,9 +86,12 @@ NAN[7, 1] = np.nan
         ({"x": X}, "must hold x and y, got x; add y"),
         ({"a": X}, "unknown array 'a'; valid names are x, y, x_test, y_test, device"),
         ({"x": X, "y": Y[:-1]}, "x and y must have equal length, got 40 and 39"),
-        ({"x": X, "y": X}, "y must be integers, shape (n,), n >= 1, got float32 (40, 3)"),
-        ({"x": X, "y": Y.astype(float)}, "y must be integers"),
-        ({"x": X[:0], "y": Y[:0]}, "y must be integers, shape (n,), n >= 1, got int64 (0,)"),
+        ({"x": X, "y": X}, "y must be integers or text, shape (n,), n >= 1, got float32 (40, 3)"),
+        ({"x": X, "y": Y.astype(float)}, "y must be integers or text"),
+        (
+            {"x": X[:0], "y": Y[:0]},
+            "y must be integers or text, shape (n,), n >= 1, got int64 (0,)",
+        ),
         ({"x": X, "y": Y - 1}, "y must hold two or more classes, 0 .. at most"),
         ({"x": X, "y": Y * 0}, "got 0 .. 0; number the classes from 0"),
         ({"x": X, "y": Y.astype(np.uint64) + (1 << 62)}, "y must hold two or more classes"),

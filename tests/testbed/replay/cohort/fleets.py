@@ -68,7 +68,7 @@ def fleet_data(recipe: Recipe, sizes: Sequence[int] = SIZES, *, pixels: bool = F
         source="",
         origin="own",
     )
-    config = DataConfig(dataset="own.npz", partition=Natural(), min_examples=2)
+    config = DataConfig(source="own.npz", partition=Natural(), min_examples=2)
     names = [f"device-{k}" for k in range(len(sizes))]
     return FleetData(dataset, config, devices=len(sizes), seed=0, names=names)
 
