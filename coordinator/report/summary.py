@@ -118,12 +118,15 @@ CHANGING = ("set", "exclude", "include", "throttle", "profile", "link", "fault")
 """Commands of operators that change the run or its devices."""
 
 
-def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
+def summarise_run(
+    reader: RunReader, *, reveals: bool = False, max_devices: int | None = MAX_DEVICES
+) -> RunSummary:
     """Return the summary of a run, live or finished, from one snapshot of the store.
 
     Args:
         reader: Reads the run.
         reveals: Report malicious devices although the run is live.
+        max_devices: Most devices in `fleet`; None: all that have joined.
     """
     with reader.snapshot():
         info = reader.run()
@@ -154,7 +157,7 @@ def summarise_run(reader: RunReader, *, reveals: bool = False) -> RunSummary:
     fleet, valid_of, weight_ratios = [], exchanges.valid_of(), _weight_ratios(exchanges)
     energy_j = _energy_by_device(exchanges)
     left_out = Counter(exchanges.device[exchanges.numbers["defence_scale"] == 0.0].tolist())
-    for device in devices[:MAX_DEVICES]:
+    for device in devices[:max_devices]:
         count = counts.get(device.name)
         metric = device_metrics.get(device.name)
         of_device = valid_of.get(device.name, _NOWHERE)

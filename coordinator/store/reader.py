@@ -468,9 +468,16 @@ class RunReader:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Give all reads inside the same state; keep it short, it delays WAL checkpoints."""
-        with self._lock, translated(self._path), transaction(self._connection, "DEFERRED"):
-            yield
+        """Give all reads inside the same state; keep it short, it delays WAL checkpoints.
+
+        A snapshot inside another one has the state of that one.
+        """
+        with self._lock, translated(self._path):
+            if self._connection.in_transaction:
+                yield
+                return
+            with transaction(self._connection, "DEFERRED"):
+                yield
 
     def data_version(self) -> int:
         """Return a number that changes when the writer has committed."""

@@ -37,6 +37,7 @@ _MODULES = {
     "coordinator": "run",
     "watch": "watch",
     "show": "runs",
+    "report": "report",
     "runs": "runs",
     "stop": "runs",
     "command": "command",

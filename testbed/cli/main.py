@@ -148,6 +148,23 @@ def make_parser() -> argparse.ArgumentParser:
 
     _core(command("core", "test whether groups of devices would gain by leaving finished runs"))
 
+    report = command("report", "write one HTML page about a run, or about several side by side")
+    report.add_argument(
+        "run",
+        nargs="*",
+        default=["latest"],
+        metavar="RUN",
+        help="run id, its first characters, a folder, or latest (the default)",
+    )
+    report.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page (default: RUN.html here, report.html for several runs)",
+    )
+    report.add_argument("--open", action="store_true", help="open the page in a browser")
+
     _compare(command("compare", "run a grid of experiments: table, figures, LaTeX"))
 
     coordinator = command("coordinator", "run a coordinator; devices join by themselves")

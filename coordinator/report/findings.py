@@ -1,0 +1,369 @@
+"""The summary of a run in words: sentences that follow from its numbers."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.report.quantities import clock, energy, percent, ratio, seconds, size
+from fairbed.coordinator.report.summary_schema import DeviceSummary, RunSummary
+from fairbed.coordinator.report.summary_table import alert_lines, counted_rate, is_kept
+from fairbed.coordinator.store.reader import LIVE, TIMED_PHASES, ExperimentExcerpt, RunReader
+from fairbed.coordinator.store.tables import ExchangeRow, MetricRow, RoundRow
+
+NEARLY = 0.95
+"""Share of the last accuracy of which the first round is named."""
+
+NOTABLE_ERROR = 0.25
+"""Mean error of predictions that is called large."""
+
+SHOWN = 3
+"""Devices, or reasons, that a sentence names."""
+
+PHASE_WORDS = {
+    "download": "the download of the model",
+    "decode": "the decoding of the model",
+    "load": "loading data and session",
+    "evaluate": "the evaluation of the received model",
+    "train": "local training",
+    "personal": "the training of the personal model",
+    "encode": "the encoding of the update",
+    "upload": "the upload of the update",
+}
+
+Topic = Literal["Run", "Accuracy", "Guarantee", "Speed", "Worst off", "Cost", "Problems"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A few sentences about one question."""
+
+    topic: Topic
+    text: str
+    is_bad: bool = False
+    """It needs a person's attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTime:
+    """What the rounds of a run took their time for, in sums over rounds that are not void."""
+
+    rounds: int
+    total_s: float
+    query_s: float
+    """Loss queries before the dispatch."""
+    close_s: float
+    """From the last arrival to the next model."""
+    waits: tuple[tuple[str, int], ...]
+    """Devices that were the slowest of a round, and of how many; most frequent first."""
+    phases_s: dict[str, float]
+    """Time of the slowest exchanges by phase; the longest first."""
+
+    @property
+    def exchange_s(self) -> float:
+        """Waiting for the slowest exchange."""
+        return self.total_s - self.query_s - self.close_s
+
+
+def read_round_time(reader: RunReader) -> RoundTime:
+    """Read what the rounds took their time for."""
+    names = ("round", "attempt", "duration_s", "loss_query_s", "close_s", "slowest")
+    rounds = reader.columns(RoundRow, names, "WHERE status != 'void' ORDER BY round")
+    phases = tuple(f"{phase}_s" for phase in TIMED_PHASES)
+    exchanges = reader.columns(
+        ExchangeRow,
+        ("round", "attempt", "device", "tau_s", *phases),
+        "WHERE outcome = 'done' AND tau_s IS NOT NULL ORDER BY tau_s, device",
+    )
+    last = {(row[0], row[1]): row for row in exchanges}  # the slowest one of each round
+    slowest = [found for row in rounds if (found := last.get((row[0], row[1])))]
+    spent: Floats = np.array([row[4:] for row in slowest], dtype=np.float64)
+    sums = np.nansum(spent.reshape(-1, len(phases)), axis=0)
+    by_phase = sorted(zip(TIMED_PHASES, sums.tolist(), strict=True), key=lambda item: -item[1])
+    named = [
+        row[5] or (found[2] if (found := last.get((row[0], row[1]))) else "") for row in rounds
+    ]
+    waits = Counter(name for name in named if name)
+    return RoundTime(
+        rounds=len(rounds),
+        total_s=sum(row[2] for row in rounds),
+        query_s=sum(row[3] for row in rounds),
+        close_s=sum(row[4] for row in rounds),
+        waits=tuple(sorted(waits.items(), key=lambda item: (-item[1], item[0]))),
+        phases_s={phase: total for phase, total in by_phase if total > 0.0},
+    )
+
+
+def findings(
+    s: RunSummary,
+    plan: ExperimentExcerpt,
+    time: RoundTime,
+    evaluations: Sequence[MetricRow],
+) -> list[Finding]:
+    """Return what a reader asks first, answered from the numbers of a run.
+
+    Args:
+        s: Its summary, with all devices.
+        plan: The shown part of its experiment.
+        time: What its rounds took their time for.
+        evaluations: All evaluations of the model.
+    """
+    found = [_run(s, plan)]
+    if not s.rounds_completed:
+        return [*found, *_problems(s)]
+    found += _accuracy(s, evaluations)
+    found.append(_guarantee(s))
+    found += _speed(s, time)
+    found += _worst_off(s)
+    found += _cost(s)
+    found += _problems(s)
+    return found
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 device`, `12 devices`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _run(s: RunSummary, plan: ExperimentExcerpt) -> Finding:
+    kinds = Counter(device.kind for device in s.fleet)
+    kind = f" {next(iter(kinds))}" if len(kinds) == 1 else ""
+    fleet = counted(s.devices, f"{kind} device".strip())
+    if len(kinds) > 1:
+        fleet += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))})"
+    what = "A replay on a virtual clock" if s.clock == "virtual" else "A run"
+    selection = plan.selection
+    policy = f"; the policy {selection.policy} selected" if selection.policy else "; it selected"
+    cohort = f"{policy} {selection.per_round or 'some'} per round" if s.rounds_completed else ""
+    steps = f" and their updates were merged by {plan.steps}" if plan.steps and cohort else ""
+    planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+    done = (
+        f"{s.rounds_completed}{planned} rounds took {_span(s.virtual_s)}"
+        if s.rounds_completed
+        else f"no round{planned} has been completed"
+    )
+    wall = f", {_span(s.wall_s)} of real time in all" if s.rounds_completed else ""
+    dilated = (
+        f" One second of the fleet lasted {s.dilation:.3g} s of this machine."
+        if s.dilation != 1.0 and s.clock != "virtual"
+        else ""
+    )
+    text = f"{what} with {fleet}{cohort}{steps}. {_upper(done)}{wall}.{dilated}"
+    return Finding("Run", text, is_bad=not s.rounds_completed)
+
+
+def _span(value_s: float) -> str:
+    """Return a duration for a sentence: `41 ms`, `12.3 s`, `1:05 min`, `2:03:04 h`."""
+    if value_s < 0.9995:
+        return f"{1e3 * value_s:.0f} ms"
+    if value_s < 99.95:
+        return f"{seconds(value_s)} s"
+    return f"{clock(value_s)} {'h' if value_s >= 3600 else 'min'}"
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _accuracy(s: RunSummary, evaluations: Sequence[MetricRow]) -> Iterator[Finding]:
+    a = s.accuracy
+    if a.mean is None or not evaluations:
+        return
+    last = evaluations[-1]
+    spread = (
+        f"; {ratio(a.worst10)} on the worst tenth of the devices and {ratio(a.best10)} on the best"
+        if a.worst10 is not None and a.best10 is not None
+        else ""
+    )
+    text = (
+        f"After round {last.round}, the model classified {ratio(a.mean)} of the held-out examples "
+        f"correctly, as a mean over devices{spread}."
+    )
+    reached = next(row for row in evaluations if row.accuracy_mean >= NEARLY * a.mean)
+    if reached.round < last.round and a.mean > 0.0:
+        text += f" It first had {100 * NEARLY:g} % of that mean after round {reached.round}."
+    best = max(evaluations, key=lambda row: row.accuracy_mean)
+    has_dropped = best.accuracy_mean > a.mean + 0.02
+    if has_dropped:
+        text += f" Its highest mean was {ratio(best.accuracy_mean)}, after round {best.round}."
+    if s.personal is not None:
+        p = s.personal
+        text += (
+            f" The personal models reached {ratio(p.accuracy_mean)}, and were better than the "
+            f"global model on {p.better} of {counted(p.devices, 'device')}."
+        )
+    has_diverged = s.loss.mean is None
+    if has_diverged:
+        text += " The model has diverged: the loss of a device is not finite."
+    yield Finding("Accuracy", text, is_bad=has_diverged)
+
+
+def _guarantee(s: RunSummary) -> Finding:
+    fair = s.fairness
+    counts = "selected" if fair.queue_counts == "selected" else "aggregated"
+    rate = counted_rate(fair)
+    jain = f" The Jain index of the selections is {ratio(fair.jain)}." if fair.jain else ""
+    if fair.beta is None:
+        least = (
+            f" The lowest selection rate of a device is {ratio(fair.min_selection_rate)}."
+            if fair.min_selection_rate is not None
+            else ""
+        )
+        return Finding("Guarantee", f"The policy guarantees no rate.{least}{jain}")
+    if rate is None:
+        text = f"A rate of {fair.beta:g} is guaranteed; whether it was kept is not known."
+        return Finding("Guarantee", text)
+    if is_kept(fair):
+        text = (
+            f"Kept: every device was {counts} in at least {ratio(rate)} of the rounds since it "
+            f"joined; {fair.beta:g} is guaranteed.{jain}"
+        )
+    else:
+        limit = fair.highest_rate
+        reason = (
+            f" At most {ratio(limit)} was possible, because devices were not available often "
+            "enough or too few are selected per round."
+            if limit is not None and limit < fair.beta
+            else " The bound holds for long runs; a short one may end before it is reached."
+            if fair.invariant_holds
+            else ""
+        )
+        text = (
+            f"Not kept: a device was {counts} in only {ratio(rate)} of the rounds since it joined; "
+            f"{fair.beta:g} is guaranteed.{reason}{jain}"
+        )
+    if fair.invariant_holds is False:
+        text += " The bound rate >= beta - Z/T, which must hold after every round, is violated."
+    is_bad = not is_kept(fair) or fair.invariant_holds is False
+    return Finding("Guarantee", text, is_bad=is_bad)
+
+
+def _speed(s: RunSummary, time: RoundTime) -> Iterator[Finding]:
+    if not time.rounds or time.total_s <= 0.0:
+        return
+    parts = [
+        (time.exchange_s, "waiting for the slowest exchange"),
+        (time.query_s, "loss queries"),
+        (time.close_s, "merging and publishing the next model"),
+    ]
+    shares = [
+        f"{percent(part / time.total_s)} {words}" for part, words in sorted(parts, reverse=True)
+    ]
+    used = [share for share in shares if not share.startswith("0.0 ")]
+    text = f"A median round took {_span(s.round_s.median or 0.0)}. Of the time in rounds: "
+    text += f"{', '.join(used)}."
+    if time.waits:
+        name, times = time.waits[0]
+        text += f" {name} was the slowest device most often, in {times} of {time.rounds} rounds."
+    in_phases = sum(time.phases_s.values())
+    if in_phases > 0.0:
+        first, *others = list(time.phases_s.items())[:2]
+        text += (
+            f" In the slowest exchange of each round, {PHASE_WORDS[first[0]]} takes longest, "
+            f"{percent(first[1] / in_phases)}"
+        )
+        text += "".join(
+            f", then {PHASE_WORDS[phase]}, {percent(total / in_phases)}" for phase, total in others
+        )
+        text += "."
+    error = s.estimator.mape_second_half
+    if error is not None:
+        text += f" Exchange times were predicted with a mean error of {percent(error)}"
+        text += f" (bias {percent(s.estimator.bias, is_signed=True)}) in the second half."
+    yield Finding("Speed", text, is_bad=error is not None and error > NOTABLE_ERROR)
+
+
+def _worst_off(s: RunSummary) -> Iterator[Finding]:
+    """Yield the devices that the run served worst; nothing for one device."""
+    if len(s.fleet) < 2:
+        return
+    texts = []
+
+    def lowest(devices: Sequence[DeviceSummary], key: str) -> list[DeviceSummary]:
+        known = [device for device in devices if getattr(device, key) is not None]
+        return sorted(known, key=lambda device: (getattr(device, key), device.name))
+
+    accuracies = lowest(s.fleet, "accuracy")
+    if accuracies and accuracies[0].accuracy != accuracies[-1].accuracy:
+        worst = accuracies[0]
+        texts.append(f"{worst.name} has the lowest accuracy, {ratio(worst.accuracy)}")
+    rates = lowest(s.fleet, "selection_rate")
+    if rates and rates[0].selection_rate != rates[-1].selection_rate:
+        worst = rates[0]
+        same = sum(device.selection_rate == worst.selection_rate for device in rates)
+        others = f", like {counted(same - 1, 'other')}" if same > 1 else ""
+        texts.append(
+            f"{worst.name} was selected least often, in {ratio(worst.selection_rate)} of the "
+            f"rounds{others}"
+        )
+    slow = lowest(s.fleet, "tau_s_median")
+    if slow:
+        worst = slow[-1]
+        texts.append(
+            f"{worst.name} has the longest median exchange, {_span(worst.tau_s_median or 0.0)}"
+        )
+    if texts:
+        yield Finding("Worst off", f"{'; '.join(texts)}.")
+
+
+def _cost(s: RunSummary) -> Iterator[Finding]:
+    parts = [f"{size(s.bytes.down)} down and {size(s.bytes.up)} up"]
+    if s.energy is not None:
+        joules = energy(s.energy.total_j)
+        known = "" if s.energy.is_complete else ", as far as the power of the devices is known"
+        parts.append(f"{joules} in exchanges{known}")
+        if s.energy.wasted_j:
+            parts.append(f"{energy(s.energy.wasted_j)} of it for updates that were not merged")
+    if s.bytes.down or s.bytes.up or s.energy is not None:
+        yield Finding("Cost", f"Models and updates: {'; '.join(parts)}.")
+
+
+def _problems(s: RunSummary) -> list[Finding]:
+    x = s.exchange
+    merged_late = f", {x.aggregated_late} of them merged later" if x.aggregated_late else ""
+    contended = f", {x.contended} because the emulating machine was busy" if x.contended else ""
+    is_over = s.status not in LIVE
+    texts = [
+        f"The run {s.status}: {s.reason}." if s.reason else "",
+        f"It was {s.status} before its end; continue it with `{s.resume_command}`."
+        if s.resume_command and not s.reason and is_over
+        else "",
+        f"{counted(s.rounds_void, 'round')} of {s.rounds_completed} had no update."
+        if s.rounds_void
+        else "",
+        f"{counted(x.failed, 'exchange')} of {x.count:,} failed, were lost or were rejected."
+        if x.failed
+        else "",
+        f"{counted(x.late + x.aggregated_late, 'exchange')} missed the deadline{merged_late}."
+        if x.late or x.aggregated_late
+        else "",
+        f"{counted(x.invalid, 'exchange time')} did not count{contended}." if x.invalid else "",
+        f"Of {counted(s.loss_queries.count, 'loss query', 'loss queries')}, "
+        f"{s.loss_queries.late} had no reply in time."
+        if s.loss_queries.late
+        else "",
+        *(f"{_upper(line)}." for line in alert_lines(s.alerts)),
+        *(f"{_upper(note)}." for note in s.evaluation_notes),
+    ]
+    texts += _attacks(s)
+    if s.changes:
+        texts.append(f"An operator changed the run {counted(len(s.changes), 'time')}.")
+    found = [text for text in texts if text]
+    is_bad = bool(x.failed or s.alerts or s.rounds_void or s.status in ("failed", "interrupted"))
+    if found:
+        return [Finding("Problems", " ".join(found), is_bad=is_bad)]
+    return [Finding("Problems", "None: no exchange failed or was late, and no alert was raised.")]
+
+
+def _attacks(s: RunSummary) -> list[str]:
+    a = s.attackers
+    if a is None:
+        return []
+    kinds = " and ".join(f"{count} {kind}" for kind, count in sorted(a.kinds.items()))
+    return [
+        f"Malicious devices: {kinds}, with {percent(a.weight_share)} of the weight; the accuracy "
+        f"on benign devices is {ratio(a.accuracy_mean)}."
+    ]

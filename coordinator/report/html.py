@@ -1,0 +1,740 @@
+"""One self-contained HTML page about one run, or about several side by side.
+
+The page loads nothing: style, script and figures are inside, and its content security policy
+forbids requests. It needs no script to be read, follows the light or dark preference of the reader,
+and prints in sections. It depends on the store only: equal runs have equal pages.
+"""
+
+import hashlib
+import re
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from msgspec import DecodeError, toml
+
+from fairbed.coordinator.report.findings import (
+    Finding,
+    RoundTime,
+    counted,
+    findings,
+    read_round_time,
+)
+from fairbed.coordinator.report.markup import (
+    HtmlCell,
+    HtmlColumn,
+    Markup,
+    Row,
+    html_table,
+    join,
+    tag,
+)
+from fairbed.coordinator.report.quantities import (
+    MISSING,
+    clock,
+    energy,
+    instant,
+    ratio,
+    seconds,
+)
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_schema import DeviceSummary, RunSummary
+from fairbed.coordinator.report.summary_table import (
+    NOTABLE_DIVERGENCE,
+    counted_rate,
+    is_kept,
+)
+from fairbed.coordinator.store.reader import LIVE, RunInfo, RunReader
+from fairbed.coordinator.store.tables import AlertRow, CommandRow, EventRow, ExchangeRow, MetricRow
+
+MAX_LISTED = 200
+"""Devices in the table of a fleet that is listed whole; of a larger one the `MAX_WORST` worst."""
+MAX_WORST = 100
+MAX_PROFILES = 40
+MAX_EVENTS = 40
+"""Newest warnings and errors that are listed."""
+MAX_REASONS = 20
+"""Reasons of exchanges without an update that are listed, the most frequent ones."""
+MAX_COMMANDS = 200
+MAX_KEYS = 60
+"""Keys that differ between runs."""
+MAX_TEXT = 300
+"""Characters of a text from a device or an operator."""
+
+PAGE = Path(__file__).parent / "page"
+"""Style sheet and script of the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """What the page has about one run, from one state of its store."""
+
+    info: RunInfo
+    summary: RunSummary
+    """With all devices."""
+    time: RoundTime
+    evaluations: list[MetricRow]
+    outcomes: dict[str, Counter[str]]
+    """Number of exchanges of each device by outcome, and as `untimed`."""
+    reasons: list[tuple[str, str, int, int]]
+    """Outcome, reason, exchanges and devices; the most frequent first."""
+    problems: list[EventRow]
+    """The newest warnings and errors, oldest first."""
+    problem_counts: dict[str, int]
+    """All warnings and errors by kind."""
+    alerts: list[AlertRow]
+    commands: list[CommandRow]
+    experiment: dict[str, Any]
+    """The resolved experiment, as its TOML file; empty if that is damaged."""
+
+    @property
+    def is_live(self) -> bool:
+        """The run goes on, so the page is about a part of it."""
+        return self.summary.status in LIVE
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The summary in words."""
+        return findings(self.summary, self.info.plan, self.time, self.evaluations)
+
+
+@dataclass(frozen=True, slots=True)
+class SideTable:
+    """A table that compares the runs of a page."""
+
+    title: str
+    note: str
+    columns: Sequence[HtmlColumn]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """How the runs of a page differ; the arms are runs with equal experiments but the seed."""
+
+    arms: Sequence[str]
+    """Name of the arm of each run, in the order of the runs."""
+    sentences: Sequence[str]
+    tables: Sequence[SideTable]
+    notes: Sequence[str] = ()
+
+
+def read_page(reader: RunReader) -> RunPage:
+    """Read what the page has about a run, live or finished, from one snapshot of its store.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    with reader.snapshot():
+        info = reader.run()
+        summary = summarise_run(reader, max_devices=None)
+        outcomes, reasons = _outcomes(reader)
+        names = tuple(column.name for column in fields(EventRow))
+        newest = f"WHERE level != 'info' ORDER BY id DESC LIMIT {MAX_EVENTS}"
+        problems = [
+            EventRow(**dict(zip(names, row, strict=True)))
+            for row in reader.columns(EventRow, names, newest)
+        ][::-1]
+        kinds = reader.columns(EventRow, ("kind",), "WHERE level != 'info'")
+        return RunPage(
+            info=info,
+            summary=summary,
+            time=read_round_time(reader),
+            evaluations=reader.metrics(),
+            outcomes=outcomes,
+            reasons=reasons,
+            problems=problems,
+            problem_counts=dict(Counter(kind for (kind,) in kinds).most_common()),
+            alerts=reader.alerts(),
+            commands=reader.commands(),
+            experiment=_experiment(reader.experiment_toml),
+        )
+
+
+def _experiment(text: str) -> dict[str, Any]:
+    with suppress(DecodeError):
+        found = toml.decode(text)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _outcomes(
+    reader: RunReader,
+) -> tuple[dict[str, Counter[str]], list[tuple[str, str, int, int]]]:
+    """Return the exchanges of each device by outcome, and the reasons of those without success."""
+    by_device: dict[str, Counter[str]] = {}
+    devices: dict[tuple[str, str], Counter[str]] = {}
+    examples: dict[tuple[str, str], str] = {}
+    names = ("device", "outcome", "is_valid", "reason")
+    for device, outcome, is_valid, reason in reader.columns(ExchangeRow, names):
+        kind = "untimed" if outcome == "done" and not is_valid else outcome
+        by_device.setdefault(device, Counter())[kind] += 1
+        if kind != "done":
+            alike = kind, re.sub(r"[0-9][0-9.,:]*", "0", reason)  # but for its numbers
+            examples.setdefault(alike, reason)
+            devices.setdefault(alike, Counter())[device] += 1
+    reasons = [
+        (kind[0], examples[kind], sum(found.values()), len(found))
+        for kind, found in devices.items()
+    ]
+    return by_device, sorted(reasons, key=lambda item: (-item[2], item[0], item[1]))
+
+
+def write_report(
+    readers: Sequence[RunReader], path: Path, comparison: RunComparison | None = None
+) -> None:
+    """Write the page of one run, or of several side by side; an earlier page is replaced.
+
+    Args:
+        readers: Of each run.
+        path: The file.
+        comparison: How several runs differ.
+
+    Raises:
+        StoreError: A store cannot be read.
+        OSError: The file cannot be written.
+    """
+    text = report_page([read_page(reader) for reader in readers], comparison)
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def report_page(runs: Sequence[RunPage], comparison: RunComparison | None = None) -> str:
+    """Return the page as HTML."""
+    body = _one(runs[0]) if len(runs) == 1 else _several(runs, comparison)
+    title = _title(runs)
+    style, script = (PAGE / name for name in ("report.css", "sort.js"))
+    code = script.read_text(encoding="utf-8")
+    digest = b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'"
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title} - Fairbed"),
+        tag("style", Markup(style.read_text(encoding="utf-8"))),
+    )
+    page = tag("html", head, tag("body", body, tag("script", Markup(code))), lang="en")
+    return f"<!doctype html>\n{page}\n"
+
+
+def _title(runs: Sequence[RunPage]) -> str:
+    names = list(dict.fromkeys(run.summary.name for run in runs))
+    if len(runs) == 1:
+        return names[0]
+    return f"{names[0] if len(names) == 1 else 'Comparison'}: {len(runs)} runs"
+
+
+def _one(run: RunPage) -> Markup:
+    sections = [
+        _section("summary", "Summary", _words(run.findings)),
+        _section("what", "What was run", _what(run)),
+        *_devices_section(run),
+        _section("faults", "Faults and alerts", _faults(run)),
+        *_commands_section(run),
+    ]
+    return join(_header([run]), _banner(run), _tiles(run), tag("main", *sections), _footer([run]))
+
+
+def _several(runs: Sequence[RunPage], comparison: RunComparison | None) -> Markup:
+    arms = comparison.arms if comparison else [""] * len(runs)
+    sections = [_section("runs", "Runs", _runs_table(runs, arms))]
+    if comparison is not None:
+        text = tag("ul", *(tag("li", line) for line in comparison.sentences), class_="findings")
+        sections.append(_section("summary", "Summary", text if comparison.sentences else ""))
+        differing = _differing(runs)
+        sections += [_section("differ", "Settings that differ", differing)] if differing else []
+        parts = [
+            join(
+                tag("h3", table.title),
+                tag("p", table.note, class_="note"),
+                html_table(table.columns, table.rows),
+            )
+            for table in comparison.tables
+        ]
+        notes = tag("ul", *(tag("li", line) for line in comparison.notes), class_="notes")
+        sections.append(_section("differences", "Side by side", *parts, notes))
+    each = []
+    for letter, run in zip(_letters(len(runs)), runs, strict=True):
+        s = run.summary
+        inner = [
+            _banner(run),
+            _words(run.findings),
+            tag("h3", "What was run"),
+            _what(run),
+            tag("h3", "Devices"),
+            _devices(run),
+            tag("h3", "Faults and alerts"),
+            _faults(run),
+            *([tag("h3", "Notes and commands"), _commands(run)] if run.commands else []),
+        ]
+        label = join(tag("b", letter), f" {s.run_id} ", tag("span", s.status, class_="note"))
+        each.append(tag("details", tag("summary", label), *inner))
+    sections.append(_section("each", "Each run", *each))
+    return join(_header(runs), tag("main", *sections), _footer(runs))
+
+
+def _letters(number: int) -> list[str]:
+    """Return the short names of runs on a page: A, B, ..., Z, A2, ..."""
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return [alphabet[i % 26] + (str(i // 26 + 1) if i >= 26 else "") for i in range(number)]
+
+
+def _section(name: str, title: str, *children: str) -> Markup:
+    return tag("section", tag("h2", title), *children, id=name)
+
+
+def _header(runs: Sequence[RunPage]) -> Markup:
+    parts = [tag("p", "Fairbed report", class_="kicker"), tag("h1", _title(runs))]
+    if len(runs) == 1:
+        s, row = runs[0].summary, runs[0].info.row
+        kind = "replay on a virtual clock" if s.clock == "virtual" else "run with real clock"
+        facts = [s.run_id, kind, f"seed {s.seed}", f"started {row.created[:16].replace('T', ' ')}"]
+        status = tag("span", s.status, class_=f"status {_tone(s.status)}")
+        parts.append(tag("p", status, " " + " · ".join(facts), class_="facts"))
+    return tag("header", *parts)
+
+
+def _tone(status: str) -> str:
+    return {"done": "good", "failed": "bad", "interrupted": "bad"}.get(status, "quiet")
+
+
+def _banner(run: RunPage) -> Markup:
+    s = run.summary
+    planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+    if run.is_live:
+        text = (
+            f"This run is {s.status}: the page shows it after round {s.rounds_completed}{planned}, "
+            f"{clock(run.info.elapsed_s)} after its start. Its numbers will change."
+        )
+    elif s.status != "done":
+        more = f" Continue it with: {s.resume_command}" if s.resume_command else ""
+        reason = f": {s.reason}" if s.reason else ""
+        text = (
+            f"This run is not complete ({s.status}{reason}): the page shows "
+            f"{s.rounds_completed}{planned} rounds.{more}"
+        )
+    elif not s.rounds_completed:
+        text = "This run has no completed round: there is nothing to show of them."
+    else:
+        return Markup("")
+    return tag("p", text, class_="banner", role="note")
+
+
+def _tiles(run: RunPage) -> Markup:
+    s = run.summary
+    fair, x = s.fairness, s.exchange
+    planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+    guaranteed = (
+        "lowest selection rate" if fair.beta is None else f"lowest rate ({fair.beta:g} guaranteed)"
+    )
+    tiles = [
+        (str(s.rounds_completed), f"rounds{planned}"),
+        (clock(s.virtual_s), "in rounds" if s.virtual_s < 3600 else "h in rounds"),
+        (ratio(s.accuracy.mean), "accuracy, mean over devices")
+        if s.accuracy.mean is not None
+        else None,
+        (ratio(s.accuracy.worst10), "accuracy, worst 10 %")
+        if s.accuracy.worst10 is not None
+        else None,
+        (ratio(counted_rate(fair)), guaranteed) if s.rounds_completed else None,
+        (f"{seconds(x.median_s)} s", "median exchange") if x.median_s is not None else None,
+        (energy(s.energy.total_j), "energy of exchanges")
+        if s.energy is not None and s.accuracy.mean is None
+        else None,
+    ]
+    shown = [tag("div", tag("dt", label), tag("dd", value)) for value, label in filter(None, tiles)]
+    return tag("dl", *shown, class_="tiles")
+
+
+def _words(found: Sequence[Finding]) -> Markup:
+    items = [
+        tag(
+            "div",
+            tag("dt", finding.topic),
+            tag("dd", finding.text),
+            class_="bad" if finding.is_bad else None,
+        )
+        for finding in found
+    ]
+    return tag("dl", *items, class_="findings")
+
+
+def _what(run: RunPage) -> Markup:
+    s, row, p = run.summary, run.info.row, run.summary.provenance
+    packages = ", ".join(f"{name} {value}" for name, value in p.packages.items())
+    facts = [
+        ("experiment", s.name),
+        ("run", s.run_id),
+        ("started", row.created),
+        ("resumed", counted(row.resumes, "time") if row.resumes else ""),
+        ("clock", "virtual: a replay" if s.clock == "virtual" else "real: live devices"),
+        ("costs of training", s.costs_from or ""),
+        ("seed", str(s.seed)),
+        ("devices", _profiles(s)),
+        ("local rule", s.local_rule),
+        ("merge", _merge(s)),
+        ("Fairbed", _version(row.version, p.git_revision)),
+        ("experiment file", f"git {p.experiment_revision}" if p.experiment_revision else ""),
+        ("packages", packages),
+        ("data set", f"sha256 {p.data_sha256}" if p.data_sha256 else ""),
+        ("partition", f"sha256 {p.partition_sha256}" if p.partition_sha256 else ""),
+        ("experiment hash", f"sha256 {row.config_hash}" if row.config_hash else ""),
+    ]
+    table = tag(
+        "dl",
+        *(tag("div", tag("dt", name), tag("dd", text)) for name, text in facts if text),
+        class_="pairs",
+    )
+    return join(table, _config(run))
+
+
+def _version(number: str, revision: str | None) -> str:
+    return f"{number or MISSING}{f' (git {revision})' if revision else ''}"
+
+
+def _profiles(s: RunSummary) -> str:
+    kinds = list(s.profiles.items())
+    shown = ", ".join(f"{kind.devices} {name or 'unknown'}" for name, kind in kinds[:MAX_PROFILES])
+    more = f" and {len(kinds) - MAX_PROFILES} more profiles" if len(kinds) > MAX_PROFILES else ""
+    return f"{s.devices:,}: {shown}{more}" if shown else f"{s.devices:,}"
+
+
+def _merge(s: RunSummary) -> str:
+    a = s.aggregation
+    if a.rule is None:
+        return ""
+    defence = f"defence {a.defence}, " if a.defence != "none" else ""
+    return (
+        f"{defence}{a.rule} with weights {a.weights}, pseudo-gradient {a.pseudo_gradient}, "
+        f"server step {a.server}"
+    )
+
+
+def _config(run: RunPage) -> Markup:
+    """Return every key of the experiment, folded."""
+    rows = [(key, _shown(value)) for key, value in flat(run.experiment)]
+    if not rows:
+        return tag("p", "The experiment file of this run cannot be read.", class_="note")
+    columns = (HtmlColumn("key", "text"), HtmlColumn("value", "text"))
+    title = tag("summary", f"All {len(rows)} keys of the experiment")
+    return tag("details", title, html_table(columns, rows, kind="config"))
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each key that is not a table: `fleet.0.count`, 3."""
+    if isinstance(value, Mapping):
+        children: Iterator[tuple[str, Any]] = iter(value.items())
+    else:
+        children = ((str(index), child) for index, child in enumerate(value))
+    for key, child in children:
+        below = f"{path}.{key}".removeprefix(".")
+        is_table = isinstance(child, Mapping) or (
+            isinstance(child, list) and bool(child) and isinstance(child[0], Mapping)
+        )
+        if is_table:
+            yield from flat(child, below)
+        else:
+            yield below, child
+
+
+def _shown(value: Any) -> str:
+    text = (
+        value
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
+
+
+def _devices_section(run: RunPage) -> list[Markup]:
+    return [_section("devices", "Devices", _devices(run))] if run.summary.fleet else []
+
+
+def _devices(run: RunPage) -> Markup:
+    """Return the table of devices: all, or of a large fleet the worst."""
+    s = run.summary
+    listed, note = list(s.fleet), ""
+    if len(listed) > MAX_LISTED:
+        by_accuracy = any(device.accuracy is not None for device in listed)
+        order = "lowest accuracy" if by_accuracy else "lowest selection rate"
+        listed.sort(key=lambda device: _badness(device, by_accuracy=by_accuracy))
+        listed = listed[:MAX_WORST]
+        note = (
+            f"The {MAX_WORST} of {len(s.fleet):,} devices with the {order}; for all of them: "
+            f"fairbed export {s.run_id} --format csv"
+        )
+    if s.devices > len(s.fleet):
+        never = s.devices - len(s.fleet)
+        note += f" {never:,} of the {s.devices:,} devices were never selected and are not listed."
+    columns = _device_columns(run)
+    heads = [column for column, _ in columns]
+    rows = [[cell(device) for _, cell in columns] for device in listed]
+    text = tag("p", note.strip(), class_="note") if note else Markup("")
+    return join(text, html_table(heads, rows, sorts=True, kind="devices"))
+
+
+def _badness(device: DeviceSummary, *, by_accuracy: bool) -> tuple[float, float, str]:
+    accuracy = 2.0 if device.accuracy is None or not by_accuracy else device.accuracy
+    rate = 2.0 if device.selection_rate is None else device.selection_rate
+    return accuracy, rate, device.name
+
+
+_DeviceColumn: TypeAlias = tuple[HtmlColumn, Callable[[DeviceSummary], str | HtmlCell]]
+
+
+def _device_columns(run: RunPage) -> list[_DeviceColumn]:
+    """Return the columns of the table of devices for which the run has numbers."""
+    s = run.summary
+    beta = s.fairness.beta
+    longest = max((device.tau_s_median or 0.0 for device in s.fleet), default=0.0)
+
+    def rate(value: float | None, *, is_counted: bool) -> HtmlCell:
+        is_low = beta is not None and is_counted and value is not None and value < beta
+        return HtmlCell(ratio(value), value, share=value, tone="bad" if is_low else "")
+
+    def time(value: float | None) -> HtmlCell:
+        share = value / longest if value is not None and longest else None
+        return HtmlCell(seconds(value), value, share=share)
+
+    def plain(value: float | None, digits: int = 3) -> HtmlCell:
+        return HtmlCell(ratio(value, digits), value)
+
+    def problems(device: DeviceSummary) -> HtmlCell:
+        found = run.outcomes.get(device.name, Counter())
+        bad = {kind: count for kind, count in found.items() if kind != "done"}
+        text = ", ".join(f"{count} {kind}" for kind, count in sorted(bad.items()))
+        return HtmlCell(text or "0", float(sum(bad.values())), tone="" if bad else "quiet")
+
+    counts_selections = s.fairness.queue_counts == "selected"
+    fleet = s.fleet
+    known = [
+        (True, HtmlColumn("device", "text"), lambda d: d.name),
+        (len({d.kind for d in fleet}) > 1, HtmlColumn("kind", "text"), lambda d: d.kind),
+        (True, HtmlColumn("profile", "text"), lambda d: d.profile or MISSING),
+        (s.attackers is not None, HtmlColumn("malicious", "text"), lambda d: d.malicious or ""),
+        (True, HtmlColumn("examples", title="Training examples"), lambda d: _count(d.n_k)),
+        (True, HtmlColumn("selected", title="Rounds"), lambda d: _count(d.selected)),
+        (
+            True,
+            HtmlColumn("sel rate", title="Selected / rounds since it joined"),
+            lambda d: rate(d.selection_rate, is_counted=counts_selections),
+        ),
+        (
+            any(d.aggregation_rate != d.selection_rate for d in fleet),
+            HtmlColumn("agg rate", title="Aggregated updates / rounds since it joined"),
+            lambda d: rate(d.aggregation_rate, is_counted=not counts_selections),
+        ),
+        (
+            beta is not None,
+            HtmlColumn("queue Z", title="Virtual queue after the last round"),
+            lambda d: plain(d.queue, 2),
+        ),
+        (
+            longest > 0.0,
+            HtmlColumn("exchange, s", title="Median exchange time"),
+            lambda d: time(d.tau_s_median),
+        ),
+        (
+            any(d.train_s_median for d in fleet),
+            HtmlColumn("training, s", title="Median time of local training"),
+            lambda d: HtmlCell(seconds(d.train_s_median), d.train_s_median),
+        ),
+        (
+            True,
+            HtmlColumn("problems", title="Exchanges without an update, or with an unreliable time"),
+            problems,
+        ),
+        (
+            any(d.accuracy is not None for d in fleet),
+            HtmlColumn("accuracy", title="On its held-out examples, in the latest evaluation"),
+            lambda d: HtmlCell(ratio(d.accuracy), d.accuracy, share=d.accuracy),
+        ),
+        (
+            s.personal is not None,
+            HtmlColumn("personal", title="Accuracy of its personal model"),
+            lambda d: plain(d.personal_accuracy),
+        ),
+        (
+            (s.weights.divergence or 0.0) >= NOTABLE_DIVERGENCE,
+            HtmlColumn("weight", title="Weight in merges / share of the examples there"),
+            lambda d: plain(d.weight_ratio, 2),
+        ),
+        (
+            s.energy is not None,
+            HtmlColumn("energy", title="Known energy of its exchanges"),
+            lambda d: HtmlCell(energy(d.energy_j), d.energy_j),
+        ),
+        (
+            s.privacy is not None,
+            HtmlColumn("epsilon", title="Of the updates that left it"),
+            lambda d: plain(d.epsilon, 2),
+        ),
+    ]
+    return [(column, cell) for is_known, column, cell in known if is_known]
+
+
+def _count(value: int) -> HtmlCell:
+    return HtmlCell(f"{value:,}", float(value))
+
+
+def _faults(run: RunPage) -> Markup:
+    parts: list[str] = []
+    total: Counter[str] = sum(run.outcomes.values(), Counter())
+    if total:
+        number = sum(total.values())
+        text = ", ".join(f"{count:,} {kind}" for kind, count in total.most_common())
+        parts.append(tag("p", f"{counted(number, 'exchange')}: {text}."))
+    if run.reasons:
+        columns = [
+            HtmlColumn("outcome", "text"),
+            HtmlColumn("reason", "text"),
+            HtmlColumn("exchanges"),
+            HtmlColumn("devices"),
+        ]
+        rows: list[Row] = [
+            (outcome, _cut(reason) or MISSING, _count(number), _count(devices))
+            for outcome, reason, number, devices in run.reasons[:MAX_REASONS]
+        ]
+        more = len(run.reasons) - MAX_REASONS
+        parts += [
+            tag("h4", "Exchanges without an update, or with an unreliable time"),
+            html_table(columns, rows, sorts=True),
+            tag("p", f"and {more} more reasons", class_="note") if more > 0 else Markup(""),
+        ]
+    if run.alerts:
+        columns = [HtmlColumn("alert", "text"), HtmlColumn("from"), HtmlColumn("until")]
+        columns.append(HtmlColumn("what to do", "text"))
+        rows = [
+            (
+                alert.kind,
+                HtmlCell(clock(alert.begin_s), alert.begin_s),
+                HtmlCell("not over", tone="bad")
+                if alert.end_s is None
+                else HtmlCell(clock(alert.end_s), alert.end_s),
+                _cut(alert.text),
+            )
+            for alert in run.alerts
+        ]
+        parts += [tag("h4", "Alerts"), html_table(columns, rows)]
+    if run.problems:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in run.problem_counts.items())
+        columns = [HtmlColumn("time"), HtmlColumn("round"), HtmlColumn("level", "text")]
+        columns += [HtmlColumn("device", "text"), HtmlColumn("event", "text")]
+        rows = [
+            (
+                instant(event.at_s),
+                str(event.round or ""),
+                event.level,
+                event.device or "",
+                f"{event.kind}: {_cut(event.text)}",
+            )
+            for event in run.problems
+        ]
+        number = sum(run.problem_counts.values())
+        newest = f", the newest {len(rows)} of {number:,}" if number > len(rows) else ""
+        parts += [
+            tag("h4", f"Warnings and errors{newest}"),
+            tag("p", kinds, class_="note"),
+            html_table(columns, rows, kind="events"),
+        ]
+    return join(*parts) if parts else tag("p", "No exchange took place, and no alert was raised.")
+
+
+def _commands_section(run: RunPage) -> list[Markup]:
+    return [_section("commands", "Notes and commands", _commands(run))] if run.commands else []
+
+
+def _commands(run: RunPage) -> Markup:
+    columns = [HtmlColumn("time"), HtmlColumn("operator", "text"), HtmlColumn("command", "text")]
+    columns.append(HtmlColumn("answer", "text"))
+    rows: list[Row] = []
+    for row in run.commands[-MAX_COMMANDS:]:
+        value = "" if row.value is None else f"{row.value:g}"
+        command = " ".join(filter(None, (row.action, row.device, row.name, value, row.text)))
+        answer = HtmlCell(_cut(row.answer), tone="" if row.is_accepted else "bad")
+        rows.append((instant(row.at_s), row.operator, _cut(command), answer))
+    more = len(run.commands) - len(rows)
+    note = f"The newest {len(rows)}; {more} earlier ones are in the store." if more else ""
+    text = tag("p", note, class_="note") if note else Markup("")
+    return join(text, html_table(columns, rows))
+
+
+def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
+    has_arms = len(set(arms)) > 1
+    columns = [HtmlColumn("", "text"), HtmlColumn("run", "text")]
+    columns += [HtmlColumn("settings", "text")] if has_arms else []
+    columns += [HtmlColumn("status", "text"), HtmlColumn("kind", "text"), HtmlColumn("seed")]
+    columns += [HtmlColumn("devices"), HtmlColumn("rounds"), HtmlColumn("time in rounds, s")]
+    columns += [HtmlColumn("lowest rate"), HtmlColumn("accuracy"), HtmlColumn("worst 10 %")]
+    rows: list[Row] = []
+    for letter, run, arm in zip(_letters(len(runs)), runs, arms, strict=True):
+        s = run.summary
+        planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+        tone = "bad" if is_kept(s.fairness) is False else ""
+        rate = counted_rate(s.fairness)
+        rows.append(
+            (
+                letter,
+                s.run_id,
+                *((arm,) if has_arms else ()),
+                HtmlCell(s.status, tone="" if s.status == "done" else "bad"),
+                "replay" if s.clock == "virtual" else "live",
+                str(s.seed),
+                _count(s.devices),
+                HtmlCell(f"{s.rounds_completed}{planned}", float(s.rounds_completed)),
+                HtmlCell(f"{s.virtual_s:,.1f}", s.virtual_s),
+                HtmlCell(ratio(rate), rate, tone="bad" if tone else ""),
+                HtmlCell(ratio(s.accuracy.mean), s.accuracy.mean),
+                HtmlCell(ratio(s.accuracy.worst10), s.accuracy.worst10),
+            )
+        )
+    return html_table(columns, rows, sorts=True)
+
+
+def _differing(runs: Sequence[RunPage]) -> Markup | None:
+    """Return the keys of the experiments that differ; None if all are equal."""
+    values = [dict(flat(run.experiment)) for run in runs]
+    keys = list(dict.fromkeys(key for found in values for key in found))
+    differ = [key for key in keys if len({repr(found.get(key)) for found in values}) > 1]
+    if not differ:
+        return None
+    columns = [HtmlColumn("key", "text"), *(HtmlColumn(x, "text") for x in _letters(len(runs)))]
+    rows = [
+        [key, *(_shown(found[key]) if key in found else MISSING for found in values)]
+        for key in differ[:MAX_KEYS]
+    ]
+    more = len(differ) - len(rows)
+    note = tag("p", f"and {more} more keys", class_="note") if more else Markup("")
+    return join(html_table(columns, rows, kind="config"), note)
+
+
+def _footer(runs: Sequence[RunPage]) -> Markup:
+    command = " ".join(["fairbed report", *(run.summary.run_id for run in runs[:8])])
+    more = " ..." if len(runs) > 8 else ""
+    text = (
+        f"Written by {command}{more}, Fairbed {version('fairbed')}. Times are those of the fleet."
+    )
+    return tag("footer", tag("p", text))

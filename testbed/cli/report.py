@@ -1,0 +1,46 @@
+"""`fairbed report`: one self-contained HTML page about a run, or about several side by side."""
+
+import argparse
+import sys
+import webbrowser
+from contextlib import ExitStack
+from pathlib import Path
+
+from fairbed.coordinator.report.html import write_report
+from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
+from fairbed.testbed.cli import DONE
+from fairbed.testbed.errors import RunError, UsageError
+
+MAX_RUNS = 50
+"""Runs on one page."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write the page and print its path; return the exit code."""
+    if len(options.run) > MAX_RUNS:
+        raise UsageError(
+            f"report: must be of at most {MAX_RUNS} runs, got {len(options.run)}; name fewer"
+        )
+    try:
+        folders = [resolve_run(options.runs, reference) for reference in options.run]
+    except RunNotFoundError as exc:
+        raise UsageError(str(exc)) from exc
+    twice = [folder for at, folder in enumerate(folders) if folder in folders[:at]]
+    if twice:
+        raise UsageError(f"report: runs must be distinct, got {twice[0]} twice; name it once")
+    path: Path = options.out or Path(
+        f"{folders[0].name}.html" if len(folders) == 1 else "report.html"
+    )
+    try:
+        with ExitStack() as stack:
+            write_report([stack.enter_context(RunReader(folder)) for folder in folders], path)
+    except StoreError as exc:
+        raise RunError(str(exc)) from exc
+    except OSError as exc:
+        raise RunError(
+            f"--out {path}: must be a writable file, got: {exc.strerror or exc}; choose another"
+        ) from exc
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    if options.open and not webbrowser.open(path.resolve().as_uri()):
+        print("fairbed: no browser could be opened here; open the file by hand", file=sys.stderr)
+    return DONE
