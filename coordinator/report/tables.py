@@ -9,6 +9,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from math import isnan
 from types import ModuleType
@@ -74,18 +75,23 @@ def dictionary(names: Sequence[str] = TABLES) -> list[ColumnMeaning]:
     Raises:
         ValueError: There is no such table.
     """
-    return [line for name in names for line in columns_of(_record(name))]
+    return [line for name in names for line in _lines(name)]
 
 
-def columns_of(record: type[Record]) -> list[ColumnMeaning]:
+@cache
+def _lines(name: str) -> tuple[ColumnMeaning, ...]:
+    return columns_of(record_of(name))
+
+
+def columns_of(record: type[Record]) -> tuple[ColumnMeaning, ...]:
     """Return the lines of the data dictionary about one table of the store."""
     known = meanings(record)
-    return [
+    return tuple(
         ColumnMeaning(
             record.TABLE, c.name, c.kind.__name__, unit_of(c.name), known[c.name], c.is_optional
         )
         for c in table_of(record).columns
-    ]
+    )
 
 
 def unit_of(name: str) -> str:
@@ -126,7 +132,7 @@ class Table:
     """
 
     def __init__(self, name: str, cells: Mapping[str, Array]) -> None:
-        specs = {c.name: c for c in table_of(_record(name)).columns}
+        specs = {c.name: c for c in table_of(record_of(name)).columns}
         self.name = name
         self._cells = dict(cells)
         self._specs = {column: specs[column] for column in cells}
@@ -157,7 +163,7 @@ class Table:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each row as plain Python values by column; None for an empty cell, and for NaN."""
-        columns = [self._plain(name) for name in self._cells]
+        columns = [self.values(name) for name in self._cells]
         for row in zip(*columns, strict=True):
             yield dict(zip(self._cells, row, strict=True))
 
@@ -197,9 +203,13 @@ class Table:
         """
         return needed("polars").from_arrow(self.arrow())
 
-    def _plain(self, name: str) -> list[Any]:
-        """Return the cells of a column as Python values."""
-        cells = self._cells[name]
+    def values(self, name: str) -> list[Any]:
+        """Return one column as plain Python values; None for an empty cell, and for NaN.
+
+        Raises:
+            ValueError: The table has no such column.
+        """
+        cells = self.column(name)
         plain: list[Any] = cells.tolist()
         if cells.dtype != np.float64:
             return plain
@@ -252,7 +262,7 @@ def read_batches(
     At least one part comes, which may be empty. Arguments and errors are those of `read_table`.
     """
     specs, tail, values = _query(name, since_round, columns)
-    chunks = reader.chunks(_record(name), [c.name for c in specs], tail, values, size)
+    chunks = reader.chunks(record_of(name), [c.name for c in specs], tail, values, size)
     rows: list[tuple[Any, ...]] = next(chunks, [])
     while True:
         following = next(chunks, None)
@@ -262,8 +272,8 @@ def read_batches(
         rows = following
 
 
-def arrow_schema(name: str, columns: Sequence[str]) -> Any:
-    """Return the `pyarrow.Schema` of some columns of a table, with units and meanings.
+def arrow_schema(name: str, columns: Sequence[str] | None = None) -> Any:
+    """Return the `pyarrow.Schema` of a table, or of some columns, with units and meanings.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
@@ -276,7 +286,7 @@ def arrow_schema(name: str, columns: Sequence[str]) -> Any:
         "str": pa.string(),
         "bytes": pa.binary(),
     }
-    lines = {line.column: line for line in columns_of(_record(name))}
+    lines = {line.column: line for line in _lines(name)}
     fields = [
         pa.field(
             line.column,
@@ -284,7 +294,7 @@ def arrow_schema(name: str, columns: Sequence[str]) -> Any:
             nullable=line.is_optional or line.type == "float",  # NaN is stored as NULL
             metadata={"unit": line.unit, "meaning": line.meaning},
         )
-        for line in (lines[column] for column in columns)
+        for line in (lines[column] for column in columns or lines)
     ]
     return pa.schema(fields, metadata={"table": name})
 
@@ -305,7 +315,12 @@ def needed(module: str) -> ModuleType:
         ) from exc
 
 
-def _record(name: str) -> type[Record]:
+def record_of(name: str) -> type[Record]:
+    """Return the record type of one of `TABLES`.
+
+    Raises:
+        ValueError: There is no such table.
+    """
     if name not in _RECORDS:
         raise ValueError(f"table: must be one of {', '.join(TABLES)}, got {name!r}")
     return _RECORDS[name]
@@ -315,7 +330,7 @@ def _query(
     name: str, since_round: int, columns: Sequence[str] | None
 ) -> tuple[list[ColumnSpec], str, tuple[int, ...]]:
     """Return the columns, the end of the query and its values."""
-    specs = {c.name: c for c in table_of(_record(name)).columns}
+    specs = {c.name: c for c in table_of(record_of(name)).columns}
     for column in columns or ():
         if column not in specs:
             raise ValueError(f"{name}: must have a column {column!r}; it has: {', '.join(specs)}")

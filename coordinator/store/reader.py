@@ -8,7 +8,7 @@ reads everything again.
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -637,6 +637,26 @@ class RunReader:
         with closing(cursor):
             while rows := self._next(cursor, size):
                 yield rows
+
+    def row_count(self, record: type[Record]) -> int:
+        """Return the number of rows of a table."""
+        return int(self._number(f"SELECT count(*) FROM {table_of(record).name}"))
+
+    def backup(
+        self, target: sqlite3.Connection, pages: int, progress: Callable[[int, int, int], object]
+    ) -> None:
+        """Copy the database into `target`, of one state if it is called inside `snapshot`.
+
+        Args:
+            target: An empty database.
+            pages: Pages that are copied at once.
+            progress: Called after them with the status of SQLite, the pages left and all pages.
+
+        Raises:
+            sqlite3.Error: The target cannot be written, or the run cannot be read.
+        """
+        with self._lock:
+            self._connection.backup(target, pages=pages, progress=progress)
 
     def _next(self, cursor: sqlite3.Cursor, size: int) -> list[tuple[Any, ...]]:
         with self._lock, translated(self._path):

@@ -38,6 +38,7 @@ _MODULES = {
     "watch": "watch",
     "show": "runs",
     "report": "report",
+    "export": "export",
     "runs": "runs",
     "stop": "runs",
     "command": "command",

@@ -248,6 +248,8 @@ def make_parser() -> argparse.ArgumentParser:
                 help="print why each device was selected in this round, or not",
             )
             sub.add_argument("--device", metavar="NAME", help="with --why: this device alone")
+    _export(command("export", "write the tables of a run to files: CSV, Parquet or SQLite"))
+
     steer = command("command", "change a live run or one of its emulated devices")
     steer.add_argument(
         "run", help="run id, its first characters, a folder, an address or its file, or latest"
@@ -352,6 +354,32 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument("name", nargs="?", help="benchmark; without it, all are listed")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the benchmark")
     return parser
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default="latest",
+        help="run id, its first characters, a folder, or latest (the default); it may be live",
+    )
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    parser.add_argument(
+        "--format",
+        choices=("csv", "parquet", "sqlite"),
+        default="csv",
+        help="csv (the default): a file per table; parquet: likewise; sqlite: one database",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="new folder (default: RUN-FORMAT in this one)"
+    )
+    parser.add_argument(
+        "--table",
+        action="append",
+        metavar="NAME",
+        help="only this table; repeatable (default: all)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def _profiles(parser: argparse.ArgumentParser) -> None:
