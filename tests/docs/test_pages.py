@@ -12,6 +12,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 PAGES = (
     "tutorial",
+    "analysis",
     "own-data",
     "lab",
     "own-device",
