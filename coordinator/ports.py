@@ -1,10 +1,11 @@
 """Interfaces that the testbed implements for the coordinator, which never imports the testbed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.wire.evaluation import Quality, Scores, Targets
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
 from fairbed.wire.shard import Shard
 
@@ -42,17 +43,33 @@ class HostMonitor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Predictions:
+    """Targets and scores of examples (`wire.evaluation`), each of shape (n,)."""
+
+    y: Targets
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """Evaluation of a model on one device's held-out data."""
 
     n: int
     """Held-out examples."""
-    correct: int
+    quality: Quality
+    """What the task measures."""
     loss_sum: float
-    """Sum of the losses over the examples, nats."""
+    """Sum of the losses over the examples."""
     bytes_down: int | None = None
     """Bytes of the model that the device downloaded to evaluate it; None if the coordinator
     evaluated it."""
+    predictions: Predictions | None = field(default=None, compare=False, repr=False)
+    """Of the examples; None if the device evaluated it, and for three classes or more."""
+
+    @property
+    def correct(self) -> int:
+        """Examples that are classified correctly; 0 for regression."""
+        return self.quality.correct or 0
 
 
 class Evaluator(Protocol):

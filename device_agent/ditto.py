@@ -26,6 +26,7 @@ from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.device_agent.host import Meter
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.local_training import Step
 from fairbed.wire.messages import Personal
 
@@ -51,7 +52,7 @@ def train_personal(
     start: NDArray[np.float32],
     w_t: NDArray[np.float32],
     x: Examples,
-    y: NDArray[np.int64],
+    y: Targets,
     personal: Personal,
     seed: int,
     meter: Meter,
@@ -65,7 +66,7 @@ def train_personal(
         start: v_k before the round, shape (n_values,); not changed.
         w_t: The global model that was sent, shape (n_values,); not changed.
         x: Examples of the device, shape (n, *x_shape).
-        y: Labels, shape (n,).
+        y: Targets, shape (n,).
         personal: Hyperparameters, and where lambda comes from.
         seed: Seed of the mini-batch orders (`wire.messages.Train`).
         meter: Counts every mini-batch.

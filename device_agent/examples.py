@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.errors import DataError, NotPrepared
 from fairbed.device_agent.host import Meter
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.messages import HeldOut, Manifest
-from fairbed.wire.shard import decode_shard, split
+from fairbed.wire.shard import decode_shard, split, strata
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ MIN_DIVIDED = 2
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
-Labelled: TypeAlias = tuple[Examples, NDArray[np.int64]]
-"""Examples x, shape (n, *x_shape), and their labels y, shape (n,)."""
+Labelled: TypeAlias = tuple[Examples, Targets]
+"""Examples x, shape (n, *x_shape), and their targets y, shape (n,)."""
 
 
 class ExampleSource(Protocol):
@@ -151,7 +152,8 @@ class CachedShard:
 class OwnData:
     """An `.npz` file with arrays `x` and `y` that never leaves the device.
 
-    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels. Test
+    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels, or
+    targets of regression if they are float. Test
     examples are the arrays `x_test` and `y_test`; without them a share of x and y, stratified by
     class, drawn with a seed and the name of the device, so always the same.
 
@@ -206,12 +208,12 @@ class OwnData:
     def _checked(self, x: NDArray[np.generic], y: NDArray[np.generic]) -> Labelled:
         return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
 
-    def _divided(self, y: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _divided(self, y: Targets) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of training and test examples; one example alone is for training."""
         rows = np.arange(len(y))
         if self._held_out is None or len(y) < MIN_DIVIDED:
             return rows, rows[:0]
-        _, classes = np.unique(y, return_inverse=True)
+        _, classes = np.unique(strata(y), return_inverse=True)
         seed = np.random.SeedSequence([self._held_out.seed, *self._device.encode()])
         return split(rows, classes, self._held_out.fraction, np.random.default_rng(seed))
 
@@ -273,7 +275,14 @@ def _checked_x(path: Path, x: NDArray[np.generic], n: int) -> Examples:
     raise DataError(f"{path}: x must be float, uint8 or integer, got {x.dtype} for {n} examples")
 
 
-def _checked_y(path: Path, y: NDArray[np.generic]) -> NDArray[np.int64]:
+def _checked_y(path: Path, y: NDArray[np.generic]) -> Targets:
+    if y.dtype.kind == "f":
+        targets = y.astype(np.float32)
+        if not np.isfinite(targets).all():
+            raise DataError(f"{path}: every value of y must be a finite float32, got NaN or inf")
+        return targets
     if y.dtype.kind not in "iu":
-        raise DataError(f"{path}: y must be integer labels, got {y.dtype}")
+        raise DataError(
+            f"{path}: y must be integer labels, or float targets of regression, got {y.dtype}"
+        )
     return y.astype(np.int64)

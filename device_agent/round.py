@@ -32,6 +32,7 @@ from fairbed.device_agent.worker import (
     TrainingThread,
 )
 from fairbed.wire.chunks import suitable_chunk_bytes
+from fairbed.wire.evaluation import Quality
 from fairbed.wire.messages import (
     DEVICE_PHASES,
     EvaluateReply,
@@ -323,14 +324,17 @@ class DeviceRound:
             scored = await context.worker.score(self.deadline.is_over)
         except RoundFailed as exc:
             _log.warning("%s round %d: no personal score: %s", context.name, train.round, exc)
-            scored = PersonalResult(n=0, correct=0, loss=0.0)
+            scored = PersonalResult(n=0, loss=0.0, quality=Quality())
         context.publisher.publish(
             PersonalScore(
                 round=train.round,
                 attempt=train.attempt,
                 n=scored.n,
-                correct=scored.correct,
                 loss=scored.loss,
+                correct=scored.quality.correct or 0,
+                auroc=scored.quality.auroc,
+                mae=scored.quality.mae,
+                r2=scored.quality.r2,
             )
         )
 
@@ -428,12 +432,16 @@ class DeviceEvaluation:
 
     def _make_reply(self, result: EvaluationResult, model: Download) -> EvaluateReply:
         watch, pulled = self._watch, model.manifest.id
+        quality = result.quality or Quality()
         return EvaluateReply(
             round=self.request.round,
             attempt=self.request.attempt,
             loss=result.loss,
             n=result.n,
-            correct=result.correct,
+            correct=quality.correct,
+            auroc=quality.auroc,
+            mae=quality.mae,
+            r2=quality.r2,
             was_cold=result.was_cold,
             download_s=watch["download"],
             decode_s=watch["decode"],

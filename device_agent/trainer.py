@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.device_agent.host import Meter
 from fairbed.device_agent.local_training import GradientRule, GuardedRule, Proximal
+from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.evaluation import Quality, Scores, Targets
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 
@@ -60,7 +62,7 @@ def train(
     engine: Engine,
     vector: NDArray[np.float32],
     x: Examples,
-    y: NDArray[np.int64],
+    y: Targets,
     hyperparameters: Hyperparameters,
     seed: int,
     meter: Meter,
@@ -84,7 +86,7 @@ def train(
         engine: Computes the gradients.
         vector: The model before the first step, shape (n_values,); not changed.
         x: Examples, shape (n, *x_shape).
-        y: Labels, shape (n,).
+        y: Targets, shape (n,).
         hyperparameters: Epochs, batch size, step size and the terms above.
         seed: Seed of the mini-batch orders (`wire.messages.Train`).
         meter: Counts every mini-batch, after its step.
@@ -94,7 +96,7 @@ def train(
         vectors: Those sent to the rule and kept by it, each of shape (n_params,).
 
     Raises:
-        ValueError: There are no examples, or a label is not one of the classes.
+        ValueError: There are no examples, or a target does not fit the task.
         TrainingDiverged: The loss or a parameter is not finite.
         PluginError: The rule breaks its contract.
 
@@ -103,7 +105,7 @@ def train(
         Li et al., MLSys 2020, Algorithm 2 (arXiv:1812.06127); personal models: Li et al., ICML
         2021, Algorithm 1 (arXiv:2012.04221).
     """
-    _check_labels(engine, y)
+    check_targets(engine.spec, y)
     work, n_params = vector.copy(), engine.spec.layout.n_params
     w_t = vector if anchor is None else anchor
     vectors = {} if vectors is None else vectors
@@ -139,7 +141,7 @@ def _gradient_at(
     engine: Engine,
     work: NDArray[np.float32],
     x: Examples,
-    y: NDArray[np.int64],
+    y: Targets,
     here: NDArray[np.float32],
     params: NDArray[np.float32],
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
@@ -159,35 +161,37 @@ def evaluate(
     engine: Engine,
     vector: NDArray[np.float32],
     x: Examples,
-    y: NDArray[np.int64],
+    y: Targets,
     meter: Meter,
-) -> tuple[float, float]:
-    """Return the mean loss F_k(w), nats per example, and the accuracy, a ratio, over all examples.
+) -> tuple[float, Quality]:
+    """Return the mean loss F_k(w), and what else is measured, over all examples.
 
     Args:
         engine: Runs the model in evaluation mode.
         vector: The model w, shape (n_values,).
         x: Examples, shape (n, *x_shape).
-        y: Labels, shape (n,).
+        y: Targets, shape (n,).
         meter: Counts every `EVALUATION_BATCH` examples.
 
     Raises:
-        ValueError: There are no examples, or a label is not one of the classes.
+        ValueError: There are no examples, or a target does not fit the task.
         TrainingDiverged: The loss is not finite.
     """
-    _check_labels(engine, y)
-    loss_sum, correct_sum = 0.0, 0
+    check_targets(engine.spec, y)
+    loss_sum, correct, scores = 0.0, 0, list[Scores]()
     for start in range(0, len(y), EVALUATION_BATCH):
         batch = slice(start, start + EVALUATION_BATCH)
-        loss, correct = engine.evaluate(vector, x[batch], y[batch])
-        loss_sum += loss
-        correct_sum += correct
+        found = engine.evaluate(vector, x[batch], y[batch])
+        loss_sum += found.loss_sum
+        correct += found.correct
+        if found.scores is not None:
+            scores.append(found.scores)
         meter.step(len(y[batch]))
     if not np.isfinite(loss_sum):
         raise TrainingDiverged(
             f"evaluation: the loss must be finite, got {loss_sum}; lower learning_rate"
         )
-    return loss_sum / len(y), correct_sum / len(y)
+    return loss_sum / len(y), Quality.of(y, correct, np.concatenate(scores) if scores else None)
 
 
 class Descent:
@@ -369,13 +373,26 @@ class EpochOrders:
         return self._generator.permutation(n)
 
 
-def _check_labels(engine: Engine, y: NDArray[np.int64]) -> None:
-    classes = engine.spec.classes
+def check_targets(spec: TaskSpec, y: Targets, name: str = "data") -> None:
+    """Check that targets, shape (n,), fit a task; `name` begins the message of an error.
+
+    Raises:
+        ValueError: There are none, or one is not finite, or not one of the classes.
+    """
+    classes = spec.classes
     if len(y) == 0:
-        raise ValueError("data: must hold at least one example, got 0; give the device more data")
-    if y.min() < 0 or y.max() >= classes:
+        raise ValueError(f"{name}: must hold at least one example, got 0; give the device more")
+    if y.dtype != spec.y_dtype:
         raise ValueError(
-            f"data: every label must be in 0..{classes - 1}, got {y.min()}..{y.max()}; "
+            f"{name}: y must be {spec.y_dtype} for {spec.name}, got {y.dtype}; integer y are "
+            "classes, float y are the targets of regression"
+        )
+    if spec.kind == "regression":
+        if not np.isfinite(y).all():
+            raise ValueError(f"{name}: every target must be finite, got NaN or infinity")
+    elif y.min() < 0 or y.max() >= classes:
+        raise ValueError(
+            f"{name}: every label must be in 0..{classes - 1}, got {y.min()}..{y.max()}; "
             f"choose a model for these classes"
         )
 

@@ -31,6 +31,7 @@ from fairbed.device_agent.stored_vector import KEPT, PERSONAL, StoredVector, Vec
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
 from fairbed.wire.errors import DecodeError, EncodeError
+from fairbed.wire.evaluation import Quality, Targets
 from fairbed.wire.messages import EvaluateRequest, Manifest, OptionValue, Personal, Train
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.tensors import Layout, vector_from_bytes
@@ -96,9 +97,10 @@ class PersonalResult:
     n: int
     """Number of examples; 0 if the device has none, or its owner wants noise on all that leaves
     it."""
-    correct: int
     loss: float
-    """Mean loss, nats per example."""
+    """Mean loss per example."""
+    quality: Quality
+    """What else was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ class EvaluationResult:
     n: int
     """Number of examples evaluated."""
     was_cold: bool
-    correct: int | None = None
-    """Test examples that are classified correctly; None for training examples."""
+    quality: Quality | None = None
+    """What else was measured; None for training examples."""
 
 
 _log = logging.getLogger(__name__)
@@ -161,7 +163,7 @@ class _PreparedTask:
 class _LoadedTask:
     engine: Engine
     x: Examples
-    y: NDArray[np.int64]
+    y: Targets
     held_out: Labelled | None
     """Held-out examples that were read with the others; None if they must be read."""
 
@@ -568,11 +570,11 @@ class TrainingThread:
             raise RoundFailed("personal model: no longer in memory")
         held_out = loaded.held_out or task.examples.held_out()
         if held_out is None or self._min_noise_multiplier:
-            return PersonalResult(n=0, correct=0, loss=0.0)
+            return PersonalResult(n=0, loss=0.0, quality=Quality())
         x, y = held_out
         with self._section("evaluate", should_stop) as meter:
-            loss, accuracy = trainer.evaluate(loaded.engine, model.vector, x, y, meter)
-        return PersonalResult(n=len(y), correct=round(accuracy * len(y)), loss=max(0.0, loss))
+            loss, quality = trainer.evaluate(loaded.engine, model.vector, x, y, meter)
+        return PersonalResult(n=len(y), loss=max(0.0, loss), quality=quality)
 
     def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
         task, request, watch = self._task, job.request, job.watch
@@ -617,18 +619,18 @@ class TrainingThread:
                 engine = loaded.engine
                 held_out = loaded.held_out or task.examples.held_out()
         watch.lap("load")
-        loss, n, correct = 0.0, 0, 0
+        loss, n, quality = 0.0, 0, Quality(correct=0)
         if held_out is not None:
             x, y = held_out
             with self._section("evaluate", should_stop) as meter:
-                loss, accuracy = trainer.evaluate(engine, vector, x, y, meter)
-            n, correct = len(y), round(accuracy * len(y))
+                loss, quality = trainer.evaluate(engine, vector, x, y, meter)
+            n = len(y)
             del x, y
         watch.lap("evaluate")
         del engine, held_out
         if loaded is None:
             release_memory()
-        return EvaluationResult(max(0.0, loss), n, loaded is None, correct)
+        return EvaluationResult(max(0.0, loss), n, loaded is None, quality)
 
     def _coder_for(self, request: Train | EvaluateRequest) -> Coder:
         """Return the decoder of a request; a test must not change the base of the next model."""
@@ -734,16 +736,13 @@ def _hash_of(task: _PreparedTask) -> bytes:
     return task.manifest.sha256
 
 
-def _check_data(engine: Engine, x: Examples, y: NDArray[np.int64], name: str = "data") -> None:
+def _check_data(engine: Engine, x: Examples, y: Targets, name: str = "data") -> None:
     """Check that the data fits the task.
 
     Raises:
-        ValueError: A label is not one of the classes, or a shape or dtype differs.
+        ValueError: A target does not fit the task, or a shape or dtype differs.
     """
-    classes = engine.spec.classes
-    if len(y) == 0 or y.min() < 0 or y.max() >= classes:
-        got = f"{y.min()}..{y.max()}" if len(y) else "no examples"
-        raise ValueError(f"{name}: labels must be in 0..{classes - 1}, got {got}")
+    trainer.check_targets(engine.spec, y, name)
     if x.dtype != engine.spec.x_dtype or x[0].size != int(np.prod(engine.spec.x_shape)):
         raise ValueError(
             f"{name}: examples must be {engine.spec.x_dtype} {engine.spec.x_shape}, "

@@ -1,20 +1,22 @@
 """The artifact of a task: two ONNX graphs and their description, all that a device needs to train.
 
-`train` computes the loss and its gradient, `evaluate` the summed loss and the number of correct
-answers. Parameters are inputs of both graphs: a graph is a few kB, and the model is sent separately
-as one flat vector.
+`train` computes the loss and its gradient, `evaluate` what an evaluation measures. Parameters are
+inputs of both graphs: a graph is a few kB, and the model is sent separately as one flat vector.
 
     train:    inputs `p.<name>`.. `b.<name>`.. x y w    outputs loss, `g.<name>`.., `nb.<name>`..
-    evaluate: inputs `p.<name>`.. `b.<name>`.. x y      outputs loss_sum, correct_sum
+    evaluate: inputs `p.<name>`.. `b.<name>`.. x y      outputs loss_sum, correct_sum, scores
+
+`evaluate` has no `correct_sum` for regression, and no `scores` for three classes or more
+(`wire.evaluation`).
 
 `w` are per-example weights, shape (B,), 1/B each for a mean; any batch size B >= 1 works.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
@@ -24,6 +26,10 @@ from fairbed.wire.tensors import Layout, Shape
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
+TaskKind: TypeAlias = Literal["classification", "binary", "regression"]
+"""classification: one logit per class, cross-entropy; binary: one logit, that of class 1, binary
+cross-entropy; regression: one number, half the squared error."""
+
 
 class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Expected results of a correct engine on a seeded batch; a device verifies its engine.
@@ -31,7 +37,8 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Inputs: `rng = np.random.Generator(np.random.PCG64(seed))`; the vector is
     `0.1 * rng.standard_normal(n_values)` (buffers: their absolute value plus 0.5); x is
     `rng.standard_normal((batch, *x_shape))` (for integer x: `rng.integers(0, x_classes, ...)`);
-    y is `rng.integers(0, classes, batch)`; drawn in this order, then cast to float32 / int64.
+    y is `rng.integers(0, classes, batch)`, for regression `rng.standard_normal(batch)`; drawn in
+    this order, then cast to float32 / int64.
     """
 
     seed: Annotated[int, Meta(ge=0)]
@@ -57,10 +64,37 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     x_classes: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
     """Vocabulary size for integer x; 0 otherwise."""
     classes: Annotated[int, Meta(ge=1, le=1 << 31)]
+    """Number of classes; 1 for regression."""
     opset: Annotated[int, Meta(ge=1, le=1000)]
     selfcheck: SelfCheck
+    task: TaskKind | UnsetType = UNSET
+    """See `kind`; classification leaves it out."""
+
+    @property
+    def kind(self) -> TaskKind:
+        """What the model predicts."""
+        return "classification" if self.task is UNSET else self.task
+
+    @property
+    def is_scored(self) -> bool:
+        """An evaluation returns one score per example: two classes, or regression."""
+        return self.kind == "regression" or self.classes == 2
+
+    @property
+    def y_dtype(self) -> Literal["float32", "int64"]:
+        """Type of the targets."""
+        return "float32" if self.kind == "regression" else "int64"
+
+    @property
+    def evaluation_outputs(self) -> list[str]:
+        """Names of the outputs of the evaluation graph."""
+        correct = [] if self.kind == "regression" else ["correct_sum"]
+        return ["loss_sum", *correct, *(["scores"] if self.is_scored else [])]
 
     def __post_init__(self) -> None:
+        needed = {"binary": 2, "regression": 1}.get(self.kind)
+        if needed is not None and self.classes != needed:
+            raise ValueError(f"classes must be {needed} for {self.kind}, got {self.classes}")
         if (self.x_classes > 0) != (self.x_dtype == "int64"):
             raise ValueError(
                 f"x_classes must be positive for int64 x and 0 otherwise, got {self.x_classes}"

@@ -55,7 +55,9 @@ NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e15)]
+Ratio: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Joules: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
+Magnitude: TypeAlias = Annotated[float, Meta(ge=0.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
 RoundId: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 BlobId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -304,7 +306,11 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     pulled: BlobId | None = None
     """The downloaded blob; None if it was `EvaluateRequest.model`."""
     correct: Count | None = None
-    """Test examples that are classified correctly; None for training examples."""
+    """Test examples that are classified correctly; None for training examples and regression."""
+    auroc: Ratio | None = None
+    """Of the test examples (`wire.evaluation`); likewise the next two."""
+    mae: Magnitude | None = None
+    r2: Annotated[float, Meta(le=1.0)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -533,8 +539,13 @@ class PersonalScore(Message, frozen=True, kw_only=True, tag="personal-score"):
     n: Count
     """Held-out examples of the device; 0 if it has none, or could not evaluate."""
     correct: Count = 0
+    """Examples that are classified correctly; without meaning for regression."""
     loss: Annotated[float, Meta(ge=0.0)] = 0.0
-    """Mean over the examples, in nats."""
+    """Mean over the examples."""
+    auroc: Ratio | None = None
+    """Of the held-out examples (`wire.evaluation`); likewise the next two."""
+    mae: Magnitude | None = None
+    r2: Annotated[float, Meta(le=1.0)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

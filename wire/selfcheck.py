@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.errors import WireError
+from fairbed.wire.evaluation import Targets
 
 Examples: TypeAlias = NDArray[np.float32] | NDArray[np.int64]
 GradientFunction: TypeAlias = Callable[
-    [NDArray[np.float32], Examples, NDArray[np.int64]], tuple[float, NDArray[np.float32]]
+    [NDArray[np.float32], Examples, Targets], tuple[float, NDArray[np.float32]]
 ]
 """Maps (vector, x, y) to the mean loss and its gradient, shape (n_params,)."""
 
@@ -36,7 +37,7 @@ class SelfCheckFailed(WireError):
 
 def selfcheck_inputs(
     spec: TaskSpec, seed: int, batch: int
-) -> tuple[NDArray[np.float32], Examples, NDArray[np.int64]]:
+) -> tuple[NDArray[np.float32], Examples, Targets]:
     """Draw the inputs of a self-check, as `wire.artifact.SelfCheck` defines them.
 
     Returns:
@@ -51,7 +52,11 @@ def selfcheck_inputs(
         x = rng.integers(0, spec.x_classes, (batch, *spec.x_shape), dtype=np.int64)
     else:
         x = rng.standard_normal((batch, *spec.x_shape)).astype(np.float32)
-    y = rng.integers(0, spec.classes, batch, dtype=np.int64)
+    y: Targets
+    if spec.kind == "regression":
+        y = rng.standard_normal(batch).astype(np.float32)
+    else:
+        y = rng.integers(0, spec.classes, batch, dtype=np.int64)
     return vector.astype(np.float32), x, y
 
 

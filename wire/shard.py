@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.errors import DecodeError
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.tensors import Shape
 
 
@@ -27,11 +28,13 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     x: bytes
     """n examples, little-endian, C order."""
     y: bytes
-    """n labels, little-endian int64, none negative."""
+    """n targets, little-endian: int64 labels, none negative, or finite float32."""
     held_out: "Shard | None" = None
     """Examples that the device must not train on."""
+    y_dtype: Literal["int64", "float32"] = "int64"
+    """float32: targets of regression."""
 
-    def arrays(self) -> tuple[NDArray[np.float32] | NDArray[np.int64], NDArray[np.int64]]:
+    def arrays(self) -> tuple[NDArray[np.float32] | NDArray[np.int64], Targets]:
         """Return x, shape (n, *x_shape), and y, shape (n,), ready for the engine.
 
         Raises:
@@ -40,10 +43,14 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         try:
             x = np.frombuffer(self.x, np.dtype(self.x_dtype).newbyteorder("<"))
             x = x.reshape((self.n, *self.x_shape))
-            y = np.frombuffer(self.y, "<i8").reshape((self.n,)).astype(np.int64)
+            y = np.frombuffer(self.y, np.dtype(self.y_dtype).newbyteorder("<"))
+            y = y.reshape((self.n,)).astype(self.y_dtype)
         except ValueError as exc:
             raise DecodeError(f"shard: {exc}") from exc
-        if y.min() < 0:
+        if self.y_dtype == "float32":
+            if not np.isfinite(y).all():
+                raise DecodeError("shard: every target must be finite, got NaN or infinity")
+        elif y.min() < 0:
             raise DecodeError(f"shard: every label must be >= 0, got {y.min()}")
         if self.x_dtype == "int64":
             return x.astype(np.int64), y
@@ -60,11 +67,14 @@ _DECODER = msgspec.msgpack.Decoder(Shard)
 
 
 def make_shard(x: NDArray[np.generic], y: NDArray[np.generic]) -> Shard:
-    """Return the shard of examples x, shape (n, ...), and labels y, shape (n,).
+    """Return the shard of examples x, shape (n, ...), and targets y, shape (n,).
+
+    Integer y are labels, float y are the targets of regression.
 
     Raises:
         ValueError: x is not float, uint8 or integer, or x and y differ in length.
     """
+    y_kind: Literal["int64", "float32"] = "float32" if y.dtype.kind == "f" else "int64"
     kind = {"f": "float32", "u": "uint8", "i": "int64"}.get(x.dtype.kind)
     if kind is None or (kind == "uint8" and x.dtype != np.uint8) or not 0 < len(x) == len(y):
         raise ValueError(
@@ -76,7 +86,8 @@ def make_shard(x: NDArray[np.generic], y: NDArray[np.generic]) -> Shard:
         x_shape=tuple(x.shape[1:]),
         x_dtype=kind,  # type: ignore[arg-type]  # the table above yields only the literals
         x=np.ascontiguousarray(x, np.dtype(kind).newbyteorder("<")).tobytes(),
-        y=np.ascontiguousarray(y, "<i8").tobytes(),
+        y=np.ascontiguousarray(y, np.dtype(y_kind).newbyteorder("<")).tobytes(),
+        y_dtype=y_kind,
     )
 
 
@@ -94,6 +105,22 @@ def decode_shard(blob: Buffer) -> Shard:
     return unpack(_DECODER, blob, "shard")
 
 
+STRATA = 10
+"""Equal parts of the ordered targets of regression."""
+
+
+def strata(y: Targets) -> NDArray[np.int64]:
+    """Return a class of each example, shape (n,), for divisions by class.
+
+    Targets of regression have the tenth of their order as class, 0 for the smallest; equal targets
+    have equal classes.
+    """
+    if y.dtype.kind != "f":
+        return y.astype(np.int64, copy=False)
+    edges = np.quantile(y, np.arange(1, STRATA) / STRATA)
+    return np.unique(np.searchsorted(edges, y, side="right"), return_inverse=True)[1]
+
+
 def split(
     rows: NDArray[np.int64], y: NDArray[np.int64], test_fraction: float, rng: "np.random.Generator"
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -104,7 +131,7 @@ def split(
 
     Args:
         rows: Examples of the device, shape (n,), n >= 2.
-        y: Class of each, shape (n,).
+        y: Class of each, shape (n,), as `strata` returns it.
         test_fraction: Share that is held out, between 0 and 1.
         rng: Source of randomness.
 

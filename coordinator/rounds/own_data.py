@@ -25,6 +25,7 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_manifest
 from fairbed.coordinator.state.registry import Device
 from fairbed.coordinator.store.event_log import EventLog
+from fairbed.wire.evaluation import Quality
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest
 
 IDLE_WAIT_S = 3.0
@@ -171,12 +172,12 @@ def score_of(reply: EvaluateReply, request: EvaluateRequest, most: float = inf) 
         most: Largest number of examples that counts: above it n is smaller, and correct / n is
             about the same.
     """
-    assert reply.correct is not None, "a valid reply"
     n = int(min(reply.n, most))
     pulled = pulled_manifest(reply, request)
+    correct = None if reply.correct is None else reply.correct * n // reply.n
     return Score(
         n=n,
-        correct=reply.correct * n // reply.n,
+        quality=Quality(correct, reply.auroc, reply.mae, reply.r2),
         loss_sum=min(reply.loss, MAX_LOSS) * n,
         bytes_down=None if pulled is None else pulled.size_bytes,
     )

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import fx, nn
 from torch.export import ExportedProgram
@@ -32,7 +33,7 @@ from fairbed.coordinator.task.lowering import (
 from fairbed.coordinator.task.ops import OPERATIONS
 from fairbed.coordinator.task.recording import PREFIX, Recorder
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck, verify
-from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec
+from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec
 from fairbed.wire.tensors import Layout, Tensor
 
 Role: TypeAlias = Literal["param", "buffer"]
@@ -110,18 +111,22 @@ def export_task(
     *,
     x_dtype: Literal["float32", "int64"] = "float32",
     x_classes: int = 0,
+    kind: TaskKind = "classification",
 ) -> Artifact:
-    """Return the checked artifact of a classifier.
+    """Return the checked artifact of a model.
 
     Args:
-        model: Maps x, shape (B, *x_shape), to logits, shape (B, classes). All its float tensors
-            become part of the flat vector; their values only decide how each is initialised.
+        model: Maps x, shape (B, *x_shape), to logits, shape (B, classes), or to one number per
+            example, shape (B,) or (B, 1): the prediction, or the logit of class 1 of two. All its
+            float tensors become part of the flat vector; their values only decide how each is
+            initialised.
         name: Name of the task, such as `cnn-1x8x8-10`.
         model_name: Name of the model in the experiment file.
         x_shape: Shape of one example.
-        classes: Number of classes.
+        classes: Number of classes; 1 for regression.
         x_dtype: Type of x.
         x_classes: Vocabulary size for integer x.
+        kind: What the model predicts. With two classes its output decides: one logit, or two.
 
     Raises:
         Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
@@ -137,17 +142,43 @@ def export_task(
         classes=classes,
         opset=OPSET,
         selfcheck=_UNKNOWN,
+        task=UNSET if kind == "classification" else kind,
     )
     recorder = Recorder(copy.deepcopy(model), spec)
+    if spec.is_scored:
+        spec = _with_kind(spec, recorder.output_shape())
+        recorder = Recorder(copy.deepcopy(model), spec)
     _check_forward(recorder.training_loss(), spec)
     train = _training_graph(recorder.training(), spec)
     evaluate = _evaluation_graph(recorder.evaluation(), spec)
-    reference = TorchReference(model, spec.layout)
+    reference = TorchReference(model, spec.layout, spec.kind)
     check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
     spec = msgspec.structs.replace(spec, selfcheck=check)
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
     verify(artifact, reference)
     return artifact
+
+
+def _with_kind(spec: TaskSpec, output: tuple[int, ...]) -> TaskSpec:
+    """Return the spec of a model with outputs of this shape, without the batch.
+
+    Raises:
+        Unsupported: The outputs do not fit the task.
+    """
+    is_one = output in ((), (1,))
+    if spec.kind == "regression":
+        if is_one:
+            return spec
+        needed = "one number per example, shape (B,) or (B, 1)"
+    elif is_one or output == (2,):
+        return msgspec.structs.replace(spec, task="binary" if is_one else UNSET)
+    else:
+        needed = "one logit per example, shape (B,) or (B, 1), or two, shape (B, 2)"
+    shape = ", ".join(map(str, ("B", *output)))
+    raise Unsupported(
+        f"{spec.name}: for {spec.kind} the model must return {needed}, got ({shape}); change its "
+        "last layer"
+    )
 
 
 def _check_forward(program: ExportedProgram, spec: TaskSpec) -> None:
@@ -183,11 +214,17 @@ def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
 
 
 def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
-    """Write the summed loss and the number of correct predictions."""
+    """Write the outputs of `TaskSpec.evaluation_outputs`."""
     lowering = _lowered(program, spec, ("x", "y"))
-    results = zip(("loss_sum", "correct_sum"), _results(program), strict=True)
+    results = zip(spec.evaluation_outputs, _results(program), strict=True)
     outputs: list[Output] = [
-        (name, lowering.value(node), ELEMENT_TYPES[dtype_of(node)], ()) for name, node in results
+        (
+            name,
+            lowering.value(node),
+            ELEMENT_TYPES[dtype_of(node)],
+            (BATCH,) if name == "scores" else (),
+        )
+        for name, node in results
     ]
     return lowering.graph.serialise(_inputs(spec, ("x", "y")), outputs)
 
@@ -230,7 +267,7 @@ def _inputs(spec: TaskSpec, names: Sequence[str]) -> list[Input]:
     x_type = number if spec.x_dtype == "float32" else ELEMENT_TYPES[torch.int64]
     examples: dict[str, tuple[int, Sequence[int | str]]] = {
         "x": (x_type, (BATCH, *spec.x_shape)),
-        "y": (ELEMENT_TYPES[torch.int64], (BATCH,)),
+        "y": (ELEMENT_TYPES[getattr(torch, spec.y_dtype)], (BATCH,)),
         "w": (number, (BATCH,)),
     }
     state = [(f"{t.role[0]}.{t.name}", number, t.shape) for t in spec.layout.tensors]

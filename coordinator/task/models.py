@@ -16,16 +16,16 @@ def make_model(recipe: Recipe) -> nn.Module:
     """Return the torch module of a recipe."""
     if recipe.model == "cnn":
         return _cnn(recipe)
-    return _dense(math.prod(recipe.x_shape), recipe.widths, recipe.classes)
+    return _dense(math.prod(recipe.x_shape), recipe.widths, recipe.outputs)
 
 
-def _dense(features: int, widths: tuple[int, ...], classes: int) -> nn.Sequential:
+def _dense(features: int, widths: tuple[int, ...], outputs: int) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, width in enumerate(widths, start=1):
         layers[f"hidden{i}"] = nn.Linear(features, width)
         layers[f"relu{i}"] = nn.ReLU()
         features = width
-    layers["output"] = nn.Linear(features, classes)
+    layers["output"] = nn.Linear(features, outputs)
     return nn.Sequential(layers)
 
 
@@ -44,6 +44,6 @@ def _cnn(recipe: Recipe) -> nn.Sequential:
             flatten=nn.Flatten(),
             hidden=nn.Linear(features, hidden),
             relu3=nn.ReLU(),
-            output=nn.Linear(hidden, recipe.classes),
+            output=nn.Linear(hidden, recipe.outputs),
         )
     )

@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.export.experimental import _export_forward_backward
 
 from fairbed.coordinator.task.errors import Unsupported
-from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.artifact import TaskKind, TaskSpec
 
 PREFIX = "model."
 """Prefix of the names of a module's tensors in a recorded graph."""
@@ -20,28 +20,51 @@ TRACE_BATCH = 4
 
 
 class _TrainingLoss(nn.Module):
-    """sum_i w_i l_i with the cross-entropy l_i."""
+    """sum_i w_i l_i with the loss l_i of the task."""
 
-    def __init__(self, model: nn.Module, classes: int) -> None:
+    def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
         super().__init__()
-        self.model = model
-        self.classes = classes
+        self.model, self.spec = model, spec
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return (_losses(self.model(x), y, self.classes) * w).sum()
+        if self.spec.kind == "regression":
+            losses = _half_squares(self.model(x), y)
+        else:
+            losses = _losses(_logits(self.model(x), self.spec.kind), y, self.spec.classes)
+        return (losses * w).sum()
 
 
 class _Evaluation(nn.Module):
-    """sum_i l_i, and the number of examples whose largest logit is that of their label."""
+    """The outputs of the evaluation graph: `TaskSpec.evaluation_outputs`."""
 
-    def __init__(self, model: nn.Module, classes: int) -> None:
+    def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
         super().__init__()
-        self.model = model
-        self.classes = classes
+        self.model, self.spec = model, spec
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.model(x)
-        return _losses(logits, y, self.classes).sum(), (logits.argmax(1) == y).sum()
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output, spec = self.model(x), self.spec
+        if spec.kind == "regression":
+            return _half_squares(output, y).sum(), output.reshape(-1)
+        logits = _logits(output, spec.kind)
+        loss_sum = _losses(logits, y, spec.classes).sum()
+        correct_sum = (logits.argmax(1) == y).sum()
+        if not spec.is_scored:
+            return loss_sum, correct_sum
+        signs = 2.0 * torch.arange(2).to(logits.dtype) - 1.0
+        return loss_sum, correct_sum, (logits * signs).sum(1)
+
+
+def _half_squares(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return half the squared error of each example, shape (B,)."""
+    error = output.reshape(-1) - y
+    return error * error * 0.5
+
+
+def _logits(output: torch.Tensor, kind: TaskKind) -> torch.Tensor:
+    """Return the logit of each class, shape (B, classes); one logit z stands for (0, z)."""
+    if kind != "binary":
+        return output
+    return output.reshape(-1, 1) * torch.arange(2).to(output.dtype)
 
 
 def _losses(logits: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
@@ -65,6 +88,19 @@ class Recorder:
         self._model = model
         self._spec = spec
 
+    def output_shape(self) -> tuple[int, ...]:
+        """Return the shape of the module's output without the batch.
+
+        Raises:
+            Unsupported: The module fails, or its output has no batch dimension.
+        """
+        self._model.eval()
+        with self._translated(), torch.no_grad():
+            output = self._model(self._examples()["x"])
+            if not isinstance(output, torch.Tensor) or output.shape[:1] != (TRACE_BATCH,):
+                raise ValueError("the output is not one tensor with a row per example")
+        return tuple(output.shape[1:])
+
     def training_loss(self) -> ExportedProgram:
         """Return the loss alone: unlike the gradient's, its nodes contain the name of a layer."""
         return self._decomposed(self._record(_TrainingLoss, "x", "y", "w"))
@@ -80,14 +116,14 @@ class Recorder:
             return _export_forward_backward(program)
 
     def evaluation(self) -> ExportedProgram:
-        """Return the summed loss and the number of correct predictions, in eval mode."""
+        """Return the outputs of `TaskSpec.evaluation_outputs`, in eval mode."""
         return self._decomposed(self._record(_Evaluation, "x", "y"))
 
     def _record(
         self, kind: type[_TrainingLoss] | type[_Evaluation], *names: str
     ) -> ExportedProgram:
         self._model.train(kind is _TrainingLoss)
-        module = kind(self._model, self._spec.classes)
+        module = kind(self._model, self._spec)
         examples = self._examples()
         batch = Dim("batch", min=2)
         with self._translated():
@@ -109,7 +145,7 @@ class Recorder:
         is_float = spec.x_dtype == "float32"
         return {
             "x": torch.zeros(shape, dtype=torch.float32 if is_float else torch.int64),
-            "y": torch.zeros(TRACE_BATCH, dtype=torch.int64),
+            "y": torch.zeros(TRACE_BATCH, dtype=getattr(torch, spec.y_dtype)),
             "w": torch.full((TRACE_BATCH,), 1.0 / TRACE_BATCH),
         }
 

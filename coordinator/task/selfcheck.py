@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from fairbed.coordinator.task.errors import WrongArtifact
-from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec
+from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec
+from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.selfcheck import Examples, run_selfcheck, selfcheck_inputs
 from fairbed.wire.tensors import Layout
 
@@ -56,34 +57,49 @@ class TorchReference:
     Args:
         model: The module; it is not changed.
         layout: Its tensors, by the names of the module.
+        kind: What the module predicts.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, kind: TaskKind = "classification") -> None:
         self._model = copy.deepcopy(model).double()
-        self._layout = layout
+        self._layout, self._kind = layout, kind
         self._tensors: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         self._tensors.update(self._model.named_buffers())
 
-    def step(self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]) -> Step:
+    def step(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Step:
         """Return the mean loss of a mini-batch in training mode, and its gradient."""
         self._load(vector)
         self._model.train()
         self._model.zero_grad()
-        loss = functional.cross_entropy(self._model(_tensor(x)), torch.from_numpy(y))
+        loss = self._losses(self._model(_tensor(x)), y).mean()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(loss.item(), self._flat("param"), self._flat("buffer"))
 
-    def evaluate(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
-    ) -> tuple[float, int]:
-        """Return the summed loss and the number of correct answers in eval mode."""
+    def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
+        """Return the evaluation of examples in eval mode."""
         self._load(vector)
         self._model.eval()
-        target = torch.from_numpy(y)
         with torch.no_grad():
-            logits = self._model(_tensor(x))
-            loss = functional.cross_entropy(logits, target, reduction="sum")
-            return loss.item(), int((logits.argmax(1) == target).sum())
+            output = self._model(_tensor(x))
+            loss_sum = self._losses(output, y).sum().item()
+            if self._kind != "classification":
+                scores = output.flatten().numpy()
+                correct = 0 if self._kind == "regression" else int(((scores > 0.0) == y).sum())
+            else:
+                correct = int((output.argmax(1) == torch.from_numpy(y)).sum())
+                scores = (output[:, 1] - output[:, 0]).numpy() if output.shape[1] == 2 else None
+            return Evaluation(loss_sum, correct, scores)
+
+    def _losses(self, output: torch.Tensor, y: Targets) -> torch.Tensor:
+        """Return the loss of each example, shape (B,)."""
+        target = torch.from_numpy(y)
+        if self._kind == "classification":
+            return functional.cross_entropy(output, target, reduction="none")
+        if self._kind == "binary":
+            return functional.binary_cross_entropy_with_logits(
+                output.flatten(), target.double(), reduction="none"
+            )
+        return 0.5 * functional.mse_loss(output.flatten(), target.double(), reduction="none")
 
     def _load(self, vector: NDArray[np.float32]) -> None:
         with torch.no_grad():
@@ -112,7 +128,7 @@ class GraphRunner:
         self._evaluate = _session(artifact.evaluate)
 
     def step(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32], NDArray[np.float32]]:
         """Return mean loss, gradient, shape (n_params,), and buffers after the forward pass."""
         w = np.full(len(y), 1.0 / len(y), np.float32)
@@ -125,18 +141,17 @@ class GraphRunner:
         return float(loss), flat[:n_params], flat[n_params:]
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32]]:
         """Return mean loss and gradient, shape (n_params,)."""
         return self.step(vector, x, y)[:2]
 
-    def evaluate(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
-    ) -> tuple[float, int]:
-        """Return the summed loss and the number of correct answers."""
-        feeds = self._state(vector) | {"x": x, "y": y}
-        loss, correct = self._evaluate.run(["loss_sum", "correct_sum"], feeds)
-        return float(loss), int(correct)
+    def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
+        """Return the evaluation of examples."""
+        feeds, names = self._state(vector) | {"x": x, "y": y}, self.spec.evaluation_outputs
+        found = dict(zip(names, self._evaluate.run(names, feeds), strict=True))
+        correct = int(found.get("correct_sum", 0))
+        return Evaluation(float(found["loss_sum"]), correct, found.get("scores"))
 
     def _state(self, vector: NDArray[np.float32]) -> dict[str, Any]:
         views = self.spec.layout.views(vector)
@@ -166,7 +181,8 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
     """
     runner = GraphRunner(artifact)
     spec = artifact.spec
-    errors: dict[str, list[float]] = {"loss": [], "gradient": [], "buffers": [], "evaluation": []}
+    quantities = ("loss", "gradient", "buffers", "evaluation", "scores")
+    errors: dict[str, list[float]] = {quantity: [] for quantity in quantities}
     for seed, batch in enumerate(BATCHES):
         vector, _, _ = selfcheck_inputs(spec, seed, batch)
         for step in range(STEPS):
@@ -176,14 +192,15 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
             errors["loss"].append(_error(loss, expected.loss))
             errors["gradient"].append(_error(gradient, expected.gradient))
             errors["buffers"].append(_error(buffers, expected.buffers))
-            errors["evaluation"].append(
-                _error(runner.evaluate(vector, x, y), reference.evaluate(vector, x, y))
-            )
+            found, right = runner.evaluate(vector, x, y), reference.evaluate(vector, x, y)
+            errors["evaluation"].append(_error(found[:2], right[:2]))
+            if right.scores is not None:
+                errors["scores"].append(_error(found.scores, right.scores))
             vector = np.concatenate(
                 [vector[: spec.layout.n_params] - np.float32(LEARNING_RATE) * gradient, buffers]
             )
     for quantity, values in errors.items():
-        median = float(np.median(values))
+        median = float(np.median(values)) if values else 0.0
         if not median <= TOLERANCE:
             raise WrongArtifact(
                 f"{spec.name}: the exported {quantity} must equal torch's within {TOLERANCE:g}, "

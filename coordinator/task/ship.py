@@ -16,7 +16,12 @@ from fairbed.wire.artifact import encode_artifact
 def export_recipe(recipe: Recipe) -> bytes:
     """Return the blob of a recipe, newly exported and verified."""
     artifact = export_task(
-        make_model(recipe), recipe.name, recipe.model, recipe.x_shape, recipe.classes
+        make_model(recipe),
+        recipe.name,
+        recipe.model,
+        recipe.x_shape,
+        recipe.classes,
+        kind=recipe.kind,
     )
     return encode_artifact(artifact)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.evaluation import Evaluation, Targets
 
 
 class EngineError(Exception):
@@ -29,17 +30,15 @@ class Engine(Protocol):
     spec: TaskSpec
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32]]:
-        """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
+        """Return the mean loss of a mini-batch and its gradient, shape (n_params,).
 
         `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
         change the returned array; the next call overwrites it.
         """
         ...
 
-    def evaluate(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
-    ) -> tuple[float, int]:
-        """Return the summed loss (nats) and the number of correct answers, in evaluation mode."""
+    def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
+        """Return the evaluation of examples, in evaluation mode."""
         ...

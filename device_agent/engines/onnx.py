@@ -19,6 +19,7 @@ from fairbed.device_agent.engines.base import Engine, EngineError, EngineMismatc
 from fairbed.device_agent.memory import installed_version
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.errors import DecodeError
+from fairbed.wire.evaluation import Evaluation, Scores, Targets
 from fairbed.wire.graphs import check_graph
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import Tensor
@@ -76,9 +77,9 @@ class OnnxEngine:
         self._bind_outputs()
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32]]:
-        """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
+        """Return the mean loss of a mini-batch and its gradient, shape (n_params,).
 
         `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
         change the returned array; the next call overwrites it.
@@ -101,10 +102,8 @@ class OnnxEngine:
         vector[self._n_params :] = self._buffers
         return float(self._loss), self._gradient
 
-    def evaluate(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
-    ) -> tuple[float, int]:
-        """Return the summed loss (nats) and the number of correct answers, in evaluation mode.
+    def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
+        """Return the evaluation of examples, in evaluation mode.
 
         Raises:
             ValueError: A shape or dtype does not fit the task.
@@ -114,24 +113,27 @@ class OnnxEngine:
         vector = self._checked(vector)
         views = self.spec.layout.views(vector)
         feeds: dict[str, Any] = {_state(t): views[t.name] for t in self.spec.layout.tensors}
-        loss_sum, correct_sum = 0.0, 0
+        names = self.spec.evaluation_outputs
+        loss_sum, correct, scores = 0.0, 0, list[Scores]()
         for start in range(0, len(y), EVALUATION_BATCH):
             batch = slice(start, start + EVALUATION_BATCH)
             feeds |= {"x": x[batch], "y": y[batch]}
             try:
-                loss, correct = self._evaluation.run(["loss_sum", "correct_sum"], feeds)
+                found = dict(zip(names, self._evaluation.run(names, feeds), strict=True))
             except Exception as exc:  # the runtime's errors share no base class
                 raise EngineError(f"{self.spec.name}: evaluation failed: {_line(exc)}") from exc
-            loss_sum += float(loss)
-            correct_sum += int(correct)
-        return loss_sum, correct_sum
+            loss_sum += float(found["loss_sum"])
+            correct += int(found.get("correct_sum", 0))
+            if self.spec.is_scored:
+                scores.append(found["scores"])
+        return Evaluation(loss_sum, correct, np.concatenate(scores) if scores else None)
 
     @cached_property
     def _evaluation(self) -> Any:
         """Session of the evaluation graph, opened on first use; most runs do not need it."""
         return _open(f"{self.spec.name} (evaluate)", self._evaluation_graph, self._threads)
 
-    def _examples(self, x: Examples, y: NDArray[np.int64]) -> tuple[Examples, NDArray[np.int64]]:
+    def _examples(self, x: Examples, y: Targets) -> tuple[Examples, Targets]:
         """Return x as (B, *x_shape) and y as (B,), contiguous and of the task's dtype."""
         spec = self.spec
         if y.ndim != 1 or len(x) != len(y) or len(y) == 0 or x.size != len(y) * self._x_size():
@@ -139,14 +141,15 @@ class OnnxEngine:
                 f"{spec.name}: x must be (B, {', '.join(map(str, spec.x_shape))}) and y (B,) "
                 f"with B >= 1, got {x.shape} and {y.shape}"
             )
-        if x.dtype != spec.x_dtype or y.dtype != np.int64:
+        if x.dtype != spec.x_dtype or y.dtype != spec.y_dtype:
             raise ValueError(
-                f"{spec.name}: x must be {spec.x_dtype} and y int64, got {x.dtype} and {y.dtype}"
+                f"{spec.name}: x must be {spec.x_dtype} and y {spec.y_dtype}, got {x.dtype} and "
+                f"{y.dtype}"
             )
         shaped: Examples = x.reshape((len(y), *spec.x_shape))
         if not shaped.flags.c_contiguous:
             shaped = shaped.copy()
-        return shaped, np.ascontiguousarray(y)
+        return shaped, y if y.flags.c_contiguous else y.copy()
 
     def _x_size(self) -> int:
         return int(np.prod(self.spec.x_shape, dtype=np.int64))

@@ -31,6 +31,8 @@ from fairbed.testbed.core_stability.coalitions import (
 )
 from fairbed.testbed.core_stability.finished_runs import FinishedRun, Game
 from fairbed.testbed.errors import UsageError
+from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.shard import strata
 
 SPLITS = {"train": "training", "test": "held-out"}
 """Values of `--split` in words."""
@@ -414,11 +416,16 @@ def _cost(
     )
 
 
+def _is_convex(spec: TaskSpec) -> bool:
+    """Return whether `fit_softmax` finds the best model of a task."""
+    return spec.model in CONVEX_MODELS and spec.kind == "classification"
+
+
 def _certifier(
     game: Game, rows: Sequence[Ints], w: Floats, notes: list[str]
 ) -> Callable[[FinishedRun, Floats, float], Certificate] | None:
     """Return the function that certifies a run by one convex fit; None if it cannot."""
-    if game.artifact.spec.model not in CONVEX_MODELS:
+    if not _is_convex(game.artifact.spec):
         return None
     picked = np.concatenate(rows)
     x = game.dataset.x[picked].reshape(len(picked), -1)
@@ -430,7 +437,7 @@ def _certifier(
     inputs = x.astype(np.float64)
     if x.dtype == np.uint8:  # pixels, as in `wire.shard`
         inputs /= 255.0
-    y, sizes = game.dataset.y[picked], np.array([len(of_device) for of_device in rows])
+    y, sizes = strata(game.dataset.y[picked]), np.array([len(of_device) for of_device in rows])
     device = np.repeat(np.arange(len(rows)), sizes)
 
     def losses(theta: Floats) -> Floats:
@@ -464,7 +471,7 @@ def _local(
     spec = game.artifact.spec
     if spec.layout.n_values > spec.layout.n_params:
         return None
-    if options.radius is None and spec.model in CONVEX_MODELS:
+    if options.radius is None and _is_convex(spec):
         return None
     radius = options.radius or RADIUS_RATIO * float(np.linalg.norm(run.vector))
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.testbed.emulation.malicious import poison_labels
+from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
 from fairbed.testbed.experiment.data import DataConfig, Iid, Natural
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.loading import Draw, generator
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
-from fairbed.wire.shard import Shard, make_shard, split
+from fairbed.wire.shard import Shard, make_shard, split, strata
 
 
 class FleetData:
@@ -62,16 +62,17 @@ class FleetData:
         self._assigned = _merged(devices, names, assignments or {})
         self._lock = threading.Lock()
         partition = config.partition or (Iid() if dataset.device_ids is None else Natural())
+        classes = strata(dataset.y)
         owner = divide(
             partition,
-            dataset.y,
+            classes,
             dataset.device_ids,
             devices,
             config.min_examples,
             generator(seed, Draw.PARTITION),
         )
         parts = [
-            split(rows, dataset.y[rows], config.test_fraction, generator(seed, Draw.SPLIT, k))
+            split(rows, classes[rows], config.test_fraction, generator(seed, Draw.SPLIT, k))
             for k, rows in enumerate(rows_by_owner(owner, devices))
         ]
         self.train_rows: tuple[Ints, ...] = tuple(train for train, _ in parts)
@@ -79,7 +80,13 @@ class FleetData:
         self.test_rows: tuple[Ints, ...] = tuple(test for _, test in parts)
         """Rows of the data set that each shard holds out."""
         if poisoned:
-            y = dataset.y.copy()
+            if dataset.is_regression:
+                raise DatasetError(
+                    "fleet.malicious",
+                    f"{', '.join(POISONS_LABELS)} need classes, got the targets of regression",
+                    "choose another kind of malicious device",
+                )
+            y = strata(dataset.y).copy()
             for k in poisoned:
                 rows, rng = self.train_rows[k], generator(poison_seed, Draw.POISON, k)
                 y[rows] = poison_labels(y[rows], dataset.classes, rng)

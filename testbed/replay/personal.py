@@ -124,7 +124,7 @@ class PersonalCohort:
         dataset = self._data.dataset
         x, y = make_shard(dataset.x[held_out], dataset.y[held_out]).arrays()
         try:
-            loss, accuracy = evaluate(self._engine(), self.models[row], x, y, Unpaced())
+            loss, quality = evaluate(self._engine(), self.models[row], x, y, Unpaced())
         except TrainingDiverged:
             return None
-        return Score(len(y), round(accuracy * len(y)), max(0.0, loss) * len(y))
+        return Score(len(y), quality, max(0.0, loss) * len(y))

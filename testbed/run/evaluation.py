@@ -6,13 +6,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
+
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
-from fairbed.coordinator.ports import Score
+from fairbed.coordinator.ports import Predictions, Score
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.artifact import Artifact, TaskSpec
+from fairbed.wire.evaluation import Evaluation, Quality
 from fairbed.wire.shard import make_shard
 
 BATCH = 256
@@ -76,8 +79,11 @@ class FleetEvaluator:
             EvaluationStopped: `close` was called.
         """
         names = {number: name for name, number in self._data.assignments().items()}
-        scores = self._scores(vector, names)
-        return {name: scores[k] for k, name in sorted(names.items())}
+        found = self._evaluations(vector, names)
+        return {
+            name: self._score(self._data.test_rows[k], found[k])
+            for k, name in sorted(names.items())
+        }
 
     def test(self, vector: Vector) -> Score:
         """Return the score on the held-out examples of all shards, also of those without a device.
@@ -89,28 +95,32 @@ class FleetEvaluator:
             EngineError: The engine failed.
             EvaluationStopped: `close` was called.
         """
-        scores = self._scores(vector, range(len(self._data.test_rows))).values()
-        return Score(
-            n=sum(score.n for score in scores),
-            correct=sum(score.correct for score in scores),
-            loss_sum=sum(score.loss_sum for score in scores),
-        )
+        found = self._evaluations(vector, range(len(self._data.test_rows)))
+        rows = np.concatenate([self._data.test_rows[k] for k in found])
+        return self._score(rows, _pooled(list(found.values())))
 
-    def _scores(self, vector: Vector, shards: Collection[int]) -> dict[int, Score]:
-        """Return the score of each of these shards."""
-        correct = dict.fromkeys(shards, 0)
-        loss_sum = dict.fromkeys(shards, 0.0)
+    def _evaluations(self, vector: Vector, shards: Collection[int]) -> dict[int, Evaluation]:
+        """Return the evaluation of each of these shards."""
+        batches: dict[int, list[Evaluation]] = {k: [] for k in shards}
         with ThreadPoolExecutor(len(self._engines), "evaluation") as pool:
             jobs = [
-                pool.submit(self._run, engine, [b for b in work if b.device in correct], vector)
+                pool.submit(self._run, engine, [b for b in work if b.device in batches], vector)
                 for engine, work in zip(self._engines, self._work, strict=True)
             ]
-        # Summed in a fixed order, so that the result does not depend on the number of threads.
+        # Pooled in a fixed order, so that the result does not depend on the number of threads.
         results = [result for job in jobs for result in job.result()]
-        for batch, batch_loss, batch_correct in sorted(results, key=_device_and_row):
-            correct[batch.device] += batch_correct
-            loss_sum[batch.device] += batch_loss
-        return {k: Score(len(self._data.test_rows[k]), correct[k], loss_sum[k]) for k in correct}
+        for batch, found in sorted(results, key=_device_and_row):
+            batches[batch.device].append(found)
+        return {k: _pooled(found) for k, found in batches.items()}
+
+    def _score(self, rows: Ints, found: Evaluation) -> Score:
+        """Return the score of the examples in `rows`, shape (n,)."""
+        if not len(rows):
+            return Score(0, Quality(), 0.0)
+        y = self._data.dataset.y[rows]
+        predictions = None if found.scores is None else Predictions(y, found.scores)
+        quality = Quality.of(y, found.correct, found.scores)
+        return Score(len(rows), quality, found.loss_sum, predictions=predictions)
 
     def close(self) -> None:
         """Stop a running evaluation within one batch, and refuse further ones."""
@@ -118,7 +128,7 @@ class FleetEvaluator:
 
     def _run(
         self, engine: Engine, batches: Sequence[_Batch], vector: Vector
-    ) -> list[tuple[_Batch, float, int]]:
+    ) -> list[tuple[_Batch, Evaluation]]:
         dataset = self._data.dataset
         results = []
         for batch in batches:
@@ -126,7 +136,7 @@ class FleetEvaluator:
                 raise EvaluationStopped("evaluation: stopped before its last batch")
             # Made as on the device, so that pixels are scaled by the same rule.
             x, y = make_shard(dataset.x[batch.rows], dataset.y[batch.rows]).arrays()
-            results.append((batch, *engine.evaluate(vector, x, y)))
+            results.append((batch, engine.evaluate(vector, x, y)))
         return results
 
 
@@ -137,15 +147,19 @@ def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
         DatasetError: Size, type or number of classes differ.
     """
     x_dtype = "int64" if dataset.x.dtype.kind == "i" else "float32"
-    has = (math.prod(dataset.x_shape), x_dtype, dataset.classes)
-    takes = (math.prod(spec.x_shape), spec.x_dtype, spec.classes)
+    has = _fit(math.prod(dataset.x_shape), x_dtype, dataset.classes, dataset.is_regression)
+    takes = _fit(math.prod(spec.x_shape), spec.x_dtype, spec.classes, spec.kind == "regression")
     if has != takes:
         raise DatasetError(
             f"model {spec.name}",
-            "must take {} {} values and {} classes, as data set {} has".format(*has, dataset.name)
-            + ", got {} {} values and {} classes".format(*takes),
+            f"must take {has}, as data set {dataset.name} has, got {takes}",
             "choose another model or data set",
         )
+
+
+def _fit(values: int, x_dtype: str, classes: int, is_regression: bool) -> str:
+    targets = "targets of regression" if is_regression else f"{classes} classes"
+    return f"{values} {x_dtype} values and {targets}"
 
 
 def _batches(rows_by_device: Sequence[Ints]) -> Iterator[_Batch]:
@@ -154,5 +168,15 @@ def _batches(rows_by_device: Sequence[Ints]) -> Iterator[_Batch]:
             yield _Batch(device, rows[start : start + BATCH])
 
 
-def _device_and_row(result: tuple[_Batch, float, int]) -> tuple[int, int]:
+def _pooled(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return the evaluation of all examples; without scores if a part has none."""
+    scores = [part.scores for part in parts if part.scores is not None]
+    return Evaluation(
+        loss_sum=sum((part.loss_sum for part in parts), 0.0),
+        correct=sum(part.correct for part in parts),
+        scores=np.concatenate(scores) if scores and len(scores) == len(parts) else None,
+    )
+
+
+def _device_and_row(result: tuple[_Batch, Evaluation]) -> tuple[int, int]:
     return result[0].device, int(result[0].rows[0])

@@ -33,6 +33,7 @@ from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.sensors import real_host
 from fairbed.wire.artifact import Artifact, initial_vector
+from fairbed.wire.evaluation import Quality
 from fairbed.wire.messages import MAX_CHUNK_BYTES, OperatorAnswer, OperatorCommand
 from fairbed.wire.shard import Shard, make_shard
 from fairbed.wire.topics import Topics
@@ -82,10 +83,12 @@ class NormEvaluator:
 
     def evaluate(self, vector: Vector) -> Mapping[str, Score]:
         self.calls += 1
-        return {"pi-0": Score(n=10, correct=7, loss_sum=float(np.abs(vector).sum()))}
+        return {
+            "pi-0": Score(n=10, quality=Quality(correct=7), loss_sum=float(np.abs(vector).sum()))
+        }
 
     def test(self, vector: Vector) -> Score:
-        return Score(n=100, correct=61, loss_sum=100.0)
+        return Score(n=100, quality=Quality(correct=61), loss_sum=100.0)
 
 
 def make_config(rounds: int = 3, devices: int = 3, **sections: object) -> CoordinatorConfig:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec, encode_artifact
+from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.shard import Shard, make_shard
 from fairbed.wire.tensors import Layout, Tensor
@@ -32,7 +33,7 @@ class SoftmaxEngine:
         self._hook = hook
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32]]:
         self.gradients += 1
         if self._hook is not None:
@@ -46,12 +47,10 @@ class SoftmaxEngine:
         gradient = np.concatenate([(x.T @ slope).ravel(), slope.sum(axis=0)])
         return float(loss), gradient.astype(np.float32)
 
-    def evaluate(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
-    ) -> tuple[float, int]:
+    def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         probabilities = self._probabilities(vector, x)
         loss = -np.log(probabilities[np.arange(len(y)), y]).sum()
-        return float(loss), int((probabilities.argmax(axis=1) == y).sum())
+        return Evaluation(float(loss), int((probabilities.argmax(axis=1) == y).sum()))
 
     def _probabilities(self, vector: NDArray[np.float32], x: Examples) -> NDArray[np.float64]:
         views = self.spec.layout.views(vector)

@@ -183,7 +183,7 @@ async def test_a_device_tests_the_model_on_what_it_does_not_train_on(setup: Agen
     assert setup.data is not None
     held_out = OwnData(setup.data, HELD_OUT, NAME).held_out()
     assert held_out is not None
-    loss_sum, correct = SoftmaxEngine(softmax_artifact().spec).evaluate(W, *held_out)
+    loss_sum, correct, _ = SoftmaxEngine(softmax_artifact().spec).evaluate(W, *held_out)
     assert (hello.n_k, offer.n_k, reply.n) == (40, 30, 10)
     assert reply.correct == correct
     assert reply.loss == pytest.approx(loss_sum / 10)
@@ -335,7 +335,7 @@ async def test_an_owner_who_demands_noise_lets_no_score_leave(setup: AgentSetup)
     ("x_test", "y_test", "problem"),
     [
         (np.zeros((2, 5), np.float32), [0, 1], "test data: examples must be float32 (6,), got"),
-        (np.zeros((2, 6), np.float32), [0, 9], "test data: labels must be in 0..2, got 0..9"),
+        (np.zeros((2, 6), np.float32), [0, 9], "test data: every label must be in 0..2, got 0..9"),
         (np.zeros((2, 6), np.int64), [0, 1], "test data: examples must be float32 (6,), got int64"),
     ],
     ids=["shape", "classes", "dtype"],

@@ -19,6 +19,7 @@ from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.host import Section
 from fairbed.device_agent.stored_vector import PERSONAL, StoredVector, VectorStore, file_of
 from fairbed.wire.artifact import initial_vector
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.messages import Hyperparameters, LambdaChoice, Offer, Personal, PersonalScore
 from fairbed.wire.shard import encode_shard
 from tests.device_agent.conftest import AgentSetup
@@ -238,10 +239,10 @@ class TestRounds:
             _, _, score = await a_round(coordinator, 1)
         assert score is not None
         engine = SoftmaxEngine(softmax_artifact().spec)
-        loss, accuracy = trainer.evaluate(
+        loss, quality = trainer.evaluate(
             engine, trained(w(1), w(1), 1), *HELD_OUT.arrays(), Meter()
         )
-        assert (score.round, score.n, score.correct) == (1, 16, round(16 * accuracy))
+        assert (score.round, score.n, score.correct) == (1, 16, quality.correct)
         assert score.loss == pytest.approx(loss, rel=1e-6)
 
     async def test_reports_no_score_without_held_out_examples(self, setup: AgentSetup) -> None:
@@ -335,7 +336,7 @@ class TestRounds:
 class Quadratic(SoftmaxEngine):
     """F(v) = |X v - y|^2 / 2n on the examples of a mini-batch, one output."""
 
-    def gradient(self, vector: Vector, x: Examples, y: NDArray[np.int64]) -> tuple[float, Vector]:
+    def gradient(self, vector: Vector, x: Examples, y: Targets) -> tuple[float, Vector]:
         rest = x.astype(np.float64) @ vector.astype(np.float64)[: x.shape[1]] - y
         slope = np.zeros(len(vector), dtype=np.float32)
         slope[: x.shape[1]] = x.T @ rest / len(y)

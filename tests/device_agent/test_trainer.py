@@ -20,6 +20,7 @@ from fairbed.device_agent.trainer import (
     train,
 )
 from fairbed.wire.artifact import SelfCheck, TaskSpec
+from fairbed.wire.evaluation import Evaluation, Quality, Targets
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout, Tensor
 from tests.tiers import examples
@@ -52,13 +53,13 @@ class Formula:
         self.loss = loss
         self._gradient = gradient
 
-    def gradient(self, vector: Floats, x: Examples, y: NDArray[np.int64]) -> tuple[float, Floats]:
+    def gradient(self, vector: Floats, x: Examples, y: Targets) -> tuple[float, Floats]:
         self.batches.append(x)
         return self.loss, np.array(self._gradient(vector, x, len(self.batches)), np.float32)
 
-    def evaluate(self, vector: Floats, x: Examples, y: NDArray[np.int64]) -> tuple[float, int]:
+    def evaluate(self, vector: Floats, x: Examples, y: Targets) -> Evaluation:
         self.batches.append(x)
-        return float(x.sum()), int((y == 0).sum())
+        return Evaluation(float(x.sum()), int((y == 0).sum()))
 
 
 class CountingMeter:
@@ -289,9 +290,7 @@ def test_reports_the_mean_loss_of_the_last_epoch_per_example() -> None:
     losses = iter([9.0, 9.0, 1.0, 4.0])
 
     class Improving(Formula):
-        def gradient(
-            self, vector: Floats, x: Examples, y: NDArray[np.int64]
-        ) -> tuple[float, Floats]:
+        def gradient(self, vector: Floats, x: Examples, y: Targets) -> tuple[float, Floats]:
             self.loss = next(losses)
             return super().gradient(vector, x, y)
 
@@ -331,8 +330,8 @@ def test_refuses_a_label_out_of_range(label: int) -> None:
 def test_evaluates_all_examples_in_counted_batches() -> None:
     meter, engine = CountingMeter(), Formula(constant(0.0))
     x, y = np.ones(600, np.float32), np.repeat([0, 1], [150, 450])
-    loss, accuracy = evaluate(engine, np.zeros(1, np.float32), x, y, meter)
-    assert (loss, accuracy) == (1.0, 0.25)
+    loss, quality = evaluate(engine, np.zeros(1, np.float32), x, y, meter)
+    assert (loss, quality) == (1.0, Quality(correct=150))
     assert meter.sizes == [256, 256, 88]
     assert len(engine.batches) == 3
 

@@ -67,6 +67,12 @@ MALFORMED = [
         [],
         "Expected `array` of length >= 1 - at `$.spec.layout.tensors`",
     ),
+    (
+        ("spec", "task"),
+        "binary",
+        "classes must be 2 for binary, got 3 - at `$.spec`",
+    ),
+    (("spec", "task"), "ranking", "Invalid enum value 'ranking' - at `$.spec.task`"),
     (("train",), "text", "Expected `bytes`, got `str` - at `$.train`"),
     (("author",), "unknown", "Object contains unknown field `author`"),
 ]
@@ -74,6 +80,16 @@ MALFORMED = [
 
 def test_a_decoded_task_equals_the_encoded_one() -> None:
     assert decode_artifact(encode_artifact(ARTIFACT)) == ARTIFACT
+
+
+def test_classification_adds_nothing_to_the_bytes_and_other_kinds_name_themselves() -> None:
+    fields = msgspec.msgpack.decode(encode_artifact(ARTIFACT))
+    assert "task" not in fields["spec"]
+    assert (ARTIFACT.spec.kind, ARTIFACT.spec.is_scored) == ("classification", False)
+    spec = msgspec.structs.replace(ARTIFACT.spec, classes=1, task="regression")
+    again = decode_artifact(encode_artifact(msgspec.structs.replace(ARTIFACT, spec=spec))).spec
+    assert (again.kind, again.is_scored, again.y_dtype) == ("regression", True, "float32")
+    assert again.evaluation_outputs == ["loss_sum", "scores"]
 
 
 def test_reads_any_kind_of_buffer() -> None:

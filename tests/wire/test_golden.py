@@ -63,6 +63,14 @@ def test_shard_bytes(golden: Golden) -> None:
     assert decode_shard(path.read_bytes()) == shard
 
 
+def test_shard_bytes_of_regression(golden: Golden) -> None:
+    path = FOLDER / "shard-regression.bin"
+    x, y = np.ones((2, 1), np.float32), np.array([0.5, -2.0])
+    golden(path, encode_shard(make_shard(x, y)))
+    targets = decode_shard(path.read_bytes()).arrays()[1]
+    np.testing.assert_array_equal(targets, y.astype(np.float32), strict=True)
+
+
 def test_task_bytes(golden: Golden) -> None:
     path = FOLDER / "task.bin"
     golden(path, encode_artifact(ARTIFACT))
@@ -70,7 +78,15 @@ def test_task_bytes(golden: Golden) -> None:
 
 
 def test_the_folder_holds_nothing_else() -> None:
-    expected = {*MESSAGES, "chunk", "vector", "shard", "task", *(f"packed-{c}" for c in CODECS)}
+    expected = {
+        *MESSAGES,
+        "chunk",
+        "vector",
+        "shard",
+        "shard-regression",
+        "task",
+        *(f"packed-{c}" for c in CODECS),
+    }
     assert {path.stem for path in FOLDER.iterdir()} == expected
 
 

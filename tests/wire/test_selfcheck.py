@@ -5,6 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fairbed.wire.artifact import SelfCheck, TaskSpec
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.selfcheck import (
     Examples,
     GradientFunction,
@@ -38,7 +39,7 @@ def spec(**changes: object) -> TaskSpec:
 
 def engine(loss: float, *gradient: float) -> GradientFunction:
     def compute(
-        vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32]]:
         return loss, np.array(gradient, np.float32)
 
@@ -60,6 +61,15 @@ def test_draws_tokens_for_integer_examples() -> None:
     _, x, _ = selfcheck_inputs(spec(x_dtype="int64", x_classes=7), 3, 200)
     assert x.dtype == np.int64
     assert set(np.unique(x)) == set(range(7))
+
+
+def test_draws_normal_targets_for_regression() -> None:
+    _, x, y = selfcheck_inputs(spec(classes=1, task="regression"), 3, 2)
+    rng = np.random.Generator(np.random.PCG64(3))
+    rng.standard_normal(4)
+    np.testing.assert_array_equal(x, rng.standard_normal((2, 3)).astype(np.float32))
+    np.testing.assert_array_equal(y, rng.standard_normal(2).astype(np.float32))
+    assert y.dtype == np.float32
 
 
 def test_accepts_an_engine_within_the_tolerances() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.shard import Shard, decode_shard, encode_shard, make_shard, split
+from fairbed.wire.shard import Shard, decode_shard, encode_shard, make_shard, split, strata
 
 LABELS = np.array([2, 0, 1])
 FEATURES = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -19,7 +19,7 @@ PIXELS = np.arange(12, dtype=np.uint8).reshape(3, 2, 2) * 20
 TOKENS = np.arange(6).reshape(3, 2)
 
 
-def _back(x: NDArray[Any], y: NDArray[Any] = LABELS) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _back(x: NDArray[Any], y: NDArray[Any] = LABELS) -> tuple[NDArray[Any], NDArray[Any]]:
     return decode_shard(encode_shard(make_shard(x, y))).arrays()
 
 
@@ -88,6 +88,10 @@ MALFORMED = [
         _changed(y=np.array([0, -1, 2], "<i8").tobytes()),
         "shard: every label must be >= 0, got -1",
     ),
+    (
+        _changed(y=np.array([0, np.inf, 2], "<f4").tobytes(), y_dtype="float32"),
+        "shard: every target must be finite, got NaN or infinity",
+    ),
     (_changed(x=NAN_FEATURES), "shard: every feature must be finite, got NaN or infinity"),
     (_changed(x_dtype="float64"), "shard: Invalid enum value 'float64' - at `$.x_dtype`"),
     (_changed(owner="me"), "shard: Object contains unknown field `owner`"),
@@ -143,3 +147,18 @@ def test_split_depends_on_its_generator_only() -> None:
     )
     np.testing.assert_array_equal(first, again)
     assert set(first) != set(other)
+
+
+def test_strata_are_the_labels_or_the_tenths_of_the_targets() -> None:
+    np.testing.assert_array_equal(strata(LABELS), LABELS)
+    targets = np.random.default_rng(0).permutation(np.arange(100, dtype=np.float32))
+    np.testing.assert_array_equal(strata(targets), (targets // 10).astype(np.int64))
+
+
+@given(st.lists(st.sampled_from([-1.5, 0.0, 0.25, 3.0, 1e6]), min_size=1, max_size=50))
+def test_strata_of_targets_keep_their_order_and_have_no_gap(targets: list[float]) -> None:
+    y = np.array(targets, np.float32)
+    found, order = strata(y), np.argsort(y)
+    assert (np.diff(found[order]) >= 0).all()
+    assert all(len(np.unique(found[y == value])) == 1 for value in targets)
+    assert np.unique(found).tolist() == list(range(found.max() + 1))

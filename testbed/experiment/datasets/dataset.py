@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.device_agent.engines.base import Examples
+from fairbed.wire.evaluation import Targets
 
 
 class DatasetError(ValueError):
@@ -53,9 +54,11 @@ class Dataset:
     name: str
     x: Examples | NDArray[np.uint8]
     """Features, shape (n, *x_shape), float32, int64, or uint8 pixels (1/255)."""
-    y: Ints
-    """Class of each example, 0 .. classes - 1, shape (n,)."""
+    y: Targets
+    """Class of each example, 0 .. classes - 1, int64, or target of regression, float32; shape (n,).
+    """
     classes: int
+    """Number of classes; 1 for regression."""
     device_ids: Ints | None = None
     """Natural user of each example, 0 .. users - 1, shape (n,); None if there are no users."""
     description: str
@@ -68,6 +71,11 @@ class Dataset:
     def n(self) -> int:
         """Number of examples."""
         return len(self.y)
+
+    @property
+    def is_regression(self) -> bool:
+        """The targets are numbers, not classes."""
+        return self.y.dtype.kind == "f"
 
     @property
     def x_shape(self) -> tuple[int, ...]:

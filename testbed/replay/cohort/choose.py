@@ -85,5 +85,5 @@ def _torch(spec: TaskSpec, shards: Shards) -> Trainer:
             f"replay.engine: torch must be installed, got: {exc}; install fairbed[torch], or "
             "choose auto"
         ) from exc
-    model = make_module(spec.model, spec.x_shape, spec.classes)
+    model = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
     return TorchTrainer(model, spec, shards, "cuda" if _has_gpu() else "cpu")

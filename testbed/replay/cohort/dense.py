@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.batches import longest_first
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
@@ -16,6 +16,7 @@ from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.cohort.worker_pool import WorkerPool
 from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
@@ -144,7 +145,7 @@ class DenseTrainer:
         batch = min(n_k, h.batch_size) * 2 * self._net.values_per_example
         return BYTES_PER_VALUE * (vectors * self._net.n_params + batch)
 
-    def _one(self, vector: Vector, x: Examples, y: Ints) -> tuple[float, Vector]:
+    def _one(self, vector: Vector, x: Examples, y: Targets) -> tuple[float, Vector]:
         """Return the mean loss of one mini-batch and its gradient, for the self-check."""
         gradient = np.empty((1, self._net.n_params), dtype=np.float32)
         w = np.full((1, len(y)), 1.0 / len(y), dtype=np.float32)

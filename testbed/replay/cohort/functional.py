@@ -19,7 +19,8 @@ from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRu
 from fairbed.testbed.replay.cohort.batches import Batches, longest_first
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.artifact import TaskKind, TaskSpec
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.selfcheck import Examples, run_selfcheck
@@ -135,13 +136,15 @@ class TorchTrainer:
         kept, returned = rule.end(models, progress.steps, hyperparameters)
         return progress.results(chunk, models, kept, returned)
 
-    def _gradient_at(self, x: Vector, y: Ints, w: Vector, params: Vector) -> tuple[Floats, Vector]:
+    def _gradient_at(
+        self, x: Vector, y: Targets, w: Vector, params: Vector
+    ) -> tuple[Floats, Vector]:
         """Return losses and gradients of mini-batches at other parameters; see `Step`."""
         gradient, loss = self._gradient(self._tensor(params), x, y, w)
         return loss.double().cpu().numpy(), gradient.cpu().numpy()
 
     def _gradient(
-        self, params: torch.Tensor, x: Vector, y: Ints, w: Vector
+        self, params: torch.Tensor, x: Vector, y: Targets, w: Vector
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients, shape (A, n_params), and the losses, shape (A,)."""
         shaped = x.reshape(*y.shape, *self.spec.x_shape)
@@ -155,9 +158,8 @@ class TorchTrainer:
     def _loss(
         self, parts: Parts, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor
     ) -> torch.Tensor:
-        logits = functional_call(self._model, parts, (x,))
-        losses: torch.Tensor = functional.cross_entropy(logits, y, reduction="none")
-        return (losses * w).sum()
+        output = functional_call(self._model, parts, (x,))
+        return (_losses(output, y, self.spec.kind) * w).sum()
 
     def _mean_loss(self, vector: Vector, device: int) -> float:
         rows, total = self._shards.rows(device), 0.0
@@ -177,15 +179,27 @@ class TorchTrainer:
             for t in self.spec.layout.tensors
         }
 
-    def _tensor(self, array: Vector | Ints) -> torch.Tensor:
+    def _tensor(self, array: Vector | Targets) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _one(self, vector: Vector, x: Examples, y: Ints) -> tuple[float, Vector]:
+    def _one(self, vector: Vector, x: Examples, y: Targets) -> tuple[float, Vector]:
         """Return the mean loss of one mini-batch and its gradient, for the self-check."""
         w = np.full((1, len(y)), 1.0 / len(y), dtype=np.float32)
         params = self._tensor(vector[np.newaxis])
         gradient, loss = self._gradient(params, x[np.newaxis].astype(np.float32), y[np.newaxis], w)
         return float(loss[0]), gradient[0].cpu().numpy()
+
+
+def _losses(output: torch.Tensor, y: torch.Tensor, kind: TaskKind) -> torch.Tensor:
+    """Return the loss of each example, shape (B,), as the exporter defines it."""
+    if kind == "classification":
+        return functional.cross_entropy(output, y, reduction="none")
+    output = output.reshape(y.shape)
+    if kind == "binary":
+        return functional.binary_cross_entropy_with_logits(
+            output, y.to(output.dtype), reduction="none"
+        )
+    return 0.5 * functional.mse_loss(output, y, reduction="none")
 
 
 class _HostRule:

@@ -4,21 +4,22 @@ Each model has parameters and a mini-batch of its own. A product of the batch is
 per model, so that no result depends on the other models of the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.coordinator.task.recipes import FLAT_MODELS
 from fairbed.device_agent.trainer import Descent
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.batches import Batches
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Examples
-from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.artifact import TaskKind, TaskSpec
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.messages import Hyperparameters
 
 Array = NDArray[np.float32]
@@ -43,9 +44,11 @@ class _Layer:
 
 
 class DenseNet:
-    """Softmax regression, or an MLP with ReLU: the shipped families `softmax` and `mlp`.
+    """One linear layer, or an MLP with ReLU: the shipped families `softmax` and `mlp`.
 
-        h_0 = x,   h_l = max(0, W_l h_{l-1} + b_l),   loss = sum_i w_i (log sum exp z_i - z_{i,y})
+        h_0 = x,   h_l = max(0, W_l h_{l-1} + b_l),   z = W_L h_{L-1} + b_L,   loss = sum_i w_i l_i
+
+    with the l_i of the task (`wire.artifact.TaskKind`).
 
     Args:
         spec: A task of one of these families; its layout names weight and bias of each layer.
@@ -59,19 +62,20 @@ class DenseNet:
             rows, columns = weight.shape
             end = bias.offset + bias.size
             self._layers.append(_Layer(weight.offset, bias.offset, end, (rows, columns)))
+        self._losses = LOSSES[spec.kind]
         self.n_params = spec.layout.n_params
         self.values_per_example = sum(sum(layer.shape) for layer in self._layers)
         """Approximate number of values that a pass holds per example."""
 
     def gradient(
-        self, params: Array, x: Array, y: Ints, w: Array, out: Array, factor: float = 1.0
+        self, params: Array, x: Array, y: Targets, w: Array, out: Array, factor: float = 1.0
     ) -> Floats:
         """Return the loss of each model, nats, shape (A,), and write its gradient to `out`.
 
         Args:
             params: Shape (A, n_params).
             x: Mini-batches, shape (A, B, features).
-            y: Labels, shape (A, B).
+            y: Targets, shape (A, B).
             w: Weight of each example in the loss, 1 / n or 0 for padding, shape (A, B).
             out: The gradients times `factor`, shape (A, n_params).
             factor: Factor of the gradients; a later product would cost a pass over all values.
@@ -81,7 +85,7 @@ class DenseNet:
             h = _affine(layer, params, inputs[-1])
             inputs.append(np.maximum(h, 0.0, out=h))
         logits = _affine(self._layers[-1], params, inputs[-1])
-        losses = _cross_entropy(_columns(logits), y.reshape(-1)).reshape(y.shape)
+        losses = self._losses(_columns(logits), y.reshape(-1)).reshape(y.shape)
         delta, ones = logits, _ones(y.shape[1])
         columns = _columns(delta)
         columns *= (w * np.float32(factor)).reshape(-1)
@@ -96,7 +100,7 @@ class DenseNet:
         total: Floats = np.add.reduce(losses, axis=1, dtype=np.float64)
         return total
 
-    def losses(self, vector: Vector, x: Array, y: Ints) -> Array:
+    def losses(self, vector: Vector, x: Array, y: Targets) -> Array:
         """Return the loss of each example with one model, nats, shape (n,).
 
         Args:
@@ -108,7 +112,7 @@ class DenseNet:
         for layer in self._layers[:-1]:
             h = _affine(layer, params, h)
             np.maximum(h, 0.0, out=h)
-        return _cross_entropy(_columns(_affine(self._layers[-1], params, h)), y)
+        return self._losses(_columns(_affine(self._layers[-1], params, h)), y)
 
 
 @lru_cache(maxsize=8)
@@ -135,7 +139,7 @@ def _columns(z: Array) -> Array:
     return columns
 
 
-def _cross_entropy(logits: Array, y: Ints) -> Array:
+def _cross_entropy(logits: Array, y: Targets) -> Array:
     """Return the loss of each of n examples, shape (n,); the logits are columns, shape (C, n).
 
     Overwrites `logits` with the derivatives of the losses.
@@ -152,7 +156,39 @@ def _cross_entropy(logits: Array, y: Ints) -> Array:
     return losses
 
 
-def _gradient_at(net: DenseNet, x: Array, y: Ints, w: Array, params: Array) -> tuple[Floats, Array]:
+def _binary_cross_entropy(logits: Array, y: Targets) -> Array:
+    """Return the loss of each of n examples, shape (n,), of logits of class 1, shape (1, n).
+
+    Overwrites `logits` with the derivatives of the losses.
+    """
+    z = logits[0].copy()
+    losses: Array = np.logaddexp(np.float32(0.0), z) - y * z
+    losses = losses.astype(np.float32)
+    np.exp(-np.logaddexp(np.float32(0.0), -z), out=logits[0])
+    logits[0] -= y
+    return losses
+
+
+def _half_squares(predictions: Array, y: Targets) -> Array:
+    """Return half the squared error of each of n examples, shape (n,); predictions are (1, n).
+
+    Overwrites `predictions` with the derivatives of the losses.
+    """
+    predictions[0] -= y
+    losses: Array = np.float32(0.5) * predictions[0] * predictions[0]
+    return losses
+
+
+LOSSES: Mapping[TaskKind, Callable[[Array, Targets], Array]] = {
+    "classification": _cross_entropy,
+    "binary": _binary_cross_entropy,
+    "regression": _half_squares,
+}
+
+
+def _gradient_at(
+    net: DenseNet, x: Array, y: Targets, w: Array, params: Array
+) -> tuple[Floats, Array]:
     """Return losses and gradients of mini-batches at other parameters; see `Step.gradient_at`."""
     out = np.empty_like(params)
     return net.gradient(params, x, y, w, out), out

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.testbed.experiment.datasets.dataset import Dataset
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.shard import make_shard
 
 PIXEL_MAX = np.float32(255.0)
@@ -19,24 +20,24 @@ class Examples:
 
     Args:
         x: Examples of all devices, float32 or uint8, shape (n, features).
-        y: Labels, shape (n,).
+        y: Targets, shape (n,).
         train_rows: Rows of each device, shape (n_k,).
     """
 
-    def __init__(self, x: NDArray[Any], y: Ints, train_rows: Sequence[Ints]) -> None:
+    def __init__(self, x: NDArray[Any], y: Targets, train_rows: Sequence[Ints]) -> None:
         self.x, self.y, self.train_rows = x, y, train_rows
 
     def rows(self, device: int) -> Ints:
         """Return the rows of a device's examples in the data set, shape (n_k,)."""
         return self.train_rows[device]
 
-    def take(self, rows: Ints) -> tuple[Vector, Ints]:
+    def take(self, rows: Ints) -> tuple[Vector, Targets]:
         """Return x, float32, shape (*rows.shape, features), and y, shape (*rows.shape)."""
         found = np.take(self.x, rows, axis=0)
         x: Vector = found.astype(np.float32, copy=False)
         if found.dtype == np.uint8:
             x /= PIXEL_MAX
-        return x, np.take(self.y, rows)
+        return x, self.y[rows]
 
 
 class DividedData(Protocol):
@@ -69,7 +70,7 @@ class Shards(Examples):
         self.n_k: Ints = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
         """Training examples of each device, shape (N,)."""
 
-    def whole(self, device: int) -> tuple[Vector | Ints, Ints]:
+    def whole(self, device: int) -> tuple[Vector | Ints, Targets]:
         """Return x, shape (n_k, *x_shape), and y, shape (n_k,), with the values on the device."""
         rows, dataset = self.train_rows[device], self._data.dataset
         x, y = make_shard(dataset.x[rows], dataset.y[rows]).arrays()

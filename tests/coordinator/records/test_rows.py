@@ -25,6 +25,7 @@ from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeSta
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Round, Tick
 from fairbed.coordinator.store.tables import ExchangeRow, ReleaseRow
+from fairbed.wire.evaluation import Quality
 from fairbed.wire.messages import MAX_WATTS, Offer, PhaseEnergy
 from tests.coordinator.builders import TRAIN, context, hello, offer
 
@@ -281,9 +282,12 @@ def test_the_contexts_of_a_very_large_fleet_are_not_stored() -> None:
 
 
 def test_devices_without_held_out_data_have_no_metric() -> None:
-    assert metric_rows(1, {"pi-1": Score(0, 0, 0.0)}, 9.0, 0.1) == ([], None)
+    assert metric_rows(1, {"pi-1": Score(0, Quality(correct=0), 0.0)}, 9.0, 0.1) == ([], None)
     devices, summary = metric_rows(
-        1, {"pi-1": Score(0, 0, 0.0), "pi-2": Score(4, 3, 2.0)}, 9.0, 0.1
+        1,
+        {"pi-1": Score(0, Quality(correct=0), 0.0), "pi-2": Score(4, Quality(correct=3), 2.0)},
+        9.0,
+        0.1,
     )
     assert [(row.device, row.accuracy, row.loss) for row in devices] == [("pi-2", 0.75, 0.5)]
     assert summary is not None

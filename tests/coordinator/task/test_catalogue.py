@@ -24,6 +24,7 @@ def test_every_shipped_task_is_small_and_describes_itself(recipe: Recipe) -> Non
     assert len(blob) < 12_000
     assert (spec.name, spec.model) == (recipe.name, recipe.model)
     assert (spec.x_shape, spec.classes) == (recipe.x_shape, recipe.classes)
+    assert spec.kind == recipe.kind
 
 
 def test_names_contain_shape_and_hidden_widths() -> None:
@@ -35,6 +36,10 @@ def test_names_contain_shape_and_hidden_widths() -> None:
         "mlp-784-318-10",
         "cnn-1x8x8-10",
         "cnn-1x28x28-10",
+        "softmax-30-binary",
+        "mlp-30-64-binary",
+        "softmax-10-regression",
+        "mlp-10-64-regression",
     ]
 
 

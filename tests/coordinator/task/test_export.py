@@ -23,7 +23,7 @@ from fairbed.coordinator.task.models import make_model
 from fairbed.coordinator.task.recipes import Recipe, find_shipped
 from fairbed.coordinator.task.selfcheck import TorchReference, verify
 from fairbed.device_agent.engines.onnx import OnnxEngine, self_check
-from fairbed.wire.artifact import Artifact, initial_vector
+from fairbed.wire.artifact import Artifact, TaskKind, initial_vector
 from fairbed.wire.selfcheck import selfcheck_inputs
 
 
@@ -90,8 +90,8 @@ def test_the_device_moves_the_running_statistics_as_torch_does() -> None:
         right = reference.step(vector, x, y)
         engine.gradient(vector, x, y)
         np.testing.assert_allclose(vector[n_params:], right.buffers, rtol=1e-5)
-    loss, correct = engine.evaluate(vector, x, y)
-    right_loss, right_correct = reference.evaluate(vector, x, y)
+    loss, correct, _ = engine.evaluate(vector, x, y)
+    right_loss, right_correct, _ = reference.evaluate(vector, x, y)
     assert loss == pytest.approx(right_loss, rel=1e-5)
     assert correct == right_correct
 
@@ -234,3 +234,106 @@ def test_a_layout_starts_other_tensors_as_the_module_does() -> None:
     assert starts["1.bias"] == ("zeros", 0.0)
     assert starts["0.weight"][0] == "uniform"
     assert starts["0.weight"][1] / np.sqrt(3) == pytest.approx(layer.weight.std().item(), rel=1e-3)
+
+
+def names_of(artifact: Artifact) -> list[str]:
+    """Return the outputs of the evaluation graph."""
+    graph = onnx.load_model_from_string(artifact.evaluate).graph
+    return [output.name for output in graph.output]
+
+
+TASKS: dict[str, tuple[nn.Module, TaskKind, int, TaskKind, list[str]]] = {
+    "regression, (B, 1)": (nn.Linear(6, 1), "regression", 1, "regression", ["loss_sum", "scores"]),
+    "regression, (B,)": (
+        nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0)),
+        "regression",
+        1,
+        "regression",
+        ["loss_sum", "scores"],
+    ),
+    "one logit": (
+        nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1)),
+        "binary",
+        2,
+        "binary",
+        ["loss_sum", "correct_sum", "scores"],
+    ),
+    "one logit, found by its output": (
+        nn.Linear(6, 1),
+        "classification",
+        2,
+        "binary",
+        ["loss_sum", "correct_sum", "scores"],
+    ),
+    "two logits": (
+        nn.Linear(6, 2),
+        "binary",
+        2,
+        "classification",
+        ["loss_sum", "correct_sum", "scores"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_exports_every_kind_of_task(name: str) -> None:
+    model, kind, classes, found_kind, outputs = TASKS[name]
+    artifact = export_task(model, "test", "test", (6,), classes, kind=kind)
+    spec = artifact.spec
+    assert (spec.kind, spec.classes, spec.is_scored) == (found_kind, classes, True)
+    assert names_of(artifact) == spec.evaluation_outputs == outputs
+    engine, reference = OnnxEngine(artifact), TorchReference(model, spec.layout, spec.kind)
+    self_check(engine)
+    vector, x, y = selfcheck_inputs(spec, 4, 150)
+    loss, gradient = engine.gradient(vector.copy(), x, y)
+    right = reference.step(vector, x, y)
+    assert loss == pytest.approx(right.loss, rel=1e-5)
+    np.testing.assert_allclose(gradient, right.gradient, rtol=1e-3, atol=1e-5)
+    found, expected = engine.evaluate(vector, x, y), reference.evaluate(vector, x, y)
+    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
+    assert found.correct == expected.correct
+    assert found.scores is not None
+    assert expected.scores is not None
+    assert found.scores.shape == (150,)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_at_a_logit_of_exactly_zero_is_half_minus_y() -> None:
+    artifact = export_task(nn.Linear(1, 1), "test", "test", (1,), 2, kind="binary")
+    x, y = np.ones((2, 1), np.float32), np.array([0, 0])
+    loss, gradient = OnnxEngine(artifact).gradient(np.zeros(2, np.float32), x, y)
+    assert loss == pytest.approx(np.log(2.0))
+    np.testing.assert_allclose(gradient, [0.5, 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "message"),
+    [
+        (
+            "regression",
+            1,
+            r"one number per example, shape \(B,\) or \(B, 1\), got \(B, 3\); change",
+        ),
+        ("binary", 2, r"one logit per example, .* or two, shape \(B, 2\), got \(B, 3\); change"),
+    ],
+)
+def test_refuses_outputs_that_do_not_fit_the_task(
+    kind: TaskKind, classes: int, message: str
+) -> None:
+    with pytest.raises(Unsupported, match=message):
+        export_task(nn.Linear(6, 3), "test", "test", (6,), classes, kind=kind)
+
+
+def test_two_graphs_of_a_linear_model_equal_the_formulas() -> None:
+    spec_of = load_task("softmax", (10,), 1, "regression").spec
+    engine = OnnxEngine(load_task("softmax", (10,), 1, "regression"))
+    vector, x, y = selfcheck_inputs(spec_of, 1, 40)
+    assert x.dtype == np.float32
+    error = x.astype(np.float64) @ vector[:10] + vector[10] - y
+    loss, gradient = engine.gradient(vector, x, y)
+    assert loss == pytest.approx(0.5 * np.mean(error**2), rel=1e-5)
+    np.testing.assert_allclose(gradient[:10], x.T @ error / 40, rtol=1e-3, atol=1e-5)
+    found = engine.evaluate(vector, x, y)
+    assert found.loss_sum == pytest.approx(0.5 * np.sum(error**2), rel=1e-5)
+    assert found.scores is not None
+    np.testing.assert_allclose(found.scores - y, error, rtol=1e-3, atol=1e-5)

@@ -23,6 +23,7 @@ from fairbed.testbed.replay.engine.rows import exchange_rows, release_rows, roun
 from fairbed.testbed.replay.learning import BatchLosses, Learning
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.wire.artifact import initial_vector
+from fairbed.wire.evaluation import Targets
 from fairbed.wire.tensors import vector_to_bytes
 from tests.coordinator import lab as live
 from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator
@@ -104,7 +105,7 @@ class _Whole:
     def __init__(self) -> None:
         self._shards = names_and_shards()
 
-    def whole(self, device: int) -> tuple[Vector | Ints, Ints]:
+    def whole(self, device: int) -> tuple[Vector | Ints, Targets]:
         shard = self._shards.shard(NAMES[device])
         assert shard is not None
         return shard.arrays()

@@ -15,6 +15,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.run.evaluation import BATCH, EvaluationStopped, FleetEvaluator
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec
+from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.tensors import Layout, Tensor
 
 PIXELS, CLASSES = 6, 4
@@ -29,18 +30,17 @@ class Softmax:
         self.batch_sizes: list[int] = []
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32]]:
         raise AssertionError("evaluation needs no gradient")
 
-    def evaluate(
-        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
-    ) -> tuple[float, int]:
+    def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         assert x.dtype == np.float32
         self.batch_sizes.append(len(y))
         logits = x.reshape(len(x), -1) @ vector.reshape(PIXELS, CLASSES)
         losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
-        return float(losses.sum(dtype=np.float64)), int((logits.argmax(axis=1) == y).sum())
+        correct = int((logits.argmax(axis=1) == y).sum())
+        return Evaluation(float(losses.sum(dtype=np.float64)), correct)
 
 
 def artifact(x_shape: tuple[int, ...] = (1, 2, 3), classes: int = CLASSES) -> Artifact:
@@ -83,7 +83,7 @@ def test_scores_each_device_on_its_own_held_out_examples() -> None:
     for k, name in enumerate("ab"):
         rows = data.test_rows[k]
         x = data.dataset.x[rows].astype(np.float32) / np.float32(255)
-        loss_sum, correct = Softmax(artifact()).evaluate(VECTOR, x, data.dataset.y[rows])
+        loss_sum, correct, _ = Softmax(artifact()).evaluate(VECTOR, x, data.dataset.y[rows])
         assert scores[name].n == len(rows) == 500
         assert scores[name].correct == correct
         assert scores[name].loss_sum == pytest.approx(loss_sum, rel=1e-6)
@@ -142,9 +142,7 @@ def test_closing_stops_a_running_evaluation() -> None:
     begun, closed = threading.Event(), threading.Event()
 
     class Waiting(Softmax):
-        def evaluate(
-            self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
-        ) -> tuple[float, int]:
+        def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
             begun.set()
             assert closed.wait(30)
             return super().evaluate(vector, x, y)
@@ -169,9 +167,7 @@ def test_closing_stops_a_running_evaluation() -> None:
 
 def test_an_engine_failure_reaches_the_caller() -> None:
     class Broken(Softmax):
-        def evaluate(
-            self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
-        ) -> tuple[float, int]:
+        def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
             raise OSError("no kernel")
 
     with pytest.raises(OSError, match="no kernel"):

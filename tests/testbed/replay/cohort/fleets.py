@@ -58,10 +58,11 @@ def fleet_data(recipe: Recipe, sizes: Sequence[int] = SIZES, *, pixels: bool = F
     n = sum(sizes)
     x = rng.random((n, *recipe.x_shape)) if pixels else rng.normal(size=(n, *recipe.x_shape))
     law = rng.normal(size=(int(np.prod(recipe.x_shape)), recipe.classes))
+    z = (x - x.mean()).reshape(n, -1) @ law
     dataset = Dataset(
         name="law",
         x=(255 * x).astype(np.uint8) if pixels else x.astype(np.float32),
-        y=np.argmax((x - x.mean()).reshape(n, -1) @ law, axis=1),
+        y=z[:, 0].astype(np.float32) if recipe.kind == "regression" else np.argmax(z, axis=1),
         classes=recipe.classes,
         device_ids=np.repeat(np.arange(len(sizes)), sizes),
         description="",
