@@ -16,6 +16,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 HEAVY = {"matplotlib", "onnx", "onnxruntime", "scipy", "sklearn", "textual", "torch"}
 """What costs tens of milliseconds or megabytes to import."""
 
+ANALYSIS = {"IPython", "pandas", "polars", "prometheus_client", "pyarrow", "rich", "tensorboardX"}
+"""What tables, notebooks and metrics load when they are used."""
+
 DEPENDENCIES = {"anyio", "argcomplete", "email", "msgspec", "numpy", "psutil"}
 """What `fairbed --help` does without, too; `importlib.metadata` loads `email`."""
 
@@ -104,6 +107,26 @@ def test_help_of_every_command_says_how_to_use_it_and_loads_nothing_heavy() -> N
         text, loaded = _command("fairbed.testbed.cli.main", command, "--help")
         assert f"usage: fairbed {command}" in text
         assert not loaded & HEAVY, command
+
+
+IMPORT_S = 0.3
+"""Longest `import fairbed`."""
+
+
+def test_import_fairbed_is_fast_and_loads_no_dependency() -> None:
+    code = (
+        "import time; begin = time.perf_counter(); import fairbed; "
+        "print(time.perf_counter() - begin)"
+    )
+    assert min(float(_python(code).stdout) for _ in range(3)) <= IMPORT_S
+    assert not _loaded_by("import fairbed") & (HEAVY | DEPENDENCIES | ANALYSIS)
+
+
+def test_the_functions_of_fairbed_load_what_they_need_only() -> None:
+    names = _python("import fairbed; print(*fairbed._MODULES)").stdout.split()
+    assert {"Run", "register", "replay", "run", "runs"} <= set(names)
+    for name in names:
+        assert not _loaded_by(f"from fairbed import {name}") & (HEAVY | ANALYSIS), name
 
 
 @pytest.mark.parametrize("package", PACKAGES)

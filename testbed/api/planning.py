@@ -1,13 +1,12 @@
 """What a run or a replay needs before it starts: the experiment, the folder, and their checks.
 
-Messages name options of the command line; `in_python` rewrites them for callers of the functions.
+Messages name options of the command line; `testbed.api.errors.in_python` replaces them.
 """
 
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,26 +15,15 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from fairbed.coordinator.algorithms.selection.base import Selector
-from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
+from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.report.summary import changes_of
 from fairbed.coordinator.report.summary_table import change_line
-from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError
-from fairbed.coordinator.server.lease import AnotherCoordinatorError
 from fairbed.coordinator.store import RunInfo, RunReader, StoreError
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
-from fairbed.coordinator.task.errors import TaskError, UnknownTask
-from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.api import RUNS
-from fairbed.testbed.errors import (
-    BackendError,
-    BackendUnavailable,
-    BrokerError,
-    RunError,
-    UsageError,
-)
-from fairbed.testbed.experiment.datasets.dataset import DatasetError
+from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.file import (
     EMBEDDED,
     Experiment,
@@ -52,7 +40,6 @@ from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import foreign_files
-from fairbed.wire.errors import TransportError
 from fairbed.wire.local_training import GROUP
 from fairbed.wire.plugins import PluginError, registered
 from fairbed.wire.transport.address import is_loopback
@@ -61,52 +48,6 @@ GivenExperiment: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Exper
 """An experiment file, the folder of a run to resume, the content of a file, or an experiment."""
 
 Command: TypeAlias = Literal["run", "replay"]
-
-_OPTION = re.compile(r"--(?=(out|seed|seeds|set|threads|jobs)\b)")
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Raise every error that has a message of one line as `UsageError` or `RunError`."""
-    try:
-        yield
-    except (BackendUnavailable, DatasetError, ExperimentError, ProfileError, UnknownTask) as exc:
-        raise UsageError(str(exc)) from exc
-    except (
-        AnotherCoordinatorError,
-        BackendError,
-        BrokerError,
-        EngineError,
-        FleetMissingError,
-        FleetSizeError,
-        NothingAggregatedError,
-        PluginError,
-        StoreError,
-        TaskError,
-        TransportError,
-    ) as exc:
-        raise RunError(str(exc)) from exc
-    except BrokenPipeError:
-        raise
-    except OSError as exc:
-        raise RunError(without_errno(exc)) from exc
-
-
-@contextmanager
-def in_python() -> Iterator[None]:
-    """As `one_line_errors`; messages name arguments in place of options, without their cause."""
-    try:
-        with one_line_errors():
-            yield
-    except (UsageError, RunError) as exc:
-        raise type(exc)(_OPTION.sub("", str(exc))) from exc.__cause__
-
-
-def without_errno(exc: Exception) -> str:
-    """Return the message of an error; that of an OSError about a file in Fairbed's form."""
-    if isinstance(exc, OSError) and exc.filename and exc.strerror:
-        return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
-    return str(exc)
 
 
 @dataclass(frozen=True, slots=True)

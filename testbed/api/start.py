@@ -1,12 +1,116 @@
-"""Start a live run or a replay from a program, and wait for its end."""
+"""Start a live run or a replay from a program, and wait for its end.
 
-from fairbed.coordinator.store.connection import DATABASE
-from fairbed.testbed.api.planning import ReplayPlan
-from fairbed.testbed.progress import Bar
+A live run has an event loop of its own in a thread of its own, because a notebook already has a
+loop in the main thread. An interrupt arrives in the main thread, and ends the run as Ctrl-C ends
+`fairbed run`: gracefully, and at the second one immediately.
+"""
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeAlias, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.coordinator.server.service import End
+from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.testbed.api.errors import in_python
+from fairbed.testbed.api.planning import GivenExperiment, ReplayPlan, plan_replay, plan_run
+from fairbed.testbed.api.run import Run
+from fairbed.testbed.errors import UsageError
+from fairbed.testbed.host.dilation import loop_factory
+from fairbed.testbed.progress import Bar, progress
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.run.notify import notifying
-from fairbed.testbed.run_folder import clear, is_untouched
+from fairbed.testbed.run.stopping import StopControl
+from fairbed.testbed.run.supervisor import RunPlan, run_experiment
+from fairbed.testbed.run_folder import is_untouched
+
+Event = TypeVar("Event")
+T = TypeVar("T")
+
+Progress: TypeAlias = "Callable[[int, int], object] | bool | None"
+"""What shows progress: None is a bar on a terminal and in a notebook, and nothing elsewhere; False
+is nothing; a function is called with the finished and the planned rounds, or runs of a grid."""
+
+MAX_THREADS = 1_000
+"""Maximum number of threads, as of `fairbed replay --threads`."""
+
+
+def run(
+    experiment: GivenExperiment,
+    *,
+    set: Mapping[str, Any] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    progress: Progress = None,
+) -> Run:
+    """Run an experiment on emulated devices, or resume such a run; return the finished run.
+
+    Args:
+        experiment: An experiment file, the same as a dict, an `Experiment`, or the folder of a run
+            to resume.
+        set: Other values of its keys, such as `{"selection.policy": "uniform"}`.
+        out: Folder of the run; None is a new one below `runs`.
+        seed: Seed of the experiment; None is its own.
+        progress: What shows progress.
+
+    Raises:
+        UsageError: The experiment, a file that it names, or the folder cannot be used.
+        RunError: The run failed; what it has stored can be read and resumed.
+        KeyboardInterrupt: It was interrupted. The run is closed, and its status `stopped`.
+    """
+    with in_python():
+        folder = None if out is None else Path(out)
+        plan = plan_run(experiment, settings=set or {}, seed=seed, out=folder)
+        with shown(progress, plan.experiment.rounds, "rounds", "run") as bar:
+            _run_live(plan, bar)
+    return Run(plan.run_id, plan.folder)
+
+
+def replay(
+    experiment: GivenExperiment,
+    *,
+    set: Mapping[str, Any] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Run:
+    """Replay an experiment on a virtual clock, or resume a replay; return the finished run.
+
+    Args:
+        experiment: An experiment file, the same as a dict, an `Experiment`, or the folder of a
+            replay to resume.
+        set: Other values of its keys, such as `{"selection.policy": "uniform"}`.
+        out: Folder of the run; None is a new one below `runs`.
+        seed: Seed of the experiment; None is its own.
+        threads: Devices trained at the same time, None for one per core; no result depends on it.
+        progress: What shows progress.
+
+    Raises:
+        UsageError: The experiment, a file that it names, or the folder cannot be used.
+        RunError: The replay failed.
+        KeyboardInterrupt: It was interrupted. The run is closed, and its status `stopped`.
+    """
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"threads: must be from 1 to {MAX_THREADS:,}, got {threads}")
+    with in_python():
+        folder = None if out is None else Path(out)
+        plan = plan_replay(experiment, settings=set or {}, seed=seed, out=folder)
+        for warning in plan.warnings:
+            warnings.warn(warning, stacklevel=2)
+        with shown(progress, plan.setup.experiment.rounds, "rounds", "replay") as bar:
+            run_replay(plan, bar, threads)
+    return Run(plan.run_id, plan.folder)
 
 
 def run_replay(plan: ReplayPlan, bar: Bar, threads: int | None = None) -> int:
@@ -24,8 +128,7 @@ def run_replay(plan: ReplayPlan, bar: Bar, threads: int | None = None) -> int:
     """
 
     def on_round(replayed: ReplayedRound) -> None:
-        bar.skip(max(replayed.choice.round - 1 - bar.done, 0))
-        bar.advance()
+        _count(bar, replayed.choice.round)
 
     is_new = is_untouched(plan.folder)
     try:
@@ -39,5 +142,105 @@ def run_replay(plan: ReplayPlan, bar: Bar, threads: int | None = None) -> int:
                 origin=plan.origin,
             )
     finally:
-        if is_new and not (plan.folder / DATABASE).exists():
-            clear(plan.folder)
+        if is_new and not _has_begun(plan.folder):
+            shutil.rmtree(plan.folder, ignore_errors=True)
+
+
+def _run_live(plan: RunPlan, bar: Bar) -> End:
+    """Run a plan, or resume it; return how it ended."""
+    control: list[StopControl] = []
+
+    async def main(send: Callable[["RoundProgress | str"], None]) -> End:
+        control.append(StopControl())
+        return await run_experiment(
+            plan,
+            send,
+            waiting=lambda line: send(f"waiting: {line}"),
+            alerted=lambda change: send(f"alert: {change.line}"),
+            stop=control[0],
+        )
+
+    def receive(event: "RoundProgress | str") -> None:
+        if isinstance(event, str):
+            bar.line(event)
+        else:
+            _count(bar, event.round.round)
+
+    def stop(portal: BlockingPortal, run: "Future[End]") -> None:
+        portal.call(lambda: control[0].end_gracefully())  # `main` made it: it was called before
+
+    return followed(main, receive, stop, {"loop_factory": loop_factory(plan.dilation)})
+
+
+def followed(
+    main: Callable[[Callable[[Event], None]], Awaitable[T]],
+    receive: Callable[[Event], object],
+    stop: Callable[[BlockingPortal, "Future[T]"], object],
+    options: dict[str, Any] | None = None,
+) -> T:
+    """Run an async function in a thread of its own; return what it returns.
+
+    Args:
+        main: The function. It gets one that sends an event to the calling thread.
+        receive: Called with each event in the calling thread.
+        stop: Called when the calling thread is interrupted, or `receive` raises: ends `main`. A
+            second interrupt cancels it.
+        options: Of the event loop, as in `anyio.run`.
+    """
+    events: SimpleQueue[Event | None] = SimpleQueue()
+    with start_blocking_portal("asyncio", options) as portal:
+        future = portal.start_task_soon(main, events.put)
+        future.add_done_callback(lambda _: events.put(None))
+        try:
+            while (event := events.get()) is not None:
+                receive(event)
+        except BaseException:
+            stop(portal, future)
+            wait([future])
+            raise
+        return future.result()
+
+
+@contextmanager
+def shown(
+    progress_: Progress, total: int, unit: str, label: str, *, is_ticking: bool = False
+) -> Iterator[Bar]:
+    """Show progress as the caller of a function wants it."""
+    if progress_ is None or progress_ is True:
+        with progress(total, unit, label, is_ticking=is_ticking) as bar:
+            yield bar
+    else:
+        yield _Reporter(progress_ or (lambda done, total: None), total, unit, label)
+
+
+class _Reporter(Bar):
+    """Calls a function with the finished and planned units."""
+
+    def __init__(
+        self, report: Callable[[int, int], object], total: int, unit: str, label: str
+    ) -> None:
+        super().__init__(total, unit, label, sys.stderr)
+        self._report, self._planned = report, total
+
+    def update(self, done: float) -> None:
+        super().update(done)
+        self._report(round(done), self._planned)
+
+    def line(self, text: str) -> None:
+        """Print nothing: the run stores what happens."""
+
+
+def _count(bar: Bar, round_: int) -> None:
+    """Count a round; those before the first one of a resumed run have no rate."""
+    bar.skip(max(round_ - 1 - bar.done, 0))
+    bar.advance()
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether a folder has a run that can be read."""
+    try:
+        with RunReader(folder) as reader:
+            reader.run()
+    except StoreError:
+        return False
+    return True

@@ -9,7 +9,8 @@ import msgspec
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.api.planning import one_line_errors, plan_replay
+from fairbed.testbed.api.errors import one_line_errors
+from fairbed.testbed.api.planning import plan_replay
 from fairbed.testbed.api.start import run_replay
 from fairbed.testbed.cli import DONE, count_option, output_width
 from fairbed.testbed.progress import progress

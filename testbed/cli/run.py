@@ -18,7 +18,8 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
-from fairbed.testbed.api.planning import one_line_errors, plan_run
+from fairbed.testbed.api.errors import one_line_errors
+from fairbed.testbed.api.planning import plan_run
 from fairbed.testbed.cli import DONE, FAILED, output_width, shows_screens
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment.file import LAB

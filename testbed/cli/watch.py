@@ -34,7 +34,7 @@ from fairbed.coordinator.tui.preferences import preferences_file
 from fairbed.coordinator.tui.screens.command_dialog import Names
 from fairbed.coordinator.tui.view import EVENTS_KEPT, banner
 from fairbed.testbed.api import RUNS
-from fairbed.testbed.api.planning import without_errno
+from fairbed.testbed.api.errors import without_errno
 from fairbed.testbed.backends.priority import AUTOGROUP
 from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, shows_screens
 from fairbed.testbed.cli.runs import ask_run

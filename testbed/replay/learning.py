@@ -5,6 +5,7 @@ Models and updates pass the codecs of the run, as in a live run.
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -549,16 +550,19 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     threads, dataset = threads or free_cores(), data.dataset
     artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
     experiment.check_layout(artifact.spec.layout)
-    trainer = make_trainer(artifact, data, experiment.replay.engine, threads)
-    evaluator = FleetEvaluator(data, artifact, threads=threads)
-    vector = initial_vector(artifact.spec, experiment.seed_for("init"))
-    batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
-    is_personal = experiment.personalisation.is_on
-    personal = PersonalCohort(trainer, artifact, data, vector) if is_personal else None
-    training, rule = experiment.training, None
-    if training.rule != "sgd":
-        n_params = artifact.spec.layout.n_params
-        rule = RuleCohort(training.rule, training.local_options, n_params)
+    with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
+        trainer = make_trainer(artifact, data, experiment.replay.engine, threads)
+        undo.callback(trainer.close)
+        evaluator = FleetEvaluator(data, artifact, threads=threads)
+        vector = initial_vector(artifact.spec, experiment.seed_for("init"))
+        batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
+        is_personal = experiment.personalisation.is_on
+        personal = PersonalCohort(trainer, artifact, data, vector) if is_personal else None
+        training, rule = experiment.training, None
+        if training.rule != "sgd":
+            n_params = artifact.spec.layout.n_params
+            rule = RuleCohort(training.rule, training.local_options, n_params)
+        undo.pop_all()
     return Learning(
         setup.decisions,
         trainer,

@@ -1,6 +1,7 @@
 """Runs a whole replay: the world of an experiment, its rounds, and its store."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, MAX_LISTED, Checkpointer
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
-from fairbed.testbed.replay.learning import make_learning
+from fairbed.testbed.replay.learning import Learning, make_learning
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 
 
@@ -68,9 +69,27 @@ def replay_setup(
     `origin` is the folder of the experiment file; None is the current folder.
     """
     experiment = setup.experiment
-    learning = make_learning(setup, folder, threads) if experiment.trains_in_replay else None
     found = provenance(origin or Path(), setup.data)
-    store = _open_store(experiment, folder, run_id, len(setup.names), found)
+    with ExitStack() as stack:
+        learning = None
+        if experiment.trains_in_replay:
+            learning = make_learning(setup, folder, threads)
+            stack.callback(learning.close)
+        store = _open_store(experiment, folder, run_id, len(setup.names), found)
+        stack.callback(store.close)
+        return _replay(setup, folder, store, learning, found, listener, checkpoint_s)
+
+
+def _replay(
+    setup: ReplaySetup,
+    folder: Path,
+    store: Store,
+    learning: Learning | None,
+    found: Provenance,
+    listener: Callable[[ReplayedRound], None],
+    checkpoint_s: float,
+) -> int:
+    experiment = setup.experiment
     engine = ReplayEngine(
         setup.decisions,
         setup.world,
@@ -112,10 +131,6 @@ def replay_setup(
             checkpointer.finish()
         store.set_status("failed" if is_failure else "stopped", str(exc) if is_failure else "")
         raise
-    finally:
-        if learning is not None:
-            learning.close()
-        store.close()
     return rounds
 
 

@@ -120,6 +120,7 @@ async def run_experiment(
     *,
     alerted: Callable[[AlertChange], None] = lambda change: None,
     is_attached: bool = False,
+    stop: StopControl | None = None,
 ) -> End:
     """Run an experiment, or resume the run whose checkpoint is in the folder.
 
@@ -128,14 +129,18 @@ async def run_experiment(
     `waiting` receives a line from time to time while too few devices are ready for round 1,
     `alerted` each alert that begins or ends.
 
+    A caller that ends the run by itself, in a thread where no signal arrives, passes `stop`; then
+    no signal is handled.
+
     Raises:
         Exception: A one-line error of a package: data, profile, broker, store, ...
     """
     is_new = is_untouched(plan.folder)
     async with anyio.create_task_group() as group:
-        stop = StopControl()
-        # Before the first file is written, so that Ctrl-C leaves no file behind.
-        await group.start(handle_signals, stop, interrupted, name="run.signals")
+        if stop is None:
+            stop = StopControl()
+            # Before the first file is written, so that Ctrl-C leaves no file behind.
+            await group.start(handle_signals, stop, interrupted, name="run.signals")
         if is_attached:
             group.start_soon(watch_stdin, stop, name="run.stdin")
         end: End = "stopped"

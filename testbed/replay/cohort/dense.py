@@ -17,7 +17,9 @@ from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.cohort.worker_pool import WorkerPool
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.evaluation import Targets
+from fairbed.wire.local_training import GROUP
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.plugins import registered
 from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
 
@@ -70,6 +72,8 @@ class DenseTrainer:
         """Yield the results of all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters, 0 if rule is None else rule.n_results)
         pool = self._pool
+        # A name that the program registered does not exist in another process.
+        is_unknown_elsewhere = rule is not None and rule.rule.name in registered(GROUP)
         if pool is not None:
             pool.begin_at(vector)
 
@@ -92,7 +96,7 @@ class DenseTrainer:
             )
 
         def elsewhere(chunk: list[int]) -> CohortResult:
-            if pool is None or not pool.is_ready():
+            if pool is None or is_unknown_elsewhere or not pool.is_ready():
                 return here(chunk)
             chunk_starts = None if starts is None else starts[chunk]
             chunk_rule = None if rule is None else rule.of(chunk)

@@ -1,0 +1,78 @@
+"""Errors of the functions: each is a `UsageError` or a `RunError` with one line."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fairbed.coordinator.policy.decisions import FleetSizeError
+from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError
+from fairbed.coordinator.server.lease import AnotherCoordinatorError
+from fairbed.coordinator.store import RunNotFoundError, StoreError
+from fairbed.coordinator.task.errors import TaskError, UnknownTask
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.errors import (
+    BackendError,
+    BackendUnavailable,
+    BrokerError,
+    RunError,
+    UsageError,
+)
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
+from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.wire.errors import TransportError
+from fairbed.wire.plugins import PluginError
+
+_OPTION = re.compile(r"--(?=(?:jobs|out|seed|seeds|set|threads)\b)")
+"""Options of the command line that are arguments of the functions."""
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Raise every error that has a message of one line as `UsageError` or `RunError`."""
+    try:
+        yield
+    except (
+        BackendUnavailable,
+        DatasetError,
+        ExperimentError,
+        ProfileError,
+        RunNotFoundError,
+        UnknownTask,
+    ) as exc:
+        raise UsageError(str(exc)) from exc
+    except (
+        AnotherCoordinatorError,
+        BackendError,
+        BrokerError,
+        EngineError,
+        FleetMissingError,
+        FleetSizeError,
+        NothingAggregatedError,
+        PluginError,
+        StoreError,
+        TaskError,
+        TransportError,
+    ) as exc:
+        raise RunError(str(exc)) from exc
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise RunError(without_errno(exc)) from exc
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """As `one_line_errors`, with names of arguments in place of those of options."""
+    try:
+        with one_line_errors():
+            yield
+    except (UsageError, RunError) as exc:
+        raise type(exc)(_OPTION.sub("", str(exc))) from exc.__cause__
+
+
+def without_errno(exc: Exception) -> str:
+    """Return the message of an error; that of an OSError about a file in Fairbed's form."""
+    if isinstance(exc, OSError) and exc.filename and exc.strerror:
+        return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
+    return str(exc)

@@ -1,0 +1,1 @@
+"""Tests of the functions behind the commands."""
