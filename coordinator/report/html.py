@@ -11,13 +11,21 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from msgspec import DecodeError, toml
 
+from fairbed.coordinator.report.figures import (
+    FIGURES,
+    THEME,
+    RunFigures,
+    inline_svg,
+    read_figures,
+    why_missing,
+)
 from fairbed.coordinator.report.findings import (
     Finding,
     RoundTime,
@@ -89,6 +97,8 @@ class RunPage:
     """All warnings and errors by kind."""
     alerts: list[AlertRow]
     commands: list[CommandRow]
+    figures: RunFigures | None
+    """None: the page has no figures."""
     experiment: dict[str, Any]
     """The resolved experiment, as its TOML file; empty if that is damaged."""
 
@@ -124,7 +134,7 @@ class RunComparison:
     notes: Sequence[str] = ()
 
 
-def read_page(reader: RunReader) -> RunPage:
+def read_page(reader: RunReader, *, has_figures: bool = True) -> RunPage:
     """Read what the page has about a run, live or finished, from one snapshot of its store.
 
     Raises:
@@ -152,6 +162,7 @@ def read_page(reader: RunReader) -> RunPage:
             problem_counts=dict(Counter(kind for (kind,) in kinds).most_common()),
             alerts=reader.alerts(),
             commands=reader.commands(),
+            figures=read_figures(reader) if has_figures else None,
             experiment=_experiment(reader.experiment_toml),
         )
 
@@ -186,7 +197,11 @@ def _outcomes(
 
 
 def write_report(
-    readers: Sequence[RunReader], path: Path, comparison: RunComparison | None = None
+    readers: Sequence[RunReader],
+    path: Path,
+    comparison: RunComparison | None = None,
+    *,
+    has_figures: bool = True,
 ) -> None:
     """Write the page of one run, or of several side by side; an earlier page is replaced.
 
@@ -194,12 +209,14 @@ def write_report(
         readers: Of each run.
         path: The file.
         comparison: How several runs differ.
+        has_figures: Draw the figures, which takes most of the time.
 
     Raises:
         StoreError: A store cannot be read.
         OSError: The file cannot be written.
     """
-    text = report_page([read_page(reader) for reader in readers], comparison)
+    pages = [read_page(reader, has_figures=has_figures) for reader in readers]
+    text = report_page(pages, comparison)
     draft = path.with_name(f"{path.name}.new")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -226,10 +243,45 @@ def report_page(runs: Sequence[RunPage], comparison: RunComparison | None = None
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title} - Fairbed"),
-        tag("style", Markup(style.read_text(encoding="utf-8"))),
+        tag("style", Markup(_colours() + style.read_text(encoding="utf-8"))),
     )
     page = tag("html", head, tag("body", body, tag("script", Markup(code))), lang="en")
     return f"<!doctype html>\n{page}\n"
+
+
+def _colours() -> str:
+    """Return the rules with the colours that page and figures share."""
+    light, dark = (
+        " ".join(f"{name}: {pair[at]};" for name, pair in THEME.items()) for at in (0, 1)
+    )
+    query = "@media screen and (prefers-color-scheme: dark)"
+    return f":root {{ {light} }}\n{query} {{ :root {{ {dark} }} }}\n"
+
+
+def _figures(runs: Sequence[RunFigures]) -> list[Markup]:
+    """Return the figures for which the runs have data, and the names of the others."""
+    drawn, missing = list[str](), list[str]()
+    if not runs:
+        return []
+    for name, kind in FIGURES.items():
+        reason = why_missing(name, runs)
+        if reason is not None:
+            missing.append(f"{kind.title} ({reason})")
+            continue
+        try:
+            svg = Markup(inline_svg(name, runs))
+        except ModuleNotFoundError as exc:
+            text = (
+                f"Figures need the package {exc.name}, which was not installed when this page was "
+                "written: the extra fairbed[figures]."
+            )
+            return [_section("figures", "Figures", tag("p", text, class_="note"))]
+        caption = tag("figcaption", kind.caption)
+        drawn.append(tag("figure", tag("h3", kind.title), caption, svg, id=f"figure-{name}"))
+    if not drawn:
+        return []
+    note = tag("p", f"Not drawn: {'; '.join(missing)}.", class_="note") if missing else Markup("")
+    return [_section("figures", "Figures", *drawn, note)]
 
 
 def _title(runs: Sequence[RunPage]) -> str:
@@ -243,6 +295,7 @@ def _one(run: RunPage) -> Markup:
     sections = [
         _section("summary", "Summary", _words(run.findings)),
         _section("what", "What was run", _what(run)),
+        *_figures(_labelled([run], [""])),
         *_devices_section(run),
         _section("faults", "Faults and alerts", _faults(run)),
         *_commands_section(run),
@@ -268,6 +321,7 @@ def _several(runs: Sequence[RunPage], comparison: RunComparison | None) -> Marku
         ]
         notes = tag("ul", *(tag("li", line) for line in comparison.notes), class_="notes")
         sections.append(_section("differences", "Side by side", *parts, notes))
+    sections += _figures(_labelled(runs, arms))
     each = []
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
         s = run.summary
@@ -286,6 +340,18 @@ def _several(runs: Sequence[RunPage], comparison: RunComparison | None) -> Marku
         each.append(tag("details", tag("summary", label), *inner))
     sections.append(_section("each", "Each run", *each))
     return join(_header(runs), tag("main", *sections), _footer(runs))
+
+
+def _labelled(runs: Sequence[RunPage], arms: Sequence[str]) -> list[RunFigures]:
+    """Return the data of the figures, each run named by its letter and what is its own."""
+    seeds = len({run.summary.seed for run in runs}) > 1
+    found = []
+    for letter, run, arm in zip(_letters(len(runs)), runs, arms, strict=True):
+        seed = f"seed {run.summary.seed}" if seeds else ""
+        if run.figures is not None:
+            name = " ".join(filter(None, (f"{letter}:", arm, seed)))
+            found.append(replace(run.figures, name=name) if len(runs) > 1 else run.figures)
+    return found
 
 
 def _letters(number: int) -> list[str]:

@@ -163,6 +163,10 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the page (default: RUN.html here, report.html for several runs)",
     )
+    report.add_argument(
+        "--figures", type=Path, metavar="DIR", help="also write the figures there, as SVG and PDF"
+    )
+    report.add_argument("--no-figures", action="store_true", help="leave the figures out")
     report.add_argument("--open", action="store_true", help="open the page in a browser")
 
     _compare(command("compare", "run a grid of experiments: table, figures, LaTeX"))

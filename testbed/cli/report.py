@@ -6,6 +6,7 @@ import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
 
+from fairbed.coordinator.report.figures import read_figures, write_figures
 from fairbed.coordinator.report.html import write_report
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
 from fairbed.testbed.cli import DONE
@@ -33,12 +34,17 @@ def main(options: argparse.Namespace) -> int:
     )
     try:
         with ExitStack() as stack:
-            write_report([stack.enter_context(RunReader(folder)) for folder in folders], path)
+            readers = [stack.enter_context(RunReader(folder)) for folder in folders]
+            write_report(readers, path, has_figures=not options.no_figures)
+            if options.figures is not None:
+                files = write_figures([read_figures(reader) for reader in readers], options.figures)
+                print(f"{options.figures}: {len(files)} files of figures")
     except StoreError as exc:
         raise RunError(str(exc)) from exc
     except OSError as exc:
         raise RunError(
-            f"--out {path}: must be a writable file, got: {exc.strerror or exc}; choose another"
+            f"{exc.filename or path}: must be writable, got: {exc.strerror or exc}; choose another "
+            "place with --out or --figures"
         ) from exc
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     if options.open and not webbrowser.open(path.resolve().as_uri()):

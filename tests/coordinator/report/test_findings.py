@@ -18,7 +18,7 @@ def by_topic(found: list[Finding]) -> dict[str, Finding]:
 
 def read(folder: Path) -> dict[str, Finding]:
     with RunReader(folder) as reader:
-        return by_topic(read_page(reader).findings)
+        return by_topic(read_page(reader, has_figures=False).findings)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_numbers_of_the_sentences_are_those_of_the_summary(run: Path) -> None:
     with RunReader(run) as reader:
-        page = read_page(reader)
+        page = read_page(reader, has_figures=False)
     s, found = page.summary, by_topic(page.findings)
     assert "12 emulated devices" in found["Run"].text
     assert "12 of 12 rounds" in found["Run"].text
@@ -73,7 +73,7 @@ def test_nothing_that_went_wrong_is_said_in_words(tmp_path: Path) -> None:
 
 def test_a_rate_below_the_guarantee_is_bad_and_says_what_was_possible(run: Path) -> None:
     with RunReader(run) as reader:
-        page = read_page(reader)
+        page = read_page(reader, has_figures=False)
     fair = msgspec.structs.replace(
         page.summary.fairness, beta=0.9, highest_rate=0.33, invariant_holds=True
     )
@@ -106,6 +106,6 @@ def test_an_alert_is_a_problem(tmp_path: Path) -> None:
 
 def test_local_training_without_evaluation_has_no_sentence_about_accuracy(run: Path) -> None:
     with RunReader(run) as reader:
-        page = read_page(reader)
+        page = read_page(reader, has_figures=False)
     found = by_topic(findings(page.summary, page.info.plan, page.time, []))
     assert "Accuracy" not in found

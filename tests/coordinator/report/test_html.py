@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from fairbed.coordinator.report import html
+from fairbed.coordinator.report.figures import FIGURES, read_figures, why_missing
 from fairbed.coordinator.report.html import read_page, report_page, write_report
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import CommandRow, DeviceRow, EventRow
@@ -21,30 +22,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fake_run(tmp_path_factory.mktemp("runs") / "demo-1", rounds=12)
 
 
-def page_of(folder: Path) -> str:
+def page_of(folder: Path, *, has_figures: bool = False) -> str:
     with RunReader(folder) as reader:
-        return report_page([read_page(reader)])
+        return report_page([read_page(reader, has_figures=has_figures)])
 
 
-def sections(page: str) -> list[str]:
-    return re.findall(r"<h2>(.*?)</h2>", page)
-
-
-def test_has_every_section_in_order(run: Path) -> None:
-    assert [name for name in sections(page_of(run)) if name != "Figures"] == [
-        "Summary",
-        "What was run",
-        "Devices",
-        "Faults and alerts",
-    ]
-
-
-def test_requests_nothing(run: Path) -> None:
-    page = page_of(run)
+def test_is_whole_and_loads_nothing(run: Path) -> None:
+    page = page_of(run, has_figures=True)
+    sections = re.findall(r"<h2>(.*?)</h2>", page)
+    assert sections == ["Summary", "What was run", "Figures", "Devices", "Faults and alerts"]
     assert re.findall(r"(?:src|href)=\"(?!data:|#)[^\"]*\"", page) == []
     assert "@import" not in page
     assert "default-src &#x27;none&#x27;" in page
     assert "url(" not in page.replace("url(#", "").replace("url(data:", "")
+    with RunReader(run) as reader:
+        data = read_figures(reader)
+    for name, kind in FIGURES.items():
+        has_data = why_missing(name, [data]) is None
+        assert (f'id="figure-{name}"' in page) is has_data, name
+        assert (f"{kind.title} (" in page) is not has_data, name
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(set(ids)) == len(ids)
 
 
 def test_equal_runs_have_equal_pages(run: Path) -> None:
@@ -95,6 +93,18 @@ def test_an_interrupted_run_names_the_command_that_continues_it(tmp_path: Path) 
     assert f"fairbed run {run.folder}" in page
 
 
+def test_without_matplotlib_the_page_names_the_extra(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: object) -> str:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+
+    monkeypatch.setattr(html, "inline_svg", absent)
+    page = page_of(run, has_figures=True)
+    assert "fairbed[figures]" in page
+    assert "<svg" not in page
+
+
 def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", devices=2)
     page = page_of(run.finish("stopped"))
@@ -104,7 +114,7 @@ def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
 
 def test_a_run_without_training_has_no_accuracy(tmp_path: Path, run: Path) -> None:
     with RunReader(run) as reader:
-        page = read_page(reader)
+        page = read_page(reader, has_figures=False)
     accuracy = msgspec.structs.replace(page.summary.accuracy, mean=None, worst10=None)
     fleet = [msgspec.structs.replace(device, accuracy=None) for device in page.summary.fleet]
     s = msgspec.structs.replace(page.summary, accuracy=accuracy, fleet=fleet)
@@ -115,14 +125,14 @@ def test_a_run_without_training_has_no_accuracy(tmp_path: Path, run: Path) -> No
 
 def test_of_a_large_fleet_the_worst_devices_are_listed(run: Path) -> None:
     with RunReader(run) as reader:
-        page = read_page(reader)
+        page = read_page(reader, has_figures=False)
     one = page.summary.fleet[0]
     fleet = [
         msgspec.structs.replace(one, name=f"d{i:06d}", accuracy=i / 50_000) for i in range(50_000)
     ]
     s = msgspec.structs.replace(page.summary, fleet=fleet[::-1], devices=1_000_000)
     text = report_page([replace(page, summary=s)])
-    assert len(text) < 300_000
+    assert len(text) < 200_000
     assert "The 100 of 50,000 devices with the lowest accuracy" in text
     assert "950,000 of the 1,000,000 devices were never selected" in text
     assert "d000099" in text
@@ -146,7 +156,7 @@ def test_a_failed_write_leaves_the_earlier_page(
 ) -> None:
     path = tmp_path / "page.html"
     with RunReader(run) as reader:
-        write_report([reader], path)
+        write_report([reader], path, has_figures=False)
         before = path.read_bytes()
 
         def full(*_: object) -> None:
@@ -154,14 +164,14 @@ def test_a_failed_write_leaves_the_earlier_page(
 
         monkeypatch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space"):
-            write_report([reader], path)
+            write_report([reader], path, has_figures=False)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_damaged_experiment_file_is_named(run: Path) -> None:
     with RunReader(run) as reader:
-        page = read_page(reader)
+        page = read_page(reader, has_figures=False)
     assert "cannot be read" in report_page([replace(page, experiment={})])
 
 
@@ -172,7 +182,7 @@ def test_events_of_all_kinds_are_counted(tmp_path: Path) -> None:
     run.event("lost", "two", level="error")
     run.event("refused", "three", level="warning")
     with RunReader(run.finish()) as reader:
-        page = read_page(reader)
+        page = read_page(reader, has_figures=False)
     assert page.problem_counts["refused"] == 2
     assert [event.text for event in page.problems][-3:] == ["one", "two", "three"]
     assert all(isinstance(event, EventRow) for event in page.problems)

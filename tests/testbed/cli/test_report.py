@@ -25,10 +25,22 @@ def test_writes_one_file_and_says_where(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["report", "--runs", str(runs)]) == 0
+    assert main(["report", "--runs", str(runs), "--no-figures"]) == 0
     assert capsys.readouterr().out.startswith("demo-1.html: 0.")
     assert (tmp_path / "demo-1.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-1.html", "runs"]
+
+
+@pytest.mark.full
+def test_figures_are_also_files_for_papers(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "figures"
+    out = ["--out", str(tmp_path / "page.html"), "--figures", str(folder), "--no-figures"]
+    assert main(["report", "--runs", str(runs), *out]) == 0
+    names = {path.name for path in folder.iterdir()}
+    assert {"accuracy.svg", "accuracy.pdf", "selection.svg", "queues.pdf"} <= names
+    assert f"{len(names)} files of figures" in capsys.readouterr().out
 
 
 def test_open_opens_the_page(
@@ -42,7 +54,7 @@ def test_open_opens_the_page(
         return False
 
     monkeypatch.setattr(webbrowser, "open", no_browser)
-    assert main(["report", "--runs", str(runs), "--out", str(out), "--open"]) == 0
+    assert main(["report", "--runs", str(runs), "--out", str(out), "--open", "--no-figures"]) == 0
     assert opened == [out.as_uri()]
     assert "open the file by hand" in capsys.readouterr().err
 
@@ -52,7 +64,11 @@ def test_open_opens_the_page(
     [
         (["gone"], 2, ["must name a run", "'gone'"]),
         (["demo-1", "latest"], 2, ["must be distinct", "twice"]),
-        (["demo-1", "--out", "no/such/folder.html"], 1, ["--out no/such/folder.html", "No such"]),
+        (
+            ["demo-1", "--out", "no/such/folder.html"],
+            1,
+            ["no/such/folder.html", "must be writable", "No such"],
+        ),
         (["old"], 1, ["version"]),
     ],
 )
@@ -66,7 +82,7 @@ def test_what_cannot_be_reported_is_one_line(
     if arguments == ["old"]:
         as_older(fake_run(runs / "old", rounds=1))
         arguments = [str(runs / "old")]
-    assert main(["report", "--runs", str(runs), *arguments]) == code
+    assert main(["report", "--runs", str(runs), "--no-figures", *arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert all(word in line for word in words), line
 
