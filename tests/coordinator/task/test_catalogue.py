@@ -77,7 +77,7 @@ def test_without_torch_the_error_of_another_shape_lists_the_shipped_ones(
         ("nowhere.at_all:make", (3,), "must name an importable module, got none named 'nowhere.at"),
         ("math:no_such_name", (3,), "must name a factory in the module math, got no such name"),
         ("math:pi", (3,), "must name a factory in the module math, got float"),
-        ("builtins:len", (3,), "must return a torch.nn.Module, got TypeError: len"),
+        ("builtins:len", (3,), "must need no arguments but x_shape and classes, got 'obj'; give"),
         ("builtins:print", (3,), "must return a torch.nn.Module, got NoneType; correct"),
     ],
 )

@@ -1,0 +1,90 @@
+import re
+from typing import Any
+
+import pytest
+
+from fairbed.wire.models import call_factory
+from fairbed.wire.plugins import PluginError
+
+SHAPE, CLASSES = (1, 8, 8), 10
+
+
+class Plain:
+    def __init__(self, hidden: int = 32) -> None:
+        self.got = hidden
+
+
+class Inherits(Plain):
+    pass
+
+
+class Sized:
+    def __init__(self, *, classes: int, x_shape: tuple[int, ...], hidden: int = 32) -> None:
+        self.got = (x_shape, classes)
+
+
+class Torchvision:
+    def __init__(self, num_classes: int = 1000, **more: Any) -> None:
+        self.got = num_classes
+
+
+class Wide:
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.got = (inputs, outputs)
+
+
+class Module:
+    def named_parameters(self) -> None: ...
+
+    def __call__(self) -> None: ...
+
+
+def by_position(shape: tuple[int, ...], n: int) -> Any:
+    return shape, n
+
+
+def anything(*arguments: Any) -> Any:
+    return arguments
+
+
+def nothing() -> Any:
+    return ()
+
+
+def fails(x_shape: tuple[int, ...]) -> Any:
+    raise RuntimeError("no\nsuch layer")
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (Plain, 32),
+        (Inherits, 32),
+        (Sized, (SHAPE, CLASSES)),
+        (Torchvision, CLASSES),
+        (by_position, (SHAPE, CLASSES)),
+        (anything, (SHAPE, CLASSES)),
+        (nothing, ()),
+        (lambda classes: classes, CLASSES),
+    ],
+)
+def test_a_factory_gets_the_arguments_that_it_has(make: Any, got: object) -> None:
+    made = call_factory("my.mod:make", make, SHAPE, CLASSES)
+    assert getattr(made, "got", made) == got
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Wide, "my.mod:make must need no arguments but x_shape and classes, got 'inputs'; give"),
+        (lambda a, classes: a, "must need no arguments but x_shape and classes, got 'a'; give it"),
+        (lambda *, a, b: a, "must need no arguments but x_shape and classes, got 'a'"),
+        (lambda a, b, c: a, "must need no arguments but x_shape and classes, got 'a'"),
+        (Module(), "must be a class or a function that makes a module, got a module, a Module;"),
+        (fails, "my.mod:make(x_shape) must return a torch.nn.Module, got RuntimeError: no such l"),
+    ],
+)
+def test_refuses_another_factory_in_one_line(make: Any, message: str) -> None:
+    with pytest.raises(PluginError, match=re.escape(message)) as raised:
+        call_factory("my.mod:make", make, SHAPE, CLASSES)
+    assert "\n" not in str(raised.value)
