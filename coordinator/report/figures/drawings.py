@@ -12,8 +12,16 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.records.rows import ENERGY_PHASES
-from fairbed.coordinator.report.figure_style import BAND, COLOURS, GREY, INK, series_style
+from fairbed.coordinator.report.figure_style import (
+    BAND,
+    COLOURS,
+    GREY,
+    INK,
+    SeriesStyle,
+    series_style,
+)
 from fairbed.coordinator.report.figures.data import Columns, RunFigures
+from fairbed.coordinator.report.quantities import percent
 from fairbed.coordinator.store.reader import TIMED_PHASES
 
 if TYPE_CHECKING:
@@ -21,13 +29,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 Canvas: TypeAlias = "Figure | SubFigure"
-Draw: TypeAlias = Callable[[Sequence[RunFigures], Canvas], None]
 
 MAX_ROWS = 24
 """Devices with a labelled row each; larger fleets are shown by profile or as a curve."""
+HIGHEST = 12
+"""Devices that stand for a larger fleet of one profile: those with the highest values."""
 MAX_BINS = 100
 """Spans of rounds in a stacked figure; longer runs show means over several rounds."""
-MAX_MARKED = 30
+MAX_MARKED = 12
 """Points of a line with markers."""
 MAX_DOTS = 1_500
 """Points of a scatter plot; more are counted in cells."""
@@ -36,8 +45,12 @@ HEAT_ROWS, HEAT_COLUMNS = 250, 500
 LEVELS = 5
 """Shades of such a share."""
 WIDTH_IN = 7.2
+LEGEND_WIDTH = 130
+"""Characters of a line of a legend, 8 for each symbol included."""
 TINY = 0.005
 """Parts below this share of the whole belong to `other`."""
+
+CODEC = "decode and encode"
 
 PART_COLOURS = {
     "download": COLOURS[0],
@@ -45,11 +58,11 @@ PART_COLOURS = {
     "evaluate": COLOURS[3],
     "train": COLOURS[2],
     "personal": COLOURS[6],
-    "codec": COLOURS[1],
+    CODEC: COLOURS[1],
     "upload": COLOURS[5],
     "other": GREY,
 }
-"""Colour of each part of an exchange; `codec` is decoding and encoding."""
+"""Colour of each part of an exchange, in the order of the drawing."""
 PROBLEMS = ("late", "failed", "cancelled", "host contention", "untimed")
 """Exchanges without a result in time, and those whose times are not valid."""
 
@@ -65,48 +78,63 @@ class FigureKind:
     """Several runs share one drawing; otherwise each run has its own, one below the other."""
     missing: Callable[[RunFigures], str | None]
     """Returns why a run has no such figure; None if it has one."""
-    draw: Draw
+    draw: "Callable[[Sequence[Shown], Canvas], None]"
     height_in: Callable[[RunFigures], float]
 
 
-def labels_of(runs: Sequence[RunFigures]) -> list[str]:
-    """Return a short name for each run that no other one has."""
-    for label in (
-        lambda run: run.name,
-        lambda run: f"{run.name}, {run.policy}",
-        lambda run: f"{run.name}, {run.policy}, seed {run.seed}",
-    ):
-        found = [label(run) for run in runs]
-        if len(set(found)) == len(found):
-            return found
-    return [run.run_id for run in runs]
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A run with the look that it has in every figure."""
+
+    run: RunFigures
+    label: str
+    style: SeriesStyle
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Colour, dash and label of its lines."""
+        return {"color": self.style.colour, "linestyle": self.style.dash, "label": self.label}
+
+
+def shown(runs: Sequence[RunFigures]) -> list[Shown]:
+    """Return each run with a label of its own: the shortest in which the runs differ."""
+    for parts in (("name",), ("name", "policy"), ("name", "policy", "seed"), ("run_id",)):
+        labels = [", ".join(str(getattr(run, part)) for part in parts) for run in runs]
+        if len(set(labels)) == len(labels):
+            break
+    return [
+        Shown(run, printable(label), series_style(index))
+        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+    ]
 
 
 # Lines over rounds or time.
 
 
-def _accuracy(runs: Sequence[RunFigures], figure: Canvas) -> None:
+def _accuracy(runs: Sequence[Shown], figure: Canvas) -> None:
     axes = figure.subplots()
-    for run, line in _lines(runs):
+    for run, line in ((one.run, one.line) for one in runs):
         _line(axes, run.metrics["round"], run.metrics["accuracy_mean"], **line)
     axes.set(xlabel="round", ylabel="accuracy, mean over devices")
     _over_rounds(axes)
-    _legend(axes, runs)
+    if len(runs) > 1:
+        _legend(figure, axes)
 
 
-def _accuracy_time(runs: Sequence[RunFigures], figure: Canvas) -> None:
+def _accuracy_time(runs: Sequence[Shown], figure: Canvas) -> None:
     axes = figure.subplots()
-    per_unit_s, unit = time_unit(max(float(run.metrics["at_s"][-1]) for run in runs))
-    for run, line in _lines(runs):
+    per_unit_s, unit = time_unit(max(float(one.run.metrics["at_s"][-1]) for one in runs))
+    for run, line in ((one.run, one.line) for one in runs):
         _line(axes, run.metrics["at_s"] / per_unit_s, run.metrics["accuracy_mean"], **line)
     axes.set(xlabel=f"time in rounds, {unit}", ylabel="accuracy, mean over devices")
     axes.set_xlim(left=0.0)
-    _legend(axes, runs)
+    if len(runs) > 1:
+        _legend(figure, axes)
 
 
-def _loss(runs: Sequence[RunFigures], figure: Canvas) -> None:
+def _loss(runs: Sequence[Shown], figure: Canvas) -> None:
     axes = figure.subplots()
-    for run, line in _lines(runs):
+    for run, line in ((one.run, one.line) for one in runs):
         rounds, mean, std = (run.metrics[key] for key in ("round", "loss_mean", "loss_std"))
         if len(runs) == 1:
             axes.fill_between(
@@ -116,47 +144,46 @@ def _loss(runs: Sequence[RunFigures], figure: Canvas) -> None:
                 color=line["color"],
                 alpha=BAND,
                 linewidth=0.0,
-                label="standard deviation over devices",
+                label="held-out: standard deviation",
             )
-            line["label"] = "held-out examples, mean over devices"
+            line["label"] = "held-out: mean over devices"
         _line(axes, rounds, mean, **line)
         if len(runs) == 1 and np.isfinite(run.exchanges["loss_train"]).any():
             at, trained = _means_by_round(run, run.exchanges["loss_train"])
             style = series_style(1)
-            label = "training examples, last local epoch"
+            label = "training: last local epoch"
             _line(axes, at, trained, color=style.colour, linestyle=style.dash, label=label)
     axes.set(xlabel="round", ylabel="loss, nats")
     axes.set_ylim(bottom=0.0)
     _over_rounds(axes)
-    _legend(axes, runs, always=True)
+    _legend(figure, axes)
 
 
-def _queues(runs: Sequence[RunFigures], figure: Canvas) -> None:
+def _queues(runs: Sequence[Shown], figure: Canvas) -> None:
     left, right = figure.subplots(1, 2)
-    for run, line in _lines(runs):
+    for run, line in ((one.run, one.line) for one in runs):
         _line(left, run.rounds["round"], run.rounds["queue_total"], **line)
         if len(runs) > 1:
             _line(right, run.rounds["round"], run.rounds["queue_max"], **line)
     left.set(title="Sum over devices", xlabel="round", ylabel="virtual queue Z")
     right.set(title="Largest", xlabel="round", ylabel="virtual queue Z")
     if len(runs) == 1:
-        (run,) = runs
+        run = runs[0].run
         right.set_title("Largest, and of single devices")
         _line(right, run.rounds["round"], run.rounds["queue_max"], color=GREY, label="largest")
         for position, (device, (rounds, queue)) in enumerate(run.queues.items()):
             style = series_style(position)
             _line(right, rounds, queue, color=style.colour, linestyle=style.dash, label=device)
         _changes(run, (left, right), ("V", "beta", "per_round"))
-        _legend(right, runs, always=True)
     for axes in (left, right):
         axes.set_ylim(bottom=0.0)
         _over_rounds(axes)
-    _shared_legend(figure, left, runs)
+    _legend(figure, right)
 
 
-def _fairness(runs: Sequence[RunFigures], figure: Canvas) -> None:
+def _fairness(runs: Sequence[Shown], figure: Canvas) -> None:
     left, right = figure.subplots(1, 2)
-    for run, line in _lines(runs):
+    for run, line in ((one.run, one.line) for one in runs):
         rounds = run.metrics["round"]
         worst, mean, best = (
             run.metrics[f"accuracy_{key}"] for key in ("worst10", "mean", "best10")
@@ -186,25 +213,24 @@ def _fairness(runs: Sequence[RunFigures], figure: Canvas) -> None:
     )
     right.set_ylim(0.0, 102.0)
     _over_rounds(left)
-    if is_single:
-        _legend(left, runs, always=True)
-    _shared_legend(figure, left, runs)
+    _legend(figure, left)
 
 
 # Selection.
 
 
-def _rates(runs: Sequence[RunFigures], figure: Canvas) -> None:
+def _rates(runs: Sequence[Shown], figure: Canvas) -> None:
     left, right = figure.subplots(1, 2)
-    for run, line in _lines(runs):
+    for run, line in ((one.run, one.line) for one in runs):
         selected, aggregated = final_rates(run)
         if len(runs) == 1 and len(run.devices) <= MAX_ROWS:
             _rate_rows(left, run, selected, aggregated)
         else:
             share = 100.0 * np.arange(1, selected.size + 1) / selected.size
-            left.step(share, np.sort(selected), where="mid", **line)
-            left.set(xlabel="devices, % (sorted)", ylabel="selections / rounds", xlim=(0.0, 100.0))
-            left.set_ylim(bottom=0.0)
+            label = "_" if len(runs) == 1 else line["label"]
+            left.step(share, np.sort(selected), where="mid", **{**line, "label": label})
+            left.set(xlabel="devices, %, lowest first", ylabel="selections / rounds")
+            left.set_xlim(0.0, 100.0)
         rounds, lowest, median = rates_over_rounds(run)
         if len(runs) > 1:
             _line(right, rounds, lowest, **line)
@@ -217,19 +243,19 @@ def _rates(runs: Sequence[RunFigures], figure: Canvas) -> None:
     is_single = len(runs) == 1
     right.set_title("Over the rounds" if is_single else "Lowest rate over the rounds")
     right.set(xlabel="round", ylabel="selections / rounds")
-    right.set_ylim(bottom=0.0)
     _over_rounds(right)
-    betas = {run.beta for run in runs if run.beta is not None}
+    is_rows = is_single and len(runs[0].run.devices) <= MAX_ROWS
+    betas = {one.run.beta for one in runs if one.run.beta is not None}
     if len(betas) == 1:
         beta = betas.pop()
         bound = {"color": GREY, "linestyle": ":", "linewidth": 1.2, "zorder": 1.5}
-        is_rows = is_single and len(runs[0].devices) <= MAX_ROWS
         (left.axvline if is_rows else left.axhline)(beta, **bound)
         right.axhline(beta, label=f"guaranteed: {beta:.3g}", **bound)
+    for axes in (left, right):
+        axes.set_ylim(bottom=-0.6 if axes is left and is_rows else 0.0)
     if is_single:
-        _changes(runs[0], (right,), ("beta", "per_round"))
-    _legend(right, runs, always=is_single or bool(betas))
-    _shared_legend(figure, left, runs)
+        _changes(runs[0].run, (right,), ("beta", "per_round"))
+    _legend(figure, left, right)
 
 
 def _rate_rows(axes: "Axes", run: RunFigures, selected: Floats, aggregated: Floats) -> None:
@@ -248,7 +274,6 @@ def _rate_rows(axes: "Axes", run: RunFigures, selected: Floats, aggregated: Floa
     axes.set_yticks(rows, [run.devices[position] for position in order])
     axes.set(xlabel="share of its rounds", ylim=(-0.6, order.size - 0.4))
     axes.set_xlim(left=0.0)
-    axes.legend(loc="lower right")
 
 
 def final_rates(run: RunFigures) -> tuple[Floats, Floats]:
@@ -344,10 +369,10 @@ def _rgba(colour: _Rgba, level: int = LEVELS) -> tuple[float, float, float, floa
     return red / 255, green / 255, blue / 255, opacity / 255
 
 
-def _selection(runs: Sequence[RunFigures], figure: Canvas) -> None:
+def _selection(runs: Sequence[Shown], figure: Canvas) -> None:
     from matplotlib.patches import Patch
 
-    (run,) = runs
+    run = runs[0].run
     axes = figure.subplots()
     found = heat_map(run)
     is_binned = found.devices * found.rounds > 1
@@ -375,11 +400,14 @@ def _selection(runs: Sequence[RunFigures], figure: Canvas) -> None:
     patches = [(_rgba(_SELECTED), "selected")]
     if is_binned:
         patches = [
-            (_rgba(_SELECTED, 1), f"selected in up to {100 * highest / LEVELS:.2g} %"),
-            (_rgba(_SELECTED), f"in up to {100 * highest:.2g} %"),
+            (_rgba(_SELECTED, 1), f"selected in at most {percent(highest / LEVELS)} of a cell"),
+            (_rgba(_SELECTED), f"in {percent(highest)}"),
         ]
-        cell = f"A cell is {found.devices} devices x {found.rounds} rounds"
-        axes.set_title(cell, fontsize=8, loc="right")
+        spans = [
+            f"{count} {unit}{'' if count == 1 else 's'}"
+            for count, unit in ((found.devices, "device"), (found.rounds, "round"))
+        ]
+        axes.set_title(f"Each cell: {spans[0]}, {spans[1]}", fontsize=8, loc="right")
     patches.append((_rgba(_FAINT), "available, not selected"))
     if (found.away >= 0.5).any():
         patches.append((_rgba(_AWAY), "away"))
@@ -424,7 +452,7 @@ def parts_of(run: RunFigures, names: Sequence[str], suffix: str, total: Floats) 
     known = np.isfinite(total)
     parts = dict[str, Floats]()
     for name in names:
-        key = "codec" if name in ("decode", "encode") else name
+        key = CODEC if name in ("decode", "encode") else name
         values = np.where(known, np.nan_to_num(run.exchanges[name + suffix]), 0.0)
         parts[key] = parts.get(key, 0.0) + values
     whole = float(total[known].sum())
@@ -434,30 +462,32 @@ def parts_of(run: RunFigures, names: Sequence[str], suffix: str, total: Floats) 
     return {**shown, **({"other": rest} if rest.sum() > TINY * whole else {})}
 
 
-def _phases(runs: Sequence[RunFigures], figure: Canvas) -> None:
-    (run,) = runs
+def _phases(runs: Sequence[Shown], figure: Canvas) -> None:
+    run = runs[0].run
     total = _valid_tau(run)
     parts = parts_of(run, TIMED_PHASES, "_s", total)
     left, right = figure.subplots(1, 2)
     _stack_over_rounds(left, run, parts, total)
     bins, rounds_s = _binned(run.rounds["round"], run.rounds["duration_s"], run)
-    _line(left, bins, rounds_s, color=INK, linestyle="--", label="round")
-    left.set(title="Mean exchange of a round", xlabel="round", ylabel="s")
+    _line(left, bins, rounds_s, color=INK, linestyle="--", label="whole round")
+    left.set(title="Mean exchange of a round", xlabel="round", ylabel="time, s")
+    left.set_ylim(bottom=0.0)
     _stack_by_device(right, run, parts, total)
-    right.set(xlabel="s, mean of an exchange")
-    _parts_legend(figure, left)
+    right.set(xlabel="mean time of an exchange, s")
+    _legend(figure, left)
 
 
-def _energy(runs: Sequence[RunFigures], figure: Canvas) -> None:
-    (run,) = runs
+def _energy(runs: Sequence[Shown], figure: Canvas) -> None:
+    run = runs[0].run
     total = _known_energy(run)
     parts = parts_of(run, ENERGY_PHASES, "_j", total)
     left, right = figure.subplots(1, 2)
     _stack_over_rounds(left, run, parts, total)
-    left.set(title="Mean exchange of a round", xlabel="round", ylabel="J")
+    left.set(title="Mean exchange of a round", xlabel="round", ylabel="energy, J")
+    left.set_ylim(bottom=0.0)
     _stack_by_device(right, run, parts, total)
-    right.set(xlabel="J, mean of an exchange")
-    _parts_legend(figure, left)
+    right.set(xlabel="mean energy of an exchange, J")
+    _legend(figure, left)
 
 
 def _stack_over_rounds(axes: "Axes", run: RunFigures, parts: Columns, total: Floats) -> None:
@@ -475,7 +505,6 @@ def _stack_over_rounds(axes: "Axes", run: RunFigures, parts: Columns, total: Flo
         above = below + np.bincount(at, weights=values[known], minlength=bins) / of
         axes.stairs(above, edges, baseline=below, fill=True, color=PART_COLOURS[name], label=name)
         below = above
-    axes.set_ylim(bottom=0.0)
     axes.set_xlim(edges[0], edges[-1])
     _over_rounds(axes, margin=False)
 
@@ -499,7 +528,7 @@ def _stack_by_device(axes: "Axes", run: RunFigures, parts: Columns, total: Float
 
 
 def _groups(run: RunFigures, device: Ints, values: Floats) -> tuple[list[str], Ints, str]:
-    """Return the rows of a figure by device, slowest first from the top.
+    """Return the rows of a figure by device, the highest at the top.
 
     Args:
         run: The run.
@@ -522,15 +551,15 @@ def _groups(run: RunFigures, device: Ints, values: Floats) -> tuple[list[str], I
     means = np.divide(sums, counts, out=np.full(len(names), np.nan), where=counts > 0)
     order = np.argsort(means, kind="stable")[: int((counts > 0).sum())]
     if order.size > MAX_ROWS:
-        title = f"The {MAX_ROWS} slowest of {order.size} devices"
-        order = order[-MAX_ROWS:]
+        title = f"The {HIGHEST} highest of {order.size:,} devices"
+        order = order[-HIGHEST:]
     place: Ints = np.full(len(names) + 1, -1, dtype=np.int64)
     place[order] = np.arange(order.size)
     return [names[position] for position in order], place[of_row], title
 
 
-def _devices(runs: Sequence[RunFigures], figure: Canvas) -> None:
-    (run,) = runs
+def _devices(runs: Sequence[Shown], figure: Canvas) -> None:
+    run = runs[0].run
     axes = figure.subplots()
     total = _valid_tau(run)
     known = np.isfinite(total) & (run.exchange_device >= 0)
@@ -551,15 +580,17 @@ def _devices(runs: Sequence[RunFigures], figure: Canvas) -> None:
         axes.set_xlim(left=0.0)
     else:
         share = 100.0 * np.arange(1, len(found) + 1) / len(found)
-        axes.plot(share, p95, color=COLOURS[1], linestyle="--", label="95th percentile")
+        axes.plot(
+            share, np.sort(p95)[::-1], color=COLOURS[1], linestyle="--", label="95th percentile"
+        )
         axes.plot(share, median, color=COLOURS[0], label="median")
         axes.set(xlabel="devices, %, slowest first", ylabel="exchange time, s", xlim=(0.0, 100.0))
         axes.set_ylim(bottom=0.0)
-    axes.legend(loc="upper right" if len(found) > MAX_ROWS else "lower right")
+    _legend(figure, axes)
 
 
-def _estimator(runs: Sequence[RunFigures], figure: Canvas) -> None:
-    (run,) = runs
+def _estimator(runs: Sequence[Shown], figure: Canvas) -> None:
+    run = runs[0].run
     left, right = figure.subplots(1, 2)
     known = _predicted(run)
     tau, hat = run.exchanges["tau_s"][known], run.exchanges["tau_hat_s"][known]
@@ -576,7 +607,6 @@ def _estimator(runs: Sequence[RunFigures], figure: Canvas) -> None:
         left.set(xscale="log", yscale="log")
     left.set(xlim=ends, ylim=ends, xlabel="predicted exchange time, s")
     left.set(ylabel="measured exchange time, s", title=f"{tau.size:,} exchanges")
-    left.legend(loc="upper left")
     error = 100.0 * np.abs(hat - tau) / tau
     number = run.exchanges["round"][known]
     at = np.searchsorted(run.rounds["round"], number) // _per_bin(run)
@@ -590,7 +620,7 @@ def _estimator(runs: Sequence[RunFigures], figure: Canvas) -> None:
     right.set(title="Error over the rounds", xlabel="round", ylabel="prediction error, %")
     right.set_ylim(bottom=0.0)
     _over_rounds(right)
-    right.legend(loc="upper right")
+    _legend(figure, left, right)
 
 
 def _density(
@@ -606,8 +636,10 @@ def _density(
     axes.pcolormesh(edges, edges, np.log1p(cells), cmap=shades, rasterized=True)
 
 
-def _contention(runs: Sequence[RunFigures], figure: Canvas) -> None:
-    (run,) = runs
+def _contention(runs: Sequence[Shown], figure: Canvas) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    run = runs[0].run
     counts = problems_of(run)
     has_lag = _has_lag(run)
     panels = ([counts] if counts else []) + ([None] if has_lag else [])
@@ -628,10 +660,11 @@ def _contention(runs: Sequence[RunFigures], figure: Canvas) -> None:
         per = "round" if per_bin == 1 else f"{per_bin} rounds"
         axes.set(title="Without a result in time, or untimed", xlabel="round")
         axes.set_ylabel(f"exchanges per {per}")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_ylim(bottom=0.0)
         axes.set_xlim(edges[0], edges[-1])
         _over_rounds(axes, margin=False)
-        axes.legend(loc="upper right")
+        _legend(figure, axes)
     if has_lag:
         axes = drawn[-1]
         _line(axes, run.rounds["round"], 1e3 * run.rounds["lag_p99_s"], color=COLOURS[0])
@@ -673,17 +706,6 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     return 86_400.0, "days"
 
 
-def _lines(runs: Sequence[RunFigures]) -> list[tuple[RunFigures, dict[str, Any]]]:
-    """Return each run with colour, dash and label of its line."""
-    found = []
-    for index, (run, label) in enumerate(zip(runs, labels_of(runs), strict=True)):
-        style = series_style(index)
-        found.append(
-            (run, {"color": style.colour, "linestyle": style.dash, "label": printable(label)})
-        )
-    return found
-
-
 def printable(text: str) -> str:
     """Return a label without control characters; matplotlib would hide one that begins with `_`."""
     clean = "".join(c if c.isprintable() else "?" for c in text)
@@ -705,21 +727,16 @@ def _over_rounds(axes: "Axes", *, margin: bool = True) -> None:
         axes.margins(x=0.02)
 
 
-def _legend(axes: "Axes", runs: Sequence[RunFigures], *, always: bool = False) -> None:
-    if always or len(runs) > 1:
-        axes.legend()
-
-
-def _shared_legend(figure: Canvas, axes: "Axes", runs: Sequence[RunFigures]) -> None:
-    """Name the runs below all panels."""
-    if len(runs) > 1:
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
-
-
-def _parts_legend(figure: Canvas, axes: "Axes") -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+def _legend(figure: Canvas, *panels: "Axes") -> None:
+    """Name the lines of all panels below them, where the legend hides no data."""
+    named = dict[str, Any]()
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    widest = max(map(len, named), default=0)
+    columns = min(max(LEGEND_WIDTH // (widest + 8), 1), max(len(named), 1))
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns)
 
 
 def _changes(run: RunFigures, panels: Sequence["Axes"], names: Sequence[str]) -> None:
@@ -871,7 +888,7 @@ def _by_rows(run: RunFigures) -> float:
     """Return the height of a figure with a row per device, inches."""
     profiles = len(set(run.profiles) - {""})
     n = len(run.devices)
-    rows = profiles if n > MAX_ROWS and 1 < profiles <= MAX_ROWS else min(n, MAX_ROWS)
+    rows = n if n <= MAX_ROWS else profiles if 1 < profiles <= MAX_ROWS else HIGHEST
     return max(3.2, 1.3 + 0.16 * rows)
 
 

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from fairbed.coordinator.report.figure_style import COLOURS, GREY, INK, save, styled
 from fairbed.coordinator.report.figures.data import RunFigures
-from fairbed.coordinator.report.figures.drawings import FIGURES, WIDTH_IN, labels_of, printable
+from fairbed.coordinator.report.figures.drawings import FIGURES, WIDTH_IN, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,17 +80,16 @@ def draw(what: str, runs: Sequence[RunFigures], figure: "Figure") -> None:
     if (reason := why_missing(what, runs)) is not None:
         raise NoFigureError(f"{what}: {reason}")
     kind = FIGURES[what]
-    names = labels_of(runs)
-    known = [(run, name) for run, name in zip(runs, names, strict=True) if not kind.missing(run)]
+    known = [one for one in shown(runs) if not kind.missing(one.run)]
     figure.set_size_inches(WIDTH_IN, _height_in(what, runs))
     if kind.compares or len(known) == 1:
-        kind.draw([run for run, _ in known], figure)
+        kind.draw(known, figure)
         return
-    heights = [kind.height_in(run) for run, _ in known]
+    heights = [kind.height_in(one.run) for one in known]
     parts = figure.subfigures(len(known), 1, squeeze=False, height_ratios=heights)
-    for (run, name), part in zip(known, parts.flat, strict=True):
-        kind.draw([run], part)
-        part.suptitle(printable(name), x=0.01, ha="left", fontsize=10, fontweight="bold")
+    for one, part in zip(known, parts.flat, strict=True):
+        kind.draw([one], part)
+        part.suptitle(one.label, x=0.01, ha="left", fontsize=10, fontweight="bold")
 
 
 def write_figures(
