@@ -46,16 +46,11 @@ def __getattr__(name: str) -> object:
     try:
         value: object = getattr(import_module(f"fairbed.testbed.{_MODULES[name]}"), name)
     except ModuleNotFoundError as exc:
-        from fairbed.testbed.install import EXTRAS, install_command
+        from fairbed.testbed.install import what_to_install
 
-        missing = (exc.name or "").partition(".")[0]
-        if missing not in EXTRAS:
+        if (advice := what_to_install(exc)) is None:
             raise
-        command = install_command(f"fairbed[{EXTRAS[missing]}]")
-        raise ImportError(
-            f"fairbed.{name}: the package {missing} must be installed, got none; run: {command}",
-            name=missing,
-        ) from exc
+        raise ImportError(f"fairbed.{name}: {advice}", name=exc.name) from exc
     globals()[name] = value
     return value
 

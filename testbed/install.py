@@ -31,6 +31,15 @@ EXTRAS = {
 """The extra that contains a module, by the name of the module."""
 
 
+def what_to_install(exc: ModuleNotFoundError) -> str | None:
+    """Return what to do about a missing package; None if no extra contains it."""
+    missing = (exc.name or "").partition(".")[0]
+    if missing not in EXTRAS:
+        return None
+    command = install_command(f"fairbed[{EXTRAS[missing]}]")
+    return f"the package {missing} must be installed, got none; run: {command}"
+
+
 def install_command(requirement: str) -> str:
     """Return the command, which works where the system's Python refuses `pip install` (PEP 668)."""
     prefix = Path(sys.prefix)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fairbed.coordinator.policy.decisions import FleetSizeError
+from fairbed.coordinator.report.export import ExportError, FolderExistsError
+from fairbed.coordinator.report.figures import NoFigureError
 from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError
 from fairbed.coordinator.server.lease import AnotherCoordinatorError
 from fairbed.coordinator.store import RunNotFoundError, StoreError
@@ -20,6 +22,7 @@ from fairbed.testbed.errors import (
 )
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.install import what_to_install
 from fairbed.wire.errors import TransportError
 from fairbed.wire.plugins import PluginError
 
@@ -36,6 +39,8 @@ def one_line_errors() -> Iterator[None]:
         BackendUnavailable,
         DatasetError,
         ExperimentError,
+        FolderExistsError,
+        NoFigureError,
         ProfileError,
         RunNotFoundError,
         UnknownTask,
@@ -46,6 +51,7 @@ def one_line_errors() -> Iterator[None]:
         BackendError,
         BrokerError,
         EngineError,
+        ExportError,
         FleetMissingError,
         FleetSizeError,
         NothingAggregatedError,
@@ -63,10 +69,18 @@ def one_line_errors() -> Iterator[None]:
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """As `one_line_errors`, with names of arguments in place of those of options."""
+    """As `one_line_errors`, with names of arguments in place of those of options.
+
+    Raises:
+        ImportError: A package of an extra is not installed.
+    """
     try:
         with one_line_errors():
             yield
+    except ModuleNotFoundError as exc:
+        if (advice := what_to_install(exc)) is None:
+            raise
+        raise ImportError(advice, name=exc.name) from exc
     except (UsageError, RunError) as exc:
         raise type(exc)(_OPTION.sub("", str(exc))) from exc.__cause__
 

@@ -4,9 +4,14 @@ import html
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fairbed.coordinator.report.export import Format, export_run
+from fairbed.coordinator.report.figures import RunFigures, read_figures
+from fairbed.coordinator.report.html import write_report
 from fairbed.coordinator.report.quantities import ratio
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import RunSummary
@@ -15,8 +20,12 @@ from fairbed.coordinator.store import RunInfo, RunReader, find_runs, resolve_run
 from fairbed.coordinator.store.connection import CONFIG
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.api.errors import in_python
+from fairbed.testbed.api.progress import Progress, shown
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Experiment, load_experiment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,6 +93,80 @@ class Run:
         with in_python(), RunReader(self.folder) as reader:
             try:
                 return read_table(reader, name, since_round=since_round, columns=columns)
+            except ValueError as exc:
+                raise UsageError(str(exc)) from exc
+
+    def plot(self, what: str, *others: "Run") -> "Figure":
+        """Return a figure of this run, or of several runs.
+
+        Args:
+            what: Its name: accuracy, accuracy-time, selection, ...; docs/analysis.md lists them.
+            others: Further runs, in the same figure where it compares them.
+
+        Raises:
+            UsageError: There is no such figure, or the runs lack its data.
+            RunError: A run cannot be read.
+            ImportError: matplotlib is not installed.
+        """
+        with in_python():
+            from fairbed.testbed.api.figure import figure_of
+
+            found = list[RunFigures]()
+            for run in (self, *others):
+                with RunReader(run.folder) as reader:
+                    found.append(read_figures(reader))
+            return figure_of(what, found)
+
+    def report(self, path: str | os.PathLike[str] | None = None, *others: "Run") -> Path:
+        """Write the page of this run, or of several runs side by side; return its path.
+
+        Args:
+            path: The file, replaced if it exists; None is the id of the run with `.html`.
+            others: Further runs.
+
+        Raises:
+            RunError: A run cannot be read, or the file cannot be written.
+        """
+        file = Path(f"{self.id}.html" if path is None else path)
+        with in_python(), ExitStack() as stack:
+            folders = [run.folder for run in (self, *others)]
+            write_report([stack.enter_context(RunReader(folder)) for folder in folders], file)
+        return file
+
+    def export(
+        self,
+        format: Format,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        tables: Sequence[str] = TABLES,
+        progress: Progress = None,
+    ) -> Path:
+        """Write tables to files, with a data dictionary; return their folder.
+
+        Args:
+            format: csv, parquet or sqlite.
+            folder: A new or empty folder; None is the id of the run with the format.
+            tables: Names of tables.
+            progress: What shows progress.
+
+        Raises:
+            UsageError: There is no such table or format, or the folder has files.
+            RunError: The run cannot be read, or a file cannot be written.
+            ImportError: pyarrow is not installed, which writes Parquet.
+        """
+        out = Path(f"{self.id}-{format}" if folder is None else folder)
+        with (
+            in_python(),
+            RunReader(self.folder) as reader,
+            shown(progress, None, "rows", "export", is_ticking=True) as bar,
+        ):
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done)
+
+            try:
+                return export_run(reader, out, format, tables, show).folder
             except ValueError as exc:
                 raise UsageError(str(exc)) from exc
 

@@ -7,14 +7,12 @@ loop in the main thread. An interrupt arrives in the main thread, and ends the r
 
 import os
 import shutil
-import sys
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -23,10 +21,11 @@ from fairbed.coordinator.server.service import End
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.testbed.api.errors import in_python
 from fairbed.testbed.api.planning import GivenExperiment, ReplayPlan, plan_replay, plan_run
+from fairbed.testbed.api.progress import Progress, shown
 from fairbed.testbed.api.run import Run
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.host.dilation import loop_factory
-from fairbed.testbed.progress import Bar, progress
+from fairbed.testbed.progress import Bar
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.run.notify import notifying
@@ -36,10 +35,6 @@ from fairbed.testbed.run_folder import is_untouched
 
 Event = TypeVar("Event")
 T = TypeVar("T")
-
-Progress: TypeAlias = "Callable[[int, int], object] | bool | None"
-"""What shows progress: None is a bar on a terminal and in a notebook, and nothing elsewhere; False
-is nothing; a function is called with the finished and the planned rounds, or runs of a grid."""
 
 MAX_THREADS = 1_000
 """Maximum number of threads, as of `fairbed replay --threads`."""
@@ -199,35 +194,6 @@ def followed(
             wait([future])
             raise
         return future.result()
-
-
-@contextmanager
-def shown(
-    progress_: Progress, total: int, unit: str, label: str, *, is_ticking: bool = False
-) -> Iterator[Bar]:
-    """Show progress as the caller of a function wants it."""
-    if progress_ is None or progress_ is True:
-        with progress(total, unit, label, is_ticking=is_ticking) as bar:
-            yield bar
-    else:
-        yield _Reporter(progress_ or (lambda done, total: None), total, unit, label)
-
-
-class _Reporter(Bar):
-    """Calls a function with the finished and planned units."""
-
-    def __init__(
-        self, report: Callable[[int, int], object], total: int, unit: str, label: str
-    ) -> None:
-        super().__init__(total, unit, label, sys.stderr)
-        self._report, self._planned = report, total
-
-    def update(self, done: float) -> None:
-        super().update(done)
-        self._report(round(done), self._planned)
-
-    def line(self, text: str) -> None:
-        """Print nothing: the run stores what happens."""
 
 
 def _count(bar: Bar, round_: int) -> None:

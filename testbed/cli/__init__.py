@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 import fairbed
 from fairbed.testbed.errors import UsageError
-from fairbed.testbed.install import EXTRAS, install_command
+from fairbed.testbed.install import what_to_install
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 """Exit codes."""
@@ -116,10 +116,6 @@ def dispatch(options: argparse.Namespace) -> int:
     try:
         return cast(CommandModule, importlib.import_module(name)).main(options)
     except ModuleNotFoundError as exc:
-        missing = (exc.name or "").partition(".")[0]
-        if missing not in EXTRAS:
+        if (advice := what_to_install(exc)) is None:
             raise
-        command = install_command(f"fairbed[{EXTRAS[missing]}]")
-        raise UsageError(
-            f"{options.command}: the package {missing} must be installed, got none; run: {command}"
-        ) from exc
+        raise UsageError(f"{options.command}: {advice}") from exc

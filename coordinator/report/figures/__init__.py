@@ -9,6 +9,7 @@ from fairbed.coordinator.report.figures.data import RunFigures, read_figures
 from fairbed.coordinator.report.figures.drawings import FIGURES, FigureKind
 from fairbed.coordinator.report.figures.output import (
     FORMATS,
+    SETTINGS,
     THEME,
     NoFigureError,
     draw,
@@ -21,6 +22,7 @@ from fairbed.coordinator.report.figures.output import (
 __all__ = [
     "FIGURES",
     "FORMATS",
+    "SETTINGS",
     "THEME",
     "FigureKind",
     "NoFigureError",

@@ -19,7 +19,7 @@ FORMATS = ("svg", "pdf", "png")
 """Formats of a figure file."""
 
 GRID = "#dddddd"
-_SETTINGS = {
+SETTINGS = {
     "axes.edgecolor": "#444444",
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
@@ -32,6 +32,7 @@ _SETTINGS = {
     "xtick.color": INK,
     "ytick.color": INK,
 }
+"""Settings of matplotlib in which figures of runs are drawn and saved."""
 
 THEME: dict[str, tuple[str, str]] = {
     "--ink": (INK, "#e8e8e8"),
@@ -129,7 +130,7 @@ def figure_bytes(what: str, runs: Sequence[RunFigures], suffix: str) -> bytes:
         NoFigureError: There is no such figure, or no run has its data.
         ModuleNotFoundError: matplotlib is not installed.
     """
-    with styled(_SETTINGS):
+    with styled(SETTINGS):
         return _saved(what, runs, suffix)
 
 
@@ -143,7 +144,7 @@ def inline_svg(what: str, runs: Sequence[RunFigures]) -> str:
         NoFigureError: There is no such figure, or no run has its data.
         ModuleNotFoundError: matplotlib is not installed.
     """
-    settings = {**_SETTINGS, "svg.fonttype": "none", "savefig.transparent": True}
+    settings = {**SETTINGS, "svg.fonttype": "none", "savefig.transparent": True}
     with styled(settings):
         svg = _saved(what, runs, "svg").decode()
     prefix = f"{what}-{crc32(' '.join(run.run_id for run in runs).encode()):08x}-"
