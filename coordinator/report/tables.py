@@ -30,8 +30,8 @@ _RECORDS: dict[str, type[Record]] = {
 TABLES: tuple[str, ...] = tuple(_RECORDS)
 """Names of the tables that a user may read: all but the state from which a run resumes."""
 
-BATCH_ROWS = 65_536
-"""Rows that are read at once; 500 rounds of 1,000 devices are eight batches."""
+BATCH_CELLS = 1_000_000
+"""Cells that are read at once, some 50 MB as Python objects."""
 
 UNITS = {
     "_s": "s",
@@ -255,13 +255,15 @@ def read_batches(
     *,
     since_round: int = 0,
     columns: Sequence[str] | None = None,
-    size: int = BATCH_ROWS,
+    size: int | None = None,
 ) -> Iterator[Table]:
     """Yield a table in parts of at most `size` rows, all of one state of the run.
 
-    At least one part comes, which may be empty. Arguments and errors are those of `read_table`.
+    At least one part comes, which may be empty. Without `size` a part has up to `BATCH_CELLS`.
+    Other arguments and errors are those of `read_table`.
     """
     specs, tail, values = _query(name, since_round, columns)
+    size = size or max(BATCH_CELLS // len(specs), 1)
     chunks = reader.chunks(record_of(name), [c.name for c in specs], tail, values, size)
     rows: list[tuple[Any, ...]] = next(chunks, [])
     while True:
