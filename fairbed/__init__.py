@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fairbed.testbed.api.register import register as register
     from fairbed.testbed.api.run import Run as Run
     from fairbed.testbed.api.run import runs as runs
+    from fairbed.testbed.api.shape import ShapedCommand as ShapedCommand
+    from fairbed.testbed.api.shape import shape as shape
     from fairbed.testbed.api.start import replay as replay
     from fairbed.testbed.api.start import run as run
     from fairbed.testbed.errors import RunError as RunError
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
 _MODULES = {
     "Run": "api.run",
     "RunError": "errors",
+    "ShapedCommand": "api.shape",
     "UsageError": "errors",
     "register": "api.register",
     "replay": "api.start",
     "run": "api.start",
     "runs": "api.run",
+    "shape": "api.shape",
 }
 """Where each exported name is, below `fairbed.testbed`."""
 

@@ -1,7 +1,7 @@
 """Errors of the functions: each is a `UsageError` or a `RunError` with one line."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from fairbed.coordinator.policy.decisions import FleetSizeError
@@ -26,7 +26,7 @@ from fairbed.testbed.install import what_to_install
 from fairbed.wire.errors import TransportError
 from fairbed.wire.plugins import PluginError
 
-_OPTION = re.compile(r"--(?=(?:jobs|out|seed|seeds|set|threads)\b)")
+OPTIONS = ("jobs", "out", "seed", "seeds", "set", "threads")
 """Options of the command line that are arguments of the functions."""
 
 
@@ -82,7 +82,13 @@ def in_python() -> Iterator[None]:
             raise
         raise ImportError(advice, name=exc.name) from exc
     except (UsageError, RunError) as exc:
-        raise type(exc)(_OPTION.sub("", str(exc))) from exc.__cause__
+        raise type(exc)(arguments_for(OPTIONS, str(exc))) from exc.__cause__
+
+
+def arguments_for(options: Iterable[str], text: str) -> str:
+    """Return a message with names of arguments in place of those of options."""
+    pattern = rf"--({'|'.join(options)})(?![\w-])"
+    return re.sub(pattern, lambda match: match[1].replace("-", "_"), text)
 
 
 def without_errno(exc: Exception) -> str:
