@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.wire.artifact import TaskKind
 from fairbed.wire.messages import (
     MAX_OPTIONS,
     HeldOut,
@@ -43,6 +44,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
     name: str = "cnn"
     """softmax, mlp, cnn, or `package.module:factory` with the torch extra."""
+    task: TaskKind | None = None
+    """classification: a logit per class; binary: one logit for two classes; regression: one number;
+    not set: regression if the targets are floats, else classification."""
 
 
 LOCAL_RULES = ("sgd", "propfair")

@@ -367,7 +367,7 @@ def _host(experiment: Experiment | None) -> Iterator[CheckResult]:
 
 def _datasets(experiment: Experiment | None) -> Iterator[CheckResult]:
     from fairbed.testbed.experiment.datasets.dataset import DatasetError
-    from fairbed.testbed.experiment.datasets.loading import load
+    from fairbed.testbed.experiment.shards import load_examples
 
     chosen = None if experiment is None else experiment.data.name
     for status in describe_all(os.environ):
@@ -377,7 +377,7 @@ def _datasets(experiment: Experiment | None) -> Iterator[CheckResult]:
             yield CheckResult("data", status.name, status.is_available, found, status.what_to_do)
     if experiment is not None:
         try:
-            data = load(experiment.data, experiment.seed_for("data"), os.environ, always_twice=True)
+            data = load_examples(experiment, os.environ, always_twice=True)
             found = f"{data.n:,} examples: {data.description} ({data.source})"
             yield CheckResult("data", experiment.data.name, True, found, "", True)
         except DatasetError as exc:

@@ -23,9 +23,9 @@ from fairbed.testbed.backends.base import device_spec
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.work import TaskCosts, passes_s
 from fairbed.testbed.errors import RunError
-from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice
+from fairbed.testbed.experiment.shards import load_examples
 from fairbed.testbed.recording.analysis.from_run import (
     TrainingSettings,
     findings_of_run,
@@ -93,9 +93,9 @@ def read_task(folder: Path) -> Task:
         StoreError: The store cannot be read.
     """
     experiment, training = load_experiment(folder / CONFIG), read_training(folder)
-    dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+    dataset = load_examples(experiment, os.environ)
     costs = TaskCosts.of(training.costs, training.core_speed)
-    recipe = find_shipped(experiment.model.name, dataset.x_shape, dataset.classes)
+    recipe = find_shipped(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
     if recipe is not None:
         costs = with_load(costs, SHIPPED_COSTS[recipe.name])
     with RunReader(folder) as reader:

@@ -14,9 +14,13 @@ from fairbed.coordinator.store.connection import CONFIG
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.datasets.dataset import Dataset
-from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment, load_experiment
-from fairbed.testbed.experiment.shards import ASSIGNMENTS_FILE, FleetData, StoredShards
+from fairbed.testbed.experiment.shards import (
+    ASSIGNMENTS_FILE,
+    FleetData,
+    StoredShards,
+    load_examples,
+)
 from fairbed.wire.artifact import Artifact
 
 
@@ -141,7 +145,7 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
     for run in runs[1:]:
         _check_same(first, run)
     experiment = first.experiment
-    dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+    dataset = load_examples(experiment, os.environ)
     data = FleetData(
         dataset,
         experiment.data,
@@ -163,7 +167,7 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
                     f"{run.folder}: the data must be those of the run, but {name} trained on "
                     f"{n_k} examples and has {now} now; restore the data set"
                 )
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
     for run in runs:
         if run.vector.shape != (artifact.spec.layout.n_values,):
             raise UsageError(

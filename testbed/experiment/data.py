@@ -11,7 +11,15 @@ from msgspec.structs import force_setattr
 from fairbed.coordinator.policy.config import PositiveInt, Section
 from fairbed.wire.plugins import installed
 
-NAMES: tuple[str, ...] = ("digits", "synthetic", "fashion-mnist", "mnist", "cifar10")
+NAMES: tuple[str, ...] = (
+    "digits",
+    "synthetic",
+    "breast-cancer",
+    "diabetes",
+    "fashion-mnist",
+    "mnist",
+    "cifar10",
+)
 """Data sets that ship with Fairbed, or that it can read from their published files."""
 
 GROUP: Final = "fairbed.datasets"
@@ -97,13 +105,14 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """`[data]`: the data set, and its partition over the devices."""
 
     dataset: str | None = None
-    """digits, synthetic, fashion-mnist, mnist, cifar10, or the name of an installed or registered
-    data set; not set: digits, unless `source` is set."""
+    """digits, synthetic, breast-cancer, diabetes, fashion-mnist, mnist, cifar10, or the name of an
+    installed or registered data set; not set: digits, unless `source` is set."""
     source: str | None = None
     """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv` or `.parquet`
     file, or a folder with a folder of pictures for each class."""
     label: str | None = None
-    """Column of the labels; only for `.csv` and `.parquet`, which need it."""
+    """Column of the labels, or of the targets of regression; only for `.csv` and `.parquet`, which
+    need it."""
     device: str | None = None
     """Column of the users; only for `.csv` and `.parquet`; not set: the data have no users."""
     folder: str | None = None

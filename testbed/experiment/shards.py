@@ -14,9 +14,23 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
 from fairbed.testbed.experiment.data import DataConfig, Iid, Natural
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
-from fairbed.testbed.experiment.datasets.loading import Draw, generator
+from fairbed.testbed.experiment.datasets.loading import Draw, generator, load
+from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
 from fairbed.wire.shard import Shard, make_shard, split, strata
+
+
+def load_examples(
+    experiment: Experiment, environment: Mapping[str, str], *, always_twice: bool = False
+) -> Dataset:
+    """Return the examples of an experiment, as `load` does with its seed and its task."""
+    return load(
+        experiment.data,
+        experiment.seed_for("data"),
+        environment,
+        task=experiment.model.task,
+        always_twice=always_twice,
+    )
 
 
 class FleetData:

@@ -92,7 +92,7 @@ def read_training(folder: Path) -> TrainingSettings:
 
 def _artifact(experiment: Experiment) -> Artifact:
     from fairbed.coordinator.task.catalogue import load_task
-    from fairbed.testbed.experiment.datasets.loading import load
+    from fairbed.testbed.experiment.shards import load_examples
 
-    dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
-    return load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    dataset = load_examples(experiment, os.environ)
+    return load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)

@@ -83,9 +83,39 @@ SHIPPED_COSTS: Mapping[str, TaskCosts] = {
         evaluation_example_s=0.00023,
         load_s=0.023,
     ),
+    "softmax-30-binary": TaskCosts(
+        step_s=0.00017,
+        example_s=1.4e-06,
+        evaluation_step_s=1.2e-06,
+        evaluation_example_s=1.2e-06,
+        load_s=0.0024,
+    ),
+    "mlp-30-64-binary": TaskCosts(
+        step_s=0.00026,
+        example_s=2.4e-06,
+        evaluation_step_s=7.1e-06,
+        evaluation_example_s=1.7e-06,
+        load_s=0.0037,
+    ),
+    "softmax-10-regression": TaskCosts(
+        step_s=0.00014,
+        example_s=1e-06,
+        evaluation_step_s=1.5e-05,
+        evaluation_example_s=6.9e-07,
+        load_s=0.0015,
+    ),
+    "mlp-10-64-regression": TaskCosts(
+        step_s=0.00022,
+        example_s=1.8e-06,
+        evaluation_step_s=2.6e-05,
+        evaluation_example_s=1e-06,
+        load_s=0.0028,
+    ),
 }
 """Seconds of one core of the reference machine, by name of a shipped task: medians of three
-runs of this module on a virtual AMD EPYC at a load of 7, onnxruntime 1.31.1, to two digits."""
+runs of this module on a virtual AMD EPYC at a load of 7, onnxruntime 1.31.1, to two digits. The
+tasks with one output were measured later: their ratio to softmax-60-10 or mlp-64-64-10, of the
+medians of three runs on a virtual Intel Xeon at a load of 5."""
 
 
 def with_costs(experiment: Experiment, dataset: Dataset) -> Experiment:
@@ -110,7 +140,7 @@ def with_costs(experiment: Experiment, dataset: Dataset) -> Experiment:
 
 def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     where, model = experiment.replay.costs_from, experiment.model.name
-    recipe = find_shipped(model, dataset.x_shape, dataset.classes)
+    recipe = find_shipped(model, dataset.x_shape, dataset.classes, dataset.kind)
     shipped = None if recipe is None else SHIPPED_COSTS[recipe.name]
     if where != "shipped":
         if where == "measured":
@@ -119,7 +149,9 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
             found = _of_run(Path(where), experiment.exchange)
         return found if found.load_s or shipped is None else with_load(found, shipped)
     if shipped is None:
-        load_task(model, dataset.x_shape, dataset.classes)  # raises if there is no such model
+        load_task(
+            model, dataset.x_shape, dataset.classes, dataset.kind
+        )  # raises if there is no such model
         raise ExperimentError(
             f'replay.costs_from: must be a run that trained {model} or "measured", got "shipped", '
             f"which has the costs of {', '.join(SHIPPED_COSTS)} only"
@@ -137,7 +169,7 @@ def with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
 
 
 def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
     probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed
     return TaskCosts.of(anyio.run(measure_in_child, probe), speed)
@@ -197,7 +229,7 @@ def main() -> int:
     hyperparameters = TrainingConfig(batch_size=BATCH).hyperparameters(1)
     measured_here = {}
     for recipe in SHIPPED:
-        blob = encode_artifact(load_task(recipe.model, recipe.x_shape, recipe.classes))
+        blob = encode_artifact(load_task(recipe.model, recipe.x_shape, recipe.classes, recipe.kind))
         costs = measure(Probe(artifact=blob, hyperparameters=hyperparameters))
         measured_here[recipe.name] = costs, _open_s(blob)
     default, _ = measured_here[default_recipe(MODEL, SHAPE, CLASSES).name]

@@ -548,7 +548,7 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     experiment, data = setup.experiment, setup.data
     assert data is not None, "a replay that trains has data"
     threads, dataset = threads or free_cores(), data.dataset
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
     experiment.check_layout(artifact.spec.layout)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
         trainer = make_trainer(artifact, data, experiment.replay.engine, threads)

@@ -20,10 +20,9 @@ from fairbed.profiles import Profile
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.power import PhasePower, phase_power
 from fairbed.testbed.experiment.datasets.dataset import Dataset
-from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, attacks_of, plan_fleet
-from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.experiment.shards import FleetData, load_examples
 from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_costs
 from fairbed.testbed.replay.engine.rows import device_rows, linear_rows
@@ -181,7 +180,7 @@ def _linear_fleet_setup(experiment: Experiment) -> ReplaySetup:
     attacks = _attacks_by_row(experiment, fleet.names)
     examples: Ints = np.ones(len(fleet.names), dtype=np.int64)
     if experiment.trains_in_replay:
-        dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+        dataset = load_examples(experiment, os.environ)
         data, examples = _examples(experiment, dataset, fleet.names, attacks)
     seed = experiment.seed_for("traces")
 
@@ -239,7 +238,7 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
         return _vector_fleet_setup(experiment)
     devices = plan_fleet(_in_reference_cores(experiment), os.environ)
     names = [device.spec.name for device in devices]
-    dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+    dataset = load_examples(experiment, os.environ)
     experiment = with_costs(experiment, dataset)
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
@@ -258,7 +257,7 @@ def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
             "set can be divided among them; 200 is usual"
         )
     fleet = vector_fleet_of(experiment)
-    dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+    dataset = load_examples(experiment, os.environ)
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, fleet.names, {})
     world, decisions = _world(experiment, dataset, (fleet.means, fleet.varying), examples)
@@ -277,7 +276,7 @@ def _world(
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""
     config, decisions = experiment.coordinator(), make_decisions(experiment.coordinator())
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
     costs = experiment.replay.task_costs
     assert costs is not None, "with_costs has set it"
     world = ProfileWorld(

@@ -31,11 +31,10 @@ from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BrokerError, LabError, innermost
-from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
 from fairbed.testbed.experiment.notify import NotifySettings
-from fairbed.testbed.experiment.shards import FleetData, StoredShards
+from fairbed.testbed.experiment.shards import FleetData, StoredShards, load_examples
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
@@ -554,7 +553,7 @@ def _load(
 ) -> tuple[FleetData, Artifact]:
     experiment = plan.experiment
     seed = experiment.seed_for("data")
-    dataset = load(experiment.data, seed, os.environ)
+    dataset = load_examples(experiment, os.environ)
     data = FleetData(
         dataset,
         experiment.data,
@@ -566,7 +565,7 @@ def _load(
         poison_seed=experiment.seed_for("malicious"),
         sends_held_out=experiment.personalisation.is_on,
     )
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
     experiment.check_layout(artifact.spec.layout)
     return data, artifact
 

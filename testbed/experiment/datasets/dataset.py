@@ -5,7 +5,7 @@ DatasetError    a data set cannot be loaded, or cannot be divided as configured
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.device_agent.engines.base import Examples
+from fairbed.wire.artifact import TaskKind
 from fairbed.wire.evaluation import Targets
 
 
@@ -59,6 +60,8 @@ class Dataset:
     """
     classes: int
     """Number of classes; 1 for regression."""
+    is_binary: bool = False
+    """The model has one logit for the two classes: `[model] task = "binary"`."""
     device_ids: Ints | None = None
     """Natural user of each example, 0 .. users - 1, shape (n,); None if there are no users."""
     description: str
@@ -76,6 +79,13 @@ class Dataset:
     def is_regression(self) -> bool:
         """The targets are numbers, not classes."""
         return self.y.dtype.kind == "f"
+
+    @property
+    def kind(self) -> TaskKind:
+        """What a model of these data predicts."""
+        if self.is_regression:
+            return "regression"
+        return "binary" if self.is_binary else "classification"
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -98,8 +108,50 @@ class Dataset:
             x=self.x[rows],
             y=self.y[rows],
             classes=self.classes,
+            is_binary=self.is_binary,
             device_ids=users,
             description=self.description,
             source=self.source,
             origin=self.origin,
         )
+
+
+MAX_CLASSES = 1 << 20
+"""A larger label is an identifier, not a class."""
+
+
+def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
+    """Return the examples with the targets that a task has.
+
+    Labels become targets for regression, and targets that are whole numbers become labels.
+
+    Args:
+        dataset: The examples.
+        task: `[model] task`; None: regression if y is float, else classification.
+
+    Raises:
+        DatasetError: The targets do not fit the task.
+    """
+    if task is None:
+        return dataset
+    if task == "regression":
+        y = dataset.y.astype(np.float32)
+        return replace(dataset, y=y, classes=1)
+    if dataset.is_regression:
+        low, high = float(dataset.y.min()), float(dataset.y.max())
+        is_whole = bool((dataset.y == np.round(dataset.y)).all())
+        if not is_whole or low < 0 or not 1 <= high < MAX_CLASSES:
+            raise DatasetError(
+                "model.task",
+                f"{task} must have classes as targets, 0, 1, ..., got numbers {low:g} .. {high:g} "
+                f"in {dataset.name}",
+                'number the classes from 0, or set task = "regression"',
+            )
+        dataset = replace(dataset, y=dataset.y.astype(np.int64), classes=int(high) + 1)
+    if task == "binary" and dataset.classes != 2:
+        raise DatasetError(
+            "model.task",
+            f"binary must have 2 classes, got {dataset.classes} in {dataset.name}",
+            'set task = "classification"',
+        )
+    return replace(dataset, is_binary=task == "binary")

@@ -3,7 +3,7 @@
 Each draw has its own random stream, so that a change of one draw does not affect the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from pathlib import Path
 
@@ -11,14 +11,19 @@ import numpy as np
 
 from fairbed.testbed.experiment.data import DataConfig, SyntheticConfig
 from fairbed.testbed.experiment.datasets import cifar
-from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
-from fairbed.testbed.experiment.datasets.digits import load_digits
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, for_task
 from fairbed.testbed.experiment.datasets.function import load_function
 from fairbed.testbed.experiment.datasets.mnist import how_to_get, load_mnist
 from fairbed.testbed.experiment.datasets.npz import load_npz
 from fairbed.testbed.experiment.datasets.pictures import load_pictures
+from fairbed.testbed.experiment.datasets.scikit_learn import (
+    load_breast_cancer,
+    load_diabetes,
+    load_digits,
+)
 from fairbed.testbed.experiment.datasets.synthetic import synthetic
 from fairbed.testbed.experiment.datasets.table import load_table
+from fairbed.wire.artifact import TaskKind
 
 
 class Draw(IntEnum):
@@ -64,7 +69,12 @@ def folder_of(name: str, environment: Mapping[str, str]) -> Path:
 
 
 def load(
-    config: DataConfig, seed: int, environment: Mapping[str, str], *, always_twice: bool = False
+    config: DataConfig,
+    seed: int,
+    environment: Mapping[str, str],
+    *,
+    task: TaskKind | None = None,
+    always_twice: bool = False,
 ) -> Dataset:
     """Return the examples of a `[data]` section, at most `max_examples` of them.
 
@@ -72,16 +82,17 @@ def load(
         config: The section.
         seed: Seed of generated data and of the draw for `max_examples`.
         environment: Read for `FAIRBED_DATA` only.
+        task: `[model] task`.
         always_twice: Call a function of the user twice even if it is slow, to compare the results.
 
     Raises:
-        DatasetError: The data are not available.
+        DatasetError: The data are not available, or do not fit the task.
     """
     if config.is_function:
         whole = load_function(config, always_twice=always_twice)
     else:
         whole = _load_all(config, generator(seed, Draw.GENERATE), environment)
-    return subsample(whole, config.max_examples, seed)
+    return subsample(for_task(whole, task), config.max_examples, seed)
 
 
 def subsample(dataset: Dataset, max_examples: int | None, seed: int) -> Dataset:
@@ -95,6 +106,13 @@ def subsample(dataset: Dataset, max_examples: int | None, seed: int) -> Dataset:
     return dataset.take(np.sort(rng.choice(dataset.n, max_examples, replace=False)))
 
 
+_SHIPPED: Mapping[str, Callable[[], Dataset]] = {
+    "digits": load_digits,
+    "breast-cancer": load_breast_cancer,
+    "diabetes": load_diabetes,
+}
+
+
 def _load_all(
     config: DataConfig, rng: np.random.Generator, environment: Mapping[str, str]
 ) -> Dataset:
@@ -102,8 +120,8 @@ def _load_all(
     if config.source is not None:
         return _load_path((folder or Path()) / Path(config.source).expanduser(), config)
     name = config.name
-    if name == "digits":
-        return load_digits()
+    if name in _SHIPPED:
+        return _SHIPPED[name]()
     if name == "synthetic":
         return synthetic(config.synthetic or SyntheticConfig(), rng)
     if name == cifar.NAME:

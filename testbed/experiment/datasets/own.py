@@ -1,6 +1,7 @@
 """Check a user's own arrays and make a data set of them, whatever they were read from.
 
-Arrays: `x` (n, ...) float, uint8 pixels or int; `y` (n,) int from 0, or text; optionally `x_test`
+Arrays: `x` (n, ...) float, uint8 pixels or int; `y` (n,) int from 0, text, or float,
+the targets of regression; optionally `x_test`
 and `y_test`, which are pooled with them; optionally `device` (n,), the user of each row, integers
 or strings (and then `device_test`, if there is a test part).
 """
@@ -13,14 +14,13 @@ import psutil
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.dataset import MAX_CLASSES, Dataset, DatasetError
+from fairbed.wire.evaluation import Targets
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 REQUIRED = ("x", "y")
 KNOWN = ("x", "y", "x_test", "y_test", "device", "device_test")
-MAX_CLASSES = 1 << 20
-"""A larger label is an identifier, not a class."""
 MAX_VOCABULARY = 1 << 31
 """Limit of integer features, which are token numbers."""
 MEMORY_SHARE = 0.5
@@ -76,12 +76,14 @@ class _Checked:
 
     def dataset(self, arrays: Arrays, name: str) -> Dataset:
         self._check_names(arrays)
-        x, y = self._pooled(arrays, "x"), self._labels(self._pooled(arrays, "y"))
+        x, y = self._pooled(arrays, "x"), self._targets(self._pooled(arrays, "y"))
         if len(x) != len(y):
             raise self._error(f"x and y must have equal length, got {len(x)} and {len(y)}")
         users = self._users(self._pooled(arrays, "device"), len(y)) if "device" in arrays else None
         x = self._features(x)
-        classes = int(y.max()) + 1
+        is_regression = y.dtype.kind == "f"
+        classes = 1 if is_regression else int(y.max()) + 1
+        targets = f"targets {y.min():g} .. {y.max():g}" if is_regression else f"{classes} classes"
         n_users = "" if users is None else f", {users.max() + 1:,} users"
         return Dataset(
             name=name,
@@ -89,7 +91,7 @@ class _Checked:
             y=y,
             classes=classes,
             device_ids=users,
-            description=f"{len(y):,} examples of shape {x.shape[1:]}, {classes} classes{n_users}",
+            description=f"{len(y):,} examples of shape {x.shape[1:]}, {targets}{n_users}",
             source=self._where,
             origin="own",
         )
@@ -128,12 +130,25 @@ class _Checked:
             raise self._error(f"{name}_test must have one row per example, got a scalar")
         return np.concatenate([array, test])
 
+    def _targets(self, y: NDArray[Any]) -> Targets:
+        if y.dtype.kind != "f" or y.ndim != 1 or not len(y):
+            return self._labels(y)
+        with np.errstate(over="ignore"):
+            targets: Targets = y.astype(np.float32)
+        if not np.isfinite(targets).all():
+            row = int(np.flatnonzero(~np.isfinite(targets))[0])
+            raise self._error(
+                f"y must be finite as float32, got {y[row]} in row {row}",
+                "remove or replace such values",
+            )
+        return targets
+
     def _labels(self, y: NDArray[Any]) -> Ints:
         if y.dtype.kind == "U" and y.ndim == 1:
             y = np.unique(y, return_inverse=True)[1]
         if y.dtype.kind not in "iu" or y.ndim != 1 or not len(y):
             raise self._error(
-                f"y must be integers or text, shape (n,), n >= 1, got {y.dtype} {y.shape}"
+                f"y must be integers, text or floats, shape (n,), n >= 1, got {y.dtype} {y.shape}"
             )
         low, high = int(y.min()), int(y.max())
         if low < 0 or not 1 <= high < MAX_CLASSES:

@@ -66,7 +66,7 @@ def test_init_takes_own_data_and_a_model_that_fits(
     [
         (
             ["--dataset", "photos"],
-            "dataset must be digits, synthetic, fashion-mnist, mnist, cifar10, got",
+            "dataset must be digits, synthetic, breast-cancer, diabetes, fashion-mnist, ",
         ),
         (["--dataset", "none.npz"], "none.npz"),
         (["--model", "rnn"], "model.name: must be softmax, mlp, cnn"),

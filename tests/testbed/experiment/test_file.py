@@ -57,7 +57,7 @@ def test_the_resolved_experiment_is_the_same_experiment(path: Path, tmp_path: Pa
         ),
         (
             "data.dataset=imagenet",
-            "data: dataset must be digits, synthetic, fashion-mnist, mnist, cifar10, got 'image",
+            "data: dataset must be digits, synthetic, breast-cancer, diabetes, fashion-mnist, ",
         ),
         ("exchange.up=gzip", "exchange.up: must be one of 'float16', 'float32', 'int8', 'top-k'"),
         ("exchange.down=top-k", "exchange.down: must be one of 'delta', 'float16', 'float32', "),

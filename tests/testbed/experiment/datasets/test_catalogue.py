@@ -16,6 +16,8 @@ def test_describes_every_data_set(tmp_path: Path) -> None:
     assert [name for name, status in found.items() if status.is_available] == [
         "digits",
         "synthetic",
+        "breast-cancer",
+        "diabetes",
         "fashion-mnist",
     ]
     assert found["digits"].n == 1797

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets import DatasetError, load
+from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.datasets.npz import load_npz
 
 X = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
@@ -86,11 +87,12 @@ NAN[7, 1] = np.nan
         ({"x": X}, "must hold x and y, got x; add y"),
         ({"a": X}, "unknown array 'a'; valid names are x, y, x_test, y_test, device"),
         ({"x": X, "y": Y[:-1]}, "x and y must have equal length, got 40 and 39"),
-        ({"x": X, "y": X}, "y must be integers or text, shape (n,), n >= 1, got float32 (40, 3)"),
-        ({"x": X, "y": Y.astype(float)}, "y must be integers or text"),
+        ({"x": X, "y": X}, "y must be integers, text or floats, shape (n,), n >= 1, got float32"),
+        ({"x": X, "y": NAN[:, 1]}, "y must be finite as float32, got nan in row 7"),
+        ({"x": X, "y": Y * 1e300}, "y must be finite as float32, got 1e+300 in row"),
         (
             {"x": X[:0], "y": Y[:0]},
-            "y must be integers or text, shape (n,), n >= 1, got int64 (0,)",
+            "y must be integers, text or floats, shape (n,), n >= 1, got int64 (0,)",
         ),
         ({"x": X, "y": Y - 1}, "y must hold two or more classes, 0 .. at most"),
         ({"x": X, "y": Y * 0}, "got 0 .. 0; number the classes from 0"),
@@ -154,3 +156,43 @@ def test_damage_never_escapes_as_another_error(
         load_npz(path)
     except DatasetError as exc:
         assert "\n" not in str(exc)  # noqa: PT017  # damage may also go unnoticed
+
+
+def test_float_targets_are_those_of_regression(tmp_path: Path) -> None:
+    data = load_npz(saved(tmp_path, x=X, y=X[:, 0].astype(np.float64)))
+    assert (data.kind, data.classes, data.y.dtype.name) == ("regression", 1, "float32")
+    np.testing.assert_array_equal(data.y, X[:, 0])
+    assert data.description.startswith("40 examples of shape (3,), targets -")
+    whole = load_npz(saved(tmp_path, x=X, y=Y.astype(float)))
+    assert whole.kind == "regression"
+
+
+def own(folder: Path, y: Any, task: Any) -> Dataset:
+    return load(DataConfig(source=str(saved(folder, x=X, y=y))), 0, {}, task=task)
+
+
+def test_the_task_of_the_model_decides_over_the_type_of_the_targets(tmp_path: Path) -> None:
+    counts = own(tmp_path, Y, "regression")
+    assert (counts.kind, counts.classes, counts.y.dtype.name) == ("regression", 1, "float32")
+    labels = own(tmp_path, Y.astype(float), "classification")
+    assert (labels.kind, labels.classes, labels.y.dtype.name) == ("classification", 4, "int64")
+    np.testing.assert_array_equal(labels.y, Y)
+    binary = own(tmp_path, Y % 2, "binary")
+    assert (binary.kind, binary.classes) == ("binary", 2)
+    assert binary.take(np.arange(3)).kind == "binary"
+    assert own(tmp_path, Y % 2, None).kind == "classification"
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "message"),
+    [
+        (Y, "binary", 'model.task: binary must have 2 classes, got 4 in own; set task = "class'),
+        (X[:, 0], "classification", r"classification must have classes as targets, 0, 1, \.\.\., "),
+        (-Y.astype(float), "binary", r"binary must have classes .* numbers -3 \.\. -?0 in own"),
+    ],
+)
+def test_targets_that_do_not_fit_the_task_are_one_line(
+    y: Any, task: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DatasetError, match=message):
+        own(tmp_path, y, task)

@@ -8,7 +8,12 @@ import pytest
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets import load
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
-from fairbed.testbed.experiment.datasets.digits import FILE, load_digits
+from fairbed.testbed.experiment.datasets.scikit_learn import (
+    FOLDER,
+    load_breast_cancer,
+    load_diabetes,
+    load_digits,
+)
 
 
 def test_digits_are_real_pixels_between_0_and_1() -> None:
@@ -29,9 +34,29 @@ def test_digits_are_those_that_scikit_learn_reads() -> None:
     assert np.array_equal(ours.y, theirs.target)
 
 
+def test_tumours_are_those_that_scikit_learn_reads_with_1_for_malignant() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    theirs, ours = datasets.load_breast_cancer(), load_breast_cancer()
+    assert (ours.x.shape, ours.x.dtype.name, ours.classes) == ((569, 30), "float32", 2)
+    assert (ours.kind, theirs.target_names[0]) == ("classification", "malignant")
+    assert np.array_equal(ours.y, theirs.target == 0)
+    scaled = (theirs.data - theirs.data.mean(0)) / theirs.data.std(0)
+    np.testing.assert_allclose(ours.x, scaled, rtol=1e-5, atol=1e-6)
+
+
+def test_patients_are_those_that_scikit_learn_reads() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    theirs, ours = datasets.load_diabetes(scaled=False), load_diabetes()
+    assert (ours.x.shape, ours.classes, ours.kind) == ((442, 10), 1, "regression")
+    assert ours.y.dtype == np.float32
+    for found, raw in ((ours.x, theirs.data), (ours.y, theirs.target)):
+        np.testing.assert_allclose(found, (raw - raw.mean(0)) / raw.std(0), rtol=1e-5, atol=1e-6)
+
+
 def test_scikit_learn_is_not_imported_for_them() -> None:
     code = "import sys\n"
-    code += "from fairbed.testbed.experiment.datasets.digits import load_digits\nload_digits()\n"
+    code += "from fairbed.testbed.experiment.datasets.scikit_learn import load_digits\n"
+    code += "load_digits()\n"
     code += "print(sorted({'sklearn', 'scipy'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
@@ -40,7 +65,8 @@ def test_scikit_learn_is_not_imported_for_them() -> None:
 def test_without_scikit_learn_the_error_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fairbed.testbed.experiment.datasets.digits.find_spec", lambda name: None)
+    module = "fairbed.testbed.experiment.datasets.scikit_learn"
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     with pytest.raises(
         DatasetError, match=r"^digits: scikit-learn must be installed, got none; run: pip"
     ):
@@ -51,10 +77,11 @@ def test_without_scikit_learn_the_error_names_the_package(
 def test_a_file_that_is_missing_or_broken_is_one_line(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sklearn" / FILE).parent.mkdir(parents=True)
+    file = tmp_path / "sklearn" / FOLDER / "digits.csv.gz"
+    file.parent.mkdir(parents=True)
     (tmp_path / "sklearn" / "__init__.py").write_text("", encoding="utf-8")
     if content is not None:
-        (tmp_path / "sklearn" / FILE).write_bytes(content)
+        file.write_bytes(content)
     monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
