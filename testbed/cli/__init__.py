@@ -33,6 +33,7 @@ _MODULES = {
     "run": "run",
     "replay": "replay",
     "compare": "compare",
+    "plot": "plot",
     "core": "core",
     "coordinator": "run",
     "watch": "watch",

@@ -169,6 +169,8 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument("--no-figures", action="store_true", help="leave the figures out")
     report.add_argument("--open", action="store_true", help="open the page in a browser")
 
+    _plot(command("plot", "draw one figure of a run, or of several in comparison"))
+
     _compare(command("compare", "run a grid of experiments: table, figures, LaTeX"))
 
     coordinator = command("coordinator", "run a coordinator; devices join by themselves")
@@ -358,6 +360,24 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument("name", nargs="?", help="benchmark; without it, all are listed")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the benchmark")
     return parser
+
+
+def _plot(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [RUN ...] FIGURE [--out FILE] [--runs RUNS] [--list]"
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RUN ... FIGURE",
+        help="runs (id, its first characters, a folder, or latest, the default), then the figure",
+    )
+    parser.add_argument("--list", action="store_true", help="list the figures")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file that ends in .svg, .pdf or .png (default: NAME.svg here)",
+    )
 
 
 def _export(parser: argparse.ArgumentParser) -> None:

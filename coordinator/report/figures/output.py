@@ -13,7 +13,7 @@ from fairbed.coordinator.report.figures.data import RunFigures
 from fairbed.coordinator.report.figures.drawings import FIGURES, WIDTH_IN, shown
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 FORMATS = ("svg", "pdf", "png")
 """Formats of a figure file."""
@@ -85,12 +85,18 @@ def draw(what: str, runs: Sequence[RunFigures], figure: "Figure") -> None:
     figure.set_size_inches(WIDTH_IN, _height_in(what, runs))
     if kind.compares or len(known) == 1:
         kind.draw(known, figure)
+        if len(known) == 1 < len(runs):
+            _headline(figure, known[0].label)
         return
     heights = [kind.height_in(one.run) for one in known]
     parts = figure.subfigures(len(known), 1, squeeze=False, height_ratios=heights)
     for one, part in zip(known, parts.flat, strict=True):
         kind.draw([one], part)
-        part.suptitle(one.label, x=0.01, ha="left", fontsize=10, fontweight="bold")
+        _headline(part, one.label)
+
+
+def _headline(figure: "Figure | SubFigure", text: str) -> None:
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10, fontweight="bold")
 
 
 def write_figures(
@@ -131,7 +137,7 @@ def figure_bytes(what: str, runs: Sequence[RunFigures], suffix: str) -> bytes:
         ModuleNotFoundError: matplotlib is not installed.
     """
     with styled(SETTINGS):
-        return _saved(what, runs, suffix)
+        return _as_bytes(_drawn(what, runs), suffix)
 
 
 def inline_svg(what: str, runs: Sequence[RunFigures]) -> str:
@@ -146,16 +152,20 @@ def inline_svg(what: str, runs: Sequence[RunFigures]) -> str:
     """
     settings = {**SETTINGS, "svg.fonttype": "none", "savefig.transparent": True}
     with styled(settings):
-        svg = _saved(what, runs, "svg").decode()
+        svg = _as_bytes(_drawn(what, runs), "svg").decode()
     prefix = f"{what}-{crc32(' '.join(run.run_id for run in runs).encode()):08x}-"
     return _for_page(svg, FIGURES[what].title, prefix)
 
 
-def _saved(what: str, runs: Sequence[RunFigures], suffix: str) -> bytes:
+def _drawn(what: str, runs: Sequence[RunFigures]) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure()
     draw(what, runs, figure)
+    return figure
+
+
+def _as_bytes(figure: "Figure", suffix: str) -> bytes:
     file = BytesIO()
     save(figure, file, suffix)
     return file.getvalue()
