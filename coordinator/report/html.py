@@ -71,6 +71,8 @@ MAX_REASONS = 20
 MAX_COMMANDS = 200
 MAX_KEYS = 60
 """Keys that differ between runs."""
+MAX_DRAWN = 4
+"""Runs of which a figure is drawn that does not compare runs."""
 MAX_TEXT = 300
 """Characters of a text from a device or an operator."""
 
@@ -258,25 +260,37 @@ def _colours() -> str:
     return f":root {{ {light} }}\n{query} {{ :root {{ {dark} }} }}\n"
 
 
-def _figures(runs: Sequence[RunFigures]) -> list[Markup]:
-    """Return the figures for which the runs have data, and the names of the others."""
+def _figures(runs: Sequence[RunFigures], arms: Sequence[str] = ()) -> list[Markup]:
+    """Return the figures for which the runs have data, and the names of the others.
+
+    Args:
+        runs: The runs.
+        arms: Their arms. What does not compare runs is drawn for the first run of each arm, if
+            there are more than `MAX_DRAWN` runs.
+    """
+    few = list(runs)
+    if len(runs) > MAX_DRAWN:
+        is_first = [arm not in arms[:at] for at, arm in enumerate(arms)]
+        few = [run for run, own in zip(runs, is_first, strict=True) if own][:MAX_DRAWN]
     drawn, missing = list[str](), list[str]()
     if not runs:
         return []
     for name, kind in FIGURES.items():
-        reason = why_missing(name, runs)
+        shown = runs if kind.compares else few
+        reason = why_missing(name, shown)
         if reason is not None:
             missing.append(f"{kind.title} ({reason})")
             continue
         try:
-            svg = Markup(inline_svg(name, runs))
+            svg = Markup(inline_svg(name, shown))
         except ModuleNotFoundError as exc:
             text = (
                 f"Figures need the package {exc.name}, which was not installed when this page was "
                 "written: the extra fairbed[figures]."
             )
             return [_section("figures", "Figures", tag("p", text, class_="note"))]
-        caption = tag("figcaption", kind.caption)
+        part = " One run of each arm is shown." if len(shown) < len(runs) else ""
+        caption = tag("figcaption", kind.caption, part)
         drawn.append(tag("figure", tag("h3", kind.title), caption, svg, id=f"figure-{name}"))
     if not drawn:
         return []
@@ -308,8 +322,8 @@ def _several(runs: Sequence[RunPage], comparison: RunComparison | None) -> Marku
     sections = [_section("runs", "Runs", _runs_table(runs, arms))]
     if comparison is not None:
         text = tag("ul", *(tag("li", line) for line in comparison.sentences), class_="findings")
-        sections.append(_section("summary", "Summary", text if comparison.sentences else ""))
-        differing = _differing(runs)
+        sections += [_section("summary", "Summary", text)] if comparison.sentences else []
+        differing = _differing(runs, arms)
         sections += [_section("differ", "Settings that differ", differing)] if differing else []
         parts = [
             join(
@@ -320,8 +334,9 @@ def _several(runs: Sequence[RunPage], comparison: RunComparison | None) -> Marku
             for table in comparison.tables
         ]
         notes = tag("ul", *(tag("li", line) for line in comparison.notes), class_="notes")
-        sections.append(_section("differences", "Side by side", *parts, notes))
-    sections += _figures(_labelled(runs, arms))
+        if comparison.tables or comparison.notes:
+            sections.append(_section("differences", "Side by side", *parts, notes))
+    sections += _figures(_labelled(runs, arms), arms)
     each = []
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
         s = run.summary
@@ -754,7 +769,9 @@ def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
     columns += [HtmlColumn("settings", "text")] if has_arms else []
     columns += [HtmlColumn("status", "text"), HtmlColumn("kind", "text"), HtmlColumn("seed")]
     columns += [HtmlColumn("devices"), HtmlColumn("rounds"), HtmlColumn("time in rounds, s")]
-    columns += [HtmlColumn("lowest rate"), HtmlColumn("accuracy"), HtmlColumn("worst 10 %")]
+    columns.append(HtmlColumn("lowest rate"))
+    has_accuracy = any(run.summary.accuracy.mean is not None for run in runs)
+    columns += [HtmlColumn("accuracy"), HtmlColumn("worst 10 %")] if has_accuracy else []
     rows: list[Row] = []
     for letter, run, arm in zip(_letters(len(runs)), runs, arms, strict=True):
         s = run.summary
@@ -773,28 +790,36 @@ def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
                 HtmlCell(f"{s.rounds_completed}{planned}", float(s.rounds_completed)),
                 HtmlCell(f"{s.virtual_s:,.1f}", s.virtual_s),
                 HtmlCell(ratio(rate), rate, tone="bad" if tone else ""),
-                HtmlCell(ratio(s.accuracy.mean), s.accuracy.mean),
-                HtmlCell(ratio(s.accuracy.worst10), s.accuracy.worst10),
+                *(
+                    HtmlCell(ratio(value), value)
+                    for value in (s.accuracy.mean, s.accuracy.worst10)
+                    if has_accuracy
+                ),
             )
         )
     return html_table(columns, rows, sorts=True)
 
 
-def _differing(runs: Sequence[RunPage]) -> Markup | None:
-    """Return the keys of the experiments that differ; None if all are equal."""
-    values = [dict(flat(run.experiment)) for run in runs]
-    keys = list(dict.fromkeys(key for found in values for key in found))
+def _differing(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup | None:
+    """Return the keys in which the experiments of the arms differ; None if there are none."""
+    letters: dict[str, list[str]] = {}
+    first: dict[str, dict[str, Any]] = {}
+    for letter, run, arm in zip(_letters(len(runs)), runs, arms, strict=True):
+        letters.setdefault(arm, []).append(letter)
+        first.setdefault(arm, dict(flat(run.experiment)))
+    values = list(first.values())
+    keys = dict.fromkeys(key for found in values for key in found if key != "seed")
     differ = [key for key in keys if len({repr(found.get(key)) for found in values}) > 1]
     if not differ:
         return None
-    columns = [HtmlColumn("key", "text"), *(HtmlColumn(x, "text") for x in _letters(len(runs)))]
+    heads = [HtmlColumn(" ".join(own), "text") for own in letters.values()]
     rows = [
         [key, *(_shown(found[key]) if key in found else MISSING for found in values)]
         for key in differ[:MAX_KEYS]
     ]
     more = len(differ) - len(rows)
     note = tag("p", f"and {more} more keys", class_="note") if more else Markup("")
-    return join(html_table(columns, rows, kind="config"), note)
+    return join(html_table([HtmlColumn("key", "text"), *heads], rows, kind="config"), note)
 
 
 def _footer(runs: Sequence[RunPage]) -> Markup:

@@ -1,4 +1,4 @@
-"""`fairbed compare`: run a grid of experiments and compare the results."""
+"""`fairbed compare`: run a grid of experiments, or take runs that exist, and compare them."""
 
 import argparse
 import os
@@ -9,11 +9,13 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.cli import DONE, FAILED, count_option, from_clone
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison, compare
-from fairbed.testbed.compare.folder import grid_folder
+from fairbed.testbed.compare.finished import as_grid, read_runs
+from fairbed.testbed.compare.folder import grid_folder, manifest_of
 from fairbed.testbed.compare.grid import Fleet, Grid, load_grid
 from fairbed.testbed.compare.plots import draw_all
 from fairbed.testbed.compare.pool import run_cells
@@ -33,18 +35,25 @@ INTERRUPTED = 130
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run or resume a grid and print the comparison; return the exit code."""
-    if (options.grid is None) == (options.live_replay is None):
-        raise UsageError("compare: must have either a grid file or --live-replay EXPERIMENT")
+    """Run or resume a grid, or read runs, and print the comparison; return the exit code."""
+    if bool(options.grid) == (options.live_replay is not None):
+        raise UsageError(
+            "compare: must have either a grid file, or runs, or --live-replay EXPERIMENT"
+        )
     if options.live_replay is not None:
         code: int = from_clone("experiments.replay_fidelity.cli").main(options)
         return code
     if options.repeats is not None:
         raise UsageError("--repeats: is for --live-replay only; use --seeds for a grid")
+    if len(options.grid) > 1:
+        return _compare_runs(options)
+    path = Path(options.grid[0])
+    if path.is_dir():
+        raise UsageError(f"compare: must be a grid file or at least two runs, got {path} alone")
     try:
         jobs = count_option("--jobs", options.jobs) or usable_cores()
-        grid = load_grid(options.grid, options.set, count_option("--seeds", options.seeds))
-        _check(grid, options.grid)
+        grid = load_grid(path, options.set, count_option("--seeds", options.seeds))
+        _check(grid, path)
         out = options.out or COMPARISONS / grid.name
         with grid_folder(out, grid) as manifest:
             results = _run_cells(grid, out, jobs)
@@ -58,6 +67,38 @@ def main(options: argparse.Namespace) -> int:
             _print(comparison, out, as_json=options.json)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise RunError(f"--out: must be a writable folder, got: {exc}") from exc
+    return FAILED if comparison.problems else DONE
+
+
+def _compare_runs(options: argparse.Namespace) -> int:
+    """Compare runs that exist; return the exit code."""
+    grids = [name for name in options.grid if name.endswith(".toml") and Path(name).is_file()]
+    if grids:
+        raise UsageError(
+            f"compare: must be one grid file or several runs, got {grids[0]} beside others"
+        )
+    for option, value in (("seeds", options.seeds), ("jobs", options.jobs), ("set", options.set)):
+        if value:
+            raise UsageError(f"--{option}: is for a grid, whose cells are run; leave it out")
+    try:
+        folders = [resolve_run(options.runs, reference) for reference in options.grid]
+        found = as_grid(read_runs(folders))
+        digest = manifest_of(found.grid).grid[:8]
+        out = options.out or COMPARISONS / f"{found.grid.name}-{digest}"
+        with grid_folder(out, found.grid):
+            comparison = found.compare()
+            write_report(comparison, out)
+            if not options.no_figures:
+                _draw(comparison, list(found.results), out)
+            _print(comparison, out, as_json=options.json)
+    except (ExperimentError, RunNotFoundError) as exc:
+        raise UsageError(str(exc)) from exc
+    except StoreError as exc:
+        raise RunError(str(exc)) from exc
     except BrokenPipeError:
         raise
     except OSError as exc:

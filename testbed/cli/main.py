@@ -171,7 +171,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     _plot(command("plot", "draw one figure of a run, or of several in comparison"))
 
-    _compare(command("compare", "run a grid of experiments: table, figures, LaTeX"))
+    _compare(
+        command("compare", "run a grid of experiments, or compare runs: table, figures, LaTeX")
+    )
 
     coordinator = command("coordinator", "run a coordinator; devices join by themselves")
     _experiment(coordinator)
@@ -726,7 +728,14 @@ def _core(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("grid", type=Path, nargs="?", help="grid file; examples/grids/ has some")
+    parser.add_argument(
+        "grid",
+        nargs="*",
+        metavar="GRID",
+        help="grid file, examples/grids/ has some; or two runs and more that exist: run ids, their "
+        "first characters, folders, or latest",
+    )
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     parser.add_argument(
         "--live-replay",
         type=Path,

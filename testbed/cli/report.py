@@ -10,6 +10,7 @@ from fairbed.coordinator.report.figures import read_figures, write_figures
 from fairbed.coordinator.report.html import write_report
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
 from fairbed.testbed.cli import DONE
+from fairbed.testbed.compare.side_by_side import side_by_side
 from fairbed.testbed.errors import RunError, UsageError
 
 MAX_RUNS = 50
@@ -35,7 +36,8 @@ def main(options: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
             readers = [stack.enter_context(RunReader(folder)) for folder in folders]
-            write_report(readers, path, has_figures=not options.no_figures)
+            comparison = side_by_side(folders) if len(folders) > 1 else None
+            write_report(readers, path, comparison, has_figures=not options.no_figures)
             if options.figures is not None:
                 files = write_figures([read_figures(reader) for reader in readers], options.figures)
                 print(f"{options.figures}: {len(files)} files of figures")

@@ -501,7 +501,9 @@ def _warnings(
     missing = [arm for arm in arms if len(arm.seeds) < len(grid.seeds)]
     if missing:
         names = ", ".join(f"{arm.name} {len(arm.seeds)}/{len(grid.seeds)}" for arm in missing)
-        warnings.append(f"cells failed: {names}; differences use the seeds that both arms have")
+        warnings.append(
+            f"seeds without a result: {names}; differences use the seeds that both arms have"
+        )
     if metrics and not any(grid.primary in arm.values for arm in arms):
         warnings.append(
             f"primary: must be a metric of these runs, got {grid.primary!r}, which none has; "

@@ -331,7 +331,7 @@ def _span(
     """Yield the arms from the axes and one listed arm; None if no arm is listed."""
     axes = {**shared, **(listed.axes if listed else {})}
     settings = listed.set if listed else {}
-    words = _short_keys(axes)
+    words = short_keys(axes)
     where = f"arm {listed.name!r}" if listed else "axes"
     for key in (*settings, *axes):
         _check_shared(where, key)
@@ -342,7 +342,7 @@ def _span(
         for key, value in (*settings.items(), *given):
             _assign(raw, where, key, copy.deepcopy(value))
         stem = [listed.name] if listed else []
-        parts = {key: f"{words[key]}={_slug(value)}" for key, value in given}
+        parts = {key: f"{words[key]}={slug(value)}" for key, value in given}
         name = ",".join([*stem, *parts.values()])
         if len(name) > MAX_ARM_NAME:
             raise ValueError(
@@ -375,13 +375,14 @@ def _known(where: str, arm: str, names: Sequence[str]) -> str:
     return arm
 
 
-def _short_keys(axes: Mapping[str, object]) -> dict[str, str]:
+def short_keys(axes: Mapping[str, object]) -> dict[str, str]:
     """Return the last part of each key, or the whole key if two have the same last part."""
     last = {key: key.rpartition(".")[2] for key in axes}
     words = list(last.values())
     return {key: word if words.count(word) == 1 else key for key, word in last.items()}
 
 
-def _slug(value: Any) -> str:
+def slug(value: Any) -> str:
+    """Return a value as a part of the name of an arm, which is also the name of a folder."""
     text = value if isinstance(value, str) else json.dumps(value)
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-") or "none"

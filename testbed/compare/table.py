@@ -100,7 +100,7 @@ def notes(comparison: Comparison) -> list[str]:
         f"most {100 * FAMILY_LEVEL:.0f} % of grids of equal arms have any mark."
     )
     lines = [
-        f"Primary metric: {primary or comparison.primary} (key `primary` of the grid file), "
+        f"Primary metric: {primary or comparison.primary} (key `primary` of a grid file), "
         "marked by *.",
         f"Brackets are {percent} confidence intervals of one mean over seeds (Student's t). "
         f"{marks if comparison.comparisons else 'No difference was tested.'}",

@@ -20,6 +20,7 @@ from fairbed.coordinator.store.tables import ExchangeRow, SelectionRow
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.compare.cell import state_of
 from fairbed.testbed.compare.grid import BUDGETS
+from tests.coordinator.store.fake_run import fake_run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 GRIDS = EXAMPLES / "grids"
@@ -334,7 +335,7 @@ def test_a_failed_cell_is_one_line_and_affects_no_other(
     failed = [line for line in out.err.splitlines() if "failed" in line]
     assert len(failed) == 1
     assert "uniform, seed 1: failed: " in failed[0]
-    assert "warning: cells failed: uniform 1/2" in out.out
+    assert "warning: seeds without a result: uniform 1/2" in out.out
     (calls / "runs" / "uniform" / "1").unlink()
     assert call(path, calls) == 0
 
@@ -501,3 +502,46 @@ def test_the_live_example_runs_and_resumes(calls: Path, capsys: pytest.CaptureFi
     before = (calls / "runs" / "uniform" / "0" / "run.db").stat().st_mtime_ns
     assert main([*live, "--no-figures"]) == 0
     assert (calls / "runs" / "uniform" / "0" / "run.db").stat().st_mtime_ns == before
+
+
+def test_runs_that_exist_are_compared_like_a_grid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    for name, seed, policy in (("a", 1, "rbcs-f"), ("b", 1, "uniform"), ("c", 2, "rbcs-f")):
+        path = fake_run(runs / name, rounds=3, devices=4) / "experiment.toml"
+        text = path.read_text().replace("seed = 7", f"seed = {seed}")
+        path.write_text(text.replace('"rbcs-f"', f'"{policy}"'))
+    out = tmp_path / "out"
+    options = ["--runs", str(runs), "--out", str(out), "--no-figures"]
+    assert main(["compare", "a", "b", "c", *options, "--json"]) == 0
+    comparison = json.loads(capsys.readouterr().out)
+    assert [arm["name"] for arm in comparison["arms"]] == ["policy=rbcs-f", "policy=uniform"]
+    assert comparison["arms"][1]["differences"]["virtual_s"]["n"] == 1
+    assert {path.name for path in out.iterdir()} >= {"compare.json", "compare.csv", "compare.tex"}
+    assert main(["compare", "a", "b", "c", *options]) == 0
+    assert f"all files are in {out}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a", "gone"], ["must name a run", "'gone'"]),
+        (["a", "a"], ["distinct seeds"]),
+        (["a", "b", "--seeds", "3"], ["--seeds", "for a grid"]),
+        (["{runs}/a"], ["must be a grid file or at least two runs"]),
+        (["a", "{runs}/a/experiment.toml"], ["one grid file or several runs"]),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_one_line(
+    tmp_path: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    for name in ("a", "b"):
+        fake_run(runs / name, rounds=1, devices=4)
+    given = [argument.format(runs=runs) for argument in arguments]
+    out = ["--runs", str(runs), "--out", str(tmp_path / "out")]
+    assert main(["compare", *given, *out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(word in line for word in words), line
+    assert not (tmp_path / "out").exists()

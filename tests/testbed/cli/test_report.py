@@ -1,5 +1,6 @@
 """`fairbed report`: the page in a browser, and what it cannot do."""
 
+import re
 import webbrowser
 from pathlib import Path
 
@@ -29,6 +30,21 @@ def test_writes_one_file_and_says_where(
     assert capsys.readouterr().out.startswith("demo-1.html: 0.")
     assert (tmp_path / "demo-1.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-1.html", "runs"]
+
+
+def test_several_runs_are_side_by_side(runs: Path, tmp_path: Path) -> None:
+    other = fake_run(runs / "demo-2", rounds=4)
+    path = other / "experiment.toml"
+    path.write_text(path.read_text().replace("per_round = 4", "per_round = 2"))
+    out = tmp_path / "page.html"
+    arguments = ["--runs", str(runs), "--out", str(out), "--no-figures"]
+    assert main(["report", "demo-1", "demo-2", *arguments]) == 0
+    page = out.read_text(encoding="utf-8")
+    sections = re.findall(r"<h2>(.*?)</h2>", page)
+    assert sections == ["Runs", "Summary", "Settings that differ", "Side by side", "Each run"]
+    assert "selection.per_round" in page
+    assert "rounds=4,per_round=2 - rounds=12,per_round=4" in page
+    assert page.count("<details>") >= 2
 
 
 @pytest.mark.full

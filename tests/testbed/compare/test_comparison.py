@@ -160,7 +160,7 @@ def test_the_primary_metric_needs_less_evidence_than_the_others(tmp_path: Path) 
 def test_the_primary_metric_is_named_and_comes_first(comparison: Comparison) -> None:
     text = plain(comparison)
     assert comparison.primary == "virtual_s"
-    assert "Primary metric: total time (key `primary` of the grid file)" in text
+    assert "Primary metric: total time (key `primary` of a grid file)" in text
     assert "total*, s" in text
     assert text.index("primary metric: total time, s (less is better)") < text.index("Pareto")
     assert "the primary metric is total time" in tex(comparison)
@@ -302,7 +302,7 @@ def test_a_failed_cell_is_named_and_left_out_of_pairs(tmp_path: Path) -> None:
     assert [one.problem for one in some.problems] == ["no result"]
     assert some.arms[1].differences["virtual_s"].n == 9
     assert some.arms[2].differences["virtual_s"].n == 10
-    assert "cells failed: rbcs_f,V=5 9/10" in some.warnings[0]
+    assert "seeds without a result: rbcs_f,V=5 9/10" in some.warnings[0]
 
 
 def test_a_grid_in_which_all_cells_failed_has_a_report(tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""The differences of several runs, in words and tables of one page."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fairbed.coordinator.report.html import RunComparison, SideTable
+from fairbed.coordinator.report.markup import HtmlCell, HtmlColumn, Row
+from fairbed.coordinator.report.quantities import MISSING
+from fairbed.testbed.compare.comparison import (
+    FAMILY_LEVEL,
+    ArmSummary,
+    Comparison,
+    Difference,
+    MetricSummary,
+)
+from fairbed.testbed.compare.finished import as_grid, name_arms, read_runs
+from fairbed.testbed.compare.statistics import LEAST_SEEDS_TO_JUDGE
+from fairbed.testbed.compare.table import heading_of, number, with_interval
+from fairbed.testbed.experiment.file import ExperimentError
+
+
+def side_by_side(folders: Sequence[Path]) -> RunComparison:
+    """Return how the runs in some folders differ, paired by seed where seeds agree.
+
+    Runs that cannot be paired are named in a note: the page shows them beside each other.
+
+    Raises:
+        StoreError: A store cannot be read.
+    """
+    try:
+        runs = read_runs(folders)
+    except ExperimentError as exc:
+        return RunComparison([""] * len(folders), [], [], [f"No differences were tested: {exc}."])
+    try:
+        found = as_grid(runs)
+    except ExperimentError as exc:
+        return RunComparison(name_arms(runs), [], [], [f"No differences were tested: {exc}."])
+    comparison = found.compare()
+    return RunComparison(
+        arms=found.arms,
+        sentences=list(_sentences(comparison)),
+        tables=[_table(comparison)],
+        notes=list(_notes(comparison)),
+    )
+
+
+def _sentences(comparison: Comparison) -> Iterator[str]:
+    """Yield what each arm is against the baseline: the primary metric, then the other verdicts."""
+    metrics = {metric.key: metric for metric in comparison.metrics}
+    primary = metrics.get(comparison.primary)
+    baseline = next(arm for arm in comparison.arms if arm.name == comparison.baseline)
+    for arm in comparison.arms:
+        gap = arm.differences.get(comparison.primary)
+        if primary is not None and gap is not None:
+            yield _against(arm, baseline, primary, gap)
+        for verdict in ("better", "worse"):
+            shown = [
+                f"{metrics[key].heading} ({_with_unit(found, metrics[key])})"
+                for key, found in arm.differences.items()
+                if found.judgement == verdict and key != comparison.primary
+            ]
+            if shown:
+                yield f"{arm.name} is {verdict} in {', '.join(shown)}."
+
+
+def _against(arm: ArmSummary, baseline: ArmSummary, metric: MetricSummary, gap: Difference) -> str:
+    unit = f" {metric.unit}" if metric.unit else ""
+    own, other = (number(one.values[metric.key].mean, metric.digits) for one in (arm, baseline))
+    seeds = f"{gap.n} shared seeds" if gap.n > 1 else "one shared seed"
+    verdict = (
+        f"{arm.name} is {gap.judgement}"
+        if gap.judgement != "unclear"
+        else "no difference is shown"
+        if gap.p is not None
+        else f"a verdict needs {LEAST_SEEDS_TO_JUDGE} shared seeds"
+    )
+    heading = metric.heading[:1].upper() + metric.heading[1:]
+    return (
+        f"{heading} of {arm.name}: {own}{unit}, against {other}{unit} of {baseline.name}; "
+        f"difference {with_interval(gap, metric.digits)} over {seeds}: {verdict}."
+    )
+
+
+def _with_unit(gap: Difference, metric: MetricSummary) -> str:
+    unit = f" {metric.unit}" if metric.unit else ""
+    return f"{number(gap.mean, metric.digits, is_signed=True)}{unit}"
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """Yield how to read the table, and every warning."""
+    yield "* marks the primary metric, which has the most weight in the test."
+    tested = (
+        f"The {comparison.comparisons} differences were tested together (Holm): of comparisons of "
+        f"equal arms, at most {100 * FAMILY_LEVEL:.0f} % call any of them better or worse."
+        if comparison.comparisons
+        else "No difference was tested."
+    )
+    yield (
+        f"Brackets are {100 * comparison.confidence:g} % confidence intervals of one mean over "
+        f"seeds (Student's t). {tested}"
+    )
+    if comparison.horizon_s is not None:
+        targets = "; ".join(
+            f"{target.accuracy:.3f} is {target.rule}" for target in comparison.targets
+        )
+        limit = number(comparison.horizon_s, 1)
+        yield f"Times to a target are means of min(T, {limit} s); {targets}."
+    if comparison.weightings:
+        yield f"{comparison.weightings}."
+    yield from comparison.warnings
+
+
+def _table(comparison: Comparison) -> SideTable:
+    others = [arm for arm in comparison.arms if arm.name != comparison.baseline]
+    columns = [
+        HtmlColumn("", "text"),
+        *(HtmlColumn(arm.name) for arm in comparison.arms),
+        *(HtmlColumn(f"{arm.name} - {comparison.baseline}") for arm in others),
+    ]
+    rows: list[Row] = []
+    for metric in comparison.metrics:
+        mark = "*" if metric.key == comparison.primary else ""
+        values = [
+            with_interval(found, metric.digits) if found else MISSING
+            for found in (arm.values.get(metric.key) for arm in comparison.arms)
+        ]
+        gaps = [_gap(arm.differences.get(metric.key), metric.digits) for arm in others]
+        rows.append([f"{heading_of(metric)}{mark}", *values, *gaps])
+    return SideTable(
+        f"Means over seeds, and differences from {comparison.baseline}",
+        "Runs with equal experiments but the seed are one arm. Differences are paired by seed; "
+        "brackets are confidence intervals.",
+        columns,
+        rows,
+    )
+
+
+def _gap(gap: Difference | None, digits: int) -> HtmlCell:
+    if gap is None:
+        return HtmlCell("", tone="quiet")
+    if gap.judgement == "unclear":
+        return HtmlCell(with_interval(gap, digits))
+    text = f"{with_interval(gap, digits)} {gap.judgement}"
+    return HtmlCell(text, gap.mean, tone="good" if gap.judgement == "better" else "bad")
