@@ -69,19 +69,19 @@ class LossQueryRow:
     reason: str
     """Why, in one line."""
     loss: float | None
-    """As the device reported it, nats; None without a reply."""
+    """Loss as the device reported it, nats; None without a reply."""
     duration_s: float | None
-    """From the query to the reply, on the coordinator's clock."""
+    """From the query to the reply, on the coordinator's clock; None without a reply."""
     download_s: float | None
-    """On the device's clock, like the three below."""
+    """From the query to the verified model, on the device's clock; None without a reply."""
     decode_s: float | None
-    """From the model's blob to its vector, at the device."""
+    """From the model's blob to its vector, at the device; None without a reply."""
     load_s: float | None
-    """Reading the data and opening the session, at the device."""
+    """Reading the data and opening the session, at the device; None without a reply."""
     evaluate_s: float | None
-    """Evaluating the model that was sent, at the device."""
+    """Evaluating the model that was sent, at the device; None without a reply."""
     was_cold: bool | None
-    """Data and session had to be loaded."""
+    """Data and session had to be loaded; None without a reply."""
     bytes_down: int
     """Bytes of the model."""
 
@@ -104,11 +104,11 @@ class SelectionRow:
     is_aggregated: bool
     """Its update was aggregated."""
     tau_hat_s: float | None
-    """Predicted exchange time."""
+    """Predicted exchange time; None without a prediction."""
     width_s: float | None
-    """Width of the confidence interval of the prediction."""
+    """Width of the confidence interval of the prediction; None without one."""
     queue: float
-    """Z after the round."""
+    """Virtual queue Z after the round."""
     propensity: float
     """Probability of being in the cohort, given what the selector picked."""
     is_audit: bool
@@ -121,7 +121,8 @@ class SelectionRow:
     """Number by which the policy ranked the device; None if it was no candidate or has none."""
     margin: float | None
     """How much worse the policy's objective is after the best exchange of this device with one on
-    the other side of the selection; with the reason "over deadline" the seconds beyond it."""
+    the other side of the selection; with the reason "over deadline" the seconds beyond it. None if
+    the policy has none, or there is no such device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +141,11 @@ class TruthRow:
     cores: int
     """Cores of the device."""
     down_bps: float | None
-    """Downlink."""
+    """Downlink; None: not limited, or unknown."""
     up_bps: float | None
-    """Uplink."""
+    """Uplink; None: not limited."""
     delay_s: float
-    """One way."""
+    """One-way delay."""
     malicious: str | None
     """Kind of its malicious behaviour; None if it is honest."""
     details: str
@@ -165,7 +166,7 @@ class ConditionRow:
     at_s: float
     """End of the span."""
     duration_s: float
-    """Duration."""
+    """Length of the span."""
     device: str
     """Name of the device."""
     speed_ratio: float | None
@@ -173,11 +174,11 @@ class ConditionRow:
     clock_ratio: float
     """Clock / nominal clock, thermal throttling included."""
     temperature_celsius: float | None
-    """At the end; None if the profile has no temperature."""
+    """Temperature at the end of the span; None if the profile has none."""
     down_bps: float | None
-    """Mean capacity; an outage counts as 0. None: not limited."""
+    """Mean capacity of the downlink; an outage counts as 0. None: not limited."""
     up_bps: float | None
-    """Uplink."""
+    """Mean capacity of the uplink; an outage counts as 0. None: not limited."""
     delay_s: float
     """One-way delay."""
     jitter_s: float
@@ -202,7 +203,7 @@ class RunRow:
     name: str
     """Name of the experiment."""
     created: str
-    """Wall clock."""
+    """Wall-clock time at which the run was created, ISO 8601 in UTC."""
     seed: int
     """Seed of the experiment."""
     config_hash: str
@@ -246,7 +247,7 @@ class DeviceRow:
     n_k: int
     """Training examples of the device."""
     capabilities: str
-    """JSON."""
+    """JSON: what the device reported of itself, such as its cores and its machine."""
     has_own_data: bool
     """The device trains on data of its own, not on a shard."""
     kind: str
@@ -271,13 +272,13 @@ class RoundRow:
     closed_at_s: float
     """Instant at which the next model was published."""
     duration_s: float
-    """loss_query_s + max tau_wall + close_s."""
+    """loss_query_s + tau_max_s + close_s."""
     tau_max_s: float
     """Longest exchange time of the round."""
     close_s: float
     """From the last arrival, or the deadline, to the next model."""
     slowest: str | None
-    """Device with that time."""
+    """Device with the longest exchange time; None if no update arrived in time."""
     selected: int
     """Devices selected."""
     aggregated: int
@@ -287,7 +288,7 @@ class RoundRow:
     queue_total: float
     """Sum of Z over all devices after the round."""
     queue_max: float
-    """Largest virtual queue."""
+    """Largest virtual queue Z after the round."""
     lag_p99_s: float
     """99th percentile of the event loop's lag during the round."""
     bytes_down: int
@@ -311,9 +312,9 @@ class RoundRow:
     alternative: float | None = None
     """The objective of the best cohort that differs in one device; None if there is none."""
     alternative_out: str | None = None
-    """The device that this cohort lacks."""
+    """The device that the alternative cohort lacks; None if there is none."""
     alternative_in: str | None = None
-    """The device that it has instead."""
+    """The device that the alternative cohort has instead; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,36 +339,38 @@ class ExchangeRow:
     dispatched_at_s: float
     """Instant of the dispatch."""
     tau_wall_s: float | None
-    """t_complete - t_dispatch."""
+    """From the dispatch to the last verified byte of the update; None unless an update arrived."""
     queued_s: float
     """Wait for an upload grant, which is the coordinator's time and not the device's."""
     tau_s: float | None
-    """tau_wall - queued: the model exchange time."""
+    """Model exchange time: tau_wall_s - queued_s; None unless an update arrived."""
     busy_s: float | None
     """Device-seconds: tau_s, or the time until the exchange was abandoned, without the wait for an
     upload grant and the coordinator's own outages. None while it is open."""
     signal_s: float | None
-    """Control round trip during the round."""
+    """Control round trip during the round; None if it was not measured."""
     unaccounted_s: float | None
-    """tau minus all phases and signal_s."""
+    """tau_s minus all phases and signal_s; None unless an update arrived."""
     download_s: float | None
-    """From the arrival of `Train` to the verified blob, at the device."""
+    """From the arrival of `Train` to the verified blob, at the device; None until its offer of an
+    update."""
     load_s: float | None
-    """Reading the data and opening the session, at the device."""
+    """Reading the data and opening the session, at the device; None until its offer."""
     evaluate_s: float | None
-    """Evaluating the model that was sent, at the device."""
+    """Evaluating the model that was sent, at the device; None until its offer."""
     train_s: float | None
-    """Local training, at the device."""
+    """Local training, at the device; None until its offer."""
     train_cpu_s: float | None
-    """Processor time of the training thread during `train_s`."""
+    """Processor time of the training thread during `train_s`; None until its offer, and in a
+    replay."""
     personal_s: float | None
-    """Training of the personal model, at the device."""
+    """Training of the personal model, at the device; None until its offer."""
     encode_s: float | None
-    """Encoding the update, at the device."""
+    """Encoding the update, at the device; None until its offer."""
     upload_s: float | None
-    """From grant to last chunk, at the coordinator."""
+    """From the grant to the last chunk, at the coordinator; None unless an update arrived."""
     decode_s: float | None
-    """From the model's blob to its vector, at the device."""
+    """From the model's blob to its vector, at the device; None until its offer."""
     coordinator_decode_s: float | None
     """From the update's blob to its vector, off the loop and outside tau; None for float32."""
     contended_s: float | None
@@ -396,38 +399,41 @@ class ExchangeRow:
     steps: int
     """Mini-batches of local training."""
     was_cold: bool | None
-    """Data and session had to be loaded."""
+    """Data and session had to be loaded; None until the device's offer."""
     loss_before: float | None
-    """Loss of the model that was sent, on the training data, in nats."""
+    """Loss of the model that was sent, on the training data, in nats; None if the run does not need
+    it, and until the device's offer."""
     loss_train: float | None
-    """Mean loss of the last local epoch, in nats."""
+    """Mean loss of the last local epoch, in nats; None if the device reports none, and until its
+    offer."""
     mu_cores: float | None
-    """Context before the selection, like the four below."""
+    """Free cores, in the context before the selection; None if unknown."""
     downlink_bps: float | None
-    """Downlink as the device reported it."""
+    """Downlink in the context before the selection; None before the device has measured it."""
     uplink_bps: float | None
-    """Uplink as the device reported it."""
+    """Uplink in the context before the selection; None before the device has measured it."""
     link_age_s: float | None
-    """Age of the older of the two measurements."""
+    """Age of the older of the two rates of the link; None before both are measured."""
     context_age_s: float | None
-    """Age of the last report."""
+    """Age of the context; None without one."""
     s_not_previous: int
     """Default cold-start coding: 1 if the device did not complete training in the last round."""
     s_literal_seed: int
-    """The other coding: 1 if it was selected in the last round."""
+    """Literal cold-start coding: 1 if the device was selected in the last round."""
     tau_hat_s: float | None
-    """Prediction before the selection."""
+    """Exchange time as predicted before the selection; None without a prediction."""
     width_s: float | None
-    """Width of the confidence interval of the prediction."""
+    """Width of the confidence interval of the prediction; None without one."""
     steady_down_bytes: int | None
-    """Steady part of the model's transfer, after its first chunk, when TCP has reached the rate of
-    the link. None for a single chunk or a repeated one; likewise the three below."""
+    """Bytes of the model in the steady part of its transfer, after its first chunk, when TCP has
+    reached the rate of the link. None for a single chunk or a repeated one."""
     steady_down_s: float | None
-    """Duration of the steady part of the model."""
+    """Duration of the steady part of the model's transfer; None as `steady_down_bytes`."""
     steady_up_bytes: int | None
-    """Bytes of the steady part of the update."""
+    """Bytes of the update in the steady part of its transfer; None for a single chunk or a repeated
+    one."""
     steady_up_s: float | None
-    """Duration of the steady part of the update."""
+    """Duration of the steady part of the update's transfer; None as `steady_up_bytes`."""
     staleness: int | None
     """Model versions published while it trained, 0 if it was in time; None if not aggregated."""
     aggregated_round: int | None
@@ -435,31 +441,32 @@ class ExchangeRow:
     weight: float | None
     """a_k: factor on the change that the device made; None if it was not aggregated."""
     weight_share: float | None
-    """a_k / sum a over the updates of that round."""
+    """a_k / sum a over the updates of that round; None if it was not aggregated."""
     n_share: float | None
-    """n_k / sum n over the updates of that round: its share if examples alone counted."""
+    """n_k / sum n over the updates of that round, its share if examples alone counted; None if it
+    was not aggregated."""
     defence_scale: float | None
     """Factor of the defence on the change: 0 if it was left out, 1 without a defence; None if the
     update was not aggregated."""
     download_j: float | None = None
-    """Energy of the whole device in `download_s`; None: unknown, likewise the eight below."""
+    """Energy of the whole device in `download_s`; None if unknown."""
     decode_j: float | None = None
-    """Energy in `decode_s`."""
+    """Energy of the whole device in `decode_s`; None if unknown."""
     load_j: float | None = None
-    """Energy in `load_s`."""
+    """Energy of the whole device in `load_s`; None if unknown."""
     evaluate_j: float | None = None
-    """Energy in `evaluate_s`."""
+    """Energy of the whole device in `evaluate_s`; None if unknown."""
     train_j: float | None = None
-    """Energy in `train_s`."""
+    """Energy of the whole device in `train_s`; None if unknown."""
     personal_j: float | None = None
-    """Energy in `personal_s`."""
+    """Energy of the whole device in `personal_s`; None if unknown."""
     encode_j: float | None = None
-    """Energy in `encode_s`."""
+    """Energy of the whole device in `encode_s`; None if unknown."""
     upload_j: float | None = None
-    """Energy in `upload_s`."""
+    """Energy of the whole device in `upload_s`; None if unknown."""
     energy_j: float | None = None
-    """Sum over the phases; without an arrival, over those before the upload. None if a part of it
-    is unknown."""
+    """Energy of the whole device, summed over the phases; without an arrival, over those before the
+    upload. None if a part of it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,24 +512,27 @@ class MetricRow:
     accuracy_variance: float
     """Population variance of the ratios."""
     accuracy_gini: float | None
-    """Gini coefficient over devices."""
+    """Gini coefficient over devices; None if every accuracy is 0, or none was measured."""
     accuracy_gap: float
     """Best minus worst device."""
     loss_mean: float | None
-    """None when the model has diverged; likewise the next."""
+    """Loss, unweighted over devices, nats; None when the model has diverged."""
     loss_std: float | None
-    """Standard deviation over devices."""
+    """Standard deviation of the loss over devices; None when the model has diverged, or no device
+    was measured."""
     evaluate_s: float
     """Not part of any round's duration."""
     devices: int | None = None
     """Devices that were measured. 0: mean and pooled accuracy and the loss are those of the
-    server's test set, the spread over devices is unknown."""
+    server's test set, the spread over devices is unknown. None if not recorded."""
     test_n: int | None = None
     """Examples of the server's test set; None unless `evaluation.own_data` is `server-test-set`."""
     test_accuracy: float | None = None
-    """Share of its examples that are classified correctly."""
+    """Share of the examples of the server's test set that are classified correctly; None without
+    the set."""
     test_loss: float | None = None
-    """Mean over its examples, nats."""
+    """Mean loss over the examples of the server's test set, nats; None without the set, and when
+    the model has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,7 +551,7 @@ class DeviceMetricRow:
     accuracy: float
     """Share of correct held-out examples."""
     loss: float | None
-    """None when the model has diverged."""
+    """Mean loss over the held-out examples, nats; None when the model has diverged."""
     bytes_down: int | None = None
     """Bytes of the model that the device downloaded to test it on its own data; the bytes of the
     round do not include them. None: the coordinator evaluated it on the shard."""
@@ -566,7 +576,7 @@ class PersonalScoreRow:
     accuracy: float
     """Share of correct held-out examples."""
     loss: float | None
-    """Mean over the examples, nats; None when the model has diverged."""
+    """Mean loss over the held-out examples, nats; None when the model has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -577,7 +587,7 @@ class TelemetryRow:
     KEY: ClassVar[tuple[str, ...]] = ()
 
     at_s: float
-    """Instant."""
+    """Instant of the arrival."""
     device: str
     """Name of the device."""
     phase: str
@@ -587,15 +597,15 @@ class TelemetryRow:
     mu_cores: float
     """Free cores that the device reported."""
     downlink_bps: float | None
-    """Downlink as the device reported it."""
+    """Downlink as the device reported it; None before it has measured it."""
     uplink_bps: float | None
-    """Uplink as the device reported it."""
+    """Uplink as the device reported it; None before it has measured it."""
     cpu_ratio: float | None
-    """Cores that the agent used since the last report."""
+    """Cores that the agent used since the last report; None where not reported."""
     rss_bytes: int | None
-    """Resident memory of the agent."""
+    """Resident memory of the agent; None where not reported."""
     temperature_celsius: float | None
-    """Temperature of the processor."""
+    """Temperature of the processor; None where it cannot be read."""
     free_cores: float | None
     """Cores that are idle or used by the agent; None where not reported."""
     clock_ratio: float | None
@@ -620,9 +630,9 @@ class EventRow:
     kind: str
     """joined, left, rejoined, refused, waiting, dispatched, failed, late, rejected, void, ..."""
     round: int | None
-    """Round, counted from 1."""
+    """Round that the event is about, counted from 1; None for other events."""
     device: str | None
-    """Name of the device."""
+    """Device that the event is about; None for other events."""
     text: str
     """One line."""
 
@@ -680,19 +690,19 @@ class CommandRow:
     action: str
     """What the operator requested."""
     device: str | None
-    """Name of the device."""
+    """Device that the command is about; None for a command to the whole run."""
     operator: str
     """Name of the operator; `local` without a lab."""
     name: str | None = None
-    """Setting, part, profile, link or fault."""
+    """Setting, part, profile, link or fault; None for other actions."""
     value: float | None = None
-    """Value of the setting, share of the speed, or seconds of the fault."""
+    """Value of the setting, share of the speed, or seconds of the fault; None for other actions."""
     text: str = ""
     """The note."""
     round: int | None = None
     """First round with the new setting; None for other actions and refused commands."""
     before: float | None = None
-    """Value of the setting before."""
+    """Value of the setting before; None for other actions and refused commands."""
     is_accepted: bool = True
     """The run executed the command."""
     answer: str = ""
@@ -743,9 +753,9 @@ class EarlierRow:
     done: int
     """Exchanges with an update."""
     invalid: int
-    """Those of them that the estimator must not learn from."""
+    """Exchanges with an update that the estimator must not learn from."""
     contended: int
-    """Those of them that contention on the host made invalid."""
+    """Exchanges with an update that contention on the host made invalid."""
     device_s: float
     """Device-seconds of its exchanges and loss queries."""
     energy_j: float | None

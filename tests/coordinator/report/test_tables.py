@@ -1,5 +1,6 @@
 """Tables as numpy arrays, Arrow, pandas and polars, with a data dictionary."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from math import inf, isnan, nan
@@ -177,7 +178,7 @@ def test_arrow_fields_carry_unit_and_meaning(reader: RunReader) -> None:
     schema = read_table(reader, "exchange").arrow().schema
     assert schema.field("tau_s").metadata == {
         b"unit": b"s",
-        b"meaning": b"tau_wall - queued: the model exchange time.",
+        b"meaning": b"Model exchange time: tau_wall_s - queued_s; None unless an update arrived.",
     }
     assert not schema.field("round").nullable
     assert schema.field("tau_s").nullable
@@ -242,6 +243,17 @@ def test_the_dictionary_explains_every_column() -> None:
     assert units["telemetry", "temperature_celsius"] == "°C"
     assert units["round", "selected"] == ""
     assert {line.type for line in lines} == {"str", "int", "float", "bool", "bytes"}
+
+
+def test_every_line_of_the_dictionary_can_be_read_alone() -> None:
+    """It names what an empty cell means, and refers to no other line by its place."""
+    lines = dictionary()
+    silent = [line[:2] for line in lines if line.is_optional and "None" not in line.meaning]
+    assert silent == []
+    place = re.compile(
+        r"\b(the \w+ below|likewise|like the|the next[.;]|of them|that time)\b", re.I
+    )
+    assert [line[:2] for line in lines if place.search(line.meaning)] == []
 
 
 def test_a_meaning_is_the_docstring_below_its_field() -> None:
