@@ -62,8 +62,9 @@ def _config(what: str, options: argparse.Namespace) -> DataConfig:
 
 def _print_status(status: DatasetStatus) -> None:
     if status.is_available:
-        examples = f"{status.n} examples, " if status.n is not None else ""
+        has_n = status.n is not None and status.origin != "own"  # there it describes itself so
+        examples = f"{status.n} examples, " if has_n else ""
         hashed = f", sha256 {status.sha256[:12]}" if status.sha256 else ""
-        print(f"ok       {status.name:<16}{examples}{status.description} ({status.where}{hashed})")
+        print(f"ok       {status.name:<15} {examples}{status.description} ({status.where}{hashed})")
     else:
-        print(f"missing  {status.name:<16}{status.problem}; {status.what_to_do}")
+        print(f"missing  {status.name:<15} {status.problem}; {status.what_to_do}")

@@ -17,6 +17,7 @@ PAGES = (
     "lab",
     "own-device",
     "own-model",
+    "from-a-torch-script",
     "own-selector",
     "own-aggregator",
     "own-estimator",
