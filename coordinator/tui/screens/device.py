@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.events import Resize
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from fairbed.coordinator.report.device_history import (
     RECENT,
@@ -41,6 +41,7 @@ from fairbed.coordinator.tui.screens.device_log import DeviceLogScreen
 from fairbed.coordinator.tui.screens.run_screen import TALL, WIDE, WIDEST, Read, RunScreen
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView, known_prediction
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
+from fairbed.coordinator.tui.widgets.line_table import Heading, LineTable
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
 ABSENCES = {
@@ -209,14 +210,14 @@ class DeviceDetail(RunScreen):
         with Horizontal(id="device"):
             yield Static(id="facts")
             yield CurvePlot("", id="series")
-        yield DataTable[Text](id="exchanges", cursor_type="row", zebra_stripes=True)
+        yield LineTable(id="exchanges")
         yield FilterBar(FIELDS, example="done tau>3 train>2")
 
     def on_mount(self) -> None:
         """Set the titles and the columns."""
         super().on_mount()
         self.query_one("#facts").border_title = self._device.name
-        self.query_one(DataTable).focus()
+        self.query_one(LineTable).focus()
 
     def on_resize(self, _event: Resize) -> None:
         """Give facts, curves and columns the room that there is."""
@@ -274,7 +275,7 @@ class DeviceDetail(RunScreen):
         """List the exchanges, newest first; the cursor stays on its line."""
         every = self._history.exchanges if self._history else ()
         rows = [row for row in every if self._filter(row)]
-        table = self.query_one(DataTable)
+        table = self.query_one(LineTable)
         left_out = f" of {len(every)}" if len(rows) < len(every) else ""
         table.border_title = f"Exchanges, newest first ({len(rows)}{left_out})"
         columns = columns_of(every, is_widest=self._is_widest)
@@ -282,15 +283,10 @@ class DeviceDetail(RunScreen):
         if (headings, rows) == self._listed:
             return
         self._listed = (headings, rows)
-        line = table.cursor_row
-        cells = [[text(row) for _, text in columns] for row in reversed(rows)]
-        table.clear(columns=True)
-        for at, heading in enumerate(headings):
-            width = max(len(texts[at]) for texts in (headings, *cells))
-            table.add_column(Text(heading, justify="right"), width=width)
-        for texts in cells:
-            table.add_row(*(Text(text, justify="right") for text in texts))
-        table.move_cursor(row=min(line, max(len(rows) - 1, 0)))
+        table.fill(
+            [Heading(heading) for heading in headings],
+            [[text(row) for _, text in columns] for row in reversed(rows)],
+        )
 
     @property
     def _is_widest(self) -> bool:

@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from rich.table import Table
-from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.events import Resize
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from fairbed.coordinator.report.estimators import alpha_of
 from fairbed.coordinator.report.predictions import (
@@ -31,6 +28,7 @@ from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.screens.run_screen import WIDE, Read, RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.line_table import DeviceLines, Heading
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
 WORST_DEVICES = 100
@@ -84,16 +82,6 @@ def read_accuracy(until_round: int, reader: RunReader) -> Accuracy:
     )
 
 
-class DeviceErrors(DataTable[Text]):
-    """One line per device; Enter opens the one under the cursor."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "enter", "select_cursor", "Device", id="device", tooltip="Open the one under the cursor"
-        ),
-    ]
-
-
 class EstimatorScreen(RunScreen):
     """Errors of the predictions: in all, over rounds, by phase and by device."""
 
@@ -117,14 +105,14 @@ class EstimatorScreen(RunScreen):
             yield CurvePlot("Error, %", id="drift")
         with Horizontal(id="tables"):
             yield Static(id="parts", classes="panel")
-            yield DeviceErrors(id="devices", classes="panel", cursor_type="row", zebra_stripes=True)
+            yield DeviceLines(id="devices")
 
     def on_mount(self) -> None:
         """Set titles and columns."""
         super().on_mount()
         self.query_one("#errors").border_title = "Estimator"
         self.query_one("#parts").border_title = "Spread of the residuals by phase"
-        table = self.query_one(DataTable)
+        table = self.query_one(DeviceLines)
         table.border_title = "Devices, largest errors first"
         table.focus()
 
@@ -133,7 +121,7 @@ class EstimatorScreen(RunScreen):
         """Name of the device under the cursor."""
         if self._shown is None or not self._shown.devices:
             return None
-        row = self.query_one(DataTable).cursor_row
+        row = self.query_one(DeviceLines).cursor_row
         return self._shown.devices[row].device if row < len(self._shown.devices) else None
 
     def show(self, view: RunView) -> None:
@@ -180,15 +168,11 @@ class EstimatorScreen(RunScreen):
         self.query_one("#parts", Static).update(parts_table(found.parts, is_narrow=is_narrow))
         headings = [heading for heading, _ in COLUMNS]
         shown = [at for at, x in enumerate(headings) if not is_narrow or x not in LEFT_OUT]
-        table = self.query_one(DataTable)
-        row = table.cursor_row
-        table.clear(columns=True)
-        for at in shown:
-            table.add_column(Text(headings[at], justify="right" if at else "left"))
-        for device in found.devices:
-            cells = device_cells(device)
-            table.add_row(*(Text(cells[at], justify="right" if at else "left") for at in shown))
-        table.move_cursor(row=min(row, max(len(found.devices) - 1, 0)))
+        lines = [device_cells(device) for device in found.devices]
+        self.query_one(DeviceLines).fill(
+            [Heading(headings[at], is_left=at == 0) for at in shown],
+            [[cells[at] for at in shown] for cells in lines],
+        )
 
     def redraw(self) -> None:
         """Draw the plots again, in another theme or with other glyphs."""

@@ -3,15 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
-from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal
 from textual.events import Resize
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.policy.live_settings import Change, accepted_changes, mean_beta
@@ -23,6 +20,7 @@ from fairbed.coordinator.tui.screens.overview import accuracy_curves, queue_curv
 from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
 from fairbed.coordinator.tui.view import DeviceView, RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.line_table import DeviceLines, Heading
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
 MAX_DEVICES = 2_000
@@ -54,6 +52,8 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ),
     ("acc", "Accuracy of the global model on data of the device."),
 )
+
+HEADINGS = tuple(Heading(heading, is_left=at < 2) for at, (heading, _) in enumerate(COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +135,6 @@ def _weight_ratio(sums: tuple[float, float] | None) -> float | None:
     return sums[0] / sums[1] if sums is not None and sums[1] > 0.0 else None
 
 
-class ShareTable(DataTable[Text]):
-    """One line per device; Enter opens the one under the cursor."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "enter", "select_cursor", "Device", id="device", tooltip="Open the one under the cursor"
-        ),
-    ]
-
-
 class FairnessScreen(RunScreen):
     """Rates against the guarantee, queues, accuracies, and weights against examples."""
 
@@ -162,7 +152,7 @@ class FairnessScreen(RunScreen):
         """Build the parts."""
         yield Static(id="shares", classes="panel")
         with Horizontal(id="fair"):
-            yield ShareTable(id="devices", classes="panel", cursor_type="row", zebra_stripes=True)
+            yield DeviceLines(id="devices")
             with Container(id="curves"):
                 yield CurvePlot("Rate by device, sorted", id="rates")
                 yield CurvePlot("Accuracy by device, sorted", id="accuracies", has_zero=False)
@@ -173,16 +163,15 @@ class FairnessScreen(RunScreen):
         """Set the titles."""
         super().on_mount()
         self.query_one("#shares").border_title = "Shares"
-        table = self.query_one(ShareTable)
+        table = self.query_one(DeviceLines)
         table.border_title = "Devices, furthest below the guarantee first"
-        for at, (heading, _) in enumerate(COLUMNS):
-            table.add_column(Text(heading, justify="right" if at > 1 else "left"))
+        table.fill(HEADINGS, ())
         table.focus()
 
     @property
     def selected_device(self) -> str | None:
         """Name of the device under the cursor."""
-        row = self.query_one(ShareTable).cursor_row
+        row = self.query_one(DeviceLines).cursor_row
         return self._shares[row].device.name if 0 <= row < len(self._shares) else None
 
     def show(self, view: RunView) -> None:
@@ -205,16 +194,9 @@ class FairnessScreen(RunScreen):
         shares = shares_of(self._view, rows)
         self.query_one("#shares", Static).update(facts_text(self._view, shares))
         self._shares = shares[:MAX_DEVICES]
-        table = self.query_one(ShareTable)
-        row = table.cursor_row
-        table.clear()
         highest = max((share.rate for share in shares), default=0.0)
-        for share in self._shares:
-            cells = share_cells(share, highest)
-            table.add_row(
-                *(Text(x, justify="right" if at > 1 else "left") for at, x in enumerate(cells))
-            )
-        table.move_cursor(row=min(row, max(len(self._shares) - 1, 0)))
+        lines = [share_cells(share, highest) for share in self._shares]
+        self.query_one(DeviceLines).fill(HEADINGS, lines)
         self.query_one("#rates", CurvePlot).curves = rate_curves(shares)
         self.query_one("#accuracies", CurvePlot).curves = sorted_accuracies(self._view)
 

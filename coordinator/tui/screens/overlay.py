@@ -7,12 +7,13 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from fairbed.coordinator.store.reader import LIVE, RunReader
 from fairbed.coordinator.tui.run_list import RunSeries, differences, overlaid, read_series
 from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
 from fairbed.coordinator.tui.view import RunView
+from fairbed.coordinator.tui.widgets.line_table import Heading, LineTable
 from fairbed.coordinator.tui.widgets.plot import CurvePlot
 
 PLOTS = (
@@ -22,6 +23,8 @@ PLOTS = (
     ("queues", "Virtual queues Z, sum, over rounds"),
 )
 """Id and title."""
+
+HEADINGS = (Heading("", is_left=True), Heading("A"), Heading("B"), Heading("B - A"))
 
 
 class OverlayScreen(RunScreen):
@@ -53,17 +56,14 @@ class OverlayScreen(RunScreen):
                     is_over_rounds=name != "over-time",
                     has_zero=name == "queues",
                 )
-        yield DataTable[Text](
-            id="differences", classes="panel", cursor_type="row", zebra_stripes=True
-        )
+        yield LineTable(id="differences")
 
     def on_mount(self) -> None:
         """Set the columns."""
         super().on_mount()
-        table = self.query_one(DataTable)
+        table = self.query_one(LineTable)
         table.border_title = "Results and settings that differ"
-        for i, title in enumerate(("", "A", "B", "B - A")):
-            table.add_column(Text(title, justify="right" if i else "left"))
+        table.fill(HEADINGS, ())
         table.focus()
 
     def lacks(self, view: RunView) -> Read | None:
@@ -86,12 +86,7 @@ class OverlayScreen(RunScreen):
         self.query_one("#names", Static).update(Text(names))
         for name, curves in overlaid(rows).items():
             self.query_one(f"#{name}", CurvePlot).curves = curves
-        table = self.query_one(DataTable)
-        table.clear()
-        for cells in differences(*rows):
-            table.add_row(
-                *(Text(cell, justify="right" if i else "left") for i, cell in enumerate(cells))
-            )
+        self.query_one(LineTable).fill(HEADINGS, list(differences(*rows)))
 
     def redraw(self) -> None:
         """Draw the plots again, in another theme or with other glyphs."""

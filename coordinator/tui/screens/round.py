@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from fairbed.coordinator.report.quantities import ratio, seconds
 from fairbed.coordinator.report.selection_reasons import (
@@ -18,13 +18,14 @@ from fairbed.coordinator.report.selection_reasons import (
     columns_of,
     read_choice,
 )
-from fairbed.coordinator.report.text_table import TextColumn, fitting
+from fairbed.coordinator.report.text_table import fitting
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.filters import Field, Filter
 from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
 from fairbed.coordinator.tui.view import RoundView, RunView, round_views
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.line_table import DeviceLines, Heading
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 
 MAX_LINES = 2_000
@@ -90,16 +91,6 @@ def ordered(devices: Sequence[DeviceChoice], order: Order | None) -> list[Device
     return [*sorted(known, key=order.key, reverse=order.is_falling), *unknown]
 
 
-class ChoiceTable(DataTable[Text]):
-    """One line per device; Enter opens the one under the cursor."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "enter", "select_cursor", "Device", id="device", tooltip="Open the one under the cursor"
-        ),
-    ]
-
-
 class RoundScreen(RunScreen):
     """One round, opened at a device if one is named."""
 
@@ -141,14 +132,14 @@ class RoundScreen(RunScreen):
         """Build the parts."""
         yield Static(id="choice", classes="panel")
         yield RoundTimeline(id="bars")
-        yield ChoiceTable(id="choices", classes="panel", cursor_type="row", zebra_stripes=True)
+        yield DeviceLines(id="choices")
         yield Static(id="why")
         yield FilterBar(FIELDS, example="pi selected:no margin<1")
 
     def on_mount(self) -> None:
         """Give the table the keys."""
         super().on_mount()
-        self.query_one(ChoiceTable).focus()
+        self.query_one(DeviceLines).focus()
 
     @property
     def selected_device(self) -> str | None:
@@ -158,7 +149,7 @@ class RoundScreen(RunScreen):
 
     @property
     def _under_cursor(self) -> DeviceChoice | None:
-        row = self.query_one(ChoiceTable).cursor_row
+        row = self.query_one(DeviceLines).cursor_row
         return self._devices[row] if 0 <= row < len(self._devices) else None
 
     def show(self, view: RunView) -> None:
@@ -260,27 +251,23 @@ class RoundScreen(RunScreen):
 
     def _fill(self) -> None:
         """List the devices that the filter accepts, in the chosen order."""
-        table, order = self.query_one(ChoiceTable), ORDERS[self._order]
+        table, order = self.query_one(DeviceLines), ORDERS[self._order]
         every = self._rows.choice.devices if self._rows is not None else ()
         kept = [one for one in every if self._keeps(one)]
         self._devices = ordered(kept, order)[:MAX_LINES]
         table.border_title = title_of(len(self._devices), len(every), order)
-        table.clear(columns=True)
         if self._rows is None:
+            table.fill((), ())
             return
         width = table.scrollable_content_region.width
         columns = fitting(columns_of(self._rows.choice), self._devices, width)
-        for column in columns:
-            table.add_column(_cell(column, column.heading))
-        for one in self._devices:
-            table.add_row(*(_cell(column, column.text(one)) for column in columns))
+        table.fill(
+            [Heading(column.heading, is_left=column.align == "<") for column in columns],
+            [[column.text(one) for column in columns] for one in self._devices],
+        )
         names = [one.device for one in self._devices]
         table.move_cursor(row=names.index(self._device) if self._device in names else 0)
         self.on_data_table_row_highlighted()
-
-
-def _cell(column: TextColumn[DeviceChoice], text: str) -> Text:
-    return Text(text, justify="left" if column.align == "<" else "right")
 
 
 def title_of(shown: int, total: int, order: Order | None) -> str:

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.message import Message
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Footer
 
 from fairbed.coordinator.store.reader import RunReader
@@ -29,6 +30,21 @@ WIDE, WIDEST = 100, 160
 
 Read: TypeAlias = Callable[[RunReader], Any]
 """Reads what one screen shows beyond the view; a thread calls it."""
+
+
+class KeyFooter(Footer):
+    """The keys of a screen.
+
+    Textual builds the keys anew when the focus or an offered command changes, and its footer keeps
+    those that it replaced (Textual issue 6666). This one lets them go.
+    """
+
+    async def recompose(self) -> None:
+        """Build the keys anew."""
+        await super().recompose()
+        watchers: dict[str, list[tuple[Widget, object]]] = getattr(self, "__watchers", {})
+        for entries in watchers.values():
+            entries[:] = [entry for entry in entries if entry[0].is_attached]
 
 
 class RunScreen(Screen[None]):
@@ -78,7 +94,7 @@ class RunScreen(Screen[None]):
         yield ScreenTabs(self.TAB)
         yield Banner()
         yield from self.compose_parts()
-        yield Footer(show_command_palette=False)
+        yield KeyFooter(show_command_palette=False)
 
     def compose_parts(self) -> ComposeResult:
         """Build the parts between the banner and the footer."""
