@@ -29,7 +29,7 @@ from fairbed.coordinator.report.tables import TABLES, Table, read_table
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.progress import tracked
 
-EXPORT = """
+MEASURED = """
 import os, sys
 from benchmarks._meter import peak_rss_bytes
 from fairbed.testbed.cli.main import main
@@ -105,15 +105,15 @@ def _export(folder: Path, form: Format) -> tuple[float, float, float, float]:
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-", dir=folder.parent) as name:
         out = Path(name) / "out"
         options = ["export", str(folder), "--format", form, "--out", str(out)]
-        began_s, used_s = time.monotonic(), _children_s()
-        command = [sys.executable, "-c", EXPORT, *options]
+        began_s, used_s = time.monotonic(), children_s()
+        command = [sys.executable, "-c", MEASURED, *options]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        elapsed_s, cpu_s = time.monotonic() - began_s, _children_s() - used_s
+        elapsed_s, cpu_s = time.monotonic() - began_s, children_s() - used_s
         size = sum(path.stat().st_size for path in out.iterdir())
     return elapsed_s, cpu_s, int(done.stdout.splitlines()[-1]) / MEGABYTE, size / MEGABYTE
 
 
-def _children_s() -> float:
+def children_s() -> float:
     """Return the processor time of all processes that were started and have ended, seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
