@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
 
 import anyio
@@ -19,7 +20,9 @@ from anyio.abc import TaskGroup
 
 from fairbed.device_agent.assignment import CurrentAssignment
 from fairbed.device_agent.config import AgentConfig
-from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version
+from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.choose import installed_engines, open_engine
+from fairbed.device_agent.engines.onnx import engine_version
 from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.examples import BlobCache, OwnData
 from fairbed.device_agent.host import Host, Sensors
@@ -36,6 +39,7 @@ from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import Telemetry
 from fairbed.device_agent.transfers import Pulls
 from fairbed.device_agent.worker import OpenEngine, TrainingThread
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import decode_from_device, decode_to_device, encode
 from fairbed.wire.codecs import CODECS
@@ -87,6 +91,7 @@ def capabilities(
     engine_threads: int,
     allowed_rules: Collection[str] = (),
     min_noise_multiplier: float = 0.0,
+    allowed_models: Collection[str] = (),
     *,
     sends_log: bool = False,
 ) -> Capabilities:
@@ -97,6 +102,7 @@ def capabilities(
         engine_threads: Threads of one training step.
         allowed_rules: Paths of local rules that a coordinator may ask for.
         min_noise_multiplier: Least noise that the owner accepts.
+        allowed_models: Python modules with torch models that the owner allows.
         sends_log: The owner lets lines of the log leave the device.
 
     Raises:
@@ -115,7 +121,13 @@ def capabilities(
         skills=(*SKILLS, LOG_SKILL) if sends_log else SKILLS,
         local_rules=known_rules(allowed_rules),
         min_noise_multiplier=min_noise_multiplier,
+        engines=installed_engines(),
+        models=tuple(sorted(allowed_models)),
     )
+
+
+def _open_engine(models: Collection[str], artifact: Artifact, threads: int) -> Engine:
+    return open_engine(artifact, threads, models)
 
 
 def agent_version() -> str:
@@ -137,7 +149,7 @@ class Agent:
         config: Configuration from flags and file.
         host: The machine, real or emulated.
         transport_factory: Returns the link to the broker, with the last will of this agent.
-        open_engine: Opens the training engine of a task.
+        open_engine: Opens the training engine of a task; None opens it by its kind.
         log: Lines that the coordinator may have; None if it gets none.
     """
 
@@ -146,13 +158,13 @@ class Agent:
         config: AgentConfig,
         host: Host,
         transport_factory: TransportFactory,
-        open_engine: OpenEngine = OnnxEngine,
+        open_engine: OpenEngine | None = None,
         log: RecentLog | None = None,
     ) -> None:
         self._config = config
         self._host = host
         self._transport_factory = transport_factory
-        self._open_engine = open_engine
+        self._open_engine = open_engine or partial(_open_engine, config.allow_models)
         self._log = log
         self._name = config.name
         self._topics = Topics(config.tenant)
@@ -202,6 +214,7 @@ class Agent:
                 self._config.engine_threads,
                 self._config.local_training,
                 self._config.privacy.min_noise_multiplier,
+                self._config.allow_models,
                 sends_log=self._log is not None,
             ),
         )

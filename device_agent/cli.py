@@ -21,6 +21,7 @@ _KEYS = {
     "cache": "cache_folder",
     "state": "state_folder",
     "local_training": "local_training",
+    "allow_models": "allow_models",
     "available_hours": "available_hours",
     "only_charging": "only_charging",
     "once": "once",
@@ -209,6 +210,13 @@ def _run_parser() -> argparse.ArgumentParser:
         metavar="MODULE:NAME",
         action="append",
         help="a local rule that a coordinator may ask for; its code runs here (may be repeated)",
+    )
+    parser.add_argument(
+        "--allow-models",
+        metavar="MODULE",
+        action="append",
+        help="a Python module with torch models that a coordinator may ask for; its code runs here "
+        "(may be repeated)",
     )
     parser.add_argument(
         "--available-hours",

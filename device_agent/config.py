@@ -101,6 +101,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     local_training: tuple[str, ...] = ()
     """Local rules that a coordinator may ask for, as `package.module:Name`; their code runs on
     this device. Installed ones need no entry here."""
+    allow_models: tuple[str, ...] = ()
+    """Python modules with torch models that a coordinator may ask for, as `package.module`; their
+    code runs on this device."""
     telemetry_s: PositiveSeconds = 1.0
     """Interval of contexts."""
     available_hours: tuple[str, ...] = ()

@@ -184,7 +184,8 @@ def machine_findings(
 
 def _engine() -> Finding:
     """Compute a gradient with the engine and compare it with the expected one."""
-    from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, self_check
+    from fairbed.device_agent.engines.base import self_check
+    from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version
 
     hint = "install it again: run the line of fairbed enroll on this device"
     try:

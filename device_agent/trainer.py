@@ -117,6 +117,7 @@ def train(
             break
         if is_first:
             loss_sum, seen = 0.0, 0
+        engine.reseed(seed, steps)
         loss, gradient = engine.gradient(work, x[batch], y[batch])
         steps += 1
         if not np.isfinite(loss):

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from fairbed.device_agent import trainer
 from fairbed.device_agent.coding import Coder
 from fairbed.device_agent.ditto import train_personal
-from fairbed.device_agent.engines.base import Engine, EngineError, Examples
-from fairbed.device_agent.engines.onnx import OnnxEngine, release_memory, self_check, trim_heap
+from fairbed.device_agent.engines.base import Engine, EngineError, Examples, self_check
+from fairbed.device_agent.engines.choose import open_engine
+from fairbed.device_agent.engines.onnx import release_memory, trim_heap
 from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
 from fairbed.device_agent.examples import BlobCache, ExampleSource, Labelled
 from fairbed.device_agent.host import Clock, EnergyMeter, Host, Meter, Section
@@ -224,7 +225,7 @@ class TrainingThread:
         host: Host,
         cache: BlobCache,
         state: Path,
-        open_engine: OpenEngine = OnnxEngine,
+        open_engine: OpenEngine = open_engine,
         threads: int = 1,
         allowed_rules: Collection[str] = (),
         min_noise_multiplier: float = 0.0,

@@ -1,5 +1,7 @@
 """The artifact of a task: two ONNX graphs and their description, all that a device needs to train.
 
+A model that cannot be exported has no graphs: its artifact names a torch module (`ModuleSource`).
+
 `train` computes the loss and its gradient, `evaluate` what an evaluation measures. Parameters are
 inputs of both graphs: a graph is a few kB, and the model is sent separately as one flat vector.
 
@@ -20,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
-from fairbed.wire.messages import MAX_TEXT
+from fairbed.wire.messages import MAX_TEXT, Sha256
 from fairbed.wire.tensors import Layout, Shape
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -101,14 +103,42 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
 
-class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+EngineName: TypeAlias = Literal["onnx", "torch"]
+
+
+class ModuleSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A torch module that a device imports; its code is not sent."""
+
+    path: Text
+    """`package.module:factory`, as in `wire.models`."""
+    sha256: Sha256
+    """Of the source file of `package.module`, which must be the same on the device."""
+    is_random: bool = False
+    """It draws random numbers in training mode, as dropout does. Its self-check is computed in
+    evaluation mode."""
+    reason: Text = ""
+    """Why there are no graphs: what the exporter refused; empty if the experiment chose torch."""
+
+
+class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A task as it is sent to devices."""
 
     spec: TaskSpec
     train: bytes
-    """ONNX graph, serialised."""
+    """ONNX graph, serialised; empty with a module."""
     evaluate: bytes
-    """ONNX graph, serialised."""
+    """ONNX graph, serialised; empty with a module."""
+    module: ModuleSource | None = None
+    """The torch module that replaces the graphs; None with graphs."""
+
+    def __post_init__(self) -> None:
+        if self.module is not None and (self.train or self.evaluate):
+            raise ValueError("train and evaluate must be empty with a module")
+
+    @property
+    def engine(self) -> EngineName:
+        """The engine that runs this task on devices."""
+        return "onnx" if self.module is None else "torch"
 
 
 _DECODER = msgspec.msgpack.Decoder(Artifact)

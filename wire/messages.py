@@ -373,6 +373,10 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     """Least `Privacy.noise_multiplier` that the owner accepts; 0 accepts training without noise."""
     local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
     """Local rules beside SGD: built-in ones, installed ones, and paths that the owner allows."""
+    engines: Annotated[tuple[Word, ...], Meta(max_length=8)] = ("onnx",)
+    """Installed training engines: `onnx`, `torch`; unknown names are ignored."""
+    models: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
+    """Python modules with torch models that the owner allows to be imported."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):

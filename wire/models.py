@@ -5,24 +5,85 @@ shape of an example and the number of classes. This module does not import torch
 whatever the factory makes.
 """
 
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
 from collections.abc import Callable
-from types import ModuleType
 
+from fairbed.wire.artifact import ModuleSource
 from fairbed.wire.plugins import PluginError
+
+_hashes: dict[str, bytes] = {}
+"""Hash of the source of each module that `factory_at` imported, by its name."""
+
+
+def package_of(path: str) -> str:
+    """Return the name of the Python module in a path `package.module:factory`."""
+    return path.partition(":")[0]
 
 
 def factory_at(path: str) -> Callable[..., object]:
     """Return the factory that a path names.
 
+    A module whose file has changed since this function imported it is executed again.
+
     Raises:
         PluginError: The module cannot be imported, or has no such factory.
     """
-    package, _, name = path.partition(":")
-    return _factory_in(_imported(package, path), path, name)
+    package, name = package_of(path), path.partition(":")[2]
+    file = _file_of(path)
+    source = b"" if file is None else _read(file)
+    got = hashlib.sha256(source).digest()
+    try:
+        module = importlib.import_module(package)
+        if _hashes.get(package, got) != got:
+            exec(compile(source, file or package, "exec"), module.__dict__)
+    except Exception as exc:  # importing runs the user's code
+        raise _import_error(path, exc) from exc
+    _hashes[package] = got
+    factory: Callable[..., object] | None = getattr(module, name, None)
+    if not callable(factory):
+        raise PluginError(
+            f"model.name: {path} must name a factory in the module {package}, got "
+            f"{'no such name' if factory is None else type(factory).__name__}; correct the name"
+        )
+    return factory
+
+
+def sourced_factory(source: ModuleSource) -> Callable[..., object]:
+    """Return the factory of a task, if the source file here has the hash that the task names.
+
+    Raises:
+        PluginError: The module is absent, differs, cannot be imported, or has no such factory.
+    """
+    package, got = package_of(source.path), source_hash(source.path)
+    if got != source.sha256:
+        raise PluginError(
+            f"model {source.path}: the source of {package} must be that of the coordinator "
+            f"(sha256 {source.sha256.hex()[:12]}), got {got.hex()[:12]} in "
+            f"{_file_of(source.path)}; copy the coordinator's file to this device"
+        )
+    return factory_at(source.path)
+
+
+def source_hash(path: str) -> bytes:
+    """Return the SHA-256 of the source file of the Python module in a path.
+
+    Other files that the module imports do not count.
+
+    Raises:
+        PluginError: There is no such module, or it is no Python file.
+    """
+    file = _file_of(path)
+    if file is None:
+        raise PluginError(
+            f"model.name: {path} must be in a Python file, got a module without one; name the "
+            "module that defines it"
+        )
+    return hashlib.sha256(_read(file)).digest()
 
 
 X_SHAPE, CLASSES = "x_shape", ("classes", "num_classes")
@@ -100,32 +161,44 @@ def _arguments(
     )
 
 
-def _imported(package: str, path: str) -> ModuleType:
+def _file_of(path: str) -> str | None:
+    """Return the source file of the Python module in a path; imports the packages around it.
+
+    Raises:
+        PluginError: There is no such module.
+    """
+    importlib.invalidate_caches()  # a file may be newer than this process
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last, so that it shadows no installed package
     try:
-        return importlib.import_module(package)
-    except Exception as exc:  # importing runs the user's code
-        absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
-        if absent is not None and f"{package}.".startswith(f"{absent}."):
-            raise PluginError(
-                f"model.name: {path} must name an importable module, got none named "
-                f"{package!r}; correct the name, or run fairbed in its folder"
-            ) from exc
-        raise PluginError(
-            f"model.name: the module of {path} must be importable, got {type(exc).__name__} "
-            f"in it: {_line(exc)}; correct the module or install what it needs"
-        ) from exc
+        spec = importlib.util.find_spec(package_of(path))
+    except Exception as exc:  # importing the packages around it runs their code
+        raise _import_error(path, exc) from exc
+    if spec is None:
+        raise _absent(path)
+    return spec.origin if spec.has_location else None
 
 
-def _factory_in(module: ModuleType, path: str, name: str) -> Callable[..., object]:
-    factory: Callable[..., object] | None = getattr(module, name, None)
-    if not callable(factory):
-        raise PluginError(
-            f"model.name: {path} must name a factory in the module {module.__name__}, got "
-            f"{'no such name' if factory is None else type(factory).__name__}; correct the name"
-        )
-    return factory
+def _read(file: str) -> bytes:
+    with open(file, "rb") as opened:
+        return opened.read()
+
+
+def _import_error(path: str, exc: Exception) -> PluginError:
+    absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    if absent is not None and f"{package_of(path)}.".startswith(f"{absent}."):
+        return _absent(path)
+    return PluginError(
+        f"model.name: the module of {path} must be importable, got {type(exc).__name__} "
+        f"in it: {_line(exc)}; correct the module or install what it needs"
+    )
+
+
+def _absent(path: str) -> PluginError:
+    return PluginError(
+        f"model.name: {path} must name an importable module, got none named "
+        f"{package_of(path)!r}; correct the name, or run fairbed in its folder"
+    )
 
 
 def _line(exc: Exception) -> str:

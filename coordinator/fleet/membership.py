@@ -128,6 +128,12 @@ class Fleet:
             device.n_registered = n_k
         if is_new:
             self._record(device, was_known)
+        if problem := self._engine_problem(device):
+            if is_new:
+                self._event_log.event("skill", problem, level="warning", device=name)
+            self._private.drop(name)
+            self._publisher.publish(name, Refuse(reason=problem))
+            return is_new and was_known
         held_out = self._held_out if device.can_test else None
         welcome = msgspec.structs.replace(
             self._welcome, shard=shard, held_out=held_out, wants_log=device.can_send_log
@@ -241,6 +247,22 @@ class Fleet:
                 has_own_data=device.has_own_data,
                 kind="emulated" if device.name in self.registry.emulated else "physical",
             )
+        )
+
+    def _engine_problem(self, device: Device) -> str:
+        """Return why a device cannot run the model, and what to do; empty if it can."""
+        engine, module = self.registry.engine, self.registry.module
+        if device.runs_model(engine, module):
+            return ""
+        assert device.capabilities is not None
+        if engine not in device.capabilities.engines:
+            return (
+                f"its agent has no {engine}, which the model of this run needs; install it on the "
+                "device"
+            )
+        return (
+            f"its owner does not allow the module {module} of this model; start its agent with "
+            f"--allow-models {module}"
         )
 
     def _record(self, device: Device, was_known: bool) -> None:

@@ -39,6 +39,9 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections: immutable, and unknown keys are errors."""
 
 
+ModelEngine: TypeAlias = Literal["auto", "onnx", "torch"]
+
+
 class ModelConfig(Section, frozen=True, kw_only=True):
     """`[model]`: the model that is trained."""
 
@@ -47,6 +50,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     task: TaskKind | None = None
     """classification: a logit per class; binary: one logit for two classes; regression: one number;
     not set: regression if the targets are floats, else classification."""
+    engine: ModelEngine = "auto"
+    """What trains it on devices: onnx exports it as graphs; torch imports the module on devices
+    that have torch and whose owners allow it; auto takes torch if it cannot be exported."""
 
 
 LOCAL_RULES = ("sgd", "propfair")

@@ -50,6 +50,7 @@ from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Refused
 from fairbed.wire.messages import MAX_CHUNK_BYTES, CoordinatorStatus, Goodbye, Manifest, Welcome
+from fairbed.wire.models import package_of
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
@@ -239,11 +240,14 @@ class Coordinator:
     def _build(self, group: TaskGroup) -> _RunParts:
         """Build the parts of the run; nothing is sent yet."""
         log, side_traffic = self._event_log, SideTraffic()
+        module = self._setup.artifact.module
         registry = Registry(
             personalises=self._config.personalisation.is_on,
             local_rule=self._config.training.rule,
             emulated=self._setup.emulated,
             noise_multiplier=self._config.privacy.noise_multiplier,
+            engine=self._setup.artifact.engine,
+            module="" if module is None else package_of(module.path),
         )
         task = encode_artifact(self._setup.artifact)
         task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))

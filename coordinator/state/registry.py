@@ -124,6 +124,18 @@ class Device:
         known = () if self.capabilities is None else self.capabilities.local_rules
         return rule == "sgd" or rule in known
 
+    def runs_model(self, engine: str, module: str) -> bool:
+        """Return whether the device has an engine, and its owner allows the module of a model.
+
+        Args:
+            engine: onnx or torch.
+            module: Python module of the model; empty for graphs, which need no permission.
+        """
+        known = self.capabilities
+        if known is None:
+            return engine == "onnx"
+        return engine in known.engines and (not module or module in known.models)
+
     def is_present(self, now: float) -> bool:
         """Return whether the device is available or at work on an open exchange."""
         if self.busy_round is None or self.is_draining:
@@ -169,6 +181,11 @@ class Registry:
     """Emulated devices; only reports differ for them."""
     noise_multiplier: float | None = None
     """Noise of the run's updates, None without; a device that does not accept it is not
+    available."""
+    engine: str = "onnx"
+    """Engine of the run's task; a device without it is not available."""
+    module: str = ""
+    """Python module of the model, empty for graphs; a device whose owner does not allow it is not
     available."""
     _devices: dict[str, Device] = field(default_factory=dict)
 
@@ -292,6 +309,8 @@ class Registry:
         """Return why a device is not available, or None if it is."""
         if device.is_excluded:
             return Reason.EXCLUDED
+        if not device.runs_model(self.engine, self.module) and device.is_on:
+            return Reason.UNFIT  # it stays in preparation
         status = device.status(now)
         if reason := _ABSENT.get(status):
             return reason
@@ -304,6 +323,7 @@ class Registry:
         return (
             device.has_rule(self.local_rule)
             and device.accepts_noise(self.noise_multiplier)
+            and device.runs_model(self.engine, self.module)
             and (device.can_report_loss or not self.needs_losses)
         )
 

@@ -4,7 +4,8 @@ import importlib.util
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from fairbed.coordinator.task.errors import UnknownTask
+from fairbed.coordinator.policy.config import ModelEngine
+from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped, task_name
 from fairbed.wire.artifact import Artifact, TaskKind, decode_artifact
 from fairbed.wire.models import call_factory, factory_at
@@ -18,9 +19,14 @@ SUFFIX = ".task"
 
 
 def load_task(
-    model: str, x_shape: tuple[int, ...], classes: int, kind: TaskKind = "classification"
+    model: str,
+    x_shape: tuple[int, ...],
+    classes: int,
+    kind: TaskKind = "classification",
+    *,
+    engine: ModelEngine = "auto",
 ) -> Artifact:
-    """Return the task of a model: the shipped one, or a new export if torch is installed.
+    """Return the task of a model: the shipped one, or a new one if torch is installed.
 
     Args:
         model: softmax, mlp, cnn, or `package.module:factory`.
@@ -28,15 +34,24 @@ def load_task(
             flattens the examples.
         classes: Number of classes; 1 for regression.
         kind: What the model predicts.
+        engine: As for `build_task`.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
+        Unsupported: The engine cannot train the model.
+        WrongArtifact: The export does not compute what torch computes.
     """
+    if engine == "torch" and ":" not in model:
+        raise UnknownTask(
+            f'model.engine: "torch" must have a model package.module:factory, got {model}; choose '
+            '"auto"'
+        )
     recipe = find_shipped(model, x_shape, classes, kind)
     if recipe is not None:
         return decode_artifact(read_shipped(recipe.name))
-    if importlib.util.find_spec("torch") and importlib.util.find_spec("onnx"):
-        return build_task(model, x_shape, classes, kind)
+    needed = ("torch",) if engine == "torch" else ("torch", "onnx")
+    if all(importlib.util.find_spec(package) for package in needed):
+        return build_task(model, x_shape, classes, kind, engine=engine)
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
     raise UnknownTask(
@@ -56,31 +71,55 @@ def _task_of(classes: int, kind: TaskKind) -> str:
 
 
 def build_task(
-    model: str, x_shape: tuple[int, ...], classes: int, kind: TaskKind = "classification"
+    model: str,
+    x_shape: tuple[int, ...],
+    classes: int,
+    kind: TaskKind = "classification",
+    *,
+    engine: ModelEngine = "auto",
 ) -> Artifact:
-    """Export a task with torch.
+    """Export a task with torch, or name the module that devices train with torch.
 
     A factory, `package.module:factory`, is called with x_shape and classes, and returns a
     `torch.nn.Module` that maps (B, *x_shape) to logits, (B, classes). With two classes it may
     return one logit, and for regression it must return one number: (B,) or (B, 1).
 
+    Args:
+        model: As for `load_task`.
+        x_shape: Shape of one example.
+        classes: Number of classes; 1 for regression.
+        kind: What the model predicts.
+        engine: onnx exports the module, torch names it; auto names a module of the user that
+            cannot be exported.
+
     Raises:
         UnknownTask: There is no such model or factory, torch is missing, or the shape is wrong.
-        Unsupported: The exporter lacks an operation of the model.
+        Unsupported: The exporter lacks an operation of the model, or torch cannot train it.
         WrongArtifact: The export does not compute what torch computes.
     """
     try:
-        from fairbed.coordinator.task.export import export_task
+        from fairbed.coordinator.task.modules import module_task
+
+        if engine != "torch":
+            from fairbed.coordinator.task.export import export_task
     except ImportError as exc:
         raise UnknownTask(
             f"model.name: {model} must be exported, got: {exc}; install fairbed[torch]"
         ) from exc
     module = make_module(model, x_shape, classes, kind)
-    if ":" in model:
-        name = task_name(model, x_shape, classes, kind)
+    if ":" not in model:
+        recipe = default_recipe(model, x_shape, classes, kind)
+        return export_task(module, recipe.name, model, recipe.x_shape, classes, kind=kind)
+    name = task_name(model, x_shape, classes, kind)
+    if engine == "torch":
+        return module_task(module, name, model, x_shape, classes, kind)
+    try:
         return export_task(module, name, model, x_shape, classes, kind=kind)
-    recipe = default_recipe(model, x_shape, classes, kind)
-    return export_task(module, recipe.name, model, recipe.x_shape, classes, kind=kind)
+    except (Unsupported, WrongArtifact) as exc:
+        if engine == "onnx":
+            raise type(exc)(f'{exc}, or model.engine = "auto" with torch on the devices') from exc
+        reason = str(exc).rpartition("; ")[0]
+        return module_task(module, name, model, x_shape, classes, kind, reason=reason)
 
 
 def make_module(
@@ -103,10 +142,13 @@ def make_module(
 
 
 def _call_factory(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":
+    import torch
     from torch import nn
 
     try:
-        module = call_factory(model, factory_at(model), x_shape, classes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # two runs shall get the same module
+            module = call_factory(model, factory_at(model), x_shape, classes)
     except PluginError as exc:
         raise UnknownTask(str(exc)) from exc
     if not isinstance(module, nn.Module):

@@ -6,9 +6,8 @@ torch to ONNX are known to compute wrong gradients without an error.
 """
 
 import copy
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.nn.modules.conv import _ConvNd
 
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.lowering import (
@@ -30,74 +28,16 @@ from fairbed.coordinator.task.lowering import (
     Output,
     dtype_of,
 )
+from fairbed.coordinator.task.modules import (
+    SELFCHECK_BATCH,
+    SELFCHECK_SEED,
+    make_layout,
+    with_kind,
+)
 from fairbed.coordinator.task.ops import OPERATIONS
 from fairbed.coordinator.task.recording import PREFIX, Recorder
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck, verify
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec
-from fairbed.wire.tensors import Layout, Tensor
-
-Role: TypeAlias = Literal["param", "buffer"]
-Start: TypeAlias = Literal["zeros", "ones", "uniform"]
-
-
-def make_layout(model: nn.Module) -> Layout:
-    """Return the layout of a module: parameters, then float buffers, in the module's order.
-
-    Initial values: weights and biases of linear and convolution layers are uniform in
-    +-1/sqrt(fan_in), as in torch. Other tensors stay all 0 or all 1 if they are; the rest is
-    uniform with the standard deviation of the module's own values.
-    """
-    bounds = _uniform_bounds(model)
-    named: list[tuple[str, torch.Tensor, Role]] = [
-        (name, tensor, "param") for name, tensor in model.named_parameters()
-    ]
-    named += [
-        (name, tensor, "buffer")
-        for name, tensor in model.named_buffers()
-        if tensor.dtype == torch.float32
-    ]
-    tensors: list[Tensor] = []
-    offset = 0
-    for name, values, role in named:
-        tensor = _tensor(name, values.detach(), offset, role, bounds.get(name))
-        tensors.append(tensor)
-        offset += tensor.size
-    return Layout(tensors=tuple(tensors))
-
-
-def _uniform_bounds(model: nn.Module) -> dict[str, float]:
-    """Return 1/sqrt(fan_in) for the parameters of linear and convolution layers, by name."""
-    bounds = {}
-    for prefix, module in model.named_modules():
-        if isinstance(module, nn.Linear | _ConvNd):
-            fan_in = math.prod(module.weight.shape[1:])
-            for leaf, _ in module.named_parameters(recurse=False):
-                bounds[f"{prefix}.{leaf}" if prefix else leaf] = 1.0 / math.sqrt(fan_in)
-    return bounds
-
-
-def _tensor(
-    name: str, values: torch.Tensor, offset: int, role: Role, bound: float | None
-) -> Tensor:
-    start: Start = "uniform"
-    if bound is None and bool((values == 0).all()):
-        start = "zeros"
-    elif bound is None and bool((values == 1).all()):
-        start = "ones"
-    elif bound is None:
-        bound = math.sqrt(3.0) * float(values.double().std(correction=0))
-    return Tensor(
-        name=name,
-        shape=tuple(values.shape),
-        offset=offset,
-        role=role,
-        init=start,
-        init_bound=bound or 0.0,
-    )
-
-
-SELFCHECK_SEED = 20
-SELFCHECK_BATCH = 5
 
 _UNKNOWN = SelfCheck(seed=SELFCHECK_SEED, batch=SELFCHECK_BATCH, loss=0.0, gradient_l2=0.0)
 
@@ -146,7 +86,7 @@ def export_task(
     )
     recorder = Recorder(copy.deepcopy(model), spec)
     if spec.is_scored:
-        spec = _with_kind(spec, recorder.output_shape())
+        spec = with_kind(spec, recorder.output_shape())
         recorder = Recorder(copy.deepcopy(model), spec)
     _check_forward(recorder.training_loss(), spec)
     train = _training_graph(recorder.training(), spec)
@@ -157,28 +97,6 @@ def export_task(
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
     verify(artifact, reference)
     return artifact
-
-
-def _with_kind(spec: TaskSpec, output: tuple[int, ...]) -> TaskSpec:
-    """Return the spec of a model with outputs of this shape, without the batch.
-
-    Raises:
-        Unsupported: The outputs do not fit the task.
-    """
-    is_one = output in ((), (1,))
-    if spec.kind == "regression":
-        if is_one:
-            return spec
-        needed = "one number per example, shape (B,) or (B, 1)"
-    elif is_one or output == (2,):
-        return msgspec.structs.replace(spec, task="binary" if is_one else UNSET)
-    else:
-        needed = "one logit per example, shape (B,) or (B, 1), or two, shape (B, 2)"
-    shape = ", ".join(map(str, ("B", *output)))
-    raise Unsupported(
-        f"{spec.name}: for {spec.kind} the model must return {needed}, got ({shape}); change its "
-        "last layer"
-    )
 
 
 def _check_forward(program: ExportedProgram, spec: TaskSpec) -> None:

@@ -58,9 +58,18 @@ class TorchReference:
         model: The module; it is not changed.
         layout: Its tensors, by the names of the module.
         kind: What the module predicts.
+        is_random: Its gradient is computed in evaluation mode, without random numbers.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, kind: TaskKind = "classification") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        kind: TaskKind = "classification",
+        *,
+        is_random: bool = False,
+    ) -> None:
+        self._is_random = is_random
         self._model = copy.deepcopy(model).double()
         self._layout, self._kind = layout, kind
         self._tensors: dict[str, torch.Tensor] = dict(self._model.named_parameters())
@@ -69,11 +78,15 @@ class TorchReference:
     def step(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Step:
         """Return the mean loss of a mini-batch in training mode, and its gradient."""
         self._load(vector)
-        self._model.train()
+        self._model.train(not self._is_random)
         self._model.zero_grad()
         loss = self._losses(self._model(_tensor(x)), y).mean()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(loss.item(), self._flat("param"), self._flat("buffer"))
+
+    def unused(self) -> list[str]:
+        """Return the parameters on which the loss of the last step did not depend."""
+        return [name for name, p in self._model.named_parameters() if p.grad is None]
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples in eval mode."""

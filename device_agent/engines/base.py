@@ -1,9 +1,10 @@
-"""The interface of training engines, and their errors.
+"""The interface of training engines, their errors, and the checks that all of them share.
 
 EngineError            the engine is missing, or cannot run this task
 └── EngineMismatch     the results of the engine differ from the expected results of the task
 """
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets
+from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
+
+EVALUATION_BATCH = 64
+"""Examples per evaluation run: bounds the memory of activations."""
 
 
 class EngineError(Exception):
@@ -29,6 +34,22 @@ class Engine(Protocol):
 
     spec: TaskSpec
 
+    @property
+    def name(self) -> str:
+        """Engine and version, for messages."""
+        ...
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Set the random numbers (dropout) of the next gradients.
+
+        The same seed and step give the same numbers; before the first call there are none.
+
+        Args:
+            seed: Seed of the device and round.
+            step: Number of the mini-batch, from 0.
+        """
+        ...
+
     def gradient(
         self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32]]:
@@ -42,3 +63,54 @@ class Engine(Protocol):
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples, in evaluation mode."""
         ...
+
+
+def self_check(engine: Engine) -> None:
+    """Run the task's self-check on an engine.
+
+    Raises:
+        EngineMismatch: The results differ from the expected results of the task.
+    """
+    try:
+        run_selfcheck(engine.spec, engine.gradient)
+    except SelfCheckFailed as exc:
+        raise EngineMismatch(f"{engine.name}: {exc}") from exc
+
+
+def shaped_examples(spec: TaskSpec, x: Examples, y: Targets) -> tuple[Examples, Targets]:
+    """Return x as (B, *x_shape) and y as (B,), contiguous.
+
+    Raises:
+        ValueError: A shape or dtype does not fit the task.
+    """
+    size = math.prod(spec.x_shape)
+    if y.ndim != 1 or len(x) != len(y) or len(y) == 0 or x.size != len(y) * size:
+        raise ValueError(
+            f"{spec.name}: x must be (B, {', '.join(map(str, spec.x_shape))}) and y (B,) "
+            f"with B >= 1, got {x.shape} and {y.shape}"
+        )
+    if x.dtype != spec.x_dtype or y.dtype != spec.y_dtype:
+        raise ValueError(
+            f"{spec.name}: x must be {spec.x_dtype} and y {spec.y_dtype}, got {x.dtype} and "
+            f"{y.dtype}"
+        )
+    shaped: Examples = x.reshape((len(y), *spec.x_shape))
+    if not shaped.flags.c_contiguous:
+        shaped = shaped.copy()
+    return shaped, y if y.flags.c_contiguous else y.copy()
+
+
+def checked_vector(spec: TaskSpec, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a model if it has the shape, dtype and memory order of the task.
+
+    Raises:
+        ValueError: It has not.
+    """
+    n_values = spec.layout.n_values
+    if vector.shape != (n_values,) or vector.dtype != np.float32:
+        raise ValueError(
+            f"{spec.name}: vector must be ({n_values},) float32, got {vector.shape} {vector.dtype}"
+        )
+    if not (vector.flags.c_contiguous and vector.flags.aligned):
+        raise ValueError(f"{spec.name}: vector must be contiguous; copy it first")
+    return vector

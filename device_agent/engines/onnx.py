@@ -15,20 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.device_agent.engines.base import Engine, EngineError, EngineMismatch, Examples
+from fairbed.device_agent.engines.base import (
+    EVALUATION_BATCH,
+    EngineError,
+    Examples,
+    checked_vector,
+    shaped_examples,
+)
 from fairbed.device_agent.memory import installed_version
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.evaluation import Evaluation, Scores, Targets
 from fairbed.wire.graphs import check_graph
-from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import Tensor
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 """Distributions with the module `onnxruntime`; Jetson boards often have the second."""
-
-EVALUATION_BATCH = 64
-"""Examples per evaluation run: bounds the memory of activations."""
 
 _SEVERITY_ERROR = 3
 
@@ -76,6 +78,14 @@ class OnnxEngine:
         self._binding = self._train.io_binding()
         self._bind_outputs()
 
+    @property
+    def name(self) -> str:
+        """Engine and version, for messages."""
+        return engine_version()
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Do nothing: the graphs draw no random numbers."""
+
     def gradient(
         self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32]]:
@@ -88,7 +98,7 @@ class OnnxEngine:
             ValueError: A shape or dtype does not fit the task.
             EngineError: The runtime failed.
         """
-        x, y = self._examples(x, y)
+        x, y = shaped_examples(self.spec, x, y)
         if self._bound is None or self._bound() is not vector:
             self._bind_vector(vector)
         self._bind("x", x)
@@ -109,8 +119,8 @@ class OnnxEngine:
             ValueError: A shape or dtype does not fit the task.
             EngineError: The runtime failed.
         """
-        x, y = self._examples(x, y)
-        vector = self._checked(vector)
+        x, y = shaped_examples(self.spec, x, y)
+        vector = checked_vector(self.spec, vector)
         views = self.spec.layout.views(vector)
         feeds: dict[str, Any] = {_state(t): views[t.name] for t in self.spec.layout.tensors}
         names = self.spec.evaluation_outputs
@@ -133,40 +143,8 @@ class OnnxEngine:
         """Session of the evaluation graph, opened on first use; most runs do not need it."""
         return _open(f"{self.spec.name} (evaluate)", self._evaluation_graph, self._threads)
 
-    def _examples(self, x: Examples, y: Targets) -> tuple[Examples, Targets]:
-        """Return x as (B, *x_shape) and y as (B,), contiguous and of the task's dtype."""
-        spec = self.spec
-        if y.ndim != 1 or len(x) != len(y) or len(y) == 0 or x.size != len(y) * self._x_size():
-            raise ValueError(
-                f"{spec.name}: x must be (B, {', '.join(map(str, spec.x_shape))}) and y (B,) "
-                f"with B >= 1, got {x.shape} and {y.shape}"
-            )
-        if x.dtype != spec.x_dtype or y.dtype != spec.y_dtype:
-            raise ValueError(
-                f"{spec.name}: x must be {spec.x_dtype} and y {spec.y_dtype}, got {x.dtype} and "
-                f"{y.dtype}"
-            )
-        shaped: Examples = x.reshape((len(y), *spec.x_shape))
-        if not shaped.flags.c_contiguous:
-            shaped = shaped.copy()
-        return shaped, y if y.flags.c_contiguous else y.copy()
-
-    def _x_size(self) -> int:
-        return int(np.prod(self.spec.x_shape, dtype=np.int64))
-
-    def _checked(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-        n_values = self.spec.layout.n_values
-        if vector.shape != (n_values,) or vector.dtype != np.float32:
-            raise ValueError(
-                f"{self.spec.name}: vector must be ({n_values},) float32, "
-                f"got {vector.shape} {vector.dtype}"
-            )
-        if not (vector.flags.c_contiguous and vector.flags.aligned):
-            raise ValueError(f"{self.spec.name}: vector must be contiguous; copy it first")
-        return vector
-
     def _bind_vector(self, vector: NDArray[np.float32]) -> None:
-        views = self.spec.layout.views(self._checked(vector))
+        views = self.spec.layout.views(checked_vector(self.spec, vector))
         for tensor in self.spec.layout.tensors:
             self._bind(_state(tensor), views[tensor.name])
         self._bound = weakref.ref(vector)
@@ -187,18 +165,6 @@ class OnnxEngine:
 
     def _bind_output(self, name: str, array: NDArray[Any]) -> None:
         self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-
-def self_check(engine: Engine) -> None:
-    """Run the task's self-check on an engine.
-
-    Raises:
-        EngineMismatch: The results differ from the expected results of the task.
-    """
-    try:
-        run_selfcheck(engine.spec, engine.gradient)
-    except SelfCheckFailed as exc:
-        raise EngineMismatch(f"{engine_version()}: {exc}") from exc
 
 
 def release_memory() -> None:

@@ -296,6 +296,7 @@ class AgentPool:
                 state_folder=str(self.folder / "state" / name),
                 engine_threads=1 if device is None else device.engine_threads,
                 local_training=spec.local_rules,
+                allow_models=spec.models,
             ),
             device=device,
             attack=spec.attack,

@@ -37,6 +37,8 @@ class DeviceSpec:
     """Malicious behaviour; None is honest."""
     local_rules: tuple[str, ...] = ()
     """Paths of local rules that its agent may load."""
+    models: tuple[str, ...] = ()
+    """Python modules with torch models that its agent may import."""
 
     def dilated(self, dilation: float) -> "DeviceSpec":
         """Return the device that this machine must emulate under time dilation."""

@@ -323,8 +323,8 @@ async def _try_backend(name: BackendName) -> float:
 def _engines(experiment: Experiment | None) -> Iterator[CheckResult]:
     from fairbed.coordinator.task.catalogue import load_task
     from fairbed.coordinator.task.errors import TaskError
-    from fairbed.device_agent.engines.base import EngineError
-    from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, self_check
+    from fairbed.device_agent.engines.base import EngineError, self_check
+    from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version
 
     is_needed = experiment is not None
     try:

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
-from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.core_stability.finished_runs import Game
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.datasets.dataset import Dataset
@@ -283,7 +284,7 @@ class GameModels:
         Raises:
             EngineError: The engine failed.
         """
-        engine = OnnxEngine(self._game.artifact)
+        engine = open_own_engine(self._game.artifact)
         return np.array([self._gradient(engine, vector, k) for k in range(len(self._rows))])
 
     def smoothness(self, vector: Vector, radius: float, seed: int, steps: int = 8) -> float:
@@ -299,7 +300,7 @@ class GameModels:
             seed: Seed of the first directions.
             steps: Differences per device.
         """
-        engine, rng = OnnxEngine(self._game.artifact), np.random.default_rng([seed, 3])
+        engine, rng = open_own_engine(self._game.artifact), np.random.default_rng([seed, 3])
         n_params, largest = self._spec.layout.n_params, 0.0
         for device in range(len(self._rows)):
             direction: Floats = rng.normal(size=n_params)
@@ -314,7 +315,7 @@ class GameModels:
                 largest = max(largest, float(np.linalg.norm(direction)) / (2.0 * radius))
         return largest
 
-    def _gradient(self, engine: OnnxEngine, vector: Vector, device: int) -> Floats:
+    def _gradient(self, engine: Engine, vector: Vector, device: int) -> Floats:
         rows, dataset = self._rows[device], self._game.dataset
         work, total = vector.copy(), np.zeros(self._spec.layout.n_params)
         for at in range(0, len(rows), GRADIENT_BATCH):

@@ -167,7 +167,13 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
                     f"{run.folder}: the data must be those of the run, but {name} trained on "
                     f"{n_k} examples and has {now} now; restore the data set"
                 )
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
+    artifact = load_task(
+        experiment.model.name,
+        dataset.x_shape,
+        dataset.classes,
+        dataset.kind,
+        engine=experiment.model.engine,
+    )
     for run in runs:
         if run.vector.shape != (artifact.spec.layout.n_values,):
             raise UsageError(

@@ -24,6 +24,7 @@ from fairbed.testbed.emulation.schedule import (
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
+from fairbed.wire.models import package_of
 from fairbed.wire.plugins import is_path
 
 
@@ -173,6 +174,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     read_trace = TraceReader(environ)
     rule, speed = experiment.training.rule, experiment.emulation.host_core_speed
     local_rules = (rule,) if is_path(rule) else ()
+    model = experiment.model.name
+    models = (package_of(model),) if is_path(model) else ()
     if speed == "auto":
         raise ValueError("host_core_speed must be measured before a fleet is planned, got auto")
     for number, group in enumerate(experiment.fleet):
@@ -198,7 +201,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             link = own_link or (profile.link if profile is not None else None)
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
-            spec = replace(device_spec(name, profile, link, speed), local_rules=local_rules)
+            spec = device_spec(name, profile, link, speed)
+            spec = replace(spec, local_rules=local_rules, models=models)
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
             if group.available_hours:

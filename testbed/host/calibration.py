@@ -26,7 +26,8 @@ from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
 from fairbed.coordinator.state.registry import Device
 from fairbed.device_agent import trainer
 from fairbed.device_agent.coding import Coder
-from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
 from fairbed.testbed.errors import BackendError
@@ -246,7 +247,7 @@ def measure(probe: Probe) -> WorkCosts:
     Raises:
         PluginError: The local rule cannot be loaded, or breaks its contract.
     """
-    engine = OnnxEngine(decode_artifact(probe.artifact))
+    engine = open_own_engine(decode_artifact(probe.artifact))
     rule = None if probe.rule == "sgd" else make_rule(probe.rule, probe.rule_options)
     costs = WorkCosts(
         train=_train_cost(engine, probe.hyperparameters, rule), evaluate=_evaluate_cost(engine)
@@ -284,7 +285,7 @@ class _StepTimer:
 
 
 def _train_cost(
-    engine: OnnxEngine, hyperparameters: Hyperparameters, rule: GuardedRule | None
+    engine: Engine, hyperparameters: Hyperparameters, rule: GuardedRule | None
 ) -> StepCost:
     large = min(max(2, hyperparameters.batch_size), trainer.EVALUATION_BATCH)
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + max(1, large // 4))
@@ -314,7 +315,7 @@ def _train_cost(
     return timer.cost()
 
 
-def _evaluate_cost(engine: OnnxEngine) -> StepCost:
+def _evaluate_cost(engine: Engine) -> StepCost:
     batch = trainer.EVALUATION_BATCH + SMALL_EVALUATION
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=batch)
     timer = _StepTimer()

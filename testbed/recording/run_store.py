@@ -95,4 +95,10 @@ def _artifact(experiment: Experiment) -> Artifact:
     from fairbed.testbed.experiment.shards import load_examples
 
     dataset = load_examples(experiment, os.environ)
-    return load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
+    return load_task(
+        experiment.model.name,
+        dataset.x_shape,
+        dataset.classes,
+        dataset.kind,
+        engine=experiment.model.engine,
+    )

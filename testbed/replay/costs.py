@@ -23,7 +23,7 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
-from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
@@ -169,7 +169,13 @@ def with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
 
 
 def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
+    artifact = load_task(
+        experiment.model.name,
+        dataset.x_shape,
+        dataset.classes,
+        dataset.kind,
+        engine=experiment.model.engine,
+    )
     probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed
     return TaskCosts.of(anyio.run(measure_in_child, probe), speed)
@@ -247,7 +253,7 @@ def _open_s(blob: bytes) -> float:
     times_s = []
     for _ in range(5):
         began = time.thread_time()
-        OnnxEngine(decode_artifact(blob))
+        open_own_engine(decode_artifact(blob))
         times_s.append(time.thread_time() - began)
     return sorted(times_s)[len(times_s) // 2]
 

@@ -23,7 +23,7 @@ from fairbed.coordinator.rounds.update_store import UpdateStore
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
-from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.privacy import SeededNoise, privatised
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
@@ -168,7 +168,7 @@ class BatchLosses:
         Returns:
             The losses; infinite where one is not finite.
         """
-        engine = self._engine = self._engine or OnnxEngine(self._artifact)
+        engine = self._engine = self._engine or open_own_engine(self._artifact)
         losses = []
         for device, seed in zip(devices, seeds, strict=True):
             x, y = self._shards.whole(device)
@@ -548,7 +548,13 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     experiment, data = setup.experiment, setup.data
     assert data is not None, "a replay that trains has data"
     threads, dataset = threads or free_cores(), data.dataset
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
+    artifact = setup.artifact or load_task(
+        experiment.model.name,
+        dataset.x_shape,
+        dataset.classes,
+        dataset.kind,
+        engine=experiment.model.engine,
+    )
     experiment.check_layout(artifact.spec.layout)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
         trainer = make_trainer(artifact, data, experiment.replay.engine, threads)

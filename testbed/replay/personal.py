@@ -12,7 +12,7 @@ from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.ports import Score
 from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Engine
-from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.trainer import TrainingDiverged, evaluate
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
@@ -97,7 +97,7 @@ class PersonalCohort:
         self.models.keep(job.device, trained)
 
     def _engine(self) -> Engine:
-        self._opened = self._opened or OnnxEngine(self._artifact)
+        self._opened = self._opened or open_own_engine(self._artifact)
         return self._opened
 
     def scores(self) -> list[PersonalScoreOf]:

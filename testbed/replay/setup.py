@@ -32,7 +32,8 @@ from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import World
-from fairbed.testbed.run.preflight import PreflightFinding, settings_findings
+from fairbed.testbed.run.preflight import PreflightFinding, engine_findings, settings_findings
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.codecs import CODECS
 from fairbed.wire.messages import Capabilities
 
@@ -65,12 +66,16 @@ class ReplaySetup:
     """Behaviour of each malicious device, by its row."""
     powers: Sequence[PhasePower] = ()
     """Power of each device, by its row; empty if it is unknown."""
+    artifact: Artifact | None = None
+    """The task; None if the world does not depend on it."""
 
     def findings(self) -> Iterator[PreflightFinding]:
         """Yield the warnings about settings before the first round."""
         data, trains = self.data, self.experiment.trains_in_replay
         n_k = None if data is None else np.array([len(rows) for rows in data.train_rows])
         yield from settings_findings(self.experiment, trains=trains, n_k=n_k)
+        if self.artifact is not None:
+            yield from engine_findings(self.artifact)
         replay, rule = self.experiment.replay, self.experiment.training.rule
         if replay.task_costs in SHIPPED_COSTS.values() and rule not in LOCAL_RULES:
             yield PreflightFinding(
@@ -242,11 +247,20 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
     experiment = with_costs(experiment, dataset)
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
-    world, decisions = _world(experiment, dataset, columns_of(devices), examples)
+    artifact = _task_of(experiment, dataset)
+    world, decisions = _world(experiment, dataset, artifact, columns_of(devices), examples)
     rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
     powers = [phase_power(device.profile) for device in devices]
     return ReplaySetup(
-        experiment, names, world, decisions, rows, data, attacks=attacks, powers=powers
+        experiment,
+        names,
+        world,
+        decisions,
+        rows,
+        data,
+        attacks=attacks,
+        powers=powers,
+        artifact=artifact,
     )
 
 
@@ -260,7 +274,9 @@ def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
     dataset = load_examples(experiment, os.environ)
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, fleet.names, {})
-    world, decisions = _world(experiment, dataset, (fleet.means, fleet.varying), examples)
+    conditions = fleet.means, fleet.varying
+    artifact = _task_of(experiment, dataset)
+    world, decisions = _world(experiment, dataset, artifact, conditions, examples)
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     records = partial(fleet.device_records, examples=examples)
     return ReplaySetup(
@@ -271,12 +287,12 @@ def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
 def _world(
     experiment: Experiment,
     dataset: Dataset,
+    artifact: Artifact,
     conditions: tuple[MeanConditions, VaryingConditions],
     examples: Ints,
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""
     config, decisions = experiment.coordinator(), make_decisions(experiment.coordinator())
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
     costs = experiment.replay.task_costs
     assert costs is not None, "with_costs has set it"
     world = ProfileWorld(
@@ -296,6 +312,16 @@ def _world(
         limit_s=experiment.selection.loss_query_timeout_s,
     )
     return world, decisions
+
+
+def _task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
+    return load_task(
+        experiment.model.name,
+        dataset.x_shape,
+        dataset.classes,
+        dataset.kind,
+        engine=experiment.model.engine,
+    )
 
 
 def _sample(decisions: Decisions) -> Sample | None:

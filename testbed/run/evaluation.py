@@ -11,7 +11,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.ports import Predictions, Score
 from fairbed.device_agent.engines.base import Engine
-from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.artifact import Artifact, TaskSpec
@@ -47,13 +47,13 @@ class FleetEvaluator:
         artifact: Artifact,
         *,
         threads: int = 1,
-        make_engine: EngineFactory = OnnxEngine,
+        make_engine: EngineFactory = open_own_engine,
     ) -> None:
         """Check that the model fits the data, and open the engines.
 
         Args:
             data: The held-out examples of each device.
-            artifact: The model's graphs.
+            artifact: The task.
             threads: Batches evaluated at the same time.
             make_engine: Opens one engine.
 

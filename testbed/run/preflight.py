@@ -34,6 +34,7 @@ from fairbed.testbed.emulation.capacity import (
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice
+from fairbed.wire.artifact import Artifact
 
 DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
 """Policies that draw devices, or candidates, in proportion to n_k."""
@@ -245,6 +246,17 @@ def settings_findings(
     for line in dict.fromkeys(map(defaults_of, experiment.fleet)):
         if line is not None:
             yield PreflightFinding("unknown-numbers", line, "warning")
+
+
+def engine_findings(artifact: Artifact) -> Iterator[PreflightFinding]:
+    """Yield why devices train a model with torch, if it cannot be exported as graphs."""
+    if artifact.module is not None and artifact.module.reason:
+        yield PreflightFinding(
+            "engine",
+            f"{artifact.module.reason}; so devices train this model with torch, which takes the "
+            "place of onnxruntime",
+            "warning",
+        )
 
 
 def preflight_findings(

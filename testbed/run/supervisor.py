@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -60,7 +61,7 @@ from fairbed.testbed.run.emulated_identities import (
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
 from fairbed.testbed.run.notify import Notifier
-from fairbed.testbed.run.preflight import preflight_findings
+from fairbed.testbed.run.preflight import engine_findings, preflight_findings
 from fairbed.testbed.run.stopping import StopControl, handle_signals, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
 from fairbed.testbed.run_folder import (
@@ -213,7 +214,10 @@ async def _run(
                     name="run.identities",
                 )
                 await _report_not_enrolled(endpoint, experiment.physical, stop.coordinator, waiting)
-            for finding in preflight_findings(experiment, devices, choice, plan.dilation):
+            for finding in chain(
+                engine_findings(artifact),
+                preflight_findings(experiment, devices, choice, plan.dilation),
+            ):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
             async with follow_schedules(steered, emulated, store, stop, group, plan.dilation):
                 end = await stop.coordinator.run()
@@ -565,7 +569,13 @@ def _load(
         poison_seed=experiment.seed_for("malicious"),
         sends_held_out=experiment.personalisation.is_on,
     )
-    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
+    artifact = load_task(
+        experiment.model.name,
+        dataset.x_shape,
+        dataset.classes,
+        dataset.kind,
+        engine=experiment.model.engine,
+    )
     experiment.check_layout(artifact.spec.layout)
     return data, artifact
 

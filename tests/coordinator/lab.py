@@ -134,6 +134,8 @@ class Lab:
         self.device_names: Sequence[str] = ()
         self.local_rules: tuple[str, ...] = ()
         """Paths of local rules that agents may load."""
+        self.models: tuple[str, ...] = ()
+        """Python modules with torch models that agents may import."""
         self.shards = Shards(width=artifact.spec.x_shape[0])
         self.evaluator = NormEvaluator()
         self.progress: list[RoundProgress] = []
@@ -171,6 +173,7 @@ class Lab:
             state_folder=str(self.folder / f"{name}-state"),
             data=None if data is None else str(data),
             local_training=self.local_rules,
+            allow_models=self.models,
             privacy=OwnerPrivacy(min_noise_multiplier=min_noise_multiplier),
             timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )

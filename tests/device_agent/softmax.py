@@ -27,10 +27,15 @@ Hook = Callable[[int], None]
 class SoftmaxEngine:
     """Mean cross-entropy of x W + b; `hook` is called with the number of each gradient."""
 
+    name = "softmax 1.0"
+
     def __init__(self, spec: TaskSpec, hook: Hook | None = None) -> None:
         self.spec = spec
         self.gradients = 0
         self._hook = hook
+
+    def reseed(self, seed: int, step: int) -> None:
+        pass
 
     def gradient(
         self, vector: NDArray[np.float32], x: Examples, y: Targets

@@ -33,6 +33,8 @@ Gradient = Callable[[Floats, Examples, int], list[float]]
 class Formula:
     """An engine whose gradient is a formula; it records its mini-batches."""
 
+    name = "formula 1.0"
+
     def __init__(
         self, gradient: Gradient, n_params: int = 1, n_buffers: int = 0, loss: float = 1.0
     ) -> None:
@@ -52,6 +54,10 @@ class Formula:
         self.batches: list[Examples] = []
         self.loss = loss
         self._gradient = gradient
+        self.seeds: list[tuple[int, int]] = []
+
+    def reseed(self, seed: int, step: int) -> None:
+        self.seeds.append((seed, step))
 
     def gradient(self, vector: Floats, x: Examples, y: Targets) -> tuple[float, Floats]:
         self.batches.append(x)

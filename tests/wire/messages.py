@@ -106,6 +106,8 @@ ASKABLE = Capabilities(
     skills=("loss", "of-tomorrow"),
     min_noise_multiplier=2.0,
     local_rules=("propfair", "scaffold:Scaffold"),
+    engines=("onnx", "torch", "of-tomorrow"),
+    models=("own_model",),
 )
 DECODED = Phases(
     download_s=0.75,

@@ -10,7 +10,7 @@ from fairbed.testbed.replay.cohort.base import Trainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import DividedData, Shards
 from fairbed.testbed.run.evaluation import check_fit
-from fairbed.wire.artifact import Artifact, TaskSpec
+from fairbed.wire.artifact import Artifact
 
 CUDA_DRIVER = "libcuda.so.1"
 """Loaded to check for a GPU before torch is imported, which takes about a second."""
@@ -33,7 +33,7 @@ def make_trainer(
     check_fit(data.dataset, spec)
     shards = Shards(data, spec.x_shape)
     if engine == "auto":
-        engine = _best(spec)
+        engine = _best(artifact)
     if engine == "batched":
         if spec.model not in FLAT_MODELS:
             raise ExperimentError(
@@ -46,18 +46,24 @@ def make_trainer(
         return DenseTrainer(spec, shards, threads)
     if engine == "device":
         return DeviceTrainer(artifact, shards, threads)
-    return _torch(spec, shards)
+    return _torch(artifact, shards)
 
 
-def _best(spec: TaskSpec) -> CohortEngine:
-    if spec.model in FLAT_MODELS:
+def _best(artifact: Artifact) -> CohortEngine:
+    if artifact.spec.model in FLAT_MODELS:
         return "batched"
-    return "torch" if _may_be_vectorised(spec) and _has_gpu() else "device"
+    return "torch" if _may_be_vectorised(artifact) and _has_gpu() else "device"
 
 
-def _may_be_vectorised(spec: TaskSpec) -> bool:
-    """Return whether a model has parameters only: vmap cannot update buffers in place."""
-    return spec.layout.n_values == spec.layout.n_params and spec.x_dtype == "float32"
+def _may_be_vectorised(artifact: Artifact) -> bool:
+    """Return whether vmap can train a model.
+
+    It cannot update buffers in place, and draws other random numbers than a device.
+    """
+    spec, module = artifact.spec, artifact.module
+    has_buffers = spec.layout.n_values > spec.layout.n_params
+    is_random = module is not None and module.is_random
+    return spec.x_dtype == "float32" and not has_buffers and not is_random
 
 
 def _has_gpu() -> bool:
@@ -72,11 +78,12 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _torch(spec: TaskSpec, shards: Shards) -> Trainer:
-    if not _may_be_vectorised(spec):
+def _torch(artifact: Artifact, shards: Shards) -> Trainer:
+    spec = artifact.spec
+    if not _may_be_vectorised(artifact):
         raise ExperimentError(
-            f"replay.engine: torch must have a model of floats without buffers, got {spec.name}; "
-            "choose auto or device"
+            "replay.engine: torch must have a model of floats without buffers and dropout, got "
+            f"{spec.name}; choose auto or device"
         )
     try:
         from fairbed.testbed.replay.cohort.functional import TorchTrainer

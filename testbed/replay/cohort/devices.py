@@ -8,8 +8,8 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.device_agent import trainer
-from fairbed.device_agent.engines.base import Engine
-from fairbed.device_agent.engines.onnx import OnnxEngine, self_check
+from fairbed.device_agent.engines.base import Engine, self_check
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
@@ -42,7 +42,7 @@ class DeviceTrainer:
         artifact: Artifact,
         shards: Shards,
         threads: int = 1,
-        make_engine: EngineFactory = OnnxEngine,
+        make_engine: EngineFactory = open_own_engine,
     ) -> None:
         self.spec = artifact.spec
         self._shards = shards

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.device_agent.engines.torch import example_losses
 from fairbed.device_agent.trainer import GradientAt
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.batches import Batches, longest_first
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.wire.artifact import TaskKind, TaskSpec
+from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
@@ -159,7 +159,7 @@ class TorchTrainer:
         self, parts: Parts, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor
     ) -> torch.Tensor:
         output = functional_call(self._model, parts, (x,))
-        return (_losses(output, y, self.spec.kind) * w).sum()
+        return (example_losses(output, y, self.spec.kind) * w).sum()
 
     def _mean_loss(self, vector: Vector, device: int) -> float:
         rows, total = self._shards.rows(device), 0.0
@@ -188,18 +188,6 @@ class TorchTrainer:
         params = self._tensor(vector[np.newaxis])
         gradient, loss = self._gradient(params, x[np.newaxis].astype(np.float32), y[np.newaxis], w)
         return float(loss[0]), gradient[0].cpu().numpy()
-
-
-def _losses(output: torch.Tensor, y: torch.Tensor, kind: TaskKind) -> torch.Tensor:
-    """Return the loss of each example, shape (B,), as the exporter defines it."""
-    if kind == "classification":
-        return functional.cross_entropy(output, y, reduction="none")
-    output = output.reshape(y.shape)
-    if kind == "binary":
-        return functional.binary_cross_entropy_with_logits(
-            output, y.to(output.dtype), reduction="none"
-        )
-    return 0.5 * functional.mse_loss(output, y, reduction="none")
 
 
 class _HostRule:

@@ -52,6 +52,27 @@ def test_a_device_tests_models_on_own_data_if_its_agent_can_and_its_owner_lets_i
     assert registry["pi-1"].can_test == can_test
 
 
+@pytest.mark.parametrize(
+    ("engines", "models", "is_fit"),
+    [
+        (("onnx", "torch"), ("own", "other"), True),
+        (("onnx",), ("own",), False),
+        (("onnx", "torch"), ("other",), False),
+    ],
+    ids=["fit", "no torch", "module not allowed"],
+)
+def test_a_device_needs_the_engine_of_the_model_and_leave_of_its_owner(
+    engines: tuple[str, ...], models: tuple[str, ...], is_fit: bool
+) -> None:
+    capabilities = structs.replace(CAPABILITIES, engines=engines, models=models)
+    registry = Registry(engine="torch", module="own")
+    registry.join("pi-1", structs.replace(hello(n_k=100), capabilities=capabilities), now=0.0)
+    registry.update_context("pi-1", context(is_ready=is_fit), now=10.0)
+    is_available = registry.available(10.0)
+    assert is_available.tolist() == [is_fit]
+    assert registry.absences(is_available, 10.0) == ({} if is_fit else {0: Reason.UNFIT})
+
+
 def test_a_device_is_available_while_its_context_is_at_most_three_seconds_old() -> None:
     registry = joined("pi-1")
     assert registry.available(13.0).tolist() == [True]

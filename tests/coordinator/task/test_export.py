@@ -18,11 +18,13 @@ from torch import nn
 
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
-from fairbed.coordinator.task.export import export_task, make_layout
+from fairbed.coordinator.task.export import export_task
 from fairbed.coordinator.task.models import make_model
+from fairbed.coordinator.task.modules import make_layout
 from fairbed.coordinator.task.recipes import Recipe, find_shipped
 from fairbed.coordinator.task.selfcheck import TorchReference, verify
-from fairbed.device_agent.engines.onnx import OnnxEngine, self_check
+from fairbed.device_agent.engines.base import self_check
+from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.wire.artifact import Artifact, TaskKind, initial_vector
 from fairbed.wire.selfcheck import selfcheck_inputs
 

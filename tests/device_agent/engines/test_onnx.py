@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.task.catalogue import load_task, read_shipped
 from fairbed.coordinator.task.recipes import SHIPPED
-from fairbed.device_agent.engines.base import EngineError, EngineMismatch
-from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, release_memory, self_check
+from fairbed.device_agent.engines.base import EngineError, EngineMismatch, self_check
+from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, release_memory
 from fairbed.wire.artifact import Artifact, decode_artifact, initial_vector
 
 NAMES = [recipe.name for recipe in SHIPPED]

@@ -25,9 +25,14 @@ VECTOR: Vector = np.random.default_rng(1).standard_normal(PIXELS * CLASSES).asty
 class Softmax:
     """Softmax regression without bias, in numpy."""
 
+    name = "softmax 1.0"
+
     def __init__(self, artifact: Artifact) -> None:
         self.spec = artifact.spec
         self.batch_sizes: list[int] = []
+
+    def reseed(self, seed: int, step: int) -> None:
+        pass
 
     def gradient(
         self, vector: NDArray[np.float32], x: Examples, y: Targets

@@ -10,7 +10,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.task.catalogue import read_shipped
 from fairbed.coordinator.task.recipes import SHIPPED, Recipe
 from fairbed.device_agent import trainer
-from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.experiment.data import DataConfig, Natural
 from fairbed.testbed.experiment.datasets.dataset import Dataset
@@ -95,7 +95,7 @@ def on_devices(
     rule: CohortRule | None = None,
 ) -> list[trainer.TrainResult]:
     """Return the results of the devices' own engine and trainer."""
-    engine = OnnxEngine(artifact)
+    engine = open_own_engine(artifact)
     results = []
     for at, job in enumerate(jobs):
         x, y = shards.whole(job.device)

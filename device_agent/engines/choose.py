@@ -1,0 +1,52 @@
+"""Chooses the engine of a task: onnxruntime for graphs, torch for a module."""
+
+import importlib.util
+from collections.abc import Collection
+
+from fairbed.device_agent.engines.base import Engine, EngineError
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.wire.artifact import Artifact, EngineName
+from fairbed.wire.models import package_of
+
+
+def installed_engines() -> tuple[EngineName, ...]:
+    """Return the engines of this device beside the one that every agent needs; imports none."""
+    return ("onnx", "torch") if importlib.util.find_spec("torch") is not None else ("onnx",)
+
+
+def open_engine(artifact: Artifact, threads: int = 1, models: Collection[str] = ()) -> Engine:
+    """Open the engine of a task that a coordinator sent.
+
+    Args:
+        artifact: The task.
+        threads: Threads of one training step.
+        models: Python modules whose code the owner of this device allows to run.
+
+    Raises:
+        EngineError: The engine is missing or cannot run the task, or the owner does not allow it.
+    """
+    source = artifact.module
+    if source is not None and package_of(source.path) not in models:
+        raise EngineError(
+            f"model {source.path}: must be allowed by this device, got a module that is not; start "
+            f"the agent with --allow-models {package_of(source.path)}"
+        )
+    return open_own_engine(artifact, threads)
+
+
+def open_own_engine(artifact: Artifact, threads: int = 1) -> Engine:
+    """Open the engine of a task that this process, or its owner, has made.
+
+    Raises:
+        EngineError: The engine is missing, or cannot run the task.
+    """
+    if artifact.module is None:
+        return OnnxEngine(artifact, threads)
+    try:
+        from fairbed.device_agent.engines.torch import TorchEngine
+    except ImportError as exc:
+        raise EngineError(
+            f"model {artifact.module.path}: must be trained with torch, got: {exc}; run "
+            "`pip install torch` on this device"
+        ) from exc
+    return TorchEngine(artifact, threads)

@@ -1,0 +1,230 @@
+"""The training engine on torch, for modules that cannot be exported as graphs.
+
+The only module of the agent that imports torch; it is imported for a task that needs it, and no
+earlier.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from fairbed.device_agent.engines.base import (
+    EVALUATION_BATCH,
+    EngineError,
+    Examples,
+    checked_vector,
+    shaped_examples,
+)
+from fairbed.wire.artifact import Artifact, TaskKind
+from fairbed.wire.evaluation import Evaluation, Targets
+from fairbed.wire.models import call_factory, sourced_factory
+from fairbed.wire.plugins import PluginError
+
+_random_numbers = Lock()
+"""Held while a module draws: layers such as dropout know one generator, that of the process."""
+
+
+class TorchEngine:
+    """An `Engine` that runs a torch module on a flat vector.
+
+    Vector and examples are copied into memory that torch aligns, since the last bits of a product
+    may depend on the alignment. A buffer that is no float, such as a counter, has its first value
+    in each step.
+
+    Args:
+        artifact: A task with a module.
+        threads: Threads of torch's kernels; one number for the whole process.
+
+    Raises:
+        EngineError: The module cannot be imported or made, or is not that of the task.
+    """
+
+    def __init__(self, artifact: Artifact, threads: int = 1) -> None:
+        source = artifact.module
+        assert source is not None, "a task with graphs has an engine of its own"
+        torch.set_num_threads(threads)
+        self.spec, self._source = artifact.spec, source
+        self._module = self._made()
+        n_params, n_values = self.spec.layout.n_params, self.spec.layout.n_values
+        self._params = torch.zeros(n_params)
+        self._gradient = torch.zeros(n_params)
+        self._n_buffers = n_values - n_params
+        self._others = {
+            name: tensor.clone()
+            for name, tensor in self._module.named_buffers()
+            if tensor.dtype != torch.float32
+        }
+        """Buffers outside of the vector, as the module was made."""
+        self._seed: tuple[int, int] | None = None
+        self._bind()
+
+    @property
+    def name(self) -> str:
+        """Engine and version, for messages."""
+        return f"torch {torch.__version__}"
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Set the random numbers (dropout) of the next gradients.
+
+        Until the first call a module that draws random numbers runs in evaluation mode.
+        """
+        self._seed = seed, step
+
+    def gradient(
+        self, vector: NDArray[np.float32], x: Examples, y: Targets
+    ) -> tuple[float, NDArray[np.float32]]:
+        """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
+
+        `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
+        change the returned array; the next call overwrites it.
+
+        Raises:
+            ValueError: A shape or dtype does not fit the task.
+            EngineError: The module failed.
+        """
+        inputs, labels = self._tensors(x, y)
+        self._load(vector)
+        self._gradient.zero_()
+        with self._drawing(), self._failing("a training step"):
+            loss = example_losses(self._module(inputs), labels, self.spec.kind).mean()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._save_buffers(vector)
+        return loss.item(), self._gradient.numpy()
+
+    def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
+        """Return the evaluation of examples, in evaluation mode.
+
+        Raises:
+            ValueError: A shape or dtype does not fit the task.
+            EngineError: The module failed.
+        """
+        inputs, targets = self._tensors(x, y)
+        self._load(vector)
+        self._module.eval()
+        kind, loss_sum, correct = self.spec.kind, 0.0, 0
+        scores = list[NDArray[np.float32]]()
+        with torch.no_grad(), self._failing("an evaluation"):
+            for start in range(0, len(targets), EVALUATION_BATCH):
+                target = targets[start : start + EVALUATION_BATCH]
+                output = self._module(inputs[start : start + EVALUATION_BATCH])
+                loss_sum += example_losses(output, target, kind).sum().item()
+                found = None
+                if kind == "classification":
+                    correct += int((output.argmax(1) == target).sum())
+                    found = output[:, 1] - output[:, 0] if self.spec.is_scored else None
+                else:
+                    found = output.reshape(-1)
+                if kind == "binary":
+                    correct += int(((output.reshape(-1) > 0.0) == target).sum())
+                if found is not None:
+                    scores.append(found.numpy())
+        return Evaluation(loss_sum, correct, np.concatenate(scores) if scores else None)
+
+    def _made(self) -> nn.Module:
+        path, spec = self._source.path, self.spec
+        try:
+            factory = sourced_factory(self._source)
+            module = call_factory(path, factory, spec.x_shape, spec.classes)
+        except (PluginError, OSError) as exc:
+            raise EngineError(str(exc)) from exc
+        if not isinstance(module, nn.Module):
+            raise EngineError(f"model {path}: must be a torch.nn.Module, got {type(module)}")
+        return module
+
+    def _bind(self) -> None:
+        """Make the parameters of the module views of one vector, and their gradients of another.
+
+        Raises:
+            EngineError: The tensors of the module are not those of the task.
+        """
+        params = dict(self._module.named_parameters())
+        buffers = {
+            name: tensor
+            for name, tensor in self._module.named_buffers()
+            if tensor.dtype == torch.float32
+        }
+        wanted = {tensor.name: tensor.shape for tensor in self.spec.layout.tensors}
+        got = {name: tuple(tensor.shape) for name, tensor in (params | buffers).items()}
+        if got != wanted:
+            name = min(set(got.items()) ^ set(wanted.items()))[0]
+            raise EngineError(
+                f"model {self._source.path}: must have the tensors of the coordinator's, got "
+                f"{name} of shape {got.get(name)} instead of {wanted.get(name)}; install the same "
+                "versions of torch and of the module on both"
+            )
+        for tensor in self.spec.layout.tensors:
+            if tensor.role == "param":
+                part = slice(tensor.offset, tensor.offset + tensor.size)
+                params[tensor.name].data = self._params[part].view(tensor.shape)
+                params[tensor.name].grad = self._gradient[part].view(tensor.shape)
+
+    def _tensors(self, x: Examples, y: Targets) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = shaped_examples(self.spec, x, y)
+        return torch.tensor(x), torch.tensor(y)
+
+    def _load(self, vector: NDArray[np.float32]) -> None:
+        """Copy a vector into the module, which goes to the mode of the next step."""
+        checked_vector(self.spec, vector)
+        self._params.copy_(torch.from_numpy(vector[: len(self._params)]))
+        self._module.train(self._seed is not None or not self._source.is_random)
+        with torch.no_grad():
+            if self._n_buffers:
+                views = self.spec.layout.views(vector)
+                for tensor in self.spec.layout.tensors:
+                    if tensor.role == "buffer":
+                        values = torch.tensor(views[tensor.name])
+                        self._module.get_buffer(tensor.name).copy_(values)
+            for name, first in self._others.items():
+                self._module.get_buffer(name).copy_(first)
+
+    def _save_buffers(self, vector: NDArray[np.float32]) -> None:
+        if self._n_buffers:
+            views = self.spec.layout.views(vector)
+            for tensor in self.spec.layout.tensors:
+                if tensor.role == "buffer":
+                    views[tensor.name][...] = self._module.get_buffer(tensor.name).detach().numpy()
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Seed torch for the time of a step, if the module draws random numbers."""
+        if self._seed is None or not self._source.is_random:
+            yield
+            return
+        with _random_numbers:
+            numbers = np.random.SeedSequence(self._seed).generate_state(1, np.uint64)
+            torch.default_generator.manual_seed(int(numbers[0]))
+            yield
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Turn any error of the module into one line."""
+        try:
+            yield
+        except EngineError:
+            raise
+        except Exception as exc:  # the user's code may raise anything
+            line = " ".join(str(exc).split())[:200] or type(exc).__name__
+            raise EngineError(f"model {self._source.path}: {what} failed: {line}") from exc
+
+
+def example_losses(output: torch.Tensor, y: torch.Tensor, kind: TaskKind) -> torch.Tensor:
+    """Return the loss of each example, shape (B,).
+
+    Args:
+        output: Of the module, shape (B, classes), or one number per example.
+        y: Targets, shape (B,).
+        kind: What the module predicts.
+    """
+    if kind == "classification":
+        return functional.cross_entropy(output, y, reduction="none")
+    if kind == "binary":
+        return functional.binary_cross_entropy_with_logits(
+            output.reshape(-1), y.to(output.dtype), reduction="none"
+        )
+    return 0.5 * (output.reshape(-1) - y).square()

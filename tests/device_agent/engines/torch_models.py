@@ -1,0 +1,56 @@
+"""Torch models of the tests: a device imports this module, and never its source over a link."""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def smooth(x_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model that both engines can train, with running statistics."""
+    size = math.prod(x_shape)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(size, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, classes)
+    )
+
+
+def one_logit(x_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model of the logit of class 1 of two."""
+    return smooth(x_shape, classes - 1)
+
+
+def flat(x_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model without buffers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(x_shape), classes))
+
+
+class Recurrent(nn.Module):
+    """A recurrent network with dropout, which no graph expresses."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.cells = nn.GRU(features, 6, batch_first=True)
+        self.output = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Any:
+        """Return logits, shape (B, classes)."""
+        states, _ = self.cells(x.reshape(len(x), -1, self.cells.input_size))
+        return self.output(functional.dropout(states[:, -1], 0.5, self.training))
+
+
+def recurrent(x_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model that draws random numbers in training mode."""
+    return Recurrent(x_shape[-1], classes)
+
+
+def grouped(x_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model with a convolution that the exporter refuses."""
+    return nn.Sequential(
+        nn.Conv2d(x_shape[0], 4, 3, groups=2), nn.Flatten(), nn.Linear(16, classes)
+    )
+
+
+def falling(x_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Raise."""
+    raise RuntimeError("no layers\nat all")
