@@ -31,7 +31,7 @@ import numpy as np
 from scipy import stats
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.testbed.cli.compare import usable_cores
+from fairbed.testbed.api.compare import usable_cores
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import FAMILY_LEVEL, Comparison, compare
 from fairbed.testbed.compare.grid import Arm, Grid, load_grid

@@ -12,6 +12,8 @@ imports this module, too.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fairbed.testbed.api.compare import ComparedRuns as ComparedRuns
+    from fairbed.testbed.api.compare import compare as compare
     from fairbed.testbed.api.register import register as register
     from fairbed.testbed.api.run import Run as Run
     from fairbed.testbed.api.run import runs as runs
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
     from fairbed.testbed.errors import UsageError as UsageError
 
 _MODULES = {
+    "ComparedRuns": "api.compare",
     "Run": "api.run",
     "RunError": "errors",
     "ShapedCommand": "api.shape",
     "UsageError": "errors",
+    "compare": "api.compare",
     "register": "api.register",
     "replay": "api.start",
     "run": "api.start",

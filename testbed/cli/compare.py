@@ -1,35 +1,29 @@
 """`fairbed compare`: run a grid of experiments, or take runs that exist, and compare them."""
 
 import argparse
-import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import anyio
 import msgspec
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
-from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.api.compare import COMPARISONS, check_grid, finish, receiver, usable_cores
 from fairbed.testbed.cli import DONE, FAILED, count_option, from_clone
 from fairbed.testbed.compare.cell import CellResult
-from fairbed.testbed.compare.comparison import Comparison, compare
+from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.finished import as_grid, read_runs
 from fairbed.testbed.compare.folder import grid_folder, manifest_of
-from fairbed.testbed.compare.grid import Fleet, Grid, load_grid
+from fairbed.testbed.compare.grid import Grid, load_grid
 from fairbed.testbed.compare.plots import draw_all
 from fairbed.testbed.compare.pool import run_cells
 from fairbed.testbed.compare.report import write_report
 from fairbed.testbed.compare.table import plain, print_rich
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.experiment.file import Experiment, ExperimentError
-from fairbed.testbed.experiment.fleet import check_fleet
+from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.install import install_command
 from fairbed.testbed.progress import progress
-from fairbed.testbed.replay.setup import linear_fleet_of
 
-COMPARISONS = Path("comparisons")
-"""Folder of grids without `--out`, one folder per name, so that the next call resumes."""
 FIGURES = "figures"
 INTERRUPTED = 130
 
@@ -53,15 +47,14 @@ def main(options: argparse.Namespace) -> int:
     try:
         jobs = count_option("--jobs", options.jobs) or usable_cores()
         grid = load_grid(path, options.set, count_option("--seeds", options.seeds))
-        _check(grid, path)
+        check_grid(grid, path)
         out = options.out or COMPARISONS / grid.name
-        with grid_folder(out, grid) as manifest:
+        with grid_folder(out, grid):
             results = _run_cells(grid, out, jobs)
             if results is None:
                 print("fairbed: stopped; the same command resumes the grid", file=sys.stderr)
                 return INTERRUPTED
-            comparison = compare(grid, manifest.grid, version("fairbed"), results)
-            write_report(comparison, out)
+            comparison = finish(grid, results, out)
             if not options.no_figures:
                 _draw(comparison, results, out)
             _print(comparison, out, as_json=options.json)
@@ -106,71 +99,11 @@ def _compare_runs(options: argparse.Namespace) -> int:
     return FAILED if comparison.problems else DONE
 
 
-def _check(grid: Grid, path: Path) -> None:
-    """Check all arms before the first one runs.
-
-    Raises:
-        ExperimentError: An arm cannot be run.
-    """
-    fleets = set[bytes]()
-    for arm in grid.arms:
-        fleet = msgspec.json.encode(arm.experiment.fleet)
-        try:
-            _check_arm(arm.experiment, grid.fleet, is_known_fleet=fleet in fleets)
-        except (ExperimentError, ProfileError) as exc:
-            raise ExperimentError(f"{path}: arm {arm.name!r}: {exc}") from exc
-        fleets.add(fleet)
-
-
-def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> None:
-    """Check that an arm can be run.
-
-    Raises:
-        ExperimentError: The arm needs a feature that this kind of fleet lacks.
-        ProfileError: A profile, link or trace is unknown, or breaks a rule.
-    """
-    selection, replay = experiment.selection, experiment.replay
-    if kind == "run" and selection.needs_known_times:
-        raise ExperimentError(
-            "selection.policy: must not need true exchange times in a live run, got "
-            f'{selection.policy!r}; use another policy, or fleet = "replay"'
-        )
-    if kind == "replay" and replay.task_costs is None and replay.costs_from == "measured":
-        raise ExperimentError(
-            'replay.costs_from: must be equal in all cells, got "measured", which differs per '
-            "cell; name the folder of a run that measured the costs"
-        )
-    if not experiment.fleet:
-        raise ExperimentError("fleet: a grid needs devices, got none; add [[fleet]]")
-    if is_known_fleet:
-        return
-    if kind == "replay" and any(group.model is not None for group in experiment.fleet):
-        linear_fleet_of(experiment)
-    else:
-        check_fleet(experiment, os.environ)
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
 def _run_cells(grid: Grid, out: Path, jobs: int) -> list[CellResult] | None:
     """Return the results of all cells; None after an interruption."""
     results: list[CellResult] = []
     with progress(len(grid.cells()), "cells", "compare") as bar:
-
-        def on_result(result: CellResult) -> None:
-            results.append(result)
-            if problem := result.outcome.problem:
-                bar.line(f"{result.arm}, seed {result.seed}: failed: {problem}")
-            if result.outcome.was_done_before:
-                bar.skip()
-            else:
-                bar.advance()
-
-        is_whole = anyio.run(run_cells, grid, out, jobs, on_result)
+        is_whole = anyio.run(run_cells, grid, out, jobs, receiver(bar, results))
     return results if is_whole else None
 
 

@@ -33,12 +33,14 @@ from fairbed.testbed.compare.measures import (
     UNDER_ATTACK_IF_TRAINED,
     UPDATES,
 )
-from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
+from fairbed.testbed.experiment.explain import assign, explain, first_not_finite
 from fairbed.testbed.experiment.file import (
     Experiment,
     ExperimentError,
     FleetConfig,
     Seed,
+    Settings,
+    change,
     parse_experiment,
 )
 
@@ -177,18 +179,27 @@ class Grid:
         return [GridCell(arm, seed) for seed in self.seeds for arm in self.arms]
 
 
-def load_grid(path: Path, settings: Sequence[str] = (), seeds: int | None = None) -> Grid:
-    """Return the grid in a TOML file.
-
-    Args:
-        path: The file.
-        settings: Overrides of the base experiment such as `rounds=50`; arms override them.
-        seeds: Number of seeds, from 0, instead of those in the file.
+def load_grid(path: Path, settings: Settings = (), seeds: int | None = None) -> Grid:
+    """Return the grid in a TOML file; the arguments are those of `make_grid`.
 
     Raises:
         ExperimentError: A file cannot be read, or breaks a rule; one line.
     """
-    raw = _read(path)
+    return make_grid(_read(path), path, settings, seeds)
+
+
+def make_grid(raw: Document, path: Path, settings: Settings = (), seeds: int | None = None) -> Grid:
+    """Return the grid of a parsed document.
+
+    Args:
+        raw: The document.
+        path: Its file, which names the grid and is the origin of relative paths.
+        settings: Overrides of the base experiment such as `rounds=50`; arms override them.
+        seeds: Number of seeds, from 0, instead of those in the document.
+
+    Raises:
+        ExperimentError: The document, or a file that it names, breaks a rule; one line.
+    """
     problem = first_not_finite(raw)
     if problem is not None:
         raise ExperimentError(f"{path}: {problem}")
@@ -221,7 +232,7 @@ def _read(path: Path) -> Document:
         raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
 
 
-def _base(config: GridConfig, path: Path, settings: Sequence[str]) -> Document:
+def _base(config: GridConfig, path: Path, settings: Settings) -> Document:
     """Return the document that all arms start from."""
     if isinstance(config.experiment, str):
         raw = _read(path.parent / config.experiment)
@@ -233,10 +244,7 @@ def _base(config: GridConfig, path: Path, settings: Sequence[str]) -> Document:
         _assign(raw, "set", key, value)
     for setting in settings:
         _check_shared("--set", setting.partition("=")[0])
-        try:
-            override(raw, setting)
-        except ValueError as exc:
-            raise ValueError(f"--set {setting}: {exc}") from exc
+    change(raw, settings)
     return raw
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,7 @@ GRID_POINTS = 400
 MAX_SERIES = 12
 """Maximum number of arms in a legend; further arms are drawn without an entry."""
 QUEUE = "queue_mean_total"
+DEVICE_S: Final = "evaluated_device_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +42,57 @@ class MetricCurve:
     highest: Floats
 
 
+Paint: TypeAlias = "Callable[[Axes], None]"
+"""Draws one figure."""
+
+
 def draw_all(comparison: Comparison, results: Sequence[CellResult], folder: Path) -> list[Path]:
-    """Draw every figure for which the comparison has numbers; return the files.
+    """Draw every figure of `figures_of` as files; return them.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
         OSError: A file cannot be written.
     """
+    drawn = list[Path]()
+    for name, paint in figures_of(comparison, results).items():
+        with drawing(folder / name) as figure:
+            paint(figure.add_subplot())
+        drawn.extend(files_of(folder / name))
+    return drawn
+
+
+def figures_of(comparison: Comparison, results: Sequence[CellResult]) -> dict[str, Paint]:
+    """Return every figure for which the comparison has numbers, by its name."""
     curves: dict[str, list[RunCurves]] = {arm.name: [] for arm in comparison.arms}
     for result in results:
         if result.outcome.measured is not None:
             curves[result.arm].append(result.outcome.measured.curves)
     styles = _styles(comparison)
-    drawn = list[Path]()
-
-    def draw(name: str, paint: Callable[["Axes"], None]) -> None:
-        with drawing(folder / name) as figure:
-            paint(figure.add_subplot())
-        drawn.extend(files_of(folder / name))
-
+    found = dict[str, Paint]()
     if any(arm.is_on_front is not None for arm in comparison.arms):
-        draw("front", lambda axes: _front(axes, comparison, styles))
-        draw("time", lambda axes: _times(axes, comparison, styles))
+        found["front"] = lambda axes: _front(axes, comparison, styles)
+        found["time"] = lambda axes: _times(axes, comparison, styles)
     if any(arm.front_value is not None and QUEUE in arm.values for arm in comparison.arms):
-        draw("queue-against-V", lambda axes: _queue_against_v(axes, comparison, styles))
+        found["queue-against-V"] = lambda axes: _queue_against_v(axes, comparison, styles)
     if any(run.queue_total for runs in curves.values() for run in runs):
         queues = {name: by_round(runs, "queue_total") for name, runs in curves.items()}
-        draw("queue", lambda axes: _draw_curves(axes, queues, styles, "round", "sum of the queues"))
-    if comparison.has_training:
-        rounds = {name: by_round(runs, "accuracy") for name, runs in curves.items()}
-        draw("accuracy-rounds", lambda axes: _accuracy(axes, comparison, rounds, styles, "round"))
-        times = {name: by_time(runs) for name, runs in curves.items()}
-        draw("accuracy-time", lambda axes: _accuracy(axes, comparison, times, styles, "time, s"))
-        spent = {name: by_time(runs, "evaluated_device_s") for name, runs in curves.items()}
-        draw(
-            "accuracy-device-seconds",
-            lambda axes: _accuracy(axes, comparison, spent, styles, "device-seconds"),
+        found["queue"] = partial(
+            _draw_curves, curves=queues, styles=styles, xlabel="round", ylabel="sum of the queues"
         )
-    return drawn
+    if comparison.has_training:
+        for name, label, by in (
+            ("accuracy-rounds", "round", partial(by_round, quantity="accuracy")),
+            ("accuracy-time", "time, s", by_time),
+            ("accuracy-device-seconds", "device-seconds", partial(by_time, clock=DEVICE_S)),
+        ):
+            found[name] = partial(
+                _accuracy,
+                comparison=comparison,
+                curves={arm: by(runs) for arm, runs in curves.items()},
+                styles=styles,
+                xlabel=label,
+            )
+    return found
 
 
 def by_round(curves: Sequence[RunCurves], quantity: str) -> MetricCurve | None:

@@ -31,7 +31,7 @@ from fairbed.testbed.compare.cell import (
 )
 from fairbed.testbed.compare.folder import ARMS
 from fairbed.testbed.compare.grid import Grid, GridCell
-from fairbed.testbed.compare.worker import CLOSE_S, CellJob
+from fairbed.testbed.compare.worker import CLOSE_S, CellJob, run_job
 from fairbed.testbed.host.threads import ONE_THREAD
 
 GRACE_S = CLOSE_S + 5.0
@@ -44,16 +44,20 @@ LOGS = "logs"
 ReportResult: TypeAlias = Callable[[CellResult], None]
 
 
-async def run_cells(grid: Grid, out: Path, jobs: int, report: ReportResult) -> bool:
+async def run_cells(
+    grid: Grid, out: Path, jobs: int, report: ReportResult, *, handles_signals: bool = True
+) -> bool:
     """Run every unfinished cell, and read the finished ones.
 
-    SIGINT, SIGTERM and SIGHUP end the grid gracefully: runs are closed and processes ended.
+    SIGINT, SIGTERM and SIGHUP end the grid gracefully: runs are closed and processes ended. So does
+    a cancellation.
 
     Args:
         grid: The grid.
         out: Its folder.
         jobs: Number of workers; live fleets always have one.
         report: Called with each result as soon as it is known.
+        handles_signals: False in a thread where no signal arrives.
 
     Returns:
         Whether all cells have a result; False after a signal.
@@ -62,7 +66,8 @@ async def run_cells(grid: Grid, out: Path, jobs: int, report: ReportResult) -> b
     rest = iter(cells)
     is_whole = False
     async with anyio.create_task_group() as group:
-        await group.start(_watch_signals, group.cancel_scope, name="compare.signals")
+        if handles_signals:
+            await group.start(_watch_signals, group.cancel_scope, name="compare.signals")
         async with anyio.create_task_group() as workers:
             if grid.fleet == "run":
                 workers.start_soon(_run, rest, out, report, name="compare.fleet")
@@ -81,6 +86,26 @@ async def _watch_signals(
         task_status.started()
         async for _ in signals:
             scope.cancel()
+
+
+def run_cells_here(grid: Grid, out: Path, report: ReportResult) -> None:
+    """Replay every unfinished cell in this process, one after another.
+
+    Args:
+        grid: The grid, of replays.
+        out: Its folder.
+        report: Called with each result as soon as it is known.
+    """
+    for cell in grid.cells():
+        report(_result(cell, out, run_job(_job(cell, out), threads=None)))
+
+
+def _job(cell: GridCell, out: Path) -> CellJob:
+    return CellJob(
+        run_id=f"{cell.arm.name}-{cell.seed}",
+        folder=str(cell.folder(out)),
+        experiment=cell.experiment,
+    )
 
 
 async def _run(cells: Iterator[GridCell], out: Path, report: ReportResult) -> None:
@@ -137,13 +162,8 @@ class Worker:
         """Replay and measure a cell in the worker; its death is a failed outcome."""
         assert self._process is not None
         assert self._process.stdin is not None
-        job = CellJob(
-            run_id=f"{cell.arm.name}-{cell.seed}",
-            folder=str(cell.folder(out)),
-            experiment=cell.experiment,
-        )
         try:
-            await self._process.stdin.send(msgspec.json.encode(job) + b"\n")
+            await self._process.stdin.send(msgspec.json.encode(_job(cell, out)) + b"\n")
             line = await self._lines.receive_until(b"\n", MAX_OUTCOME_BYTES)
         except (anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
             self.is_alive = False

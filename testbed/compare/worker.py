@@ -58,16 +58,19 @@ class CellJob(Struct, frozen=True, kw_only=True):
     experiment: Experiment
 
 
-def run_job(job: CellJob) -> CellOutcome:
-    """Replay a cell, unless it is done, and measure it; a failure is an outcome, too."""
+def run_job(job: CellJob, threads: int | None = 1) -> CellOutcome:
+    """Replay a cell, unless it is done, and measure it; a failure is an outcome, too.
+
+    `threads` is that of `replay_experiment`: one, because the pool has a worker per core.
+    """
     try:
         folder = Path(job.folder)
         state = state_of(folder)
         if state in ("new", "damaged"):
             remove_leftovers(folder)
         if state != "done":
-            # One thread, because the pool has a worker per core.
-            replay_experiment(job.experiment, folder, job.run_id, lambda replayed: None, threads=1)
+            experiment, run_id = job.experiment, job.run_id
+            replay_experiment(experiment, folder, run_id, lambda replayed: None, threads=threads)
         return read_outcome(folder, was_done_before=state == "done")
     except CELL_ERRORS as exc:
         return CellOutcome(problem=one_line(exc))

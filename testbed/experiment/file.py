@@ -539,22 +539,48 @@ def make_experiment(
     Raises:
         ExperimentError: A setting or the document breaks a rule.
     """
-    setting = ""
     try:
-        raw: dict[str, Any] = _without_none(msgspec.to_builtins(dict(document), enc_hook=_plain))
-        if isinstance(settings, Mapping):
-            for setting, value in settings.items():
-                assign(raw, setting, msgspec.to_builtins(value, enc_hook=_plain))
-        else:
-            for setting in settings:
-                override(raw, setting)
-    except NotImplementedError as exc:
-        raise ExperimentError(f"{setting or where}: {exc}") from exc
-    except (TypeError, ValueError) as exc:
-        raise ExperimentError(f"--set {setting}: {exc}" if setting else f"{where}: {exc}") from exc
+        raw = plain_document(document)
+    except ValueError as exc:
+        raise ExperimentError(f"{where}: {exc}") from exc
+    try:
+        change(raw, settings)
+    except ValueError as exc:
+        raise ExperimentError(str(exc)) from exc
     if seed is not None:
         raw["seed"] = seed
     return parse_experiment(raw, where)
+
+
+def change(raw: dict[str, Any], settings: Settings) -> None:
+    """Override keys of a parsed document.
+
+    Raises:
+        ValueError: A setting cannot be applied; the message names it.
+    """
+    setting = ""
+    try:
+        if isinstance(settings, Mapping):
+            for setting, value in settings.items():
+                assign(raw, setting, plain_document({"": value}).get(""))
+        else:
+            for setting in settings:
+                override(raw, setting)
+    except ValueError as exc:
+        raise ValueError(f"--set {setting}: {exc}") from exc
+
+
+def plain_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document of a script as one of a TOML file: a copy, without None.
+
+    Raises:
+        ValueError: It has a value that no such file can have.
+    """
+    try:
+        raw: dict[str, Any] = _without_none(msgspec.to_builtins(dict(document), enc_hook=_plain))
+    except TypeError as exc:
+        raise ValueError(str(exc)) from exc
+    return raw
 
 
 def _plain(value: Any) -> Any:
@@ -563,7 +589,7 @@ def _plain(value: Any) -> Any:
         return fspath(value)
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise NotImplementedError(
+    raise TypeError(
         f"must be numbers, texts, lists and tables as in an experiment file, got "
         f"{type(value).__name__}"
     )

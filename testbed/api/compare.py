@@ -1,0 +1,271 @@
+"""Run a grid of experiments, or take runs that exist, and compare the arms with their baseline."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from fairbed.coordinator.report.figure_style import SIZE_IN
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.api.errors import in_python
+from fairbed.testbed.api.progress import Progress, shown
+from fairbed.testbed.api.register import registered_parts
+from fairbed.testbed.api.run import Run
+from fairbed.testbed.api.start import followed
+from fairbed.testbed.compare.cell import CellResult
+from fairbed.testbed.compare.comparison import Comparison
+from fairbed.testbed.compare.comparison import compare as compare_cells
+from fairbed.testbed.compare.finished import as_grid, read_runs
+from fairbed.testbed.compare.folder import grid_folder, manifest_of
+from fairbed.testbed.compare.grid import Fleet, Grid, load_grid, make_grid
+from fairbed.testbed.compare.plots import figures_of
+from fairbed.testbed.compare.pool import run_cells, run_cells_here
+from fairbed.testbed.compare.report import write_report
+from fairbed.testbed.compare.table import plain
+from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, plain_document
+from fairbed.testbed.experiment.fleet import check_fleet
+from fairbed.testbed.progress import Bar
+from fairbed.testbed.replay.setup import linear_fleet_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GivenGrid: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Sequence[Run]"
+"""A grid file, the same as a dict, or runs that exist."""
+
+COMPARISONS = Path("comparisons")
+"""Folder of grids without another one, one folder per name, so that the next call resumes."""
+
+MAX_COUNT = 1_000
+"""Maximum number of seeds or parallel replays."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ComparedRuns:
+    """Runs of several arms, and how each arm differs from the baseline, paired by seed."""
+
+    summary: Comparison
+    """The content of `compare.json`."""
+    folder: Path | None
+    """Where tables are written; None for runs that exist."""
+    results: tuple[CellResult, ...]
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Names of the figures for which there are numbers."""
+        return tuple(figures_of(self.summary, self.results))
+
+    def figure(self, what: str) -> "Figure":
+        """Return a figure of all arms.
+
+        Args:
+            what: One of `figures`.
+
+        Raises:
+            UsageError: There is no such figure.
+            ImportError: matplotlib is not installed.
+        """
+        paints = figures_of(self.summary, self.results)
+        if what not in paints:
+            raise UsageError(f"figure: must be one of {', '.join(paints)}, got {what!r}")
+        with in_python():
+            from fairbed.testbed.api.figure import drawn
+
+            return drawn(lambda figure: paints[what](figure.add_subplot()), SIZE_IN)
+
+    def pandas(self) -> Any:
+        """Return a data frame with one row per run: arm, seed, folder and every metric.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        with in_python():
+            import pandas
+
+            columns = [metric.key for metric in self.summary.metrics]
+            rows = [
+                {"arm": c.arm, "seed": c.seed, "folder": c.folder, "problem": c.problem}
+                | {key: c.values.get(key) for key in columns}
+                for c in self.summary.cells
+            ]
+            return pandas.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        """Return the table of the command."""
+        return plain(self.summary)
+
+
+def compare(
+    grid: GivenGrid,
+    *,
+    set: Mapping[str, Any] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    progress: Progress = None,
+) -> ComparedRuns:
+    """Run or resume a grid of experiments, or compare runs that exist.
+
+    Replays use all cores; those with parts that this program registered run in this process, one
+    after another.
+
+    Args:
+        grid: A grid file, the same as a dict, or runs. Of runs, those with equal experiments but
+            the seed are one arm; the arm of the first run is the baseline.
+        set: Other values of keys in every arm, such as `{"rounds": 50}`; for a grid.
+        out: Folder of a grid, new or of this grid; None is `comparisons/NAME`. Runs that exist
+            are compared without a folder.
+        seeds: Number of seeds in place of the grid's.
+        jobs: Replays in parallel; None is one per core.
+        progress: What shows progress.
+
+    Raises:
+        UsageError: The grid, an arm, or the folder cannot be used.
+        RunError: A run or the folder cannot be read or written. A run of the grid that fails does
+            not raise: `summary.problems` has it.
+        KeyboardInterrupt: It was interrupted; the same call continues it.
+    """
+    with in_python():
+        for name, count in (("seeds", seeds), ("jobs", jobs)):
+            if count is not None and not 1 <= count <= MAX_COUNT:
+                raise UsageError(f"{name}: must be from 1 to {MAX_COUNT:,}, got {count}")
+        if not isinstance(grid, str | os.PathLike | Mapping):
+            if set or out or seeds or jobs:
+                raise UsageError("compare: set, out, seeds and jobs are for a grid; leave them out")
+            return _of_runs(grid)
+        planned = _planned(grid, set or {}, seeds)
+        folder = COMPARISONS / planned.name if out is None else Path(out)
+        with (
+            grid_folder(folder, planned),
+            shown(progress, len(planned.cells()), "cells", "compare", is_ticking=True) as bar,
+        ):
+            results = list[CellResult]()
+            receive = receiver(bar, results)
+            if any(registered_parts(arm.experiment) for arm in planned.arms):
+                run_cells_here(planned, folder, receive)
+            else:
+                # `handles_signals` is False, because signals arrive in this thread only.
+                followed(
+                    lambda send: run_cells(
+                        planned, folder, jobs or usable_cores(), send, handles_signals=False
+                    ),
+                    receive,
+                    lambda portal, future: future.cancel(),
+                )
+            summary = finish(planned, results, folder)
+    return ComparedRuns(summary, folder, tuple(results))
+
+
+def _of_runs(runs: Sequence[Run]) -> ComparedRuns:
+    if not (isinstance(runs, Sequence) and runs and all(isinstance(run, Run) for run in runs)):
+        raise UsageError(
+            "compare: must have a grid file, the same as a dict, or a list of runs, got "
+            f"{runs!r:.60}"
+        )
+    found = as_grid(read_runs([run.folder for run in runs]))
+    return ComparedRuns(found.compare(), None, found.results)
+
+
+def _planned(
+    grid: "str | os.PathLike[str] | Mapping[str, Any]",
+    settings: Mapping[str, Any],
+    seeds: int | None,
+) -> Grid:
+    """Return a grid whose arms can be run.
+
+    Raises:
+        ExperimentError: It breaks a rule.
+    """
+    if isinstance(grid, Mapping):
+        path = Path("grid")
+        try:
+            planned = make_grid(plain_document(grid), path, settings, seeds)
+        except ValueError as exc:
+            raise ExperimentError(f"{path}: {exc}") from exc
+    else:
+        path = Path(grid)
+        planned = load_grid(path, settings, seeds)
+    check_grid(planned, path)
+    return planned
+
+
+def receiver(bar: Bar, results: list[CellResult]) -> Callable[[CellResult], None]:
+    """Return what collects the results of cells and shows them."""
+
+    def receive(result: CellResult) -> None:
+        results.append(result)
+        if problem := result.outcome.problem:
+            bar.line(f"{result.arm}, seed {result.seed}: failed: {problem}")
+        if result.outcome.was_done_before:
+            bar.skip()
+        else:
+            bar.advance()
+
+    return receive
+
+
+def finish(grid: Grid, results: Sequence[CellResult], folder: Path) -> Comparison:
+    """Return the comparison of a grid, and write its tables."""
+    summary = compare_cells(grid, manifest_of(grid).grid, version("fairbed"), results)
+    write_report(summary, folder)
+    return summary
+
+
+def check_grid(grid: Grid, path: Path) -> None:
+    """Check all arms before the first one runs.
+
+    Raises:
+        ExperimentError: An arm cannot be run.
+    """
+    fleets = set[bytes]()
+    for arm in grid.arms:
+        fleet = msgspec.json.encode(arm.experiment.fleet)
+        try:
+            _check_arm(arm.experiment, grid.fleet, is_known_fleet=fleet in fleets)
+        except (ExperimentError, ProfileError) as exc:
+            raise ExperimentError(f"{path}: arm {arm.name!r}: {exc}") from exc
+        fleets.add(fleet)
+
+
+def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> None:
+    """Check that an arm can be run.
+
+    Raises:
+        ExperimentError: The arm needs a feature that this kind of fleet lacks.
+        ProfileError: A profile, link or trace is unknown, or breaks a rule.
+    """
+    selection, replay = experiment.selection, experiment.replay
+    if kind == "run" and selection.needs_known_times:
+        raise ExperimentError(
+            "selection.policy: must not need true exchange times in a live run, got "
+            f'{selection.policy!r}; use another policy, or fleet = "replay"'
+        )
+    if kind == "run" and (parts := registered_parts(experiment)):
+        raise ExperimentError(
+            f"{parts[0]}: must be importable by other processes in a grid of live runs, got a name "
+            "that this program registered; put the part into a module and write module:Name"
+        )
+    if kind == "replay" and replay.task_costs is None and replay.costs_from == "measured":
+        raise ExperimentError(
+            'replay.costs_from: must be equal in all cells, got "measured", which differs per '
+            "cell; name the folder of a run that measured the costs"
+        )
+    if not experiment.fleet:
+        raise ExperimentError("fleet: a grid needs devices, got none; add [[fleet]]")
+    if is_known_fleet:
+        return
+    if kind == "replay" and any(group.model is not None for group in experiment.fleet):
+        linear_fleet_of(experiment)
+    else:
+        check_fleet(experiment, os.environ)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
