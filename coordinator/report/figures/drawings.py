@@ -600,7 +600,7 @@ def _estimator(runs: Sequence[Shown], figure: Canvas) -> None:
     ends = (low / margin, high * margin) if is_log else (max(low - margin, 0.0), high + margin)
     left.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.2, label="exact")
     if tau.size <= MAX_DOTS:
-        left.plot(hat, tau, "o", color=COLOURS[0], markersize=3.0, alpha=0.5, markeredgewidth=0.0)
+        left.plot(hat, tau, "o", color=COLOURS[0], markersize=3.5, alpha=0.6, markeredgewidth=0.0)
     else:
         _density(left, hat, tau, ends, is_log=is_log)
     if is_log:
