@@ -1,12 +1,14 @@
 """The figures of a run, for papers and for pages.
 
-data        what the figures draw, read from the store once
-drawings    each figure: the data that it needs, and its drawing
-output      figures as files with equal bytes, and as SVG inside a page
+data                         what the figures draw, read from the store once
+model, selection, exchanges  the drawings, and why a run may lack their data
+panels                       what the drawings share
+catalogue                    all figures by name
+output                       figures as files with equal bytes, and as SVG inside a page
 """
 
+from fairbed.coordinator.report.figures.catalogue import FIGURES, FigureKind
 from fairbed.coordinator.report.figures.data import RunFigures, read_figures
-from fairbed.coordinator.report.figures.drawings import FIGURES, FigureKind
 from fairbed.coordinator.report.figures.output import (
     FORMATS,
     SETTINGS,

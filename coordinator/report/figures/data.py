@@ -79,8 +79,10 @@ class Choices:
     is_available: Bools
     since: int
     """Position of the first round with entries: above 0 in a replica of a run elsewhere."""
-    before: Ints
+    selected_before: Ints
     """Selections in the rounds without entries, shape (N,)."""
+    aggregated_before: Ints
+    """Aggregated updates in these rounds, shape (N,)."""
     knows_availability: bool
     """False in a replay that is too large for a row per device and round."""
 
@@ -96,6 +98,8 @@ class RunFigures:
     seed: int
     beta: float | None
     """Guaranteed selection rate, its mean over the rounds; None if the policy guarantees none."""
+    queue_counts: str
+    """The rate that is guaranteed: of devices `selected` or `aggregated`."""
     changes: tuple[Change, ...]
     """Settings that operators changed."""
     devices: tuple[str, ...]
@@ -160,6 +164,7 @@ def read_figures(reader: RunReader) -> RunFigures:
         policy=info.plan.selection.policy or "",
         seed=info.row.seed,
         beta=None if beta is None else mean_beta(beta, changes, 1, max(last, 1)),
+        queue_counts=info.plan.selection.queue_counts,
         changes=tuple(changes),
         devices=tuple(record.name for record in records),
         profiles=tuple(profile_of(record, truths.get(record.name)) for record in records),
@@ -189,12 +194,12 @@ def _read_choices(
     """
     n, last = len(index), int(numbers[-1]) if numbers.size else 0
     first: Ints = np.zeros(n, dtype=np.int64)
-    total: Ints = np.zeros(n, dtype=np.int64)
+    totals: Ints = np.zeros((2, n), dtype=np.int64)
     for count in reader.selection_counts(until_round=last):
         position = index.get(count.device)
         if position is not None:
             first[position] = numbers.size - count.rounds
-            total[position] = count.selected
+            totals[:, position] = count.selected, count.aggregated
     parts: list[Ints] = [np.zeros((0, 5), dtype=np.int64)]
     columns = ("round", "device", "is_selected", "is_aggregated", "is_available")
     step = max(_CHUNK_ROWS // max(n, 1), 1)
@@ -210,7 +215,9 @@ def _read_choices(
         parts.append(np.array(plain, dtype=np.int64).reshape(-1, 5))
     entries = np.concatenate(parts)
     entries = entries[entries[:, 1] >= 0]
-    listed = np.bincount(entries[entries[:, 2] == 1, 1], minlength=n)
+    for kind in (0, 1):
+        marked = entries[entries[:, 2 + kind] == 1, 1]
+        totals[kind] -= np.minimum(np.bincount(marked, minlength=n), totals[kind])
     return Choices(
         first=np.maximum(first, 0),
         at=np.searchsorted(numbers, entries[:, 0]),
@@ -219,7 +226,8 @@ def _read_choices(
         is_aggregated=entries[:, 3] == 1,
         is_available=entries[:, 4] == 1,
         since=int(np.searchsorted(numbers, info.oldest_round)),
-        before=np.maximum(total - listed, 0),
+        selected_before=totals[0],
+        aggregated_before=totals[1],
         knows_availability=info.row.selection_rows == "all",
     )
 

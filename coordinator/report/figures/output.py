@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from fairbed.coordinator.report.figure_style import COLOURS, GREY, INK, save, styled
+from fairbed.coordinator.report.figures.catalogue import FIGURES, HEIGHT_IN
 from fairbed.coordinator.report.figures.data import RunFigures
-from fairbed.coordinator.report.figures.drawings import FIGURES, WIDTH_IN, shown
+from fairbed.coordinator.report.figures.panels import shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 FORMATS = ("svg", "pdf", "png")
 """Formats of a figure file."""
+
+WIDTH_IN = 7.2
+LEGEND_LINE_IN = 0.2
 
 GRID = "#dddddd"
 SETTINGS = {
@@ -175,7 +179,7 @@ def _height_in(what: str, runs: Sequence[RunFigures]) -> float:
     kind = FIGURES[what]
     heights = [kind.height_in(run) for run in runs if not kind.missing(run)]
     if kind.compares and len(heights) > 1:
-        return 3.2 + 0.2 * (-(-len(heights) // 3))
+        return HEIGHT_IN + LEGEND_LINE_IN * (-(-len(heights) // 3))
     return sum(heights)
 
 

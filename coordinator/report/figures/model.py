@@ -1,0 +1,150 @@
+"""Figures of the global model: accuracy over rounds and time, loss, spread over devices."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.report.figure_style import BAND, COLOURS
+from fairbed.coordinator.report.figures.data import RunFigures
+from fairbed.coordinator.report.figures.panels import (
+    Canvas,
+    Shown,
+    draw_line,
+    draw_series,
+    legend_below,
+    panels,
+    whole_rounds,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw_accuracy(runs: Sequence[Shown], figure: Canvas) -> None:
+    """Draw the mean accuracy over rounds."""
+    axes = figure.subplots()
+    for one in runs:
+        draw_line(axes, one.run.metrics["round"], one.run.metrics["accuracy_mean"], **one.line)
+    axes.set_ylabel("accuracy, mean over devices")
+    whole_rounds(axes)
+    if len(runs) > 1:
+        legend_below(figure, axes)
+
+
+def draw_accuracy_time(runs: Sequence[Shown], figure: Canvas) -> None:
+    """Draw the mean accuracy over the time that the rounds took."""
+    axes = figure.subplots()
+    per_unit_s, unit = time_unit(max(float(one.run.metrics["at_s"][-1]) for one in runs))
+    for one in runs:
+        at = one.run.metrics["at_s"] / per_unit_s
+        draw_line(axes, at, one.run.metrics["accuracy_mean"], **one.line)
+    axes.set(xlabel=f"time in rounds, {unit}", ylabel="accuracy, mean over devices")
+    axes.set_xlim(left=0.0)
+    if len(runs) > 1:
+        legend_below(figure, axes)
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Return the seconds and the name of the unit in which a time is readable."""
+    for limit_s, per_unit_s, unit in ((600, 1, "s"), (10_800, 60, "min"), (259_200, 3_600, "h")):
+        if longest_s < limit_s:
+            return float(per_unit_s), unit
+    return 86_400.0, "days"
+
+
+def draw_loss(runs: Sequence[Shown], figure: Canvas) -> None:
+    """Draw the loss over rounds; of one run also its spread and the loss of local training."""
+    axes = figure.subplots()
+    for one in runs:
+        rounds, mean, std = (one.run.metrics[key] for key in ("round", "loss_mean", "loss_std"))
+        if len(runs) > 1:
+            draw_line(axes, rounds, mean, **one.line)
+            continue
+        low, high = np.maximum(mean - std, 0.0), mean + std
+        axes.fill_between(
+            rounds,
+            low,
+            high,
+            color=COLOURS[0],
+            alpha=BAND,
+            linewidth=0.0,
+            label="held-out: standard deviation",
+        )
+        draw_series(axes, 0, rounds, mean, "held-out: mean over devices")
+        trained = one.run.exchanges["loss_train"]
+        if np.isfinite(trained).any():
+            draw_series(axes, 1, *_means_by_round(one.run, trained), "training: last local epoch")
+    axes.set_ylabel("loss, nats")
+    axes.set_ylim(bottom=0.0)
+    whole_rounds(axes)
+    legend_below(figure, axes)
+
+
+def _means_by_round(run: RunFigures, values: Floats) -> tuple[Floats, Floats]:
+    """Return rounds, and the mean over each of a number of its exchanges, shape (M,)."""
+    known = np.isfinite(values)
+    rounds, at = np.unique(run.exchanges["round"][known], return_inverse=True)
+    return rounds, np.bincount(at, weights=values[known]) / np.bincount(at)
+
+
+def draw_spread(runs: Sequence[Shown], figure: Canvas) -> None:
+    """Draw how the accuracy differs between devices, over rounds and after the last one."""
+    has_curves = any(one.run.metrics["round"].size > 1 for one in runs)
+    left, right = panels(figure, has_right=has_curves)
+    if right is not None:
+        _draw_tenths(runs, left)
+    last = left if right is None else right
+    for one in runs:
+        accuracies = np.sort(one.run.accuracies)
+        share = 100.0 * np.arange(accuracies.size + 1) / accuracies.size
+        last.step(np.concatenate([accuracies[:1], accuracies]), share, where="post", **one.line)
+    last.set(title="Distribution after the last evaluation", ylabel="devices at or below, %")
+    last.set(xlabel="accuracy of a device", ylim=(0.0, 102.0))
+    if len(runs) > 1 or has_curves:
+        legend_below(figure, last if len(runs) > 1 else left)
+
+
+def _draw_tenths(runs: Sequence[Shown], axes: "Axes") -> None:
+    """Draw the accuracy of the worst tenth of the devices; of one run also mean and best tenth."""
+    for one in runs:
+        of = one.run.metrics
+        if len(runs) > 1:
+            draw_line(axes, of["round"], of["accuracy_worst10"], **one.line)
+            continue
+        low, high = of["accuracy_worst10"], of["accuracy_best10"]
+        axes.fill_between(of["round"], low, high, color=COLOURS[0], alpha=BAND, linewidth=0.0)
+        draw_series(axes, 2, of["round"], high, "best 10 %")
+        draw_series(axes, 0, of["round"], of["accuracy_mean"], "mean")
+        draw_series(axes, 1, of["round"], low, "worst 10 %")
+    which = "Worst and best" if len(runs) == 1 else "Worst"
+    axes.set(title=f"{which} tenth of the devices", ylabel="accuracy")
+    whole_rounds(axes)
+
+
+def no_accuracy(run: RunFigures) -> str | None:
+    """Return why a run has no curve of its accuracy."""
+    return _no_curve(run, "accuracy_mean", "accuracy")
+
+
+def no_loss(run: RunFigures) -> str | None:
+    """Return why a run has no curve of its loss."""
+    return _no_curve(run, "loss_mean", "loss")
+
+
+def _no_curve(run: RunFigures, column: str, name: str) -> str | None:
+    if not run.metrics["round"].size:
+        return "the model was not evaluated"
+    known = int(np.isfinite(run.metrics[column]).sum())
+    if known > 1:
+        return None
+    return f"a curve needs two evaluations of the {name}, got {known}"
+
+
+def no_spread(run: RunFigures) -> str | None:
+    """Return why the spread of the accuracy over devices is unknown."""
+    if not run.metrics["round"].size:
+        return "the model was not evaluated"
+    n = int(np.isfinite(run.accuracies).sum())
+    return None if n > 1 else f"a spread needs two devices with an accuracy, got {n}"
