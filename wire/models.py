@@ -1,4 +1,4 @@
-"""Models of the user by path, `package.module:factory`; coordinator and devices make them alike.
+"""Models of the user by path, `package.module:Name`; coordinator and devices make them alike.
 
 A factory is a subclass of `torch.nn.Module`, or a function that returns a module. It may take the
 shape of an example and the number of classes. This module does not import torch: it returns
@@ -12,27 +12,52 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from typing import Final
 
 from fairbed.wire.artifact import ModuleSource
-from fairbed.wire.plugins import PluginError
+from fairbed.wire.plugins import PluginError, Registered, installed, is_path, registered
+
+GROUP: Final = "fairbed.models"
+"""Group of entry points, and of `fairbed.register`, of models with a name."""
+
+
+def path_of(name: str) -> str:
+    """Return the path of an installed or registered model, by which other processes find it, too.
+
+    Returns:
+        The name itself, if it is no such model, or one that no other process can import.
+    """
+    found = None if is_path(name) else installed(GROUP).get(name)
+    if found is None:
+        return name
+    if not isinstance(found, Registered):
+        return f"{found.module}:{found.attr}"
+    module, attribute = found.factory.__module__, getattr(found.factory, "__qualname__", "")
+    is_importable = module != "__main__" and "." not in attribute
+    if is_importable and getattr(sys.modules.get(module), attribute, None) is found.factory:
+        return f"{module}:{attribute}"
+    return name
+
 
 _hashes: dict[str, bytes] = {}
 """Hash of the source of each module that `factory_at` imported, by its name."""
 
 
 def package_of(path: str) -> str:
-    """Return the name of the Python module in a path `package.module:factory`."""
+    """Return the name of the Python module in a path `package.module:Name`."""
     return path.partition(":")[0]
 
 
 def factory_at(path: str) -> Callable[..., object]:
-    """Return the factory that a path names.
+    """Return the factory that a path names, or that this process registered under a name.
 
     A module whose file has changed since this function imported it is executed again.
 
     Raises:
         PluginError: The module cannot be imported, or has no such factory.
     """
+    if not is_path(path) and path in registered(GROUP):
+        return registered(GROUP)[path].factory
     package, name = package_of(path), path.partition(":")[2]
     file = _file_of(path)
     source = b"" if file is None else _read(file)

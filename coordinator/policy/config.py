@@ -46,7 +46,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """`[model]`: the model that is trained."""
 
     name: str = "cnn"
-    """softmax, mlp, cnn, or `package.module:factory` with the torch extra."""
+    """softmax, mlp, cnn, or `package.module:Name` with the torch extra."""
     task: TaskKind | None = None
     """classification: a logit per class; binary: one logit for two classes; regression: one number;
     not set: regression if the targets are floats, else classification."""

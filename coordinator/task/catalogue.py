@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING
 
 from fairbed.coordinator.policy.config import ModelEngine
 from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
-from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped, task_name
+from fairbed.coordinator.task.recipes import (
+    MODELS,
+    SHIPPED,
+    default_recipe,
+    find_shipped,
+    task_name,
+)
 from fairbed.wire.artifact import Artifact, TaskKind, decode_artifact
-from fairbed.wire.models import call_factory, factory_at
-from fairbed.wire.plugins import PluginError
+from fairbed.wire.models import GROUP, call_factory, factory_at, path_of
+from fairbed.wire.plugins import PluginError, is_path, registered
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +35,7 @@ def load_task(
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
     Args:
-        model: softmax, mlp, cnn, or `package.module:factory`.
+        model: softmax, mlp, cnn, `package.module:Name`, or an installed or registered name.
         x_shape: Shape of one example. softmax and mlp accept any shape of their size; the engine
             flattens the examples.
         classes: Number of classes; 1 for regression.
@@ -41,9 +47,10 @@ def load_task(
         Unsupported: The engine cannot train the model.
         WrongArtifact: The export does not compute what torch computes.
     """
-    if engine == "torch" and ":" not in model:
+    model = path_of(model)
+    if engine == "torch" and not is_path(model):
         raise UnknownTask(
-            f'model.engine: "torch" must have a model package.module:factory, got {model}; choose '
+            f'model.engine: "torch" must have a model package.module:Name, got {model}; choose '
             '"auto"'
         )
     recipe = find_shipped(model, x_shape, classes, kind)
@@ -80,7 +87,7 @@ def build_task(
 ) -> Artifact:
     """Export a task with torch, or name the module that devices train with torch.
 
-    A factory, `package.module:factory`, is called with x_shape and classes, and returns a
+    A factory, `package.module:Name`, is called with x_shape and classes, and returns a
     `torch.nn.Module` that maps (B, *x_shape) to logits, (B, classes). With two classes it may
     return one logit, and for regression it must return one number: (B,) or (B, 1).
 
@@ -106,8 +113,9 @@ def build_task(
         raise UnknownTask(
             f"model.name: {model} must be exported, got: {exc}; install fairbed[torch]"
         ) from exc
+    model = path_of(model)
     module = make_module(model, x_shape, classes, kind)
-    if ":" not in model:
+    if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
         return export_task(module, recipe.name, model, recipe.x_shape, classes, kind=kind)
     name = task_name(model, x_shape, classes, kind)
@@ -116,6 +124,8 @@ def build_task(
     try:
         return export_task(module, name, model, x_shape, classes, kind=kind)
     except (Unsupported, WrongArtifact) as exc:
+        if not is_path(model):  # no device can import it
+            raise
         if engine == "onnx":
             raise type(exc)(f'{exc}, or model.engine = "auto" with torch on the devices') from exc
         reason = str(exc).rpartition("; ")[0]
@@ -131,7 +141,7 @@ def make_module(
         UnknownTask: There is no such model or factory, or the shape is wrong.
         ImportError: torch is missing.
     """
-    if ":" in model:
+    if is_path(model) or model in registered(GROUP):
         return _call_factory(model, x_shape, classes)
     from fairbed.coordinator.task.models import make_model
 

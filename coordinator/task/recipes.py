@@ -99,5 +99,5 @@ def default_recipe(
         widths = (128,) if model == "mlp" else ()
         return Recipe(model, (math.prod(x_shape),), classes, widths, kind)
     raise ValueError(
-        f"model.name: must be one of {', '.join(MODELS)} or package.module:factory, got {model!r}"
+        f"model.name: must be one of {', '.join(MODELS)} or package.module:Name, got {model!r}"
     )

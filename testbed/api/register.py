@@ -13,9 +13,9 @@ from fairbed.coordinator.policy.plugins import (
 )
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.testbed.errors import UsageError
-from fairbed.testbed.experiment.data import NAMES
+from fairbed.testbed.experiment.data import GROUP, NAMES
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.wire import plugins
+from fairbed.wire import models, plugins
 
 Kind: TypeAlias = Literal[
     "dataset",
@@ -41,8 +41,8 @@ _PARTS = {
 }
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "dataset": ("fairbed.datasets", NAMES),
-    "model": ("fairbed.models", MODELS),
+    "dataset": (GROUP, NAMES),
+    "model": (models.GROUP, MODELS),
     **{name: (part.group, part.built_in) for name, part in _PARTS.items()},
 }
 """The group of entry points of each kind, and the names that are built in."""

@@ -181,7 +181,7 @@ def _answers(options: argparse.Namespace) -> Answers:
     except ValueError as exc:
         raise UsageError(f"init: {exc}") from exc
     model = options.model or _ask(
-        f"Model ({', '.join(MODELS)}, or package.module:factory)", _suitable_model(data)
+        f"Model ({', '.join(MODELS)}, or package.module:Name)", _suitable_model(data)
     )
     profiles = options.devices or _ask(
         "Device profiles or populations, with commas (fairbed profiles list)", DEFAULT_FLEET

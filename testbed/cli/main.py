@@ -788,7 +788,7 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
         "pictures, package.module:function",
     )
     _data_keys(init)
-    init.add_argument("--model", help="softmax, mlp, cnn, or package.module:factory")
+    init.add_argument("--model", help="softmax, mlp, cnn, or package.module:Name")
     init.add_argument("--devices", metavar="NAMES", help="profiles or populations, with commas")
     init.add_argument("--count", type=int, metavar="N", help="number of devices")
 

@@ -59,6 +59,8 @@ from fairbed.testbed.experiment.explain import assign, explain, first_not_finite
 from fairbed.testbed.experiment.malicious import MaliciousConfig
 from fairbed.testbed.experiment.notify import NotifyConfig
 from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
+from fairbed.wire.models import GROUP
+from fairbed.wire.plugins import installed, is_path
 from fairbed.wire.tensors import Layout
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url, redact
 
@@ -315,9 +317,10 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"fleet, got {len(weights)}; add or remove numbers"
             )
         self._check_names()
-        if self.model.name not in MODELS and ":" not in self.model.name:
+        model = self.model.name
+        if model not in MODELS and not is_path(model) and model not in installed(GROUP):
             raise ValueError(
-                f"model.name: must be {', '.join(MODELS)} or package.module:factory, "
+                f"model.name: must be {', '.join(MODELS)} or package.module:Name, "
                 f"got {self.model.name!r}"
             )
         if devices and self.round.is_buffered:

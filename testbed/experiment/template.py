@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairbed.coordinator.task.recipes import MODELS
 from fairbed.testbed.experiment.data import DataConfig
 
 SCHEMA_FILE = "fairbed.schema.json"
@@ -24,7 +25,7 @@ rounds = 30
 {partition}
 
 [model]
-name = {model:<26} # softmax, mlp, cnn, or package.module:factory for your own torch module
+name = {model:<26} # softmax, mlp, cnn, or package.module:Name for your own torch module
 
 [training]                         # on each device, in each round
 epochs = 5
@@ -99,7 +100,7 @@ def experiment_text(name: str, file: str, answers: Answers) -> str:
         partition=_PARTITIONS.get(kind, 'partition = { kind = "dirichlet", alpha = 0.5 }'),
         model=_quoted(answers.model),
         per_round=per_round,
-        replay=_REPLAY if kind == "own" or ":" in answers.model else "",
+        replay=_REPLAY if kind == "own" or answers.model not in MODELS else "",
         beta=math.floor(50 * per_round / answers.devices) / 100,
     )
     groups = len(answers.fleet)

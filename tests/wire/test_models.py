@@ -1,10 +1,12 @@
 import re
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
-from fairbed.wire.models import call_factory
-from fairbed.wire.plugins import PluginError
+from fairbed.wire import plugins
+from fairbed.wire.models import GROUP, call_factory, factory_at, path_of
+from fairbed.wire.plugins import PluginError, Registered
 
 SHAPE, CLASSES = (1, 8, 8), 10
 
@@ -88,3 +90,24 @@ def test_refuses_another_factory_in_one_line(make: Any, message: str) -> None:
     with pytest.raises(PluginError, match=re.escape(message)) as raised:
         call_factory("my.mod:make", make, SHAPE, CLASSES)
     assert "\n" not in str(raised.value)
+
+
+def test_a_registered_model_has_a_path_if_other_processes_can_import_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def local() -> None: ...
+
+    names = {"plain": Registered(Plain), "local": Registered(local)}
+    monkeypatch.setattr(plugins, "_registered", {GROUP: names})
+    assert path_of("plain") == f"{__name__}:Plain"
+    assert factory_at(path_of("plain")) is Plain
+    assert path_of("local") == "local"
+    assert factory_at("local") is local
+    assert path_of("softmax") == "softmax"
+    assert path_of("my.mod:Net") == "my.mod:Net"
+
+
+def test_an_installed_model_has_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("theirs", "their.mod:Net", GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    assert path_of("theirs") == "their.mod:Net"

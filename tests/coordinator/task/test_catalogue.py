@@ -9,7 +9,10 @@ import pytest
 from fairbed.coordinator.task.catalogue import build_task, load_task, read_shipped
 from fairbed.coordinator.task.errors import UnknownTask
 from fairbed.coordinator.task.recipes import SHIPPED, Recipe
+from fairbed.wire import plugins
 from fairbed.wire.artifact import SelfCheck, TaskSpec, decode_artifact, initial_vector
+from fairbed.wire.models import GROUP
+from fairbed.wire.plugins import Registered
 from fairbed.wire.tensors import Layout, Tensor
 
 needs_torch = pytest.mark.skipif(
@@ -72,7 +75,7 @@ def test_without_torch_the_error_of_another_shape_lists_the_shipped_ones(
 @pytest.mark.parametrize(
     ("model", "x_shape", "message"),
     [
-        ("resnet", (3, 32, 32), "must be one of softmax, mlp, cnn or package.module:factory"),
+        ("resnet", (3, 32, 32), "must be one of softmax, mlp, cnn or package.module:Name"),
         ("cnn", (64,), r"cnn needs examples of \(channels, height >= 4, width >= 4\)"),
         ("nowhere.at_all:make", (3,), "must name an importable module, got none named 'nowhere.at"),
         ("math:no_such_name", (3,), "must name a factory in the module math, got no such name"),
@@ -99,6 +102,18 @@ def test_builds_a_model_of_the_user() -> None:
     spec = load_task(f"{__name__}:make_narrow", (6,), 3).spec
     assert spec.name == f"{__name__}:make_narrow-6-3"
     assert [tensor.name for tensor in spec.layout.tensors] == ["weight", "bias"]
+
+
+@needs_torch
+def test_builds_a_registered_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch import nn
+
+    found = {"flat": Registered(lambda classes: nn.Linear(6, classes))}
+    monkeypatch.setitem(plugins._registered, GROUP, found)
+    spec = load_task("flat", (6,), 3).spec
+    assert (spec.name, spec.model, spec.layout.n_params) == ("flat-6-3", "flat", 21)
+    monkeypatch.setitem(plugins._registered, GROUP, {"flat": Registered(make_narrow)})
+    assert load_task("flat", (6,), 3).spec.model == f"{__name__}:make_narrow"
 
 
 def make_narrow(x_shape: tuple[int, ...], classes: int) -> object:
