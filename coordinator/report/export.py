@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 from fairbed.coordinator.report.tables import (
     TABLES,
     ColumnMeaning,
+    TableError,
     arrow_schema,
     dictionary,
     needed,
@@ -81,10 +82,10 @@ def export_run(
         ExportError: A file cannot be written.
         ModuleNotFoundError: pyarrow is not installed, which writes Parquet.
         StoreError: The run cannot be read.
-        ValueError: There is no such table or format.
+        TableError: There is no such table or format.
     """
     if form not in FORMATS:
-        raise ValueError(f"format: must be one of {', '.join(FORMATS)}, got {form!r}")
+        raise TableError(f"format: must be one of {', '.join(FORMATS)}, got {form!r}")
     names = tuple(dict.fromkeys(tables))
     lines = dictionary(names)
     if form == "parquet":

@@ -55,6 +55,10 @@ _ARRAYS: dict[type, type] = {
 }
 
 
+class TableError(ValueError):
+    """There is no such table or column, or it cannot be read in this way; one line."""
+
+
 class ColumnMeaning(NamedTuple):
     """One line of the data dictionary."""
 
@@ -73,7 +77,7 @@ def dictionary(names: Sequence[str] = TABLES) -> list[ColumnMeaning]:
     """Return the data dictionary of some tables: every column, in the order of the store.
 
     Raises:
-        ValueError: There is no such table.
+        TableError: There is no such table.
     """
     return [line for name in names for line in _lines(name)]
 
@@ -153,10 +157,10 @@ class Table:
         may be empty, numbers and booleans are float64 with NaN, texts and bytes objects with None.
 
         Raises:
-            ValueError: The table has no such column.
+            TableError: The table has no such column.
         """
         if name not in self._cells:
-            raise ValueError(
+            raise TableError(
                 f"{self.name}: must have a column {name!r}; it has: {', '.join(self._cells)}"
             )
         return self._cells[name]
@@ -207,7 +211,7 @@ class Table:
         """Return one column as plain Python values; None for an empty cell, and for NaN.
 
         Raises:
-            ValueError: The table has no such column.
+            TableError: The table has no such column.
         """
         cells = self.column(name)
         plain: list[Any] = cells.tolist()
@@ -238,7 +242,7 @@ def read_table(
         columns: Only these columns, in this order; None: all.
 
     Raises:
-        ValueError: There is no such table or column, or its rows have no round.
+        TableError: There is no such table or column, or its rows have no round.
         StoreError: The store cannot be read.
     """
     parts = list(read_batches(reader, name, since_round=since_round, columns=columns))
@@ -321,10 +325,10 @@ def record_of(name: str) -> type[Record]:
     """Return the record type of one of `TABLES`.
 
     Raises:
-        ValueError: There is no such table.
+        TableError: There is no such table.
     """
     if name not in _RECORDS:
-        raise ValueError(f"table: must be one of {', '.join(TABLES)}, got {name!r}")
+        raise TableError(f"table: must be one of {', '.join(TABLES)}, got {name!r}")
     return _RECORDS[name]
 
 
@@ -335,16 +339,16 @@ def _query(
     specs = {c.name: c for c in table_of(record_of(name)).columns}
     for column in columns or ():
         if column not in specs:
-            raise ValueError(f"{name}: must have a column {column!r}; it has: {', '.join(specs)}")
+            raise TableError(f"{name}: must have a column {column!r}; it has: {', '.join(specs)}")
     chosen = [specs[column] for column in specs if columns is None] or [
         specs[column] for column in columns or ()
     ]
     if not chosen:
-        raise ValueError(f"{name}: must be read with at least one column, got none")
+        raise TableError(f"{name}: must be read with at least one column, got none")
     if not since_round:
         return chosen, "ORDER BY rowid", ()
     if "round" not in specs or specs["round"].is_optional:
-        raise ValueError(f"{name}: must have a round in each row to be read since a round")
+        raise TableError(f"{name}: must have a round in each row to be read since a round")
     return chosen, "WHERE round > ? ORDER BY rowid", (since_round,)
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from fairbed.coordinator.policy.decisions import FleetSizeError
 from fairbed.coordinator.report.export import ExportError, FolderExistsError
 from fairbed.coordinator.report.figures import NoFigureError
+from fairbed.coordinator.report.tables import TableError
 from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError
 from fairbed.coordinator.server.lease import AnotherCoordinatorError
 from fairbed.coordinator.store import RunNotFoundError, StoreError
@@ -43,6 +44,7 @@ def one_line_errors() -> Iterator[None]:
         NoFigureError,
         ProfileError,
         RunNotFoundError,
+        TableError,
         UnknownTask,
     ) as exc:
         raise UsageError(str(exc)) from exc

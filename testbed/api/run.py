@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairbed.coordinator.report.export import Format, export_run
+from fairbed.coordinator.report.export import Exported, Format, export_run
 from fairbed.coordinator.report.figures import RunFigures, read_figures
 from fairbed.coordinator.report.html import write_report
 from fairbed.coordinator.report.quantities import ratio
@@ -21,7 +21,6 @@ from fairbed.coordinator.store.connection import CONFIG
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.api.errors import in_python
 from fairbed.testbed.api.progress import Progress, shown
-from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 
 if TYPE_CHECKING:
@@ -91,10 +90,7 @@ class Run:
             RunError: The run cannot be read.
         """
         with in_python(), RunReader(self.folder) as reader:
-            try:
-                return read_table(reader, name, since_round=since_round, columns=columns)
-            except ValueError as exc:
-                raise UsageError(str(exc)) from exc
+            return read_table(reader, name, since_round=since_round, columns=columns)
 
     def plot(self, what: str, *others: "Run") -> "Figure":
         """Return a figure of this run, or of several runs.
@@ -154,21 +150,9 @@ class Run:
             RunError: The run cannot be read, or a file cannot be written.
             ImportError: pyarrow is not installed, which writes Parquet.
         """
-        out = Path(f"{self.id}-{format}" if folder is None else folder)
-        with (
-            in_python(),
-            RunReader(self.folder) as reader,
-            shown(progress, None, "rows", "export", is_ticking=True) as bar,
-        ):
-
-            def show(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done)
-
-            try:
-                return export_run(reader, out, format, tables, show).folder
-            except ValueError as exc:
-                raise UsageError(str(exc)) from exc
+        out = None if folder is None else Path(folder)
+        with in_python():
+            return export_tables(self, format, out, tables, progress).folder
 
     def _info(self) -> RunInfo:
         with in_python(), RunReader(self.folder) as reader:
@@ -190,6 +174,22 @@ class Run:
         ]
         text, name, folder = map(html.escape, (", ".join(parts), self.id, str(self.folder)))
         return f"<b>{name}</b>: {text}<br><code>{folder}</code>"
+
+
+def export_tables(
+    run: Run, form: Format, folder: Path | None, tables: Sequence[str], progress: Progress = None
+) -> Exported:
+    """Do what `Run.export` does, and return what was written; errors are those of `export_run`."""
+    with (
+        RunReader(run.folder) as reader,
+        shown(progress, None, "rows", "export", is_ticking=True) as bar,
+    ):
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done)
+
+        return export_run(reader, folder or Path(f"{run.id}-{form}"), form, tables, show)
 
 
 def runs(folder: str | os.PathLike[str] = RUNS) -> list[Run]:

@@ -30,7 +30,13 @@ from fairbed.coordinator.report.export import (
     Format,
     export_run,
 )
-from fairbed.coordinator.report.tables import TABLES, dictionary, read_batches, read_table
+from fairbed.coordinator.report.tables import (
+    TABLES,
+    TableError,
+    dictionary,
+    read_batches,
+    read_table,
+)
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.schema import VERSION
 from fairbed.coordinator.store.tables import FleetContextRow, TelemetryRow
@@ -351,8 +357,8 @@ def test_a_damaged_store_is_an_error_of_the_store(run: Path, tmp_path: Path) -> 
 
 
 def test_names_are_checked_before_anything_is_written(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^table: must be one of run, "):
+    with pytest.raises(TableError, match=r"^table: must be one of run, "):
         exported(run, tmp_path / "out", "csv", "rounds")
-    with pytest.raises(ValueError, match=r"^format: must be one of csv, parquet, sqlite, got 'x'"):
+    with pytest.raises(TableError, match=r"^format: must be one of csv, parquet, sqlite, got 'x'"):
         exported(run, tmp_path / "out", "x")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ import pytest
 from fairbed.coordinator.report.tables import (
     TABLES,
     Table,
+    TableError,
     dictionary,
     meanings,
     needed,
@@ -212,17 +213,17 @@ def test_a_live_run_gives_one_state_while_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_bad_names_are_refused_in_one_line(reader: RunReader) -> None:
-    with pytest.raises(ValueError, match=r"^table: must be one of run, .*, got 'checkpoint'$"):
+    with pytest.raises(TableError, match=r"^table: must be one of run, .*, got 'checkpoint'$"):
         read_table(reader, "checkpoint")
-    with pytest.raises(ValueError, match=r"^round: must have a column 'tau'; it has: round, att"):
+    with pytest.raises(TableError, match=r"^round: must have a column 'tau'; it has: round, att"):
         read_table(reader, "round", columns=["tau"])
-    with pytest.raises(ValueError, match=r"^device: must have a round in each row"):
+    with pytest.raises(TableError, match=r"^device: must have a round in each row"):
         read_table(reader, "device", since_round=1)
-    with pytest.raises(ValueError, match=r"^event: must have a round in each row"):
+    with pytest.raises(TableError, match=r"^event: must have a round in each row"):
         read_table(reader, "event", since_round=1)
-    with pytest.raises(ValueError, match=r"^round: must have a column 'tau'"):
+    with pytest.raises(TableError, match=r"^round: must have a column 'tau'"):
         read_table(reader, "round").column("tau")
-    with pytest.raises(ValueError, match="at least one column"):
+    with pytest.raises(TableError, match="at least one column"):
         read_table(reader, "round", columns=[])
 
 

@@ -93,7 +93,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 
 KILLED = """
 import os, signal, sys
-from fairbed.testbed.cli import export
+from fairbed.testbed.api import run
 from fairbed.testbed.cli.main import main
 
 def export_run(reader, out, form, tables, show):
@@ -101,7 +101,7 @@ def export_run(reader, out, form, tables, show):
         os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     return original(reader, out, form, tables, end)
 
-original, export.export_run = export.export_run, export_run
+original, run.export_run = run.export_run, export_run
 sys.exit(main(["export", "--runs", sys.argv[2], "--out", "out"]))
 """
 
