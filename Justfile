@@ -104,7 +104,7 @@ coverage: setup
     pytest --snap -p no:randomly tests/wire/test_golden.py tests/coordinator/tui
     python tools/write_reference.py
 
-# Draw the pictures of the control room in README and docs anew, from a run of the quickstart.
+# Draw the pictures of the control room and the report in README and docs anew, from a run of the quickstart.
 [no-exit-message]
 @pictures *run: setup
     python tools/pictures.py "$@"

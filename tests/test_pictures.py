@@ -8,7 +8,15 @@ import pytest
 
 from fairbed.coordinator.tui.app import TABS
 from tests.coordinator.store.fake_run import fake_run
-from tools.pictures import IMAGES, PICTURES, draw, screenshot
+from tools.pictures import (
+    IMAGES,
+    PICTURES,
+    REPORT_PICTURES,
+    REPORT_SIZE,
+    draw,
+    draw_report,
+    screenshot,
+)
 
 
 def addresses(svg: str) -> set[str]:
@@ -35,6 +43,23 @@ def test_every_picture_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixtur
         ]
         assert title in svg
     assert len(capsys.readouterr().out.splitlines()) == len(PICTURES)
+
+
+@pytest.mark.full
+def test_the_report_is_drawn_for_light_and_dark_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fake_run(tmp_path / "run", rounds=3)
+    draw_report(run, tmp_path)
+    drawn = [tmp_path / name for name in REPORT_PICTURES if (tmp_path / name).exists()]
+    if not drawn:
+        assert "Chromium is not installed" in capsys.readouterr().err
+        pytest.skip("needs Chromium; on Debian: apt-get install chromium")
+    light, dark = (path.read_bytes() for path in drawn)
+    assert light != dark
+    for picture in (light, dark):
+        assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+        assert int.from_bytes(picture[16:20], "big") == 1.5 * REPORT_SIZE[0]
 
 
 def test_the_pictures_in_the_pages_fetch_nothing() -> None:

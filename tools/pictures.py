@@ -1,13 +1,16 @@
-"""Draw the pictures of the control room in README and docs, as SVG files.
+"""Draw the pictures in README and docs: the control room as SVG, the HTML report as PNG.
 
     python tools/pictures.py [RUN]
 
-Without RUN, the folder of a finished run, the quickstart runs first: about a minute.
+Without RUN, the folder of a finished run, the quickstart runs first and is replayed for the report,
+whose numbers do not depend on this machine then: about two minutes. The report needs Chromium.
 """
 
 import argparse
 import asyncio
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fairbed.coordinator.report.html import write_report
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.app import ControlRoom
 
@@ -45,6 +49,12 @@ PICTURES = (
 )
 
 
+REPORT_PICTURES = {"report-light.png": 1, "report-dark.png": 0}
+"""Pictures of the report, and Chromium's number of the preferred scheme."""
+REPORT_SIZE = (1000, 1010)
+"""Part of the page that is drawn, pixels."""
+
+
 async def screenshot(folder: Path, size: tuple[int, int], keys: Sequence[str] = ()) -> str:
     """Return the SVG of a run at a size in columns and lines, after some keys."""
     with RunReader(folder) as reader:
@@ -70,13 +80,41 @@ def without_downloads(svg: str) -> str:
 
 
 def draw(folder: Path, images: Path = IMAGES) -> None:
-    """Draw all pictures of a finished run."""
+    """Draw all pictures of the control room of a finished run."""
     for picture in PICTURES:
         file = images / picture.file
         file.parent.mkdir(parents=True, exist_ok=True)
         svg = asyncio.run(screenshot(folder, picture.size, picture.keys))
         file.write_text(svg, encoding="utf-8")
         print(file)
+
+
+def draw_report(folder: Path, images: Path = IMAGES) -> None:
+    """Draw the top of the report of a finished run, for light and for dark pages."""
+    names = "chromium", "chromium-browser", "google-chrome"
+    program = next((found for name in names if (found := shutil.which(name))), None)
+    if program is None:
+        print("pictures: Chromium is not installed, so the report is not drawn", file=sys.stderr)
+        return
+    with tempfile.TemporaryDirectory(prefix="fairbed-pictures-") as name:
+        page = Path(name) / "page.html"
+        with RunReader(folder) as reader:
+            write_report([reader], page, has_figures=False)
+        for file, scheme in REPORT_PICTURES.items():
+            options = [
+                "--headless=new",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                *(["--no-sandbox"] if os.geteuid() == 0 else []),
+                f"--user-data-dir={Path(name) / 'profile'}",
+                f"--window-size={REPORT_SIZE[0]},{REPORT_SIZE[1]}",
+                "--force-device-scale-factor=1.5",
+                f"--blink-settings=preferredColorScheme={scheme}",
+                f"--screenshot={images / file}",
+            ]
+            command = [program, *options, page.as_uri()]
+            subprocess.run(command, check=True, capture_output=True)
+            print(images / file)
 
 
 def main() -> None:
@@ -86,12 +124,17 @@ def main() -> None:
     run: Path | None = parser.parse_args().run
     if run is not None:
         draw(run)
+        draw_report(run)
         return
     with tempfile.TemporaryDirectory(prefix="fairbed-pictures-") as name:
         folder = Path(name) / "quickstart"
-        command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", str(QUICKSTART)]
-        subprocess.run([*command, "--headless", "--out", str(folder)], check=True)
+        command = [sys.executable, "-m", "fairbed.testbed.cli.main"]
+        started = [*command, "run", str(QUICKSTART), "--headless", "--out", str(folder)]
+        subprocess.run(started, check=True)
         draw(folder)
+        replayed = Path(name) / "replay" / "quickstart"
+        subprocess.run([*command, "replay", str(QUICKSTART), "--out", str(replayed)], check=True)
+        draw_report(replayed)
 
 
 if __name__ == "__main__":
