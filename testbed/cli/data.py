@@ -8,7 +8,7 @@ import msgspec
 
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import UsageError
-from fairbed.testbed.experiment.data import DataConfig, data_config
+from fairbed.testbed.experiment.data import NAMES, DataConfig, data_config
 from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describe_all, verify
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.progress import Bar, progress
@@ -67,4 +67,6 @@ def _print_status(status: DatasetStatus) -> None:
         hashed = f", sha256 {status.sha256[:12]}" if status.sha256 else ""
         print(f"ok       {status.name:<15} {examples}{status.description} ({status.where}{hashed})")
     else:
-        print(f"missing  {status.name:<15} {status.problem}; {status.what_to_do}")
+        word = "missing" if status.name in NAMES else "failed"
+        problem = status.problem.removeprefix(f"{status.name}: ")
+        print(f"{word:<8} {status.name:<15} {problem}; {status.what_to_do}")

@@ -154,6 +154,7 @@ def _compare(name: str, first: Digests, again: Digests) -> None:
 def _digests(arrays: Mapping[str, NDArray[Any]]) -> Digests:
     found: Digests = {}
     for key, array in arrays.items():
-        content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        values = repr(array.tolist()).encode() if array.dtype.hasobject else array
+        content: Any = np.ascontiguousarray(values)  # a buffer, which numpy's types do not state
         found[key] = (str(array.dtype), array.shape, hashlib.sha256(content).digest())
     return found

@@ -1,6 +1,6 @@
 """Load examples from a table: a `.csv` or `.parquet` file, read by pyarrow in batches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,10 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
     try:
         table = _open_csv(path) if path.suffix == ".csv" else _open_parquet(path)
         features = _features(path, table.names, label, device)
-        keys = table.read([label] if device is None else [label, device])
+        keys = _keys(path, table, [label] if device is None else [label, device], len(features))
         arrays = {"y": _labels(path, label, keys.column(0))}
         if device is not None:
             arrays["device"] = _users(path, device, keys.column(1))
-        if not keys.num_rows:
-            raise DatasetError(str(path), "must have rows, got none", "add examples")
-        check_memory(str(path), keys.num_rows * len(features) * np.dtype(np.float32).itemsize)
         x = np.empty((keys.num_rows, len(features)), np.float32)
         start = 0
         for batch in table.batches(features):
@@ -66,13 +63,11 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A file whose columns can be read, all rows at once or in batches."""
+    """A file whose columns can be read in batches."""
 
     names: list[str]
-    read: Any
-    """Function of names of columns that returns a `pyarrow.Table`."""
-    batches: Any
-    """Function of names of columns that returns an iterator of `pyarrow.RecordBatch`."""
+    batches: Callable[[list[str]], Iterator[Any]]
+    """Return the batches of rows (`pyarrow.RecordBatch`) of the columns of these names."""
 
 
 def _open_csv(path: Path) -> _Table:
@@ -91,11 +86,7 @@ def _open_csv(path: Path) -> _Table:
         with csv.open_csv(path, parse_options=parse, convert_options=convert) as reader:
             yield from reader
 
-    def read(columns: list[str]) -> Any:
-        schema = pa.schema([(name, pa.string()) for name in columns])
-        return pa.Table.from_batches(batches(columns), schema)
-
-    return _Table(names, read, batches)
+    return _Table(names, batches)
 
 
 def _open_parquet(path: Path) -> _Table:
@@ -106,13 +97,24 @@ def _open_parquet(path: Path) -> _Table:
 
     def batches(columns: list[str]) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+                yield batch.select(columns)
 
-    def read(columns: list[str]) -> Any:
-        with parquet.ParquetFile(path) as file:
-            return file.read(columns=columns).select(columns)
+    return _Table(names, batches)
 
-    return _Table(names, read, batches)
+
+def _keys(path: Path, table: _Table, columns: list[str], features: int) -> Any:
+    """Return labels and users as a `pyarrow.Table`; stops if the examples will be too large."""
+    import pyarrow as pa
+
+    batches, size_bytes = [], 0
+    for batch in table.batches(columns):
+        batches.append(batch)
+        size_bytes += batch.nbytes + batch.num_rows * features * np.dtype(np.float32).itemsize
+        check_memory(str(path), size_bytes)
+    if not batches:
+        raise DatasetError(str(path), "must have rows, got none", "add examples")
+    return pa.Table.from_batches(batches)
 
 
 def _features(path: Path, names: list[str], label: str, device: str | None) -> list[str]:

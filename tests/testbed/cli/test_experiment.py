@@ -218,3 +218,56 @@ def test_a_reader_that_stops_early_gets_no_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stderr", error)
     assert main(["examples"]) == 1
     assert error.getvalue() == ""
+
+
+def test_init_takes_a_table_and_a_function(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{k % 7},{k % 5},{'ab'[k % 2]},{k % 3}" for k in range(60)]
+    (folder / "my.csv").write_text("\n".join(["a,b,tree,user", *rows]))
+    options = ["--dataset", "my.csv", "--label", "tree", "--device", "user"]
+    assert main(["init", "table.toml", *options]) == 0
+    experiment = load_experiment(folder / "table.toml")
+    data = experiment.data
+    assert (data.source, data.label, data.device) == ("my.csv", "tree", "user")
+    assert (experiment.model.name, experiment.replay.costs_from) == ("mlp", "measured")
+
+    (folder / "own_pictures.py").write_text(
+        "def load(folder):\n    return [[[[0.0] * 8] * 8]] * 40, [0, 1] * 20\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    options = ["--dataset", "own_pictures:load", "--folder", "here", "--model", "my.mod:Net"]
+    assert main(["init", "function.toml", *options]) == 0
+    experiment = load_experiment(folder / "function.toml")
+    assert (experiment.data.source, experiment.data.folder) == ("own_pictures:load", "here")
+    assert experiment.model.name == "my.mod:Net"
+
+    capsys.readouterr()
+    assert main(["init", "fails.toml", "--dataset", "my.csv"]) == 2
+    assert "init: label must name the column of the labels in my.csv" in error_of(capsys)
+    assert main(["init", "fails.toml", "--dataset", "my.csv", "--label", "leaf"]) == 2
+    assert "must be one of its columns (a, b, tree, user), got 'leaf'" in error_of(capsys)
+
+
+def test_data_are_shown_and_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    npz(folder / "my.npz", 40, 12)
+    (folder / "my.csv").write_text("a,tree\n" + "1,ash\n2,oak\n" * 20)
+    (folder / "my.toml").write_text('name = "mine"\n[data]\nsource = "my.npz"\n')
+    options = ["my.csv", "--label", "tree"]
+    assert main(["data", "list", "digits", *options]) == 0
+    digits, table = capsys.readouterr().out.splitlines()
+    assert digits.startswith("ok       digits          1797 examples, ")
+    assert table.startswith("ok       my.csv          40 examples of shape (1,), 2 classes (my.csv")
+    assert main(["data", "verify", "my.toml"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(
+        "ok       my.npz          40 examples of shape (12,), 3 classes (my.npz,"
+    )
+    (folder / "my.csv").write_text("a,tree\n1,ash\nnone,oak\n")
+    assert main(["data", "verify", *options]) == 1
+    assert capsys.readouterr().out == (
+        "failed   my.csv          column 'a' must hold a finite number in every row, got "
+        "'none' in row 2; replace it, remove the row, or drop the column\n"
+    )
+    assert main(["data", "verify", "my.csv"]) == 2
+    assert "data verify: label must name the column" in error_of(capsys)
