@@ -5,6 +5,7 @@ and saved with `save`. The colours are those of Okabe and Ito, distinct for colo
 Every series also has its own marker and dash, so that a print in grey is readable.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,7 +101,8 @@ def styled(changes: Mapping[Any, Any] | None = None) -> Iterator[None]:
     """
     import matplotlib
 
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name is any text
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**_STYLE, **(changes or {})})
         yield

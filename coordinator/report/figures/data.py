@@ -33,14 +33,9 @@ ROUND_COLUMNS = (
     "lag_p99_s",
     "dropped_late",
 )
-METRIC_COLUMNS = (
-    "round",
-    "accuracy_mean",
-    "accuracy_worst10",
-    "accuracy_best10",
-    "loss_mean",
-    "loss_std",
-)
+METRIC_COLUMNS = ("round", "loss_mean", "loss_std")
+SPREAD = ("mean", "worst10", "best10")
+"""Parts of the score of an evaluation: over all devices, and over a tenth of them."""
 EXCHANGE_COLUMNS = (
     "round",
     "is_valid",
@@ -111,7 +106,8 @@ class RunFigures:
     rounds: Columns
     """`ROUND_COLUMNS` of the T closed rounds, and `is_void`."""
     metrics: Columns
-    """`METRIC_COLUMNS` of the evaluations, and `at_s`: seconds of all rounds up to each."""
+    """`METRIC_COLUMNS` of the evaluations, `score_` with each part of `SPREAD`, and `at_s`: seconds
+    of all rounds up to each."""
     exchanges: Columns
     """`EXCHANGE_COLUMNS` of the exchanges of closed rounds, by round."""
     exchange_device: Ints
@@ -119,8 +115,10 @@ class RunFigures:
     outcome: tuple[str, ...]
     """Outcome of each exchange."""
     choices: Choices
-    accuracies: Floats
-    """Accuracy of the newest global model on each measured device."""
+    score: str
+    """What the evaluations measure: accuracy."""
+    scores: Floats
+    """Score of the newest global model on each measured device."""
     queues: Mapping[str, tuple[Floats, Floats]]
     """Rounds and virtual queue of the devices with the largest ones at the end, descending."""
     min_rates: Floats | None
@@ -142,9 +140,10 @@ def read_figures(reader: RunReader) -> RunFigures:
         status = _texts(reader, RoundRow, "status", "ORDER BY round")
         numbers = rounds["round"].astype(np.int64)
         last = int(numbers[-1]) if numbers.size else 0
-        metrics = _numbers(
-            reader, MetricRow, METRIC_COLUMNS, "WHERE round <= ? ORDER BY round", last
-        )
+        score = "accuracy"
+        columns = (*METRIC_COLUMNS, *(f"{score}_{part}" for part in SPREAD))
+        tail = "WHERE round <= ? ORDER BY round"
+        metrics = _numbers(reader, MetricRow, columns, tail, last)
         of_closed = "WHERE round <= ? ORDER BY round, attempt, dispatched_at_s, device"
         exchanges = _numbers(reader, ExchangeRow, EXCHANGE_COLUMNS, of_closed, last)
         outcome = _texts(reader, ExchangeRow, "outcome", of_closed, last)
@@ -152,7 +151,7 @@ def read_figures(reader: RunReader) -> RunFigures:
         index = {record.name: position for position, record in enumerate(records)}
         choices = _read_choices(reader, info, numbers, index)
         newest = "WHERE round = (SELECT max(round) FROM device_metric)"
-        accuracies = _numbers(reader, DeviceMetricRow, ("accuracy",), newest)["accuracy"]
+        scores = _numbers(reader, DeviceMetricRow, (score,), newest)[score]
         stats = _numbers(reader, FleetStatsRow, ("devices", "min_selection_rate"), "ORDER BY round")
         queues = _read_queues(reader, last)
     beta = info.plan.beta
@@ -170,12 +169,16 @@ def read_figures(reader: RunReader) -> RunFigures:
         profiles=tuple(profile_of(record, truths.get(record.name)) for record in records),
         n_all=int(stats["devices"][-1]) if stats["devices"].size else len(records),
         rounds={**rounds, "is_void": np.array([one == "void" for one in status], np.float64)},
-        metrics={**metrics, "at_s": ends_s[at] if at.size else np.zeros(0)},
+        metrics={
+            **{name.replace(score, "score"): values for name, values in metrics.items()},
+            "at_s": ends_s[at] if at.size else np.zeros(0),
+        },
         exchanges=exchanges,
         exchange_device=np.array([index.get(name, -1) for name in by_device], dtype=np.int64),
         outcome=tuple(outcome),
         choices=choices,
-        accuracies=accuracies,
+        score=score,
+        scores=scores[np.isfinite(scores)],
         queues=queues,
         min_rates=stats["min_selection_rate"] if stats["devices"].size else None,
     )

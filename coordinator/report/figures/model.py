@@ -26,8 +26,8 @@ def draw_accuracy(runs: Sequence[Shown], figure: Canvas) -> None:
     """Draw the mean accuracy over rounds."""
     axes = figure.subplots()
     for one in runs:
-        draw_line(axes, one.run.metrics["round"], one.run.metrics["accuracy_mean"], **one.line)
-    axes.set_ylabel("accuracy, mean over devices")
+        draw_line(axes, one.run.metrics["round"], one.run.metrics["score_mean"], **one.line)
+    axes.set_ylabel(f"{_score(runs)}, mean over devices")
     whole_rounds(axes)
     if len(runs) > 1:
         legend_below(figure, axes)
@@ -39,11 +39,16 @@ def draw_accuracy_time(runs: Sequence[Shown], figure: Canvas) -> None:
     per_unit_s, unit = time_unit(max(float(one.run.metrics["at_s"][-1]) for one in runs))
     for one in runs:
         at = one.run.metrics["at_s"] / per_unit_s
-        draw_line(axes, at, one.run.metrics["accuracy_mean"], **one.line)
-    axes.set(xlabel=f"time in rounds, {unit}", ylabel="accuracy, mean over devices")
+        draw_line(axes, at, one.run.metrics["score_mean"], **one.line)
+    axes.set(xlabel=f"time in rounds, {unit}", ylabel=f"{_score(runs)}, mean over devices")
     axes.set_xlim(left=0.0)
     if len(runs) > 1:
         legend_below(figure, axes)
+
+
+def _score(runs: Sequence[Shown]) -> str:
+    """Return what the evaluations of the runs measure."""
+    return " or ".join(sorted({one.run.score for one in runs}))
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
@@ -97,11 +102,11 @@ def draw_spread(runs: Sequence[Shown], figure: Canvas) -> None:
         _draw_tenths(runs, left)
     last = left if right is None else right
     for one in runs:
-        accuracies = np.sort(one.run.accuracies)
-        share = 100.0 * np.arange(accuracies.size + 1) / accuracies.size
-        last.step(np.concatenate([accuracies[:1], accuracies]), share, where="post", **one.line)
+        scores = np.sort(one.run.scores)
+        share = 100.0 * np.arange(scores.size + 1) / scores.size
+        last.step(np.concatenate([scores[:1], scores]), share, where="post", **one.line)
     last.set(title="Distribution after the last evaluation", ylabel="devices at or below, %")
-    last.set(xlabel="accuracy of a device", ylim=(0.0, 102.0))
+    last.set(xlabel=f"{_score(runs)} of a device", ylim=(0.0, 102.0))
     if len(runs) > 1 or has_curves:
         legend_below(figure, last if len(runs) > 1 else left)
 
@@ -111,21 +116,21 @@ def _draw_tenths(runs: Sequence[Shown], axes: "Axes") -> None:
     for one in runs:
         of = one.run.metrics
         if len(runs) > 1:
-            draw_line(axes, of["round"], of["accuracy_worst10"], **one.line)
+            draw_line(axes, of["round"], of["score_worst10"], **one.line)
             continue
-        low, high = of["accuracy_worst10"], of["accuracy_best10"]
+        low, high = of["score_worst10"], of["score_best10"]
         axes.fill_between(of["round"], low, high, color=COLOURS[0], alpha=BAND, linewidth=0.0)
         draw_series(axes, 2, of["round"], high, "best 10 %")
-        draw_series(axes, 0, of["round"], of["accuracy_mean"], "mean")
+        draw_series(axes, 0, of["round"], of["score_mean"], "mean")
         draw_series(axes, 1, of["round"], low, "worst 10 %")
     which = "Worst and best" if len(runs) == 1 else "Worst"
-    axes.set(title=f"{which} tenth of the devices", ylabel="accuracy")
+    axes.set(title=f"{which} tenth of the devices", ylabel=_score(runs))
     whole_rounds(axes)
 
 
 def no_accuracy(run: RunFigures) -> str | None:
     """Return why a run has no curve of its accuracy."""
-    return _no_curve(run, "accuracy_mean", "accuracy")
+    return _no_curve(run, "score_mean", run.score)
 
 
 def no_loss(run: RunFigures) -> str | None:
@@ -146,5 +151,5 @@ def no_spread(run: RunFigures) -> str | None:
     """Return why the spread of the accuracy over devices is unknown."""
     if not run.metrics["round"].size:
         return "the model was not evaluated"
-    n = int(np.isfinite(run.accuracies).sum())
-    return None if n > 1 else f"a spread needs two devices with an accuracy, got {n}"
+    n = run.scores.size
+    return None if n > 1 else f"a spread needs two devices whose {run.score} is known, got {n}"

@@ -50,10 +50,12 @@ class Shown:
 
 def shown(runs: Sequence[RunFigures]) -> list[Shown]:
     """Return each run with a label of its own: the shortest in which the runs differ."""
-    for parts in (("name",), ("name", "policy"), ("name", "policy", "seed"), ("run_id",)):
-        labels = [", ".join(str(getattr(run, part)) for part in parts) for run in runs]
+    for text in ("{0.name}", "{0.name}, {0.policy}", "{0.name}, {0.policy}, seed {0.seed}"):
+        labels = [text.format(run) for run in runs]
         if len(set(labels)) == len(labels):
             break
+    else:
+        labels = [run.run_id for run in runs]
     return [
         Shown(run, printable(label), series_style(index))
         for index, (run, label) in enumerate(zip(runs, labels, strict=True))
