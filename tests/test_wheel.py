@@ -205,6 +205,8 @@ def test_the_wheel_writes_and_replays_an_experiment(
     assert "wrote experiment.toml" in run(commands, tmp_path, "fairbed", "init")
     replay = ("replay", "experiment.toml", "--no-training", "--set", "rounds=3", "--json")
     assert json.loads(run(commands, tmp_path, "fairbed", *replay))["rounds_completed"] == 3
+    run(commands, tmp_path, "fairbed", "export", "--out", "tables")
+    assert "Model exchange time" in (tmp_path / "tables" / "dictionary.csv").read_text()
 
 
 @pytest.mark.full
