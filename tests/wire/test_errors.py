@@ -36,6 +36,7 @@ from fairbed.wire.messages import (
     Ping,
     Privacy,
     Refuse,
+    RowsPart,
     Train,
 )
 from tests.wire.messages import MESSAGES, MODEL, PLAIN_SGD, UPDATE_ID, Path, leaves, objects
@@ -328,6 +329,11 @@ def test_a_download_manifest_with_a_missing_or_wrong_hash_cannot_be_built() -> N
         ValueError, match=r"^id must be the first 16 bytes of sha256 for a download"
     ):
         Manifest(id=UPDATE_ID, kind="model", size_bytes=1, chunk_bytes=1024, sha256=bytes(32))
+
+
+def test_a_part_of_rows_beyond_the_last_one_cannot_be_built() -> None:
+    with pytest.raises(ValueError, match=r"^part must be below parts, got 2 of 2$"):
+        RowsPart(id=UPDATE_ID, part=2, parts=2)
 
 
 def test_truncates_long_text_when_a_message_is_built() -> None:

@@ -78,6 +78,13 @@ def test_finds_the_operator_of_a_command() -> None:
             TOPICS.operator_of(f"fairbed/lab-2/command/{name}")
 
 
+def test_finds_the_viewer_of_a_request() -> None:
+    assert TOPICS.viewer_of(TOPICS.watch("vera")) == "vera"
+    assert TOPICS.viewer_of(TOPICS.command("vera")) is None
+    with pytest.raises(DecodeError, match=r"^viewer: must be 1 to 32 of a-z, 0-9 and hyphen"):
+        TOPICS.viewer_of(TOPICS.watch("vera/b"))
+
+
 def test_covers_all_tenants() -> None:
     assert Topics("+").command("alice") == "fairbed/+/command/alice"
     assert Topics("+").chunk("+", "+") == "fairbed/+/b/+/c/+"

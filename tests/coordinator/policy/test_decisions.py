@@ -250,6 +250,14 @@ def test_joined_selections_are_explained_by_the_last_without_an_objective() -> N
     assert (why.objective, why.alternative, why.exchange) == (None, None, None)
 
 
+def test_a_selection_without_its_choice_has_no_reasons() -> None:
+    registry, made = fleet(3), decisions()
+    selection = made.select(1, registry, BOTH_WAYS, now=1.0)
+    why = made.explain(replace(selection, picked=None))
+    assert reasons(why) == ["", "", ""]
+    assert why.objective is None
+
+
 def test_a_plug_in_without_reasons_leaves_them_out() -> None:
     registry, made = fleet(3), decisions(policy="examples.longest_waiting:LongestWaiting")
     registry["pi-2"].is_excluded = True

@@ -535,8 +535,20 @@ def test_the_wait_for_devices_is_shown_until_the_first_round(
     assert of_lab.waiting.endswith(": fairbed enroll NAME")
     emulated = structs.replace(plan, fleet=(PlannedFleet(),))
     assert "enroll" not in replace(view, info=replace(view.info, plan=emulated)).waiting
+    empty = replace(view, devices=())
+    assert "joined" not in empty.waiting
     run.play(1)
     assert next_view(run, feed, view).waiting == ""
+
+
+def test_totals_of_a_device_that_the_view_lacks_are_left_out(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    view = next_view(run, feed, RunView())
+    assert view.info is not None
+    odd = {"pi-y": Quality()}
+    update = ViewUpdate(info=view.info, cursor=view.cursor, quality=odd, energy_j={"pi-x": 1.0})
+    assert [device.name for device in fold(view, update).devices] == run.names
 
 
 def test_a_fleet_is_mixed_with_devices_of_two_kinds(run: FakeRun, feed: ViewReader) -> None:
@@ -552,6 +564,7 @@ def test_a_fleet_is_mixed_with_devices_of_two_kinds(run: FakeRun, feed: ViewRead
 def test_a_live_run_has_its_alerts_above_every_screen_and_at_most_three_lines(
     run: FakeRun, feed: ViewReader
 ) -> None:
+    assert banner_lines(None) == []
     view = next_view(run, feed, RunView())
     assert banner_lines(view.info) == []
     for count, kind in enumerate(("host busy", "broker lost", "infeasible", "disk low"), start=1):

@@ -1,5 +1,6 @@
 """Explanations of selections: by hand, against every exchange tried one by one, and per policy."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -17,11 +18,13 @@ from fairbed.coordinator.algorithms.selection.explanation import (
 )
 from fairbed.coordinator.algorithms.selection.fedcs import FedCs
 from fairbed.coordinator.algorithms.selection.oort import Oort, OortSettings
+from fairbed.coordinator.algorithms.selection.oracle import Fastest, OracleTimes
 from fairbed.coordinator.algorithms.selection.pow_d import PowD
 from fairbed.coordinator.algorithms.selection.power_of_choice import PowerOfChoice
 from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, solve_p4
 from fairbed.coordinator.algorithms.selection.uniform import Uniform
 from fairbed.coordinator.algorithms.selection.weighted import Weighted
+from fairbed.examples.longest_waiting import LongestWaiting
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 from tests.strategies import P4Instance, p4_instances
 from tests.tiers import examples
@@ -205,6 +208,19 @@ def test_pow_d_ranks_by_the_queried_losses() -> None:
     assert words(why) == ["ranked", "outranked", "not drawn", "outranked"]
     assert why.margin[[0, 1, 3]].tolist() == pytest.approx([0.5, 0.5, 1.5])
     assert (why.objective, why.alternative, why.exchange) == (2.0, 1.5, (0, 1))
+
+
+def test_pow_d_explains_nothing_without_losses() -> None:
+    chosen = np.array([0], dtype=np.int64)
+    assert PowD(candidates=3).explain(fleet([1.0] * 4), chosen, 1, stream()) is None
+
+
+def test_true_times_explain_what_the_policy_explains() -> None:
+    at = replace(fleet([2.0, 1.0]), true_tau_s=np.array([1.0, 2.0]))
+    chosen, why = explained(OracleTimes(Fastest()), at, 1)
+    assert (chosen, why.score.tolist()) == ([0], [1.0, 2.0])
+    silent = OracleTimes(LongestWaiting())
+    assert silent.explain(at, np.array([0], dtype=np.int64), 1, stream()) is None
 
 
 def test_oort_states_the_distance_from_the_cut_off() -> None:
