@@ -18,10 +18,10 @@ from typing import TypeAlias
 from fairbed.wire.errors import DecodeError
 
 _OPERATIONS = """
-    Abs Add ArgMax BatchNormalization Cast Concat Conv ConvTranspose Div Equal Exp Expand Gemm
-    Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul MaxPool Mul Neg Not Pad
-    Reciprocal ReduceMax ReduceMean ReduceSum Relu Reshape Shape Sigmoid Sign Size Slice Softmax
-    Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where
+    Abs Add And ArgMax AveragePool BatchNormalization Cast Concat Conv ConvTranspose Div Equal Erf
+    Exp Expand Gemm Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul MaxPool
+    Mul Neg Not Or Pad Pow Reciprocal ReduceMax ReduceMean ReduceSum Relu Reshape Shape Sigmoid
+    Sign Size Slice Softmax Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where
 """
 OPERATIONS = frozenset(_OPERATIONS.split())
 """Operations that the exporter writes; all compute one result from their inputs, and no more."""

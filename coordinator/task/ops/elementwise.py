@@ -1,7 +1,8 @@
 """Elementwise operations: arithmetic, comparisons, activations, casts and constants."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ UNARY = {
     "tanh": "Tanh",
     "reciprocal": "Reciprocal",
     "bitwise_not": "Not",
+    "erf": "Erf",
 }
 ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
 COMPARISONS = {
@@ -42,6 +44,10 @@ COMPARISONS = {
     "ge": ("GreaterOrEqual", False),
     "gt": ("Greater", False),
 }
+
+
+Expression: TypeAlias = Callable[..., str]
+"""Writes the value of an operation: of `Terms`, x, and the other arguments of the operation."""
 
 
 def _unary(kind: str) -> Handler:
@@ -120,6 +126,108 @@ def _is_zero(arg: Any) -> bool:
     return operation_name(arg) == "aten.scalar_tensor.default" and _is_zero(arg.args[0])
 
 
+def _of(expression: Expression) -> Handler:
+    """Return the rule of an operation that other operations of the graph express."""
+
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        given = arguments(node)
+        terms = Terms(lowering, dtype_of(node))
+        x = lowering.tensor(given[0], dtype_of(node))
+        return expression(terms, x, *given[1:], **node.kwargs)
+
+    return handler
+
+
+class Terms:
+    """Writes arithmetic on values and numbers of one dtype.
+
+    Args:
+        lowering: Receives the operations.
+        dtype: Of all numbers.
+    """
+
+    def __init__(self, lowering: Lowering, dtype: torch.dtype) -> None:
+        self._lowering, self._dtype = lowering, dtype
+
+    def op(self, kind: str, *operands: str | float) -> str:
+        """Return the result of an ONNX operation; a number becomes a constant."""
+        values = [
+            x if isinstance(x, str) else self._lowering.tensor(x, self._dtype) for x in operands
+        ]
+        return self._lowering.graph.op(kind, *values)
+
+
+def _gelu(t: Terms, x: str, approximate: str = "none") -> str:
+    """X Phi(x), or with tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
+    if approximate == "tanh":
+        cube = t.op("Mul", t.op("Mul", t.op("Mul", x, x), x), 0.044715)
+        bell = t.op("Tanh", t.op("Mul", t.op("Add", x, cube), math.sqrt(2.0 / math.pi)))
+    else:
+        bell = t.op("Erf", t.op("Mul", x, math.sqrt(0.5)))
+    return t.op("Mul", t.op("Mul", x, 0.5), t.op("Add", bell, 1.0))
+
+
+def _leaky_relu(t: Terms, x: str, slope: float = 0.01) -> str:
+    return t.op("Where", t.op("Greater", x, 0.0), x, t.op("Mul", x, slope))
+
+
+def _elu(t: Terms, x: str, alpha: float = 1.0, scale: float = 1.0, inner: float = 1.0) -> str:
+    low = t.op("Mul", _expm1(t, t.op("Mul", x, inner)), alpha * scale)
+    return t.op("Where", t.op("Greater", x, 0.0), t.op("Mul", x, scale), low)
+
+
+def _clamp(t: Terms, x: str, low: float | None = None, high: float | None = None) -> str:
+    found = x if low is None else t.op("Where", t.op("Less", x, low), low, x)
+    return found if high is None else t.op("Where", t.op("Greater", x, high), high, found)
+
+
+def _hardtanh(t: Terms, x: str, low: float = -1.0, high: float = 1.0) -> str:
+    return _clamp(t, x, low, high)
+
+
+def _expm1(t: Terms, x: str) -> str:
+    return t.op("Sub", t.op("Exp", x), 1.0)
+
+
+def _log1p(t: Terms, x: str) -> str:
+    return t.op("Log", t.op("Add", x, 1.0))
+
+
+def _rsqrt(t: Terms, x: str) -> str:
+    return t.op("Reciprocal", t.op("Sqrt", x))
+
+
+def _pow(t: Terms, x: str, exponent: float) -> str:
+    return t.op("Mul", x, x) if exponent == 2 else t.op("Pow", x, exponent)
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "gelu.default": _gelu,
+    "leaky_relu.default": _leaky_relu,
+    "elu.default": _elu,
+    "hardtanh.default": _hardtanh,
+    "clamp.default": _clamp,
+    "expm1.default": _expm1,
+    "log1p.default": _log1p,
+    "rsqrt.default": _rsqrt,
+    "pow.Tensor_Scalar": _pow,
+}
+
+
+def _logical(kind: str) -> Handler:
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        if dtype_of(node) != torch.bool:
+            raise unsupported(node, f"must be of booleans, got {dtype_of(node)}")
+        return lowering.graph.op(kind, *(lowering.tensor(x, torch.bool) for x in arguments(node)))
+
+    return handler
+
+
+def _empty(lowering: Lowering, node: fx.Node) -> Value:
+    """Return zeros for memory that torch fills before it reads it."""
+    return _fill(0, arguments(node)[0], lowering, node)
+
+
 def _alias(lowering: Lowering, node: fx.Node) -> Value:
     return lowering.value(arguments(node)[0])
 
@@ -181,7 +289,11 @@ OPERATIONS: Mapping[str, Handler] = {
     **{f"aten.{name}.Scalar": _arithmetic(kind) for name, kind in ARITHMETIC.items()},
     **{f"aten.{name}.Tensor": _comparison(*rule) for name, rule in COMPARISONS.items()},
     **{f"aten.{name}.Scalar": _comparison(*rule) for name, rule in COMPARISONS.items()},
+    **{f"aten.{name}": _of(expression) for name, expression in EXPRESSIONS.items()},
     **dict.fromkeys(ALIASES, _alias),
+    "aten.bitwise_and.Tensor": _logical("And"),
+    "aten.bitwise_or.Tensor": _logical("Or"),
+    "aten.empty_permuted.default": _empty,
     "aten._to_copy.default": _cast,
     "aten.where.self": _where,
     "aten.full.default": _full,

@@ -1,4 +1,4 @@
-"""Batch normalization; torch decomposes its gradient into other operations."""
+"""Normalisation of batches, layers and groups; torch decomposes the gradients."""
 
 from collections.abc import Mapping
 
@@ -28,14 +28,9 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
         raise unsupported(node, f"must be training, got training={training}")
     graph, value = lowering.graph, lowering.value(x)
     channels = static_shape(x, 1)[0]
-    axes = graph.ints([0, *range(2, len(shape_of(x)))])
+    axes = [0, *range(2, len(shape_of(x)))]
     flat = graph.ints([channels])
-    mean = graph.op("ReduceMean", value, axes, keepdims=1)
-    centred = graph.op("Sub", value, mean)
-    variance = graph.op("ReduceMean", graph.op("Mul", centred, centred), axes, keepdims=1)
-    deviation = graph.op("Sqrt", graph.op("Add", variance, _scalar(lowering, epsilon)))
-    inverse = graph.op("Reciprocal", deviation)
-    result = graph.op("Mul", centred, inverse)
+    result, mean, variance, inverse = _standardised(lowering, value, axes, epsilon)
     column = graph.ints([1, channels, *[1] * (len(shape_of(x)) - 2)])
     for kind, part in (("Mul", weight), ("Add", bias)):
         if part is not None:
@@ -70,6 +65,47 @@ def _batch_norm_evaluation(lowering: Lowering, node: fx.Node) -> Value:
     return (result, "", "")
 
 
+def _layer_norm(lowering: Lowering, node: fx.Node) -> Value:
+    """Normalise each example over its last axes."""
+    x, shape, weight, bias, epsilon = arguments(node)
+    rank = len(shape_of(x))
+    axes = list(range(rank - len(shape), rank))
+    result, mean, _, inverse = _standardised(lowering, lowering.value(x), axes, epsilon)
+    for kind, part in (("Mul", weight), ("Add", bias)):
+        if part is not None:
+            result = lowering.graph.op(kind, result, lowering.value(part))
+    return result, mean, inverse
+
+
+def _group_norm(lowering: Lowering, node: fx.Node) -> Value:
+    """Normalise each example over the channels of a group and all positions."""
+    x, weight, bias, _, channels, size, groups, epsilon = arguments(node)
+    graph, spatial = lowering.graph, static_shape(x, 2)
+    grouped = graph.ints([-1, groups, channels // groups * size])
+    value = graph.op("Reshape", lowering.value(x), grouped)
+    result, mean, _, inverse = _standardised(lowering, value, [2], epsilon)
+    result = graph.op("Reshape", result, graph.ints([-1, channels, *spatial]))
+    column = graph.ints([1, channels, *[1] * len(spatial)])
+    for kind, part in (("Mul", weight), ("Add", bias)):
+        if part is not None:
+            result = graph.op(kind, result, graph.op("Reshape", lowering.value(part), column))
+    last = graph.ints([2])
+    return result, graph.op("Squeeze", mean, last), graph.op("Squeeze", inverse, last)
+
+
+def _standardised(
+    lowering: Lowering, value: str, axes: list[int], epsilon: float
+) -> tuple[str, str, str, str]:
+    """Return (x - mean) / sqrt(variance + epsilon) over axes, mean, variance and the factor."""
+    graph, over = lowering.graph, lowering.graph.ints(axes)
+    mean = graph.op("ReduceMean", value, over, keepdims=1)
+    centred = graph.op("Sub", value, mean)
+    variance = graph.op("ReduceMean", graph.op("Mul", centred, centred), over, keepdims=1)
+    deviation = graph.op("Sqrt", graph.op("Add", variance, _scalar(lowering, epsilon)))
+    inverse = graph.op("Reciprocal", deviation)
+    return graph.op("Mul", centred, inverse), mean, variance, inverse
+
+
 def _updated(lowering: Lowering, running: fx.Node, batch: str, momentum: float) -> str:
     """Return running + momentum (batch - running)."""
     graph, old = lowering.graph, lowering.value(running)
@@ -84,4 +120,6 @@ def _scalar(lowering: Lowering, number: float) -> str:
 OPERATIONS: Mapping[str, Handler] = {
     "aten._native_batch_norm_legit_functional.default": _batch_norm_training,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm_evaluation,
+    "aten.native_layer_norm.default": _layer_norm,
+    "aten.native_group_norm.default": _group_norm,
 }

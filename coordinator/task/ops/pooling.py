@@ -1,7 +1,8 @@
-"""Max-pooling over windows that tile the input, and its gradient."""
+"""Max-pooling over windows that tile the input, average pooling, and their gradients."""
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,103 @@ def _interleave(lowering: Lowering, parts: list[str], tiling: _Tiling, x_shape: 
     return tiled
 
 
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+
+
+def _windows(node: fx.Node, first: int) -> _Windows:
+    """Read kernel, stride, padding, ceil_mode, count_include_pad, divisor from argument `first`."""
+    defaults: list[Any] = [None, [], [0, 0], False, True, None]
+    given: list[Any] = arguments(node)[first : first + 6]
+    kernel, stride, padding, ceil, counts_padding, divisor = given + defaults[len(given) :]
+    if ceil or not counts_padding or divisor is not None:
+        raise unsupported(
+            node,
+            "must divide by the size of the kernel, without ceil, got "
+            f"ceil {ceil}, count_include_pad {counts_padding}, divisor {divisor}",
+        )
+    pair = [
+        [int(n) for n in (part if len(part) == 2 else [part[0]] * 2)]
+        for part in (kernel, stride or kernel, padding)
+    ]
+    return _Windows(*pair)
+
+
+def _adaptive_windows(node: fx.Node, x: fx.Node, outputs: Sequence[int]) -> _Windows:
+    """Return the windows of adaptive pooling, whose number divides the size of the input."""
+    sizes = static_shape(x, 2)
+    if any(size % count for size, count in zip(sizes, outputs, strict=True)):
+        raise unsupported(node, f"must divide the input {sizes} evenly, got {list(outputs)}")
+    kernel = [size // count for size, count in zip(sizes, outputs, strict=True)]
+    return _Windows(kernel, kernel, [0, 0])
+
+
+def _mean_of(lowering: Lowering, x: fx.Node, windows: _Windows) -> str:
+    return lowering.graph.op(
+        "AveragePool",
+        lowering.value(x),
+        kernel_shape=windows.kernel,
+        strides=windows.stride,
+        pads=windows.padding * 2,
+        count_include_pad=1,
+    )
+
+
+def _spread(lowering: Lowering, gradient: fx.Node, x: fx.Node, windows: _Windows) -> str:
+    """Return the gradient of the input: each window's gradient in equal parts to its inputs.
+
+    It is a transposed convolution of each channel with a constant kernel; `output_padding` adds
+    the last rows and columns that no window covers.
+    """
+    channels, *sizes = static_shape(x, 1)
+    outs = static_shape(gradient, 2)
+    uncovered = [
+        size - ((out - 1) * stride + kernel - 2 * pad)
+        for size, out, kernel, stride, pad in zip(
+            sizes, outs, windows.kernel, windows.stride, windows.padding, strict=True
+        )
+    ]
+    share = np.full((channels, 1, *windows.kernel), 1.0 / math.prod(windows.kernel), np.float32)
+    return lowering.graph.op(
+        "ConvTranspose",
+        lowering.value(gradient),
+        lowering.graph.constant(share),
+        kernel_shape=windows.kernel,
+        strides=windows.stride,
+        pads=windows.padding * 2,
+        output_padding=uncovered,
+        group=channels,
+    )
+
+
+def _average_pool(lowering: Lowering, node: fx.Node) -> Value:
+    return _mean_of(lowering, arguments(node)[0], _windows(node, 1))
+
+
+def _average_pool_backward(lowering: Lowering, node: fx.Node) -> Value:
+    gradient, x = arguments(node)[:2]
+    return _spread(lowering, gradient, x, _windows(node, 2))
+
+
+def _adaptive_average_pool(lowering: Lowering, node: fx.Node) -> Value:
+    x, outputs = arguments(node)
+    return _mean_of(lowering, x, _adaptive_windows(node, x, outputs))
+
+
+def _adaptive_average_pool_backward(lowering: Lowering, node: fx.Node) -> Value:
+    gradient, x = arguments(node)
+    windows = _adaptive_windows(node, x, static_shape(gradient, 2))
+    return _spread(lowering, gradient, x, windows)
+
+
 OPERATIONS: Mapping[str, Handler] = {
     "aten.max_pool2d_with_indices.default": _max_pool,
     "aten.max_pool2d_with_indices_backward.default": _max_pool_backward,
+    "aten.avg_pool2d.default": _average_pool,
+    "aten.avg_pool2d_backward.default": _average_pool_backward,
+    "aten._adaptive_avg_pool2d.default": _adaptive_average_pool,
+    "aten._adaptive_avg_pool2d_backward.default": _adaptive_average_pool_backward,
 }

@@ -67,6 +67,29 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 3)),
         (6,),
     ),
+    "activations with a gradient of their own": (
+        nn.Sequential(
+            *[nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6), nn.GELU("tanh")],
+            *[nn.Linear(6, 6), nn.SiLU(), nn.Linear(6, 6), nn.LeakyReLU(0.2)],
+            *[nn.Linear(6, 6), nn.ELU(0.7), nn.Linear(6, 6), nn.Softplus()],
+            *[nn.Linear(6, 6), nn.Hardtanh(-0.3, 0.4), nn.Linear(6, 6), nn.Hardswish()],
+            *[nn.Linear(6, 6), nn.Mish(), nn.Linear(6, 6), nn.Hardsigmoid(), nn.Linear(6, 3)],
+        ),
+        (6,),
+    ),
+    "normalization of layers and groups, average pooling": (
+        nn.Sequential(
+            *[nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.AvgPool2d(3, stride=2, padding=1)],
+            *[nn.LayerNorm([4, 4, 5]), nn.RMSNorm(5), nn.PReLU()],
+            *[
+                nn.Conv2d(4, 4, 2, padding=(1, 0)),
+                nn.AvgPool2d(2, stride=1),
+                nn.AdaptiveAvgPool2d(1),
+            ],
+            *head(4),
+        ),
+        (1, 9, 11),
+    ),
     "smooth activations": (
         nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 3)),
         (6,),
