@@ -72,16 +72,17 @@ def _by_device(run: RunFigures) -> float:
 
 FIGURES: dict[str, FigureKind] = {
     "accuracy": FigureKind(
-        "Accuracy over rounds",
-        "Accuracy of the global model on the held-out examples, mean over devices.",
+        "Model quality over rounds",
+        "Accuracy of the global model on the held-out examples, or its root mean squared error "
+        "(RMSE) for regression, mean over devices.",
         True,
         no_accuracy,
         draw_accuracy,
         _plain,
     ),
     "accuracy-time": FigureKind(
-        "Accuracy over time",
-        "The same accuracy over the time that the rounds took; evaluations take none of it.",
+        "Model quality over time",
+        "The same over the time that the rounds took; evaluations take none of it.",
         True,
         no_accuracy,
         draw_accuracy_time,
@@ -97,8 +98,8 @@ FIGURES: dict[str, FigureKind] = {
         _plain,
     ),
     "fairness": FigureKind(
-        "Fairness of the accuracy",
-        "How the accuracy of the global model differs between devices.",
+        "Fairness over devices",
+        "How the accuracy or the RMSE of the global model differs between devices.",
         True,
         no_spread,
         draw_spread,

@@ -17,6 +17,7 @@ from fairbed.coordinator.report.figures.panels import (
     blue,
     draw_line,
     draw_series,
+    from_zero,
     legend_below,
     panels,
     whole_rounds,
@@ -240,7 +241,7 @@ def draw_estimator(runs: Sequence[Shown], figure: Canvas) -> None:
             values = np.array([np.percentile(error, percentile) for error in errors])
             draw_series(right, index, bins.middles[present], values, label)
         right.set(title="Error over the rounds", ylabel="prediction error, %")
-        right.set_ylim(bottom=0.0)
+        from_zero(right)
         whole_rounds(right)
     legend_below(figure, left, *([] if right is None else [right]))
 
@@ -291,7 +292,7 @@ def draw_contention(runs: Sequence[Shown], figure: Canvas) -> None:
         axes = left if right is None else right
         draw_line(axes, run.rounds["round"], 1e3 * run.rounds["lag_p99_s"], color=COLOURS[0])
         axes.set(title="Lag of the event loop", ylabel="99th percentile, ms")
-        axes.set_ylim(bottom=0.0)
+        from_zero(axes)
         whole_rounds(axes)
 
 
@@ -334,8 +335,8 @@ def _is_done(run: RunFigures) -> Bools:
 
 def _predicted(run: RunFigures) -> Bools:
     """Return which exchanges have a positive time and prediction, shape (M,)."""
-    is_known: Bools = (valid_times(run) > 0.0) & (run.exchanges["tau_hat_s"] > 0.0)
-    return is_known
+    tau, hat = valid_times(run), run.exchanges["tau_hat_s"]
+    return np.isfinite(tau) & np.isfinite(hat) & (tau > 0.0) & (hat > 0.0)
 
 
 def _has_lag(run: RunFigures) -> bool:
@@ -359,7 +360,10 @@ def no_phases(run: RunFigures) -> str | None:
 
 def no_energy(run: RunFigures) -> str | None:
     """Return why a run has no energies."""
-    return None if np.isfinite(_known_energy(run)).any() else "the power of the devices is unknown"
+    known = _known_energy(run)
+    if not np.isfinite(known).any():
+        return "the power of the devices is unknown"
+    return None if np.nansum(known) > 0.0 else "no exchange took energy"
 
 
 def no_predictions(run: RunFigures) -> str | None:

@@ -13,6 +13,7 @@ from fairbed.coordinator.report.figures.panels import (
     Shown,
     draw_line,
     draw_series,
+    from_zero,
     legend_below,
     panels,
     whole_rounds,
@@ -82,7 +83,7 @@ def draw_loss(runs: Sequence[Shown], figure: Canvas) -> None:
         if np.isfinite(trained).any():
             draw_series(axes, 1, *_means_by_round(one.run, trained), "training: last local epoch")
     axes.set_ylabel("loss, nats")
-    axes.set_ylim(bottom=0.0)
+    from_zero(axes)
     whole_rounds(axes)
     legend_below(figure, axes)
 

@@ -21,6 +21,7 @@ MAX_ROWS = 24
 """Devices with a labelled row each; larger fleets are shown by profile or as a curve."""
 MAX_BINS = 100
 """Spans of rounds in a stacked figure; longer runs show means over several rounds."""
+MAX_CHANGES = 8
 MAX_MARKED = 12
 """Points of a line with markers."""
 LEGEND_WIDTH = 130
@@ -97,6 +98,12 @@ def whole_rounds(axes: "Axes", *, has_margin: bool = True) -> None:
         axes.margins(x=0.02)
 
 
+def from_zero(axes: "Axes") -> None:
+    """Begin the y axis at 0, in which a curve stays visible."""
+    top = axes.get_ylim()[1]
+    axes.set_ylim(-0.02 * top, top)
+
+
 def legend_below(figure: Canvas, *named: "Axes") -> None:
     """Name the lines of some panels below all of them, where the legend hides no data."""
     found = dict[str, Any]()
@@ -115,21 +122,15 @@ def legend_below(figure: Canvas, *named: "Axes") -> None:
 
 
 def mark_changes(run: RunFigures, drawn: "Sequence[Axes]", names: Sequence[str]) -> None:
-    """Mark the rounds from which operators changed a setting; its value is in the first panel."""
-    for change in run.changes:
-        if change.name not in names:
-            continue
-        for axes in drawn:
-            axes.axvline(change.round, color=GREY, linewidth=0.8, linestyle="--")
-        drawn[0].annotate(
-            f"{change.name} = {change.value:g}",
-            (change.round, 1.0),
-            (3.0, -8.0),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            fontsize=7,
-            color=GREY,
-        )
+    """Mark the rounds from which operators changed a setting, with a line of the legend for each.
+
+    There are lines for the first `MAX_CHANGES` changes only, which leaves the figure readable.
+    """
+    changes = [change for change in run.changes if change.name in names][:MAX_CHANGES]
+    for axes in drawn:
+        for change in changes:
+            label = f"round {change.round}: {change.name} = {change.value:g}"
+            axes.axvline(change.round, color=GREY, linewidth=0.8, linestyle="--", label=label)
 
 
 @dataclass(frozen=True, slots=True)

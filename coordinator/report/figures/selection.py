@@ -18,6 +18,7 @@ from fairbed.coordinator.report.figures.panels import (
     blue,
     draw_line,
     draw_series,
+    from_zero,
     legend_below,
     mark_changes,
     panels,
@@ -50,13 +51,14 @@ def draw_rates(runs: Sequence[Shown], figure: Canvas) -> None:
     if len(betas) == 1:
         beta = betas.pop()
         style: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.2, "zorder": 1.5}
-        name = f"guaranteed: {beta:.3g}"
+        has_changed = any(change.name == "beta" for one in runs for change in one.run.changes)
+        name = f"guaranteed{', mean' if has_changed else ''}: {beta:.3g}"
         (left.axvline if has_rows else left.axhline)(beta, label=name, **style)
         if right is not None:
             right.axhline(beta, **style)
     for axes in (left, right):
         if axes is not None and not (has_rows and axes is left):
-            axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # a rate of 0 stays visible
+            from_zero(axes)
     legend_below(figure, left, *([] if right is None or len(runs) > 1 else [right]))
 
 
@@ -278,7 +280,7 @@ def draw_queues(runs: Sequence[Shown], figure: Canvas) -> None:
     right.set(title="Largest, and of single devices" if is_single else "Largest")
     for axes in (left, right):
         axes.set_ylabel("virtual queue Z")
-        axes.set_ylim(bottom=0.0)
+        from_zero(axes)
         whole_rounds(axes)
     legend_below(figure, right)
 

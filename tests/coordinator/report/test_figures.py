@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbed.coordinator.policy.live_settings import Change
 from fairbed.coordinator.report.figures import (
     FIGURES,
     THEME,
@@ -302,6 +303,16 @@ def test_a_run_keeps_its_colour_where_another_lacks_the_data(run: RunFigures) ->
     assert "var(--series-1," not in svg
     assert "var(--series-2," in svg
     assert "uniform" not in svg
+
+
+def test_changed_settings_are_lines_with_their_round(run: RunFigures) -> None:
+    changes = (Change("V", 10.0, 8), Change("beta", 0.1, 20), Change("deadline_s", 9.0, 21))
+    svg = inline_svg("queues", [replace(run, changes=changes)])
+    texts = "".join(ElementTree.fromstring(svg).itertext())
+    assert "round 8: V = 10" in texts
+    assert "round 20: beta = 0.1" in texts
+    assert "deadline" not in texts
+    assert "guaranteed, mean: 0.15" in inline_svg("rates", [replace(run, changes=changes)])
 
 
 @pytest.mark.parametrize("name", ["$x_1$ & <b>", "_hidden", "line\nbreak \x1b[1m", "日本"])
