@@ -6,12 +6,16 @@ No function raises: what cannot be read is None, or left out.
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import psutil
 
 from fairbed.coordinator.store import Provenance
 from fairbed.testbed.experiment.datasets.dataset import arrays_sha256
 from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.host.speed import cpu_model
 
 PACKAGES = ("fairbed", "numpy", "onnxruntime", "msgspec", "torch")
 """Packages whose version may change a result."""
@@ -27,12 +31,15 @@ _REDIRECTING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 """Variables that would make git read another repository, as inside a hook."""
 
 
-def provenance(folder: Path, data: FleetData | None) -> Provenance:
+def provenance(
+    folder: Path, data: FleetData | None, origins: Mapping[str, str] | None = None
+) -> Provenance:
     """Return the provenance of a run.
 
     Args:
         folder: Folder of the experiment file.
         data: The divided data; None if the run uses no data.
+        origins: What set each key of the experiment; None is unknown.
     """
     return Provenance(
         git_revision=revision(CHECKOUT) if os.path.exists(CHECKOUT / ".git") else None,
@@ -40,7 +47,19 @@ def provenance(folder: Path, data: FleetData | None) -> Provenance:
         packages=packages(),
         data_sha256=None if data is None else data_sha256(data),
         partition_sha256=None if data is None else partition_sha256(data),
+        machine=machine(),
+        origins=dict(origins or {}),
     )
+
+
+def machine() -> dict[str, str]:
+    """Return what this machine is: processor, cores, memory and system."""
+    return {
+        "processor": cpu_model(),
+        "cores": str(os.cpu_count() or 1),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
 
 
 def revision(folder: Path) -> str | None:

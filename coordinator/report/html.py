@@ -472,6 +472,7 @@ def _what(run: RunPage) -> Markup:
         ("Fairbed", _version(row.version, p.git_revision)),
         ("experiment file", f"git {p.experiment_revision}" if p.experiment_revision else ""),
         ("packages", packages),
+        ("machine", ", ".join(f"{name} {value}" for name, value in p.machine.items())),
         ("data set", f"sha256 {p.data_sha256}" if p.data_sha256 else ""),
         ("partition", f"sha256 {p.partition_sha256}" if p.partition_sha256 else ""),
         ("experiment hash", f"sha256 {row.config_hash}" if row.config_hash else ""),
@@ -507,13 +508,25 @@ def _merge(s: RunSummary) -> str:
 
 
 def _config(run: RunPage) -> Markup:
-    """Return every key of the experiment, folded."""
-    rows = [(key, _shown(value)) for key, value in flat(run.experiment)]
-    if not rows:
+    """Return the keys of the experiment that are no defaults, and folded all of them."""
+    values = list(flat(run.experiment))
+    if not values:
         return tag("p", "The experiment file of this run cannot be read.", class_="note")
-    columns = (HtmlColumn("key", "text"), HtmlColumn("value", "text"))
-    title = tag("summary", f"All {len(rows)} keys of the experiment")
-    return tag("details", title, html_table(columns, rows, kind="config"))
+    origins = run.summary.provenance.origins
+    columns = [HtmlColumn("key", "text"), HtmlColumn("value", "text")]
+    if not origins:  # of a run that an older version has made
+        rows: list[Row] = [(key, _shown(value)) for key, value in values]
+        title = tag("summary", f"All {len(rows)} keys of the experiment")
+        return tag("details", title, html_table(columns, rows, kind="config"))
+    columns.append(HtmlColumn("origin", "text"))
+    rows = [(key, _shown(value), origins.get(key, "default")) for key, value in values]
+    given = [row for row in rows if row[2] != "default"]
+    title = tag("summary", f"All {len(rows)} keys of the experiment, with their defaults")
+    return join(
+        tag("h3", "Settings that are not defaults"),
+        html_table(columns, given, kind="config"),
+        tag("details", title, html_table(columns, rows, kind="config")),
+    )
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -94,6 +94,11 @@ class Provenance(Struct, frozen=True, kw_only=True):
     """Hash of all examples and labels; null if the run uses no data set."""
     partition_sha256: str | None = None
     """Hash of the rows of the data set that each device trains on and holds out."""
+    machine: dict[str, str] = {}
+    """The machine that ran the coordinator: processor, cores, memory, system."""
+    origins: dict[str, str] = {}
+    """What set each key of the experiment that is not a default, by path: the file, --set, --seed,
+    script, or derived from other keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

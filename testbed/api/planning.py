@@ -30,11 +30,12 @@ from fairbed.testbed.experiment.file import (
     ExperimentError,
     Settings,
     change_experiment,
-    load_experiment,
     make_experiment,
+    read_document,
 )
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.experiment.notify import NotifyError, NotifySettings, notify_settings
+from fairbed.testbed.experiment.resolved import origins_of, set_by
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 from fairbed.testbed.run.preflight import choose_dilation
@@ -43,6 +44,9 @@ from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.local_training import GROUP
 from fairbed.wire.plugins import PluginError, registered
 from fairbed.wire.transport.address import is_loopback
+
+SCRIPT = "script"
+"""Origin of keys that a program sets."""
 
 GivenExperiment: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Experiment"
 """An experiment file, the folder of a run to resume, the content of a file, or an experiment."""
@@ -59,6 +63,8 @@ class ReplayPlan:
     run_id: str
     origin: Path
     """Folder of the experiment file."""
+    origins: Mapping[str, str]
+    """What set each key of the experiment that is not a default."""
     notify: NotifySettings | None
     """How a person gets messages about the run; None: not at all."""
     warnings: tuple[str, ...]
@@ -123,6 +129,7 @@ def plan_run(
         listen_port=port,
         dilation=_dilation(experiment, folder) if has_fleet else 1.0,
         origin=named.origin,
+        origins=named.origins,
         notify=_notify_of(experiment),
     )
 
@@ -156,6 +163,7 @@ def plan_replay(
         folder=folder,
         run_id=folder.resolve().name,
         origin=named.origin,
+        origins=named.origins,
         notify=_notify_of(named.experiment),
         warnings=(*changes, *(finding.text for finding in setup.findings())),
     )
@@ -207,6 +215,8 @@ class _Named:
     experiment: Experiment
     origin: Path
     """Folder of the experiment file."""
+    origins: Mapping[str, str]
+    """What set each key that is not a default."""
     folder: Path | None = None
     """The run to resume."""
 
@@ -225,9 +235,12 @@ def _named(
     """
     try:
         if isinstance(given, Experiment):
-            return _Named(change_experiment(given, settings, seed), Path())
+            changed = change_experiment(given, settings, seed)
+            origins = origins_of(changed, set_by({}, "", settings, seed), other=SCRIPT)
+            return _Named(changed, Path(), origins)
         if isinstance(given, Mapping):
-            return _Named(make_experiment(given, "experiment", settings, seed), Path())
+            made = make_experiment(given, "experiment", settings, seed)
+            return _Named(made, Path(), origins_of(made, set_by(given, SCRIPT, settings, seed)))
         path = Path(given)
         folder = path if os.path.isdir(path) else None
         if folder is not None:
@@ -240,7 +253,10 @@ def _named(
                 f"{path}: there is no such experiment file or run; `fairbed runs` lists the runs, "
                 "and `fairbed examples` the examples"
             )
-        return _Named(load_experiment(path, settings, seed), Path(given).parent, folder)
+        document = read_document(path)
+        experiment = make_experiment(document, str(path), settings, seed)
+        origins = origins_of(experiment, set_by(document, path.name, settings, seed))
+        return _Named(experiment, Path(given).parent, origins, folder)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
 

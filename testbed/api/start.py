@@ -135,6 +135,7 @@ def run_replay(plan: ReplayPlan, bar: Bar, threads: int | None = None) -> int:
                 on_round,
                 threads=threads,
                 origin=plan.origin,
+                origins=plan.origins,
             )
     finally:
         if is_new and not _has_begun(plan.folder):

@@ -6,7 +6,10 @@ from typing import Any
 import msgspec
 
 from fairbed.testbed.experiment.explain import override
-from fairbed.testbed.experiment.file import Experiment, parse_experiment
+from fairbed.testbed.experiment.file import Experiment, Settings, parse_experiment
+
+SET = "--set"
+"""Origin of an override."""
 
 ORIGIN_COLUMN = 48
 """Column of the comments, after shorter values."""
@@ -29,42 +32,75 @@ def resolved_lines(
         ExperimentError: The document breaks a rule.
         ValueError: An override cannot be applied.
     """
-    resolved, origin = _resolve(document, where, settings, seed)
-    yield from _table_lines(resolved, "", "", origin)
+    resolved, origins = _resolve(document, where, settings, seed)
+    yield from _table_lines(resolved, "", "", lambda path: origins.get(path, "default"))
 
 
 def resolved_values(
     document: dict[str, Any], where: str, settings: Sequence[str], seed: int | None
 ) -> dict[str, dict[str, Any]]:
     """Return value and origin of every key, as in `resolved_lines`; a key is `fleet.0.count`."""
-    resolved, origin = _resolve(document, where, settings, seed)
+    resolved, origins = _resolve(document, where, settings, seed)
     return {
-        path: {"value": value, "origin": origin(path, value)} for path, value in _values(resolved)
+        path: {"value": value, "origin": origins.get(path, "default")}
+        for path, value in _values(resolved)
     }
 
 
 def _resolve(
     document: dict[str, Any], where: str, settings: Sequence[str], seed: int | None
-) -> tuple[dict[str, Any], Callable[[str, Any], str]]:
-    """Return the whole experiment, and the function that returns the origin of a key."""
-    origins = dict.fromkeys(_paths(document), where)
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the whole experiment, and the origin of each key that is not a default."""
+    given = set_by(document, where, settings, seed)
     for setting in settings:
         override(document, setting)
-        origins[setting.partition("=")[0].strip()] = "--set"
     if seed is not None:
         document["seed"] = seed
-        origins["seed"] = "--seed"
-    given = set(_paths(document))
     experiment = parse_experiment(document, where)
+    return msgspec.to_builtins(experiment), origins_of(experiment, given)
+
+
+def set_by(
+    document: Mapping[str, Any], where: str, settings: Settings, seed: int | None
+) -> dict[str, str]:
+    """Return what set each key that is not left at its default, by its path: `fleet.0.count`.
+
+    Args:
+        document: The parsed experiment file, without overrides.
+        where: Its name.
+        settings: Overrides.
+        seed: Overrides `seed`.
+    """
+    origins = dict.fromkeys(_paths(document), where)
+    for setting in settings:
+        origins[setting.partition("=")[0].strip()] = SET
+    if seed is not None:
+        origins["seed"] = "--seed"
+    return origins
+
+
+def origins_of(
+    experiment: Experiment, given: Mapping[str, str], other: str = "derived"
+) -> dict[str, str]:
+    """Return the origin of each key of an experiment that is not a default, by its path.
+
+    Args:
+        experiment: The experiment.
+        given: What set some keys or tables, by path.
+        other: What set the other keys that differ from their defaults.
+    """
     defaults = dict(_values(msgspec.to_builtins(Experiment(name=experiment.name))))
-
-    def origin(path: str, value: Any) -> str:
-        if path in given:
-            return origins.get(path, "--set")
-        key = ".".join(step for step in path.split(".") if not step.isdigit())
-        return "default" if key not in defaults or defaults[key] == value else "derived"
-
-    return msgspec.to_builtins(experiment), origin
+    found = {}
+    for path, value in _values(msgspec.to_builtins(experiment)):
+        steps = path.split(".")
+        above = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
+        origin = next((given[one] for one in above if one in given), None)
+        key = ".".join(step for step in steps if not step.isdigit())
+        if origin is not None:
+            found[path] = origin
+        elif key in defaults and defaults[key] != value:
+            found[path] = other
+    return found
 
 
 def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -94,13 +130,15 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
 
 
-def _table_lines(table: Mapping[str, Any], path: str, heading: str, origin: Any) -> Iterator[str]:
+def _table_lines(
+    table: Mapping[str, Any], path: str, heading: str, origin: Callable[[str], str]
+) -> Iterator[str]:
     """Yield the keys of a table, then the tables in it."""
     prefix = f"{path}." if path else ""
     for key, value in table.items():
         if _is_table(value):
             continue
-        note = origin(f"{prefix}{key}", value)
+        note = origin(f"{prefix}{key}")
         text = f"# {key}: not set" if value is None else _assignment(key, value)
         yield f"{text:<{ORIGIN_COLUMN - 1}} # {note}"
     for key, value in table.items():

@@ -1,6 +1,6 @@
 """Runs a whole replay: the world of an experiment, its rounds, and its store."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -63,13 +63,15 @@ def replay_setup(
     checkpoint_s: float = CHECKPOINT_S,
     threads: int | None = None,
     origin: Path | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> int:
     """Replay a world that is set up already; see `replay_experiment`.
 
-    `origin` is the folder of the experiment file; None is the current folder.
+    `origin` is the folder of the experiment file; None is the current folder. `origins` is what
+    set each key of the experiment.
     """
     experiment = setup.experiment
-    found = provenance(origin or Path(), setup.data)
+    found = provenance(origin or Path(), setup.data, origins)
     with ExitStack() as stack:
         learning = None
         if experiment.trains_in_replay:

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -103,6 +103,8 @@ class RunPlan:
     """Seconds of this machine in one second of the fleet, and of the event loop of the run."""
     origin: Path = Path()
     """Folder of the experiment file."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """What set each key of the experiment that is not a default."""
     notify: NotifySettings | None = None
     """How a person gets messages about the run; None: not at all."""
 
@@ -582,7 +584,7 @@ def _load(
 
 def _open_store(plan: RunPlan, data: FleetData) -> tuple[Store, int, str | None]:
     """Return the run's store, the number of earlier starts, and what differs from the first."""
-    found = provenance(plan.origin, data)
+    found = provenance(plan.origin, data, plan.origins)
     if not (plan.folder / DATABASE).exists():
         return (
             Store.create(

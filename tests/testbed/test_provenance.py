@@ -9,10 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from fairbed.coordinator.report.html import read_page, report_page
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import Provenance, RunReader
 from fairbed.testbed import provenance as module
+from fairbed.testbed.api.planning import plan_replay
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import parse_experiment
@@ -25,7 +27,7 @@ from fairbed.testbed.provenance import (
     provenance,
     revision,
 )
-from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.run import replay_experiment, replay_setup
 
 AUTHOR = ("AUTHOR_NAME", "AUTHOR_EMAIL", "COMMITTER_NAME", "COMMITTER_EMAIL")
 
@@ -219,3 +221,60 @@ def test_a_replay_without_data_has_no_hash() -> None:
 def interrupt(replayed: object) -> None:
     """End the replay after its first round."""
     raise KeyboardInterrupt
+
+
+ORIGINS = """
+name = "origins"
+rounds = 3
+[selection]
+per_round = 1
+beta = 0.2
+[[fleet]]
+profile = "raspberry-pi-4b"
+count = 2
+"""
+
+
+def test_a_run_stores_what_set_each_key_and_its_machine(tmp_path: Path) -> None:
+    path = tmp_path / "origins.toml"
+    path.write_text(ORIGINS)
+    plan = plan_replay(
+        path, settings=["rounds=2", "replay.training=false"], seed=9, out=tmp_path / "run"
+    )
+    replay_setup(
+        plan.setup, plan.folder, plan.run_id, lambda _: None, origin=tmp_path, origins=plan.origins
+    )
+    with RunReader(plan.folder) as reader:
+        found = msgspec.json.decode(reader.run().row.provenance, type=Provenance)
+        page = report_page([read_page(reader, has_figures=False)])
+    assert found.origins == {
+        "name": "origins.toml",
+        "rounds": "--set",
+        "seed": "--seed",
+        "selection.per_round": "origins.toml",
+        "selection.beta": "origins.toml",
+        "fleet.0.profile": "origins.toml",
+        "fleet.0.count": "origins.toml",
+        "replay.training": "--set",
+    }
+    assert set(found.machine) == {"processor", "cores", "memory", "system"}
+    assert "Settings that are not defaults" in page
+    assert found.machine["system"] in page
+
+
+def test_keys_that_a_program_sets_are_of_the_script(tmp_path: Path) -> None:
+    document = {
+        "name": "origins",
+        "rounds": 3,
+        "fleet": [{"profile": "raspberry-pi-4b"}],
+        "selection": {"per_round": 1, "beta": 0.2},
+        "replay": {"training": False},
+    }
+    given = plan_replay(document, settings={"selection.beta": 0.3}).origins
+    assert given["rounds"] == given["fleet.0.profile"] == "script"
+    assert given["selection.beta"] == "--set"
+    whole = parse_experiment(document, "here")
+    made = plan_replay(whole, settings={"selection.beta": 0.3}).origins
+    assert made["rounds"] == made["selection.per_round"] == "script"
+    assert made["selection.beta"] == "--set"
+    assert "selection.V" not in made
