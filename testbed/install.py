@@ -24,6 +24,7 @@ EXTRAS = {
     **dict.fromkeys(("pandas", "pyarrow"), "analysis"),
     "PIL": "testbed",
     "amqtt": "broker",
+    **dict.fromkeys(("prometheus_client", "tensorboardX"), "metrics"),
     "matplotlib": "figures",
     "onnx": "torch",
     "torch": "torch",

@@ -850,6 +850,17 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object, the summary, on stdout"
     )
+    parser.add_argument(
+        "--metrics",
+        metavar="[HOST]:PORT",
+        help="serve metrics for Prometheus, as at :9464; on this machine alone without a host",
+    )
+    parser.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="write curves for TensorBoard into a folder of DIR",
+    )
 
 
 if __name__ == "__main__":

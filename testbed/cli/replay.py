@@ -13,6 +13,7 @@ from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.api.planning import plan_replay
 from fairbed.testbed.api.start import run_replay
 from fairbed.testbed.cli import DONE, count_option, output_width
+from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import progress
 
 
@@ -27,10 +28,14 @@ def main(options: argparse.Namespace) -> int:
         )
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        started = time.perf_counter()
-        with progress(plan.setup.experiment.rounds, "rounds", "replay") as bar:
-            rounds = run_replay(plan, bar, threads)
-        rounds_per_s = rounds / (time.perf_counter() - started)
+        planned = plan.setup.experiment.rounds
+        with ExportTargets(options.metrics, options.tensorboard) as targets:
+            if targets.url is not None:
+                print(f"metrics at {targets.url}", file=sys.stderr)
+            started = time.perf_counter()
+            with targets.exporting(plan.folder), progress(planned, "rounds", "replay") as bar:
+                rounds = run_replay(plan, bar, threads)
+            rounds_per_s = rounds / (time.perf_counter() - started)
         with RunReader(plan.folder) as reader:
             summary = summarise_run(reader)
     if options.json:

@@ -24,6 +24,7 @@ from fairbed.testbed.cli import DONE, FAILED, output_width, shows_screens
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment.file import LAB
 from fairbed.testbed.host.dilation import loop_factory
+from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 
 
@@ -44,7 +45,8 @@ def main(options: argparse.Namespace) -> int:
 
         is_detached = run_with_tui(plan, options)
         return DONE if is_detached else _close(plan, as_json=False)
-    return _run_headless(plan, options)
+    with ExportTargets(options.metrics, options.tensorboard) as targets:
+        return _run_headless(plan, options, targets)
 
 
 def _close(plan: RunPlan, *, as_json: bool) -> int:
@@ -70,7 +72,7 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
     return DONE if summary.status in ("done", "stopped") else FAILED
 
 
-def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
+def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTargets) -> int:
     is_debug = hasattr(options, "debug")
     out = sys.stderr if options.json else sys.stdout
     logging.basicConfig(
@@ -85,6 +87,8 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
     if not plan.has_fleet:
         of_run = "" if plan.experiment.broker.url == LAB else f" --run {plan.folder}"
         _print(out, f"to add a device, run: fairbed enroll NAME{of_run}")
+    if targets.url is not None:
+        _print(out, f"metrics at {targets.url}")
     run = functools.partial(
         run_experiment,
         plan,
@@ -94,7 +98,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         alerted=lambda change: _print(out, f"alert: {change.line}"),
         is_attached=options.attached,
     )
-    with one_line_errors():
+    with one_line_errors(), targets.exporting(plan.folder):
         anyio.run(run, backend_options={"loop_factory": loop_factory(plan.dilation)})
     if not (plan.folder / DATABASE).exists():
         raise RunError("stopped before the run began; no file was kept")

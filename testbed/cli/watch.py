@@ -415,6 +415,8 @@ def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:
         command += [] if options.seed is None else ["--seed", str(options.seed)]
     if options.command == "coordinator":
         command += ["--listen", options.listen, *(["--plain"] if options.plain else [])]
+    command += [] if options.metrics is None else ["--metrics", options.metrics]
+    command += [] if options.tensorboard is None else ["--tensorboard", str(options.tensorboard)]
     command += ["--debug"] if hasattr(options, "debug") else []
     return [*command, "--headless", "--attached"]
 

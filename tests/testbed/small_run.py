@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,6 +62,7 @@ class Running:
         *,
         resume: bool = False,
         url: str = "",
+        options: Sequence[str] = (),
     ) -> None:
         self.folder = folder / "run"
         self.experiment = folder / "small.toml"
@@ -79,6 +80,7 @@ class Running:
                 *what,
                 "--headless",
                 "--json",
+                *options,
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -136,9 +138,14 @@ def assert_gone(family: list[psutil.Process]) -> None:
 
 @contextmanager
 def running(
-    folder: Path, rounds: int = 6, epochs: int = 1, fleet: str = UNTHROTTLED, url: str = ""
+    folder: Path,
+    rounds: int = 6,
+    epochs: int = 1,
+    fleet: str = UNTHROTTLED,
+    url: str = "",
+    options: Sequence[str] = (),
 ) -> Iterator[Running]:
-    run = Running(folder, rounds, epochs, fleet, url=url)
+    run = Running(folder, rounds, epochs, fleet, url=url, options=options)
     try:
         yield run
     finally:
