@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.metrics.start import EXPORTER
 from fairbed.testbed.progress import progress
 from fairbed.testbed.run.viewers import RELAY
 from fairbed.testbed.run_folder import read_endpoint
@@ -100,9 +101,11 @@ class LiveRun:
         return endpoint.url
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """Return the processes of the run by kind, one of `KINDS` or `relay`."""
+        """Return the processes of the run by kind, one of `KINDS`, `relay` or `exporter`."""
         coordinator = psutil.Process(self._process.pid)
-        kinds: dict[str, list[psutil.Process]] = {kind: [] for kind in (*KINDS, "relay")}
+        kinds: dict[str, list[psutil.Process]] = {
+            kind: [] for kind in (*KINDS, "relay", "exporter")
+        }
         kinds["coordinator"].append(coordinator)
         kinds["agents"] += self._joined
         for child in coordinator.children(recursive=True):
@@ -114,6 +117,8 @@ class LiveRun:
                 kinds["broker"].append(child)
             elif RELAY in words:
                 kinds["relay"].append(child)
+            elif EXPORTER in words:
+                kinds["exporter"].append(child)
         return kinds
 
     def rss_mib(self) -> dict[str, float]:
@@ -179,11 +184,12 @@ def live_run(
     starts_fleet: bool = True,
     broker_url: str = "embedded",
     environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[LiveRun]:
     """Run unthrottled agents under `folder`, all in each round, and end the run on exit.
 
     Without `starts_fleet` the run waits for `agents` devices to join. `environment` replaces that
-    of this process.
+    of this process, `options` are more ones of the command.
     """
     path = folder / "experiment.toml"
     text = EXPERIMENT.format(
@@ -209,7 +215,7 @@ def live_run(
         "--headless",
         "--json",
     ]
-    command += ["--out", str(folder / "run"), "--set", f"round.min_devices={agents}"]
+    command += ["--out", str(folder / "run"), "--set", f"round.min_devices={agents}", *options]
     with subprocess.Popen(
         guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     ) as process:

@@ -29,7 +29,19 @@ PACKAGE = "fairbed"
 FOLDERS = ("wire", "device_agent", "coordinator", "profiles", "testbed", "examples")
 """Folders of the checkout that are part of the wheel, below `fairbed/`."""
 
-SUFFIXES = {".py", ".sh", ".typed", ".toml", ".task", ".tcss", ".html", ".css", ".js"}
+SUFFIXES = {
+    ".py",
+    ".sh",
+    ".typed",
+    ".toml",
+    ".task",
+    ".tcss",
+    ".html",
+    ".css",
+    ".js",
+    ".json",
+    ".yml",
+}
 """File types of the package; any other file is there by mistake."""
 
 LINK, FOLDER = 0o120000, 0o040000

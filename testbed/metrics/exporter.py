@@ -13,7 +13,8 @@ import time
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.testbed.metrics.totals import Totals
@@ -28,7 +29,7 @@ NICENESS = 10
 BUDGET = 0.005
 """Share of a core that reading and rendering may take."""
 
-MIN_PERIOD_S, MAX_PERIOD_S = 1.0, 30.0
+MIN_PERIOD_S, MAX_PERIOD_S = 2.0, 30.0
 """Limits of the time between two readings."""
 
 START_PERIOD_S = 0.1
@@ -181,6 +182,8 @@ def main() -> None:
     options = parser.parse_args()
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    # tensorboardX imports torch where it can, which costs seconds and 180 MiB, for tensors.
+    sys.modules["torch"] = cast(ModuleType, None)
     is_ended = threading.Event()
 
     def await_end() -> None:

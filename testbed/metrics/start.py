@@ -13,6 +13,9 @@ from fairbed.testbed.install import install_command
 
 LOOPBACK = "127.0.0.1"
 
+EXPORTER = "fairbed.testbed.metrics.exporter"
+"""Module that runs as the exporter."""
+
 END_S = 10.0
 """Longest wait for the exporter's last files after the run; then it is killed."""
 
@@ -59,7 +62,7 @@ class ExportTargets:
         if self._listener is None and self._tensorboard is None:
             yield
             return
-        command = [sys.executable, "-m", "fairbed.testbed.metrics.exporter", str(folder.resolve())]
+        command = [sys.executable, "-m", EXPORTER, str(folder.resolve())]
         passed: tuple[int, ...] = ()
         if self._tensorboard is not None:
             command += ["--curves", str(self._tensorboard.resolve() / folder.resolve().name)]

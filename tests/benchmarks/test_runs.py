@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks import idle_fleet, round_time, soak, tls_cost
+from benchmarks import idle_fleet, metrics, round_time, soak, tls_cost
 from fairbed.testbed.host.broker_process import find_mosquitto
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -66,3 +66,21 @@ def test_tls_cost_compares_the_two_listeners_of_a_lab(capsys: pytest.CaptureFixt
         assert result[f"pi4_{state}_share"] == pytest.approx(expected)
         assert 0.0 <= result[f"pi4_{state}_share"] < 1.0  # a waiting agent may do nothing
     assert result["pi4_in_run_share"] > 0.0  # it sends two contexts in this time
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the processor time of threads")
+def test_metrics_measures_scrapes_and_what_they_cost_a_round(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "WARM_S", 2.0)
+    assert metrics.main(["--devices", "20", "--seconds", "3", "--scrapes", "5", "--json"]) == 0
+    result = numbers(capsys.readouterr().out)
+    assert (result["devices"], result["scrapes"]) == (20, 5)
+    assert 0.0 < result["scrape_median_ms"] <= result["scrape_p95_ms"] <= result["scrape_max_ms"]
+    assert result["series"] > 20 * 8
+    options = ["--rounds", "6", "--agents", "2", "--repeats", "1", "--json"]
+    assert metrics.main(options) == 0
+    result = numbers(capsys.readouterr().out)
+    expected = result["coordinator_exported_ms"] / result["coordinator_plain_ms"] - 1.0
+    assert result["change_coordinator"] == pytest.approx(expected)
+    assert 0.0 <= result["exporter_of_all"] < 0.5

@@ -28,6 +28,7 @@ PAGES = (
     "many-runs",
     "mixed-fleets",
     "core-stability",
+    "metrics",
 )
 
 
