@@ -3,12 +3,15 @@
 import argparse
 import signal
 import sys
+from contextlib import nullcontext
 
 import msgspec
 
 from fairbed.coordinator.report.tables import TABLES
+from fairbed.coordinator.store.connection import is_locked
 from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.api.run import Run, export_tables
+from fairbed.testbed.backends.priority import low_priority
 from fairbed.testbed.cli import DONE
 
 
@@ -20,7 +23,8 @@ def main(options: argparse.Namespace) -> int:
     with one_line_errors():
         run = Run.open(options.run, options.runs)
         tables = options.table or TABLES
-        exported = export_tables(run, options.format, options.out, tables)
+        with low_priority() if is_locked(run.folder) else nullcontext():
+            exported = export_tables(run, options.format, options.out, tables)
     if options.json:
         found = {
             "run": run.id,

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from fairbed.coordinator.report.figures import (
@@ -12,7 +13,9 @@ from fairbed.coordinator.report.figures import (
     why_missing,
 )
 from fairbed.coordinator.store import RunReader, resolve_run
+from fairbed.coordinator.store.connection import is_locked
 from fairbed.testbed.api.errors import one_line_errors
+from fairbed.testbed.backends.priority import low_priority
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.errors import RunError, UsageError
 
@@ -33,9 +36,12 @@ def main(options: argparse.Namespace) -> int:
     if suffix not in FORMATS:
         raise UsageError(f"--out: must end in .{', .'.join(FORMATS)}, got {str(path)!r}")
     runs = []
-    with one_line_errors():
-        for reference in references or ["latest"]:
-            with RunReader(resolve_run(options.runs, reference)) as reader:
+    with one_line_errors(), ExitStack() as stack:
+        folders = [resolve_run(options.runs, ref) for ref in references or ["latest"]]
+        if any(map(is_locked, folders)):
+            stack.enter_context(low_priority())
+        for folder in folders:
+            with RunReader(folder) as reader:
                 runs.append(read_figures(reader))
         reasons = [(run.run_id, why_missing(what, [run])) for run in runs]
         lacking = [f"{run_id}: {reason}" for run_id, reason in reasons if reason is not None]

@@ -9,6 +9,8 @@ from pathlib import Path
 from fairbed.coordinator.report.figures import read_figures, write_figures
 from fairbed.coordinator.report.html import write_report
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
+from fairbed.coordinator.store.connection import is_locked
+from fairbed.testbed.backends.priority import low_priority
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.compare.side_by_side import side_by_side
 from fairbed.testbed.errors import RunError, UsageError
@@ -35,6 +37,8 @@ def main(options: argparse.Namespace) -> int:
     )
     try:
         with ExitStack() as stack:
+            if any(map(is_locked, folders)):
+                stack.enter_context(low_priority())
             readers = [stack.enter_context(RunReader(folder)) for folder in folders]
             comparison = side_by_side(folders) if len(folders) > 1 else None
             write_report(readers, path, comparison, has_figures=not options.no_figures)

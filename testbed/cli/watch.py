@@ -9,14 +9,11 @@ started it, until it closes.
 
 import argparse
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +32,7 @@ from fairbed.coordinator.tui.screens.command_dialog import Names
 from fairbed.coordinator.tui.view import EVENTS_KEPT, banner
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.api.errors import without_errno
-from fairbed.testbed.backends.priority import AUTOGROUP
+from fairbed.testbed.backends.priority import low_priority
 from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, shows_screens
 from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.errors import RunError, UsageError
@@ -46,12 +43,6 @@ from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import LOG, Endpoint, clear, read_endpoint
 from fairbed.testbed.web.session import is_web_child
 from fairbed.wire.transport.address import PASSWORD_VARIABLE, is_loopback
-
-NICENESS = 10
-"""A process of this niceness gets about a tenth of a normal share, enough to react to keys."""
-
-AUTOGROUP_TRIES, AUTOGROUP_RETRY_S = 5, 0.1
-"""Attempts to set the priority of the session, and the seconds between them."""
 
 FOLLOW_S = 0.25
 """Pause between two reads of a run whose rounds are printed, seconds."""
@@ -64,45 +55,6 @@ WEB_PORT, WEB_SESSIONS, WEB_IDLE_MINUTES = 8885, 4, 60.0
 
 STOP_S = 30.0
 """Longest graceful end of a run, seconds; then it is killed."""
-
-
-@contextmanager
-def low_priority() -> Iterator[None]:
-    """Lower the priority of this process, and of its session until the context ends.
-
-    The process and its children keep the lower priority.
-    """
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS))
-    before = _session_niceness()
-    if before is None or before >= NICENESS:
-        yield
-        return
-    _set_session_niceness(NICENESS)
-    try:
-        yield
-    finally:
-        _set_session_niceness(before)
-
-
-def _session_niceness() -> int | None:
-    """Return the niceness of the session; None if this system has no autogroups."""
-    with suppress(OSError):
-        if found := re.search(r"nice (-?\d+)$", AUTOGROUP.read_text().strip()):
-            return int(found[1])
-    return None
-
-
-def _set_session_niceness(niceness: int) -> None:
-    for _ in range(AUTOGROUP_TRIES):
-        try:
-            AUTOGROUP.write_text(str(niceness))
-        except BlockingIOError:  # the kernel allows ten changes per second for all sessions
-            time.sleep(AUTOGROUP_RETRY_S)
-        except OSError:
-            return
-        else:
-            return
 
 
 def main(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Processes that shape links raise their priority, and continue without the right to do so."""
+"""Processes that shape links raise their priority; those that read a run lower it."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fairbed.testbed.backends.priority import AUTOGROUP, NICENESS
+from fairbed.testbed.backends.priority import AUTOGROUP, LOW_NICENESS, NICENESS
 
 CODE = """
 import os, sys
@@ -18,12 +18,23 @@ print(os.getpriority(os.PRIO_PROCESS, 0))
 print(AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else "none")
 """
 
+LOW = """
+import os
+from fairbed.testbed.backends.priority import AUTOGROUP, low_priority
+def show():
+    print(os.getpriority(os.PRIO_PROCESS, 0))
+    print(AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else "none")
+with low_priority():
+    show()
+show()
+"""
+
 UNPRIVILEGED_USER = 65534
 
 
-def priorities(*user: int) -> list[str]:
+def priorities(*user: int, code: str = CODE) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *map(str, user)],
+        [sys.executable, "-c", code, *map(str, user)],
         stdout=subprocess.PIPE,
         start_new_session=True,
         timeout=60.0,
@@ -42,3 +53,10 @@ def test_a_process_without_the_right_continues_unchanged() -> None:
     own, of_session = priorities(UNPRIVILEGED_USER)
     assert int(own) >= 0
     assert of_session in ("0", "none")
+
+
+def test_a_viewer_lowers_its_priority_and_restores_that_of_its_session() -> None:
+    own, of_session, own_after, of_session_after = priorities(code=LOW)
+    assert int(own) == int(own_after) >= LOW_NICENESS
+    if AUTOGROUP.exists():
+        assert (int(of_session), int(of_session_after)) == (LOW_NICENESS, 0)

@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
@@ -12,7 +14,7 @@ import pytest
 from fairbed.coordinator.report.export import FORMATS
 from fairbed.coordinator.report.tables import TABLES
 from fairbed.testbed.cli.main import main, make_parser
-from tests.coordinator.store.fake_run import as_older, fake_run
+from tests.coordinator.store.fake_run import FakeRun, as_older, fake_run
 
 
 @pytest.fixture
@@ -89,6 +91,26 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         error := capsys.readouterr().err
     )
     assert "fairbed[analysis]" in error
+
+
+def test_the_export_of_a_live_run_gives_way_to_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered: list[str] = []
+
+    @contextmanager
+    def low_priority() -> Iterator[None]:
+        lowered.append("lowered")
+        yield
+
+    monkeypatch.setattr("fairbed.testbed.cli.export.low_priority", low_priority)
+    assert exports(runs, "demo", "--out", "finished") == 0
+    assert lowered == []
+    live = FakeRun(runs / "live", devices=2, rounds=3)
+    live.play(1)
+    assert exports(runs, "live", "--out", "live") == 0
+    assert lowered == ["lowered"]
+    live.finish()
 
 
 KILLED = """
