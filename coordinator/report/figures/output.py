@@ -184,32 +184,33 @@ def _height_in(what: str, runs: Sequence[RunFigures]) -> float:
 
 
 _VARIABLES = {light.lower(): f"var({name},{light.lower()})" for name, (light, _) in THEME.items()}
-_COLOUR = re.compile("|".join(_VARIABLES))
-_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
+_TAG = re.compile(r"<[^>]+>")
+_ID = re.compile(r' id="([^"]+)"')
+_REFERENCE = re.compile(r'(url\(#|href="#)([^)"]+)')
+_PATH = re.compile(r' d="[^"]*"')
+_NUMBER = re.compile(r"\d+\.\d{3,}")
 _FONT = re.compile(r"font: ([\d.]+px)[^;\"]*")
+_COLOUR = re.compile(": (" + "|".join(_VARIABLES) + ")")
 
 
 def _for_page(svg: str, title: str, prefix: str) -> str:
-    """Turn a file of matplotlib into an element: no header, variables, own names, short numbers."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    used = set(re.findall(r"#([A-Za-z_][\w-]*)", svg))
-    svg = re.sub(r' id="([^"]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", svg)
-    svg = re.sub(r'(url\(#|href="#)', lambda m: m[1] + prefix, svg)
+    """Turn a file of matplotlib into an element: no header, variables, own names, short paths.
+
+    Only tags change; what is between them is text, which may be the name of a run.
+    """
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    used = {name for tag in _TAG.findall(svg) for _, name in _REFERENCE.findall(tag)}
+
+    def changed(tag: str) -> str:
+        tag = _ID.sub(lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", tag)
+        tag = _REFERENCE.sub(rf"\1{prefix}\2", tag)
+        tag = _PATH.sub(lambda m: _NUMBER.sub(lambda x: f"{float(x[0]):.2f}", m[0]), tag)
+        tag = _FONT.sub(r"font-size:\1", tag)
+        return _COLOUR.sub(lambda m: f":{_VARIABLES[m[1]]}", tag)
+
     head, _, body = svg.partition(">")
+    body = _TAG.sub(lambda tag: changed(tag[0]), re.sub(r"\n\s+", "\n", body))
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', head)
-    images = list[str]()
-
-    def kept(match: re.Match[str]) -> str:
-        images.append(match[0])
-        return f"@{len(images) - 1}@"
-
-    body = re.sub(r'"data:image/[^"]+"', kept, body)
-    body = _NUMBER.sub(r"\1", body)
-    body = _FONT.sub(r"font-size:\1", body)
-    body = _COLOUR.sub(lambda match: _VARIABLES[match[0]], body.replace(": #", ":#"))
-    body = re.sub(r"\n\s*", "\n", body)
-    body = re.sub(r"@(\d+)@", lambda match: images[int(match[1])], body)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
         f'role="img" aria-label="{escape(title)}" class="figure" viewBox="0 0 {width} {height}" '

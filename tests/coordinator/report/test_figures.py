@@ -278,6 +278,18 @@ def test_a_cell_of_a_large_map_is_the_share_of_its_devices_and_rounds(
             assert share[row, column] == pytest.approx(expected, nan_ok=True)
 
 
+def test_the_map_in_a_page_is_as_large_as_its_panel(tmp_path: Path) -> None:
+    large = read(fake_run(tmp_path / "run", rounds=7, devices=13))
+    svg = inline_svg("selection", [large])
+    width, height, scale = (
+        re.findall(pattern, svg)[0]
+        for pattern in (r'<image [^>]*width="(\d+)"', r'height="(\d+)" tr', r"matrix\(([^)]*)\)")
+    )
+    panel = re.findall(r'<clipPath[^>]*>\s*<rect [^>]*width="([\d.]+)" height="([\d.]+)"', svg)[0]
+    x, _, _, y, *_ = map(float, scale.split())
+    assert (x * int(width), y * int(height)) == pytest.approx(tuple(map(float, panel)), abs=0.1)
+
+
 def test_the_parts_of_an_exchange_add_up_to_its_time(run: RunFigures) -> None:
     total = valid_times(run)
     parts = parts_of(run, TIMED_PHASES, "_s", total)
@@ -315,7 +327,9 @@ def test_changed_settings_are_lines_with_their_round(run: RunFigures) -> None:
     assert "guaranteed, mean: 0.15" in inline_svg("rates", [replace(run, changes=changes)])
 
 
-@pytest.mark.parametrize("name", ["$x_1$ & <b>", "_hidden", "line\nbreak \x1b[1m", "日本"])
+@pytest.mark.parametrize(
+    "name", ["$x_1$ & <b>", "_hidden", "line\nbreak \x1b[1m", "日本", 'x id="a": #0072b2 url(#b']
+)
 def test_any_name_of_a_run_is_drawn_as_text(run: RunFigures, name: str) -> None:
     svg = inline_svg("accuracy", [replace(run, name=name), replace(run, name="other")])
     texts = "".join(ElementTree.fromstring(svg).itertext())
