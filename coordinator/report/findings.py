@@ -137,8 +137,11 @@ def _run(s: RunSummary, plan: ExperimentExcerpt) -> Finding:
     what = "A replay on a virtual clock" if s.clock == "virtual" else "A run"
     selection = plan.selection
     policy = f"; the policy {selection.policy} selected" if selection.policy else "; it selected"
-    cohort = f"{policy} {selection.per_round or 'some'} per round" if s.rounds_completed else ""
+    number = f"{selection.per_round:,}" if selection.per_round else "some"
+    cohort = f"{policy} {number} per round" if s.rounds_completed else ""
+    trains = plan.replay.training is not False or s.clock != "virtual"
     steps = f" and their updates were merged by {plan.steps}" if plan.steps and cohort else ""
+    steps = steps if trains else ", without training" if cohort else ""
     planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
     done = (
         f"{s.rounds_completed}{planned} rounds took {_span(s.virtual_s)}"
@@ -227,14 +230,16 @@ def _guarantee(s: RunSummary) -> Finding:
             f" At most {ratio(limit)} was possible, because devices were not available often "
             "enough or too few are selected per round."
             if limit is not None and limit < fair.beta
-            else " The bound holds for long runs; a short one may end before it is reached."
+            else " The bound rate >= beta - Z/T holds: the run ended before the rate was reached."
             if fair.invariant_holds
             else ""
         )
-        text = (
-            f"Not kept: a device was {counts} in only {ratio(rate)} of the rounds since it joined; "
-            f"{fair.beta:g} is guaranteed.{reason}{jain}"
+        lowest = (
+            f"a device was {counts} in only {ratio(rate)} of the rounds since it joined"
+            if rate
+            else f"a device was never {counts}"
         )
+        text = f"Not kept: {lowest}; {fair.beta:g} is guaranteed.{reason}{jain}"
     if fair.invariant_holds is False:
         text += " The bound rate >= beta - Z/T, which must hold after every round, is violated."
     is_bad = not is_kept(fair) or fair.invariant_holds is False
@@ -255,7 +260,7 @@ def _speed(s: RunSummary, time: RoundTime) -> Iterator[Finding]:
     used = [share for share in shares if not share.startswith("0.0 ")]
     text = f"A median round took {_span(s.round_s.median or 0.0)}. Of the time in rounds: "
     text += f"{', '.join(used)}."
-    if time.waits:
+    if time.waits and time.waits[0][1] > 1:
         name, times = time.waits[0]
         text += f" {name} was the slowest device most often, in {times} of {time.rounds} rounds."
     in_phases = sum(time.phases_s.values())
@@ -281,6 +286,9 @@ def _worst_off(s: RunSummary) -> Iterator[Finding]:
     if len(s.fleet) < 2:
         return
     texts = []
+    if s.devices > len(s.fleet):
+        never = s.devices - len(s.fleet)
+        texts.append(f"{never:,} of {s.devices:,} devices were never selected")
 
     def lowest(devices: Sequence[DeviceSummary], key: str) -> list[DeviceSummary]:
         known = [device for device in devices if getattr(device, key) is not None]

@@ -204,6 +204,7 @@ def write_report(
     comparison: RunComparison | None = None,
     *,
     has_figures: bool = True,
+    advance: Callable[[float], None] = lambda parts: None,
 ) -> None:
     """Write the page of one run, or of several side by side; an earlier page is replaced.
 
@@ -212,13 +213,17 @@ def write_report(
         path: The file.
         comparison: How several runs differ.
         has_figures: Draw the figures, which takes most of the time.
+        advance: Called with 1 after each of `n_parts` parts.
 
     Raises:
         StoreError: A store cannot be read.
         OSError: The file cannot be written.
     """
-    pages = [read_page(reader, has_figures=has_figures) for reader in readers]
-    text = report_page(pages, comparison)
+    pages = []
+    for reader in readers:
+        pages.append(read_page(reader, has_figures=has_figures))
+        advance(1)
+    text = report_page(pages, comparison, advance)
     draft = path.with_name(f"{path.name}.new")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -227,9 +232,18 @@ def write_report(
         draft.unlink(missing_ok=True)
 
 
-def report_page(runs: Sequence[RunPage], comparison: RunComparison | None = None) -> str:
-    """Return the page as HTML."""
-    body = _one(runs[0]) if len(runs) == 1 else _several(runs, comparison)
+def n_parts(runs: int, *, has_figures: bool = True) -> int:
+    """Return how often `write_report` calls `advance` for a number of runs."""
+    return runs + (len(FIGURES) if has_figures else 0)
+
+
+def report_page(
+    runs: Sequence[RunPage],
+    comparison: RunComparison | None = None,
+    advance: Callable[[float], None] = lambda parts: None,
+) -> str:
+    """Return the page as HTML; `advance` is called with 1 after each figure."""
+    body = _one(runs[0], advance) if len(runs) == 1 else _several(runs, comparison, advance)
     title = _title(runs)
     style, script = (PAGE / name for name in ("report.css", "sort.js"))
     code = script.read_text(encoding="utf-8")
@@ -260,13 +274,16 @@ def _colours() -> str:
     return f":root {{ {light} }}\n{query} {{ :root {{ {dark} }} }}\n"
 
 
-def _figures(runs: Sequence[RunFigures], arms: Sequence[str] = ()) -> list[Markup]:
+def _figures(
+    runs: Sequence[RunFigures], arms: Sequence[str], advance: Callable[[float], None]
+) -> list[Markup]:
     """Return the figures for which the runs have data, and the names of the others.
 
     Args:
         runs: The runs.
         arms: Their arms. What does not compare runs is drawn for the first run of each arm, if
             there are more than `MAX_DRAWN` runs.
+        advance: Called after each figure.
     """
     few = list(runs)
     if len(runs) > MAX_DRAWN:
@@ -278,6 +295,7 @@ def _figures(runs: Sequence[RunFigures], arms: Sequence[str] = ()) -> list[Marku
     for name, kind in FIGURES.items():
         shown = runs if kind.compares else few
         reason = why_missing(name, shown)
+        advance(1)
         if reason is not None:
             missing.append(f"{kind.title} ({reason})")
             continue
@@ -305,11 +323,11 @@ def _title(runs: Sequence[RunPage]) -> str:
     return f"{names[0] if len(names) == 1 else 'Comparison'}: {len(runs)} runs"
 
 
-def _one(run: RunPage) -> Markup:
+def _one(run: RunPage, advance: Callable[[float], None]) -> Markup:
     sections = [
         _section("summary", "Summary", _words(run.findings)),
         _section("what", "What was run", _what(run)),
-        *_figures(_labelled([run], [""])),
+        *_figures(_labelled([run], [""]), [""], advance),
         *_devices_section(run),
         _section("faults", "Faults and alerts", _faults(run)),
         *_commands_section(run),
@@ -317,7 +335,11 @@ def _one(run: RunPage) -> Markup:
     return join(_header([run]), _banner(run), _tiles(run), tag("main", *sections), _footer([run]))
 
 
-def _several(runs: Sequence[RunPage], comparison: RunComparison | None) -> Markup:
+def _several(
+    runs: Sequence[RunPage],
+    comparison: RunComparison | None,
+    advance: Callable[[float], None],
+) -> Markup:
     arms = comparison.arms if comparison else [""] * len(runs)
     sections = [_section("runs", "Runs", _runs_table(runs, arms))]
     if comparison is not None:
@@ -336,7 +358,7 @@ def _several(runs: Sequence[RunPage], comparison: RunComparison | None) -> Marku
         notes = tag("ul", *(tag("li", line) for line in comparison.notes), class_="notes")
         if comparison.tables or comparison.notes:
             sections.append(_section("differences", "Side by side", *parts, notes))
-    sections += _figures(_labelled(runs, arms), arms)
+    sections += _figures(_labelled(runs, arms), arms, advance)
     each = []
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
         s = run.summary

@@ -125,6 +125,7 @@ class PlannedReplay(Struct, frozen=True, kw_only=True):
     """The part of `[replay]` that is shown."""
 
     costs_from: str | None = None
+    training: bool | None = None
 
 
 class PlannedBroker(Struct, frozen=True, kw_only=True):

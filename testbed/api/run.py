@@ -4,14 +4,12 @@ import html
 import os
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairbed.coordinator.report.export import Exported, Format, export_run
 from fairbed.coordinator.report.figures import RunFigures, read_figures
-from fairbed.coordinator.report.html import write_report
 from fairbed.coordinator.report.quantities import ratio
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import RunSummary
@@ -124,9 +122,10 @@ class Run:
             RunError: A run cannot be read, or the file cannot be written.
         """
         file = Path(f"{self.id}.html" if path is None else path)
-        with in_python(), ExitStack() as stack:
-            folders = [run.folder for run in (self, *others)]
-            write_report([stack.enter_context(RunReader(folder)) for folder in folders], file)
+        with in_python():
+            from fairbed.testbed.compare.side_by_side import report_runs  # loads scipy
+
+            report_runs([run.folder for run in (self, *others)], file)
         return file
 
     def export(

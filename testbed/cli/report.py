@@ -3,17 +3,15 @@
 import argparse
 import sys
 import webbrowser
-from contextlib import ExitStack
 from pathlib import Path
 
-from fairbed.coordinator.report.figures import read_figures, write_figures
-from fairbed.coordinator.report.html import write_report
+from fairbed.coordinator.report.figures import RunFigures, read_figures, write_figures
+from fairbed.coordinator.report.html import n_parts
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
-from fairbed.coordinator.store.connection import is_locked
-from fairbed.testbed.backends.priority import low_priority
 from fairbed.testbed.cli import DONE
-from fairbed.testbed.compare.side_by_side import side_by_side
+from fairbed.testbed.compare.side_by_side import report_runs
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.progress import progress
 
 MAX_RUNS = 50
 """Runs on one page."""
@@ -36,15 +34,13 @@ def main(options: argparse.Namespace) -> int:
         f"{folders[0].name}.html" if len(folders) == 1 else "report.html"
     )
     try:
-        with ExitStack() as stack:
-            if any(map(is_locked, folders)):
-                stack.enter_context(low_priority())
-            readers = [stack.enter_context(RunReader(folder)) for folder in folders]
-            comparison = side_by_side(folders) if len(folders) > 1 else None
-            write_report(readers, path, comparison, has_figures=not options.no_figures)
-            if options.figures is not None:
-                files = write_figures([read_figures(reader) for reader in readers], options.figures)
-                print(f"{options.figures}: {len(files)} files of figures")
+        has_figures = not options.no_figures
+        parts = n_parts(len(folders), has_figures=has_figures)
+        with progress(parts, "parts", "report") as bar:
+            report_runs(folders, path, has_figures=has_figures, advance=bar.advance)
+        if options.figures is not None:
+            files = write_figures([_figures_of(folder) for folder in folders], options.figures)
+            print(f"{options.figures}: {len(files)} files of figures")
     except StoreError as exc:
         raise RunError(str(exc)) from exc
     except OSError as exc:
@@ -56,3 +52,8 @@ def main(options: argparse.Namespace) -> int:
     if options.open and not webbrowser.open(path.resolve().as_uri()):
         print("fairbed: no browser could be opened here; open the file by hand", file=sys.stderr)
     return DONE
+
+
+def _figures_of(folder: Path) -> RunFigures:
+    with RunReader(folder) as reader:
+        return read_figures(reader)

@@ -1,11 +1,13 @@
 """The differences of several runs, in words and tables of one page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from fairbed.coordinator.report.html import RunComparison, SideTable
+from fairbed.coordinator.report.html import RunComparison, SideTable, write_report
 from fairbed.coordinator.report.markup import HtmlCell, HtmlColumn, Row
 from fairbed.coordinator.report.quantities import MISSING
+from fairbed.coordinator.store import RunReader
 from fairbed.testbed.compare.comparison import (
     FAMILY_LEVEL,
     ArmSummary,
@@ -17,6 +19,25 @@ from fairbed.testbed.compare.finished import as_grid, name_arms, read_runs
 from fairbed.testbed.compare.statistics import LEAST_SEEDS_TO_JUDGE
 from fairbed.testbed.compare.table import heading_of, number, with_interval
 from fairbed.testbed.experiment.file import ExperimentError
+
+
+def report_runs(
+    folders: Sequence[Path],
+    path: Path,
+    *,
+    has_figures: bool = True,
+    advance: Callable[[float], None] = lambda parts: None,
+) -> None:
+    """Write the page of one run, or of several side by side, as `write_report` does.
+
+    Raises:
+        StoreError: A store cannot be read.
+        OSError: The file cannot be written.
+    """
+    comparison = side_by_side(folders) if len(folders) > 1 else None
+    with ExitStack() as stack:
+        readers = [stack.enter_context(RunReader(folder)) for folder in folders]
+        write_report(readers, path, comparison, has_figures=has_figures, advance=advance)
 
 
 def side_by_side(folders: Sequence[Path]) -> RunComparison:

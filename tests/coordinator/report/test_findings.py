@@ -88,6 +88,26 @@ def test_a_rate_below_the_guarantee_is_bad_and_says_what_was_possible(run: Path)
     assert "is violated" in found.text
 
 
+def test_devices_that_were_never_selected_are_named(run: Path) -> None:
+    with RunReader(run) as reader:
+        page = read_page(reader, has_figures=False)
+    fair = msgspec.structs.replace(page.summary.fairness, beta=5e-5, min_selection_rate=0.0)
+    s = msgspec.structs.replace(page.summary, fairness=fair, devices=1_000_000)
+    found = by_topic(findings(s, page.info.plan, page.time, []))
+    assert found["Guarantee"].text.startswith("Not kept: a device was never selected; 5e-05 is")
+    assert found["Worst off"].text.startswith("999,988 of 1,000,000 devices were never selected")
+
+
+def test_a_replay_without_training_merges_nothing(run: Path) -> None:
+    with RunReader(run) as reader:
+        page = read_page(reader, has_figures=False)
+    s = msgspec.structs.replace(page.summary, clock="virtual")
+    replay = msgspec.structs.replace(page.info.plan.replay, training=False)
+    plan = msgspec.structs.replace(page.info.plan, replay=replay)
+    found = by_topic(findings(s, plan, page.time, []))
+    assert "selected 4 per round, without training." in found["Run"].text
+
+
 def test_a_run_without_rounds_says_so_and_has_no_other_sentence(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "empty")
     found = read(run.finish("stopped"))

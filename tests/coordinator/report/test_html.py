@@ -9,7 +9,7 @@ import pytest
 
 from fairbed.coordinator.report import html
 from fairbed.coordinator.report.figures import FIGURES, read_figures, why_missing
-from fairbed.coordinator.report.html import read_page, report_page, write_report
+from fairbed.coordinator.report.html import n_parts, read_page, report_page, write_report
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import CommandRow, DeviceRow, EventRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run
@@ -28,7 +28,10 @@ def page_of(folder: Path, *, has_figures: bool = False) -> str:
 
 
 def test_is_whole_and_loads_nothing(run: Path) -> None:
-    page = page_of(run, has_figures=True)
+    parts: list[float] = []
+    with RunReader(run) as reader:
+        page = report_page([read_page(reader)], advance=parts.append)
+    assert parts == [1] * (n_parts(1) - 1)  # the run itself was read before
     sections = re.findall(r"<h2>(.*?)</h2>", page)
     assert sections == ["Summary", "What was run", "Figures", "Devices", "Faults and alerts"]
     assert re.findall(r"(?:src|href)=\"(?!data:|#)[^\"]*\"", page) == []
@@ -43,6 +46,13 @@ def test_is_whole_and_loads_nothing(run: Path) -> None:
         assert (f"{kind.title} (" in page) is not has_data, name
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(set(ids)) == len(ids)
+
+
+def test_progress_counts_every_run_and_figure(run: Path, tmp_path: Path) -> None:
+    parts: list[float] = []
+    with RunReader(run) as reader:
+        write_report([reader], tmp_path / "page.html", has_figures=False, advance=parts.append)
+    assert parts == [1] * n_parts(1, has_figures=False)
 
 
 def test_equal_runs_have_equal_pages(run: Path) -> None:
