@@ -35,6 +35,10 @@ MIN_PERIOD_S, MAX_PERIOD_S = 2.0, 30.0
 START_PERIOD_S = 0.1
 """Time between two looks for the store of a run that starts."""
 
+SWITCH_S = 5e-4
+"""Longest wait of an answer for each step of it while another thread reads the run; Python's own
+5 ms would make a scrape of several steps slow."""
+
 CLIENT_S = 10.0
 """Longest wait for the request of a client."""
 
@@ -184,6 +188,7 @@ def main() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     # tensorboardX imports torch where it can, which costs seconds and 180 MiB, for tensors.
     sys.modules["torch"] = cast(ModuleType, None)
+    sys.setswitchinterval(SWITCH_S)
     is_ended = threading.Event()
 
     def await_end() -> None:

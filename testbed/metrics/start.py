@@ -113,7 +113,8 @@ def _listen(where: str) -> socket.socket:
     try:
         return socket.create_server((host, int(port)), family=family)
     except OSError as exc:
+        problem = (exc.strerror or str(exc)).partition(" (")[0]
         raise RunError(
-            f"--metrics {where}: must be a free address of this machine, got: "
-            f"{exc.strerror or exc}; choose another port"
+            f"--metrics {where}: must be a free address of this machine, got: {problem}; "
+            "choose another port"
         ) from exc

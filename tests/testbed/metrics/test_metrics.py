@@ -316,7 +316,7 @@ def test_a_taken_port_is_one_line_before_the_run(
         assert main(["replay", "examples/quickstart.toml", *arguments]) == 1
         error = capsys.readouterr().err.splitlines()[-1]
         assert f"--metrics {where}: must be a free address of this machine" in error
-        assert "choose another port" in error
+        assert error.endswith("got: Address already in use; choose another port")
         assert main(["run", "examples/quickstart.toml", "--headless", *arguments]) == 1
     assert not (tmp_path / "run").exists()
 
