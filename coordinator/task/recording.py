@@ -1,5 +1,6 @@
 """Records a torch module as graphs of core ATen operations: loss with gradient, and evaluation."""
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,10 @@ def _losses(logits: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor
     """
     onehot = (y.unsqueeze(1) == torch.arange(classes)).to(logits.dtype)
     return -(torch.log_softmax(logits, 1) * onehot).sum(1)
+
+
+_TRACER = "torch._subclasses.fake_tensor"
+"""Logger of the part of torch that runs a module without values."""
 
 
 class Recorder:
@@ -151,7 +156,10 @@ class Recorder:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn errors of torch's tracer into one line, and suppress its warnings."""
+        """Turn errors of torch's tracer into one line, and suppress its warnings and log."""
+        log = logging.getLogger(_TRACER)
+        level = log.level
+        log.setLevel(logging.CRITICAL)  # it logs a traceback of what is raised, too
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -162,3 +170,5 @@ class Recorder:
                 f"{self._spec.name}: torch must be able to record the model, got: {reason}; "
                 "rewrite that part of it"
             ) from exc
+        finally:
+            log.setLevel(level)

@@ -223,6 +223,21 @@ def test_a_model_that_cannot_be_recorded_is_one_line() -> None:
     assert "\n" not in str(error.value)
 
 
+def test_torch_logs_no_traceback_of_a_model_that_fails() -> None:
+    code = (
+        "from torch import nn\n"
+        "from fairbed.coordinator.task.errors import Unsupported\n"
+        "from fairbed.coordinator.task.export import export_task\n"
+        "try:\n"
+        "    export_task(nn.Sequential(nn.Flatten(), nn.Linear(3, 5)), 't', 't', (4,), 5)\n"
+        "except Unsupported as exc:\n"
+        "    print(exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "reduction dim" in done.stdout or "cannot be multiplied" in done.stdout
+    assert done.stderr == ""
+
+
 class Idle(nn.Module):
     """Carries a parameter that its output does not depend on."""
 
