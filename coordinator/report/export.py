@@ -224,7 +224,7 @@ def _copy_database(
             copy.execute("PRAGMA journal_mode = DELETE")
             copy.execute("PRAGMA synchronous = OFF")
             copy.execute("BEGIN")
-            found = copy.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+            found = copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
             for (table,) in found:
                 if table not in kept:
                     copy.execute(f'DROP TABLE "{table}"')

@@ -157,7 +157,7 @@ def test_sqlite_is_the_store_with_a_dictionary(run: Path, tmp_path: Path) -> Non
         assert copy.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert copy.execute("PRAGMA user_version").fetchone() == (VERSION,)
         assert copy.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-        found = copy.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        found = copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         assert {name for (name,) in found} == {*TABLES, "dictionary"}
         for name in TABLES:
             rows = f'SELECT * FROM "{name}" ORDER BY rowid'
@@ -197,7 +197,7 @@ def test_some_tables(run: Path, tmp_path: Path, form: Format) -> None:
     }
     if form == "sqlite":
         with closing(sqlite3.connect(done.folder / "run.sqlite")) as copy:
-            names = copy.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+            names = copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
             assert {name for (name,) in names} == {"round", "metric", "dictionary"}
 
 
