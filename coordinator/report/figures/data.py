@@ -119,6 +119,8 @@ class RunFigures:
     """What the evaluations measure: accuracy."""
     scores: Floats
     """Score of the newest global model on each measured device."""
+    personal_scores: Floats
+    """Score of the newest personal model of each device that has one."""
     queues: Mapping[str, tuple[Floats, Floats]]
     """Rounds and virtual queue of the devices with the largest ones at the end, descending."""
     min_rates: Floats | None
@@ -152,6 +154,7 @@ def read_figures(reader: RunReader) -> RunFigures:
         choices = _read_choices(reader, info, numbers, index)
         newest = "WHERE round = (SELECT max(round) FROM device_metric)"
         scores = _numbers(reader, DeviceMetricRow, (score,), newest)[score]
+        own = [getattr(row, score) for row in reader.personal_scores(until_round=last)]
         stats = _numbers(reader, FleetStatsRow, ("devices", "min_selection_rate"), "ORDER BY round")
         queues = _read_queues(reader, last)
     beta = info.plan.beta
@@ -179,6 +182,7 @@ def read_figures(reader: RunReader) -> RunFigures:
         choices=choices,
         score=score,
         scores=scores[np.isfinite(scores)],
+        personal_scores=np.array([one for one in own if one is not None], dtype=np.float64),
         queues=queues,
         min_rates=stats["min_selection_rate"] if stats["devices"].size else None,
     )

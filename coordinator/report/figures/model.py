@@ -1,12 +1,12 @@
 """Figures of the global model: accuracy over rounds and time, loss, spread over devices."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.report.figure_style import BAND, COLOURS
+from fairbed.coordinator.report.figure_style import BAND, COLOURS, series_style
 from fairbed.coordinator.report.figures.data import RunFigures
 from fairbed.coordinator.report.figures.panels import (
     Canvas,
@@ -103,13 +103,27 @@ def draw_spread(runs: Sequence[Shown], figure: Canvas) -> None:
         _draw_tenths(runs, left)
     last = left if right is None else right
     for one in runs:
-        scores = np.sort(one.run.scores)
-        share = 100.0 * np.arange(scores.size + 1) / scores.size
-        last.step(np.concatenate([scores[:1], scores]), share, where="post", **one.line)
+        _draw_distribution(last, one.run.scores, one.line)
+    own = runs[0].run.personal_scores
+    has_own = len(runs) == 1 and own.size > 1
+    if has_own:
+        style = series_style(3)
+        line = {"color": style.colour, "linestyle": style.dash, "label": "personal models"}
+        _draw_distribution(last, own, line)
     last.set(title="Distribution after the last evaluation", ylabel="devices at or below, %")
     last.set(xlabel=f"{_score(runs)} of a device", ylim=(0.0, 102.0))
-    if len(runs) > 1 or has_curves:
-        legend_below(figure, last if len(runs) > 1 else left)
+    if len(runs) > 1:
+        legend_below(figure, last)
+    elif has_curves or has_own:
+        last.get_lines()[0].set_label("global model" if has_own else "_")
+        legend_below(figure, left, last)
+
+
+def _draw_distribution(axes: "Axes", scores: Floats, line: dict[str, Any]) -> None:
+    """Draw the share of devices at or below each score, of shape (N,)."""
+    share = 100.0 * np.arange(scores.size + 1) / scores.size
+    ordered = np.sort(scores)
+    axes.step(np.concatenate([ordered[:1], ordered]), share, where="post", **line)
 
 
 def _draw_tenths(runs: Sequence[Shown], axes: "Axes") -> None:

@@ -88,6 +88,7 @@ BLANK = RunFigures(
     ),
     score="accuracy",
     scores=np.zeros(0),
+    personal_scores=np.zeros(0),
     queues={},
     min_rates=None,
 )
@@ -315,6 +316,13 @@ def test_a_run_keeps_its_colour_where_another_lacks_the_data(run: RunFigures) ->
     assert "var(--series-1," not in svg
     assert "var(--series-2," in svg
     assert "uniform" not in svg
+
+
+def test_personal_models_are_beside_the_global_one(run: RunFigures) -> None:
+    own = replace(run, personal_scores=run.scores + 0.01)
+    assert ">personal models<" in inline_svg("fairness", [own])
+    assert ">global model<" in inline_svg("fairness", [own])
+    assert "model<" not in inline_svg("fairness", [run])
 
 
 def test_changed_settings_are_lines_with_their_round(run: RunFigures) -> None:
