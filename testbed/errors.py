@@ -8,8 +8,29 @@ BackendError            this machine cannot run the fleet, or a process of the t
 +-- BackendUnavailable  the backend that the experiment names does not work here
 """
 
+import traceback
+from pathlib import Path
 
-class UsageError(Exception):
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+"""Folder of the code of Fairbed."""
+
+
+class _OneLineError(Exception):
+    """An error whose message is all that a user needs."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message, and where the code of the user failed."""
+        lines = [f"{type(self).__name__}: {self}"]
+        first: BaseException = self
+        while first.__cause__ is not None:
+            first = first.__cause__
+        frames = traceback.extract_tb(first.__traceback__)
+        if frames and not frames[-1].filename.startswith(_PACKAGE):
+            lines.append(f"  {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}")
+        return lines
+
+
+class UsageError(_OneLineError):
     """The command line, or a file that it names, cannot be used."""
 
 
@@ -17,7 +38,7 @@ class LabError(UsageError):
     """A lab cannot be used, or refuses a request."""
 
 
-class RunError(Exception):
+class RunError(_OneLineError):
     """The command failed."""
 
 

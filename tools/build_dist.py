@@ -38,6 +38,7 @@ SUFFIXES = {
     ".tcss",
     ".html",
     ".css",
+    ".ipynb",
     ".js",
     ".json",
     ".yml",

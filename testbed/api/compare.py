@@ -1,5 +1,6 @@
 """Run a grid of experiments, or take runs that exist, and compare the arms with their baseline."""
 
+import html
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from fairbed.testbed.compare.grid import Fleet, Grid, load_grid, make_grid
 from fairbed.testbed.compare.plots import figures_of
 from fairbed.testbed.compare.pool import run_cells, run_cells_here
 from fairbed.testbed.compare.report import write_report
-from fairbed.testbed.compare.table import plain
+from fairbed.testbed.compare.table import plain, tables
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, plain_document
 from fairbed.testbed.experiment.fleet import check_fleet
@@ -95,9 +96,24 @@ class ComparedRuns:
             ]
             return pandas.DataFrame(rows)
 
-    def __repr__(self) -> str:
-        """Return the table of the command."""
+    def __str__(self) -> str:
+        """Return the tables that the command prints."""
         return plain(self.summary)
+
+    def __repr__(self) -> str:
+        """Return its name and size."""
+        arms, cells = len(self.summary.arms), len(self.summary.cells)
+        return f"ComparedRuns({self.summary.name!r}, {arms} arms, {cells} runs)"
+
+    def _repr_html_(self) -> str:
+        """Return the first table of the command for a notebook."""
+        overview = next(tables(self.summary))
+        rows = [
+            "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row)
+            for tag, row in (("th", overview.headings), *(("td", row) for row in overview.rows))
+        ]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><caption>{html.escape(overview.title)}</caption>{body}</table>"
 
 
 def compare(

@@ -1,6 +1,7 @@
 """`fairbed init`, `new`, `examples`, `config`, `schema`: write and explain experiment files."""
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -74,7 +75,7 @@ def _examples(options: argparse.Namespace) -> int:
     files = {
         path.relative_to(EXAMPLES).as_posix(): path
         for path in sorted(EXAMPLES.rglob("*"))
-        if path.suffix in (".toml", ".py")
+        if path.suffix in (".toml", ".py", ".ipynb")
     }
     if options.name is None:
         texts = {name: _first_comment(path) for name, path in files.items()}
@@ -86,7 +87,8 @@ def _examples(options: argparse.Namespace) -> int:
             print(f"{name:<{width}}  {text}")
         print("\ncopy one into this folder: fairbed examples NAME")
         return DONE
-    found = next((n for n in (options.name, f"{options.name}.toml") if n in files), None)
+    possible = (f"{options.name}{suffix}" for suffix in ("", ".toml", ".ipynb"))
+    found = next((name for name in possible if name in files), None)
     if found is None:
         raise UsageError(f"examples: no example {options.name!r}; there are: {', '.join(files)}")
     text = files[found].read_text(encoding="utf-8")
@@ -113,11 +115,14 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _first_comment(path: Path) -> str:
-    """Return the first sentence of a file."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        text = line.lstrip("# ").strip('"')
-        if text and not line.startswith("#:"):
-            return re.split(r"(?<=[.:]) ", text)[0]
+    """Return the first sentence of a file; the title of a notebook."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "".join(json.loads(text)["cells"][0]["source"])
+    for line in text.splitlines():
+        words = line.lstrip("# ").strip('"')
+        if words and not line.startswith("#:"):
+            return re.split(r"(?<=[.:]) ", words)[0]
     return ""
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import numpy as np
+from anyio.from_thread import start_blocking_portal
 from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Vector
@@ -210,6 +211,12 @@ async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
         costs = await measure_in_child(probe)
     await path.write_bytes(msgspec.json.encode(costs))
     return costs
+
+
+def measure_now(probe: Probe) -> WorkCosts:
+    """Return what `measure_in_child` returns, also where an event loop runs, as in a notebook."""
+    with start_blocking_portal() as portal:
+        return portal.call(measure_in_child, probe)
 
 
 async def measure_in_child(probe: Probe) -> WorkCosts:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import anyio
 import msgspec
 from msgspec import Struct
 
@@ -23,7 +22,7 @@ from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.engines.onnx import engine_version
 from fairbed.testbed.errors import BackendError
-from fairbed.testbed.host.calibration import Probe, measure_in_child
+from fairbed.testbed.host.calibration import Probe, measure_now
 from fairbed.wire.artifact import encode_artifact
 
 MODEL, SHAPE, CLASSES, BATCH = "cnn", (1, 28, 28), 10, 20
@@ -75,7 +74,7 @@ def _cached_or_measured(environ: Mapping[str, str]) -> HostSpeed:
         found = msgspec.json.decode(path.read_bytes(), type=HostSpeed)
         if found.step_s > 0.0:
             return found
-    train = anyio.run(measure_in_child, probe()).train
+    train = measure_now(probe()).train
     speed = HostSpeed(
         cpu=cpu_model(),
         cores=os.cpu_count() or 1,

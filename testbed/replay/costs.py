@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import anyio
 import msgspec
 
 from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
@@ -27,7 +26,7 @@ from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
-from fairbed.testbed.host.calibration import Probe, measure, measure_in_child
+from fairbed.testbed.host.calibration import Probe, measure, measure_now
 from fairbed.testbed.host.speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
 from fairbed.testbed.recording.analysis.from_run import TrainingSettings, packing_of
 from fairbed.testbed.run_folder import WORK
@@ -178,7 +177,7 @@ def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     )
     probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed
-    return TaskCosts.of(anyio.run(measure_in_child, probe), speed)
+    return TaskCosts.of(measure_now(probe), speed)
 
 
 def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:

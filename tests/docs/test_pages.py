@@ -29,6 +29,7 @@ PAGES = (
     "mixed-fleets",
     "core-stability",
     "metrics",
+    "python",
 )
 
 

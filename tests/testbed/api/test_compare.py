@@ -53,7 +53,9 @@ def test_a_grid_becomes_a_table_a_frame_and_figures() -> None:
     assert frame["arm"].tolist() == ["policy=rbcs-f", "policy=uniform"] * 2
     assert frame["seed"].tolist() == [0, 0, 1, 1]
     assert frame["virtual_s"].min() > 0
-    assert "policy=uniform" in repr(found)
+    assert repr(found) == "ComparedRuns('policies', 2 arms, 4 runs)"
+    assert "policy=uniform" in str(found)
+    assert found._repr_html_().count("<tr>") == 3
     assert {"front", "time"} <= set(found.figures)
     labels = [text.get_text() for text in found.figure("time").axes[0].get_yticklabels()]
     assert labels == ["policy=uniform", "policy=rbcs-f"]

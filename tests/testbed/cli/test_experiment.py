@@ -92,13 +92,16 @@ def test_init_keeps_a_file_that_exists(folder: Path, capsys: pytest.CaptureFixtu
 def test_examples_are_listed_and_copied(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["examples"]) == 0
     listed = capsys.readouterr().out
-    files = [path for path in EXAMPLES.rglob("*") if path.suffix in (".toml", ".py")]
+    files = [path for path in EXAMPLES.rglob("*") if path.suffix in (".toml", ".py", ".ipynb")]
     assert all(path.relative_to(EXAMPLES).as_posix() in listed for path in files)
     assert main(["examples", "quickstart"]) == 0
     copy, original = folder / "quickstart.toml", EXAMPLES / "quickstart.toml"
     assert load_experiment(copy) == load_experiment(original)
     first = copy.read_text().splitlines()[0]
     assert (folder / first.removeprefix("#:schema ")).is_file()
+    assert main(["examples", "notebooks/policies"]) == 0
+    notebook = "notebooks/policies.ipynb"
+    assert (folder / "policies.ipynb").read_bytes() == (EXAMPLES / notebook).read_bytes()
     capsys.readouterr()
     assert main(["examples", "quickstart"]) == 2
     assert "exists already" in error_of(capsys)
