@@ -124,7 +124,8 @@ def test_import_fairbed_is_fast_and_loads_no_dependency() -> None:
 
 def test_the_functions_of_fairbed_load_what_they_need_only() -> None:
     code = "import fairbed; [getattr(fairbed, name) for name in fairbed._MODULES]"
-    assert not _loaded_by(code) & (HEAVY | ANALYSIS)
+    statistics = {"scipy"}  # of comparisons
+    assert not _loaded_by(code) & ((HEAVY | ANALYSIS) - statistics)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
