@@ -293,15 +293,24 @@ MODEL: Mapping[str, tuple[str, str]] = {
     "accuracy_pooled": ("accuracy_pooled_ratio", "Accuracy over all held-out examples."),
     "accuracy_worst10": ("accuracy_worst10_ratio", "Mean accuracy of the worst tenth of devices."),
     "accuracy_best10": ("accuracy_best10_ratio", "Mean accuracy of the best tenth of devices."),
-    "loss_mean": ("loss_mean_nats", "Loss on held-out data, mean over devices."),
+    "loss_mean": ("loss_mean", "Loss on held-out data, mean over devices; nats of classes."),
     "test_accuracy": ("test_accuracy_ratio", "Accuracy on the server's test set."),
+    "auroc_mean": ("auroc_mean_ratio", "Area under the ROC curve, mean over devices."),
+    "auroc_worst10": ("auroc_worst10_ratio", "Mean of it over the worst tenth of devices."),
+    "auroc_pooled": ("auroc_pooled_ratio", "Area under the ROC curve of all examples."),
+    "test_auroc": ("test_auroc_ratio", "Area under the ROC curve on the server's test set."),
+    "rmse_mean": ("rmse_mean", "Root mean squared error, mean over devices."),
+    "rmse_worst10": ("rmse_worst10", "Mean of it over the worst tenth of devices."),
+    "rmse_pooled": ("rmse_pooled", "Root mean squared error of all examples."),
+    "mae_mean": ("mae_mean", "Mean absolute error, mean over devices."),
+    "test_rmse": ("test_rmse", "Root mean squared error on the server's test set."),
 }
-"""Metrics of the global model by column of the evaluation."""
+"""Metrics of the global model by column of the evaluation; a task has some of them."""
 
 
 def _model(totals: Totals) -> Iterator[Metric]:
     for column, (name, text) in MODEL.items():
-        value = None if totals.metric is None else getattr(totals.metric, column)
+        value = None if totals.metric is None else getattr(totals.metric, column, None)
         yield _gauge(f"fairbed_model_{name}", text, value)
 
 
@@ -321,6 +330,7 @@ DEVICE_GAUGES: Mapping[str, tuple[str, DeviceValue]] = {
     "virtual_queue": ("Its virtual queue.", lambda x: x.queue),
     "exchange_seconds": ("Its newest exchange time.", lambda x: x.tau_s),
     "accuracy_ratio": ("Accuracy of the global model on its data.", lambda x: x.accuracy),
+    "loss": ("Loss of the global model on its data.", lambda x: x.loss),
     "temperature_celsius": ("Temperature of its processor.", lambda x: x.temperature_celsius),
     "agent_resident_memory_bytes": ("Resident memory of its agent.", lambda x: x.rss_bytes),
 }

@@ -44,8 +44,17 @@ MODEL_CURVES = {
     "loss/mean": "loss_mean",
     "loss/std": "loss_std",
     "loss/test_set": "test_loss",
+    "auroc/mean": "auroc_mean",
+    "auroc/worst10": "auroc_worst10",
+    "auroc/pooled": "auroc_pooled",
+    "auroc/test_set": "test_auroc",
+    "rmse/mean": "rmse_mean",
+    "rmse/worst10": "rmse_worst10",
+    "rmse/pooled": "rmse_pooled",
+    "rmse/test_set": "test_rmse",
+    "mae/mean": "mae_mean",
 }
-"""Column of the evaluation by the tag of its curve."""
+"""Column of the evaluation by the tag of its curve; a task has some of them."""
 
 
 class Curves:
@@ -72,7 +81,7 @@ class Curves:
             self._write_round(closed)
         for row in metrics:
             for tag, column in MODEL_CURVES.items():
-                self._point(tag, getattr(row, column), row.round, row.at_s)
+                self._point(tag, getattr(row, column, None), row.round, row.at_s)
             tail = "WHERE round = ?"
             found = reader.columns(DeviceMetricRow, ("accuracy",), tail, (row.round,))
             accuracies = [accuracy for (accuracy,) in found if accuracy is not None]
