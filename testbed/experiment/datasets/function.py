@@ -2,9 +2,10 @@
 
 import hashlib
 import inspect
+import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,14 +34,15 @@ def load_function(config: DataConfig, *, always_twice: bool = False) -> Dataset:
             return different data.
     """
     name = config.name
-    call = _call(config, _function(config))
-    start = time.monotonic()
-    arrays = _arrays(name, call())
-    if always_twice or time.monotonic() - start <= TWICE_S:
-        first = _digests(arrays)
-        del arrays  # the examples are in memory once
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no result of a command
+        call = _call(config, _function(config))
+        start = time.monotonic()
         arrays = _arrays(name, call())
-        _compare(name, first, _digests(arrays))
+        if always_twice or time.monotonic() - start <= TWICE_S:
+            first = _digests(arrays)
+            del arrays  # the examples are in memory once
+            arrays = _arrays(name, call())
+            _compare(name, first, _digests(arrays))
     return own_dataset(name, arrays, name=name, fix="correct what the function returns")
 
 

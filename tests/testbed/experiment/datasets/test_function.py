@@ -91,6 +91,15 @@ def test_max_examples_draws_from_the_whole() -> None:
     assert load(config, 1, {}).n == 8
 
 
+def test_what_a_function_prints_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
+    def prints() -> Any:
+        print("reading")  # noqa: T201  # as users do
+        return X, Y
+
+    load_registered(prints)
+    assert capsys.readouterr() == ("", "reading\nreading\n")
+
+
 def fails() -> Any:
     raise KeyError("no\nsuch file")
 
