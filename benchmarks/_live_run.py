@@ -22,9 +22,10 @@ EXPERIMENT = """
 name = "benchmark"
 rounds = {rounds}
 [data]
-source = "{data}"
+{data_key} = "{data}"
 [model]
 name = "{model}"
+engine = "{engine}"
 [training]
 batch_size = {batch_size}
 max_steps = {max_steps}
@@ -176,6 +177,7 @@ def live_run(
     agents: int,
     rounds: int,
     model: str = "mlp",
+    engine: str = "auto",
     broker: str = "auto",
     client: Client = DEFAULT_CLIENT,
     batch_size: int = 20,
@@ -194,8 +196,10 @@ def live_run(
     path = folder / "experiment.toml"
     text = EXPERIMENT.format(
         rounds=rounds,
+        data_key="source" if data.suffix else "dataset",
         data=data,
         model=model,
+        engine=engine,
         batch_size=batch_size,
         max_steps=max_steps,
         agents=agents,

@@ -129,6 +129,7 @@ def examine(config_path: Path | None, run: Run = run_command) -> Iterator[Findin
     yield from _access(path)
     folder = _existing(config.cache_path)
     yield disk_finding(folder, shutil.disk_usage(folder).free)
+    yield from model_findings(config.allow_models)
     yield from _network(config)
     yield from sensor_findings(sensors)
     yield _power(config)
@@ -194,6 +195,29 @@ def _engine() -> Finding:
         return Finding("engine", "ok", f"{engine_version()}, gradients are correct")
     except (EngineError, ImportError, OSError) as exc:
         return Finding("engine", "problem", " ".join(str(exc).split()), hint)
+
+
+def model_findings(modules: Iterable[str]) -> Iterator[Finding]:
+    """Yield whether this device can import the modules that its owner allows, and has torch."""
+    from fairbed.device_agent.engines.choose import installed_engines
+    from fairbed.device_agent.memory import installed_version
+    from fairbed.wire.models import source_hash
+    from fairbed.wire.plugins import PluginError
+
+    for module in modules:
+        try:
+            found = f"{module}, sha256 {source_hash(module).hex()[:12]}"
+        except (PluginError, OSError) as exc:
+            text = " ".join(str(exc).split()).partition("; ")[0]
+            hint = f"copy {module} to this device, or take it out of allow_models"
+            yield Finding("model", "problem", text, hint)
+            continue
+        if "torch" in installed_engines():
+            yield Finding("model", "ok", f"{found}; torch {installed_version('torch') or ''}")
+        else:
+            yield Finding(
+                "model", "problem", f"{found}, but torch is not installed", "pip install torch"
+            )
 
 
 def memory_finding(n_bytes: int) -> Finding:

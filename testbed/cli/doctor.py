@@ -339,7 +339,10 @@ def _engines(experiment: Experiment | None) -> Iterator[CheckResult]:
         import torch
 
         yield CheckResult(
-            "engine", "torch", True, f"{torch.__version__}: own models can be exported"
+            "engine",
+            "torch",
+            True,
+            f"{torch.__version__}: own models can be exported, or trained with it",
         )
     except ImportError:
         yield CheckResult(

@@ -14,6 +14,7 @@ from fairbed.device_agent.doctor import (
     limit_findings,
     machine_findings,
     memory_finding,
+    model_findings,
     report,
     sensor_findings,
     service_finding,
@@ -186,3 +187,13 @@ def test_the_artifact_of_the_self_check_is_that_of_the_coordinator() -> None:
 
     shipped = Path(engines.__file__).with_name("self_check.task").read_bytes()
     assert shipped == encode_artifact(load_task("softmax", (60,), 10))
+
+
+def test_the_modules_that_the_owner_allows_are_looked_for() -> None:
+    module = "tests.device_agent.softmax"
+    there, absent = model_findings([module, "nowhere_at_all"])
+    assert there.check == absent.check == "model"
+    assert there.found.startswith(f"{module}, sha256 ")
+    assert absent.state == "problem"
+    assert absent.found.endswith("got none named 'nowhere_at_all'")
+    assert absent.what_to_do.startswith("copy nowhere_at_all to this device")
