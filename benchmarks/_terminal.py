@@ -110,6 +110,11 @@ class Terminal:
             self._found.set()
 
 
+def _take_terminal() -> None:
+    """Make standard input the terminal of this session: it ends with the benchmark, as by ssh."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 @contextmanager
 def on_terminal(
     command: list[str], columns: int, lines: int, module: str = "fairbed.testbed.cli.main"
@@ -130,6 +135,7 @@ def on_terminal(
             stderr=terminal.theirs,
             env={**os.environ, **own, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
             start_new_session=True,
+            preexec_fn=_take_terminal,
         )
         try:
             yield process.pid, terminal

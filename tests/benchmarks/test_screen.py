@@ -1,9 +1,11 @@
 """The control room is measured on one that really shows a run."""
 
 import json
+import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from benchmarks import screen
@@ -102,3 +104,23 @@ def test_options_that_mean_nothing_are_refused(options: list[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         screen.main(options)
     assert refused.value.code == 2
+
+
+_KILLED = """
+from benchmarks._terminal import on_terminal
+import time
+with on_terminal(["60"], 80, 24, module="http.server") as (pid, _):
+    print(pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_program_ends_with_a_benchmark_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", _KILLED], stdout=subprocess.PIPE) as bench:
+        assert bench.stdout is not None
+        program = psutil.Process(int(bench.stdout.readline()))
+        bench.kill()
+    deadline = time.monotonic() + 30.0
+    while program.is_running() and program.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
