@@ -184,7 +184,9 @@ def _read(out: Path, case: _Case) -> None:
         case.exchanges += [x for x in reader.exchanges(0) if x.outcome == "done"]
         spent = [row.coordinator_encode_s for row in reader.rounds()]
         case.encode_s += [value for value in spent if value is not None]
-        case.accuracy.append(reader.metrics()[-1].accuracy_mean)
+        accuracy = reader.metrics()[-1].accuracy_mean
+        assert accuracy is not None, "a classifier"
+        case.accuracy.append(accuracy)
 
 
 def _compress(out: Path, lossless: _Lossless) -> None:

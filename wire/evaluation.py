@@ -60,6 +60,23 @@ class Quality:
         return cls(correct=correct, auroc=None if scores is None else auroc(y, scores))
 
 
+def quality_in(
+    kind: str, correct: int | None, auroc: float | None, mae: float | None, r2: float | None
+) -> Quality | None:
+    """Return what a device reports of its task; None if that is missing.
+
+    Args:
+        kind: `TaskSpec.kind`.
+        correct: As in `Quality`, without meaning for regression; likewise the others.
+        auroc: Only with two classes.
+        mae: Only for regression.
+        r2: Only for regression.
+    """
+    if kind == "regression":
+        return None if mae is None else Quality(mae=mae, r2=r2)
+    return None if correct is None else Quality(correct=correct, auroc=auroc)
+
+
 def auroc(y: Targets, scores: Scores) -> float | None:
     """Return the area under the ROC curve, exact: a tie of two classes counts one half.
 

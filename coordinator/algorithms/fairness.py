@@ -124,6 +124,55 @@ def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> FairnessSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSummary:
+    """The error of one model of regression on every device's held-out data; small is good."""
+
+    rmse_mean: float
+    """Root mean squared error, unweighted over devices."""
+    rmse_worst10: float
+    """Unweighted mean of the max(1, int(0.1 n)) largest."""
+    rmse_best10: float
+    """Unweighted mean of the max(1, int(0.1 n)) smallest."""
+    rmse_std: float
+    """Population standard deviation over devices."""
+    rmse_gap: float
+    """Worst minus best device."""
+    rmse_pooled: float
+    """Over all examples."""
+
+
+def summarise_errors(n: Ints, loss_sum: Floats) -> ErrorSummary:
+    """Return the summary of the errors of one evaluation of regression.
+
+        RMSE_k = sqrt(2 F_k),   F_k the mean of half the squared errors
+
+    Args:
+        n: Held-out examples of each device, shape (N,), all positive.
+        loss_sum: Loss summed over the held-out examples, shape (N,); infinite for a diverged model.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        rmse = np.sort(np.sqrt(2.0 * loss_sum / n))
+        tail = max(1, rmse.size // 10)
+        return ErrorSummary(
+            rmse_mean=float(rmse.mean()),
+            rmse_worst10=float(rmse[-tail:].mean()),
+            rmse_best10=float(rmse[:tail].mean()),
+            rmse_std=float(rmse.std()),
+            rmse_gap=float(rmse[-1] - rmse[0]),
+            rmse_pooled=float(np.sqrt(2.0 * loss_sum.sum() / n.sum())),
+        )
+
+
+def mean_and_worst10(auroc: Floats) -> tuple[float, float]:
+    """Return the mean over devices, shape (N,), N >= 1, and that of the max(1, int(0.1 n)) lowest.
+
+    Both are independent of the order of the devices.
+    """
+    ordered = np.sort(auroc)
+    return float(ordered.mean()), float(ordered[: max(1, ordered.size // 10)].mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UtilitySummary:
     """Utilities u_i = M - F_i of one model over devices; comparable only under the same M."""
 

@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.fairness import summarise
+from fairbed.coordinator.algorithms.fairness import (
+    mean_and_worst10,
+    summarise,
+    summarise_errors,
+)
 from fairbed.coordinator.algorithms.selection.explanation import WORDS, Explanation
 from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
 from fairbed.coordinator.policy.decisions import Decisions
@@ -29,6 +33,7 @@ from fairbed.coordinator.store.tables import (
     RoundRow,
     SelectionRow,
 )
+from fairbed.wire.evaluation import Quality
 from fairbed.wire.messages import (
     COMPUTE_PHASES,
     DEVICE_PHASES,
@@ -519,9 +524,10 @@ def metric_rows(
             round=round_id,
             device=name,
             n=score.n,
-            accuracy=score.correct / score.n,
             loss=finite(score.loss_sum / score.n),
             bytes_down=score.bytes_down,
+            r2=score.quality.r2,
+            **quality_columns(score.n, score.loss_sum / score.n, score.quality),
         )
         for name, score in tested.items()
     ]
@@ -533,22 +539,92 @@ def metric_rows(
         np.array([score.correct for score in measured], dtype=np.int64),
         np.array([score.loss_sum for score in measured], dtype=np.float64),
     )
-    unknown = None if tested else math.nan
+    of_test_set: Mapping[str, float | None] = {}
+    if test_set is not None:
+        mean = test_set.loss_sum / test_set.n
+        of_test_set = quality_columns(test_set.n, mean, test_set.quality)
+    accuracies = dict.fromkeys(_ACCURACIES)
+    if measured[0].quality.mae is None:
+        accuracies = {name: finite(getattr(summary, name)) for name in _ACCURACIES}
+    columns = accuracies | _auroc_columns(measured) | _error_columns(measured)
+    if not tested:  # the spread over devices is unknown
+        columns = {name: value for name, value in columns.items() if name.endswith(_OF_TEST_SET)}
+        columns = dict.fromkeys(_ACCURACIES) | columns
     return devices, MetricRow(
         round=round_id,
         at_s=at_s,
-        accuracy_mean=summary.accuracy_mean,
-        accuracy_pooled=summary.accuracy_pooled,
-        accuracy_worst10=unknown or summary.accuracy_worst10,
-        accuracy_best10=unknown or summary.accuracy_best10,
-        accuracy_variance=unknown or summary.accuracy_variance,
-        accuracy_gini=finite(unknown or summary.accuracy_gini),
-        accuracy_gap=unknown or summary.accuracy_gap,
         loss_mean=finite(summary.loss_mean),
-        loss_std=finite(unknown or summary.loss_std),
+        loss_std=finite(summary.loss_std) if tested else None,
         evaluate_s=evaluate_s,
         devices=len(tested),
         test_n=None if test_set is None else test_set.n,
-        test_accuracy=None if test_set is None else test_set.correct / test_set.n,
+        test_accuracy=of_test_set.get("accuracy"),
         test_loss=None if test_set is None else finite(test_set.loss_sum / test_set.n),
+        test_auroc=of_test_set.get("auroc"),
+        test_rmse=of_test_set.get("rmse"),
+        **columns,
     )
+
+
+_ACCURACIES = (
+    "accuracy_mean",
+    "accuracy_pooled",
+    "accuracy_worst10",
+    "accuracy_best10",
+    "accuracy_variance",
+    "accuracy_gini",
+    "accuracy_gap",
+)
+_OF_TEST_SET = ("_mean", "_pooled")
+"""Endings of columns that are also known of one test set for all devices."""
+
+
+def quality_columns(n: int, loss: float, quality: Quality) -> dict[str, float | None]:
+    """Return the columns accuracy, auroc, rmse and mae of one evaluation.
+
+    Args:
+        n: Number of examples, at least 1.
+        loss: Mean loss.
+        quality: What else was measured.
+    """
+    is_regression = quality.mae is not None
+    return {
+        "accuracy": None if quality.correct is None else quality.correct / n,
+        "auroc": quality.auroc,
+        "rmse": finite(math.sqrt(2.0 * loss)) if is_regression and loss >= 0.0 else None,
+        "mae": None if quality.mae is None else finite(quality.mae),
+    }
+
+
+def _auroc_columns(measured: Sequence[Score]) -> dict[str, float | None]:
+    """Return the columns of two classes; empty if no device has an AUROC."""
+    known = [score.quality.auroc for score in measured if score.quality.auroc is not None]
+    pooled = _pooled_quality(measured)
+    if not known and pooled.auroc is None:
+        return {}
+    mean, worst10 = mean_and_worst10(np.array(known)) if known else (None, None)
+    return {"auroc_mean": mean, "auroc_worst10": worst10, "auroc_pooled": pooled.auroc}
+
+
+def _error_columns(measured: Sequence[Score]) -> dict[str, float | None]:
+    """Return the columns of regression; empty for another task."""
+    errors = [score.quality.mae for score in measured if score.quality.mae is not None]
+    if not errors:
+        return {}
+    found = summarise_errors(
+        np.array([score.n for score in measured], dtype=np.int64),
+        np.array([score.loss_sum for score in measured], dtype=np.float64),
+    )
+    columns = {name: finite(value) for name, value in asdict(found).items()}
+    mae_mean = finite(float(np.mean(errors)))
+    return columns | {"mae_mean": mae_mean, "r2_pooled": _pooled_quality(measured).r2}
+
+
+def _pooled_quality(measured: Sequence[Score]) -> Quality:
+    """Return the measures over all examples; unknown if a device tested the model itself."""
+    known = [score.predictions for score in measured if score.predictions is not None]
+    if len(known) < len(measured):
+        return Quality()
+    y = np.concatenate([predictions.y for predictions in known])
+    scores = np.concatenate([predictions.scores for predictions in known])
+    return Quality.of(y, 0, scores)

@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.report.quality import spread_of
 from fairbed.coordinator.report.quantities import clock, energy, percent, ratio, seconds, size
-from fairbed.coordinator.report.summary_schema import DeviceSummary, RunSummary
+from fairbed.coordinator.report.summary_schema import DeviceSummary, Errors, RunSummary
 from fairbed.coordinator.report.summary_table import alert_lines, counted_rate, is_kept
 from fairbed.coordinator.store.reader import LIVE, TIMED_PHASES, ExperimentExcerpt, RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, MetricRow, RoundRow
@@ -114,7 +115,7 @@ def findings(
     found = [_run(s, plan)]
     if not s.rounds_completed:
         return [*found, *_problems(s)]
-    found += _accuracy(s, evaluations)
+    found += _quality(s, evaluations)
     found.append(_guarantee(s))
     found += _speed(s, time)
     found += _worst_off(s)
@@ -171,37 +172,80 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _accuracy(s: RunSummary, evaluations: Sequence[MetricRow]) -> Iterator[Finding]:
-    a = s.accuracy
-    if a.mean is None or not evaluations:
+def _quality(s: RunSummary, evaluations: Sequence[MetricRow]) -> Iterator[Finding]:
+    """Yield how good the model is: its accuracy, or the error of regression."""
+    known = [(row.round, mean) for row in evaluations if (mean := spread_of(row).mean) is not None]
+    if known and known[-1][0] == evaluations[-1].round:
+        text = _curve(s, s.error, known)
+    elif s.error is not None:
+        text = "The error of the predictions is not known."
+    else:
         return
-    last = evaluations[-1]
-    spread = (
-        f"; {ratio(a.worst10)} on the worst tenth of the devices and {ratio(a.best10)} on the best"
-        if a.worst10 is not None and a.best10 is not None
-        else ""
-    )
-    text = (
-        f"After round {last.round}, the model classified {ratio(a.mean)} of the held-out examples "
-        f"correctly, as a mean over devices{spread}."
-    )
-    reached = next(row for row in evaluations if row.accuracy_mean >= NEARLY * a.mean)
-    if reached.round < last.round and a.mean > 0.0:
-        text += f" It first had {100 * NEARLY:g} % of that mean after round {reached.round}."
-    best = max(evaluations, key=lambda row: row.accuracy_mean)
-    has_dropped = best.accuracy_mean > a.mean + 0.02
-    if has_dropped:
-        text += f" Its highest mean was {ratio(best.accuracy_mean)}, after round {best.round}."
     if s.personal is not None:
         p = s.personal
+        own = f"an RMSE of {ratio(p.rmse_mean)}" if s.error is not None else ratio(p.accuracy_mean)
         text += (
-            f" The personal models reached {ratio(p.accuracy_mean)}, and were better than the "
+            f" The personal models reached {own}, and were better than the "
             f"global model on {p.better} of {counted(p.devices, 'device')}."
         )
     has_diverged = s.loss.mean is None
     if has_diverged:
         text += " The model has diverged: the loss of a device is not finite."
     yield Finding("Accuracy", text, is_bad=has_diverged)
+
+
+def _curve(s: RunSummary, e: Errors | None, known: Sequence[tuple[int, float]]) -> str:
+    """Return how good the model was in the last round, and when it was nearly so, or better."""
+    last, mean = known[-1]
+    if e is not None:
+        text = _regression(e, last)
+        reached = next(at for at, error in known if error * NEARLY <= mean)
+        if reached < last:
+            text += f" It first was within {100 * (1 - NEARLY):.0f} % of it after round {reached}."
+        best_round, best = min(known, key=lambda point: point[1])
+        if mean - best > 0.02 * mean:
+            text += f" It was smallest after round {best_round}: {ratio(best)}."
+        return text
+    text = _accuracy(s, last)
+    reached = next(at for at, value in known if value >= NEARLY * mean)
+    if reached < last and mean > 0.0:
+        text += f" It first had {100 * NEARLY:g} % of that mean after round {reached}."
+    best_round, best = max(known, key=lambda point: point[1])
+    if best > mean + 0.02:
+        text += f" Its highest mean was {ratio(best)}, after round {best_round}."
+    return text
+
+
+def _accuracy(s: RunSummary, last: int) -> str:
+    a = s.accuracy
+    spread = (
+        f"; {ratio(a.worst10)} on the worst tenth of the devices and {ratio(a.best10)} on the best"
+        if a.worst10 is not None and a.best10 is not None
+        else ""
+    )
+    text = (
+        f"After round {last}, the model classified {ratio(a.mean)} of the held-out examples "
+        f"correctly, as a mean over devices{spread}."
+    )
+    if s.auroc is not None and s.auroc.mean is not None:
+        text += f" Its AUROC was {ratio(s.auroc.mean)}, as a mean over devices with both classes."
+    return text
+
+
+def _regression(e: Errors, last: int) -> str:
+    spread = (
+        f"; {ratio(e.rmse_worst10)} on the worst tenth of the devices and {ratio(e.rmse_best10)} "
+        "on the best"
+        if e.rmse_worst10 is not None and e.rmse_best10 is not None
+        else ""
+    )
+    text = (
+        f"After round {last}, the predictions for held-out examples had a root mean squared error "
+        f"of {ratio(e.rmse_mean)}, as a mean over devices{spread}."
+    )
+    if e.r2_pooled is not None:
+        text += f" Over all examples, R2 was {ratio(e.r2_pooled)}."
+    return text
 
 
 def _guarantee(s: RunSummary) -> Finding:
@@ -298,6 +342,10 @@ def _worst_off(s: RunSummary) -> Iterator[Finding]:
     if accuracies and accuracies[0].accuracy != accuracies[-1].accuracy:
         worst = accuracies[0]
         texts.append(f"{worst.name} has the lowest accuracy, {ratio(worst.accuracy)}")
+    errors = lowest(s.fleet, "rmse")
+    if errors and errors[0].rmse != errors[-1].rmse:
+        worst = errors[-1]
+        texts.append(f"{worst.name} has the largest error, an RMSE of {ratio(worst.rmse)}")
     rates = lowest(s.fleet, "selection_rate")
     if rates and rates[0].selection_rate != rates[-1].selection_rate:
         worst = rates[0]

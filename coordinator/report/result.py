@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fairbed.coordinator.report.quality import measure, spread_of
 from fairbed.coordinator.report.quantities import clock, energy, percent, ratio, seconds
 from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_schema import Fairness
@@ -14,7 +15,8 @@ class RunResult:
     """What a person asks first when a run has ended."""
 
     info: RunInfo
-    accuracy_worst10: float | None
+    worst10: float | None
+    """Mean accuracy over the worst tenth of the devices, or their error in regression."""
     fairness: Fairness
     slowest: SlowestDevice | None
     """None without a valid exchange."""
@@ -34,7 +36,7 @@ def result_of(reader: RunReader) -> RunResult:
         joules = reader.energy_j(0, reader.newest_round())
         return RunResult(
             info=info,
-            accuracy_worst10=None if newest is None else newest.accuracy_worst10,
+            worst10=spread_of(newest).worst10,
             fairness=fairness_of(reader),
             slowest=reader.slowest_device(),
             energy_j=sum(joules.values()) if joules else None,
@@ -52,8 +54,8 @@ def result_lines(result: RunResult) -> list[tuple[str, str]]:
         ("result", f"{info.status}{reason}"),
         ("rounds", f"{info.rounds_completed}{planned} in {clock(info.elapsed_s)}"),
         (
-            "accuracy",
-            f"{ratio(info.accuracy_mean)}, worst 10 % {ratio(result.accuracy_worst10)}",
+            measure(info.row.task),
+            f"{ratio(info.quality)}, worst 10 % {ratio(result.worst10)}",
         ),
     ]
     if result.fairness.beta is not None:

@@ -9,10 +9,12 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.fairness import (
+    ErrorSummary,
     FairnessSummary,
     jain,
     rate_slack,
     summarise,
+    summarise_errors,
     summarise_utilities,
 )
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
@@ -32,10 +34,12 @@ from fairbed.coordinator.report.summary_schema import (
     AggregationSummary,
     AlertSummary,
     Attackers,
+    Auroc,
     Bytes,
     DefenceSummary,
     DeviceSummary,
     EnergySummary,
+    Errors,
     EstimatorError,
     ExchangeSummary,
     Fairness,
@@ -175,6 +179,9 @@ def summarise_run(
                 tau_s_median=_median(exchanges.tau_s[of_device]),
                 train_s_median=_median(exchanges.train_s[of_device]),
                 accuracy=metric.accuracy if metric else None,
+                auroc=metric.auroc if metric else None,
+                rmse=metric.rmse if metric else None,
+                mae=metric.mae if metric else None,
                 loss=metric.loss if metric else None,
                 weight_ratio=weight_ratios.get(device.name),
                 left_out=left_out[device.name],
@@ -182,6 +189,7 @@ def summarise_run(
                 personal_accuracy=personal[device.name].accuracy
                 if device.name in personal
                 else None,
+                personal_rmse=personal[device.name].rmse if device.name in personal else None,
                 releases=None if privacy is None else releases.get(device.name, 0),
                 epsilon=device_epsilon(privacy, releases.get(device.name, 0)),
                 malicious=malicious.get(device.name),
@@ -214,6 +222,7 @@ def summarise_run(
         devices=len(devices) if fleet_stats is None else fleet_stats.devices,
         selected={row.name: row.selected for row in fleet},
         aggregated={row.name: row.aggregated for row in fleet},
+        task=info.row.task,
         **_model(metrics[-1] if metrics else None, list(device_metrics.values()), reader.plan),
         evaluation_notes=_evaluation_notes(
             [row.name for row in devices], device_metrics, metrics, test_bytes
@@ -295,29 +304,56 @@ def _model(
 
     Numbers that the store lacks are computed from the rows of the devices.
     """
-    n = np.array([device.n for device in of_devices], dtype=np.int64)
     losses = np.array([_or_infinite(device.loss) for device in of_devices], dtype=np.float64)
-    accuracy = np.array([device.accuracy for device in of_devices], dtype=np.float64)
-    found = summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n) if n.size else None
+    found, variance = _accuracies_of(of_devices), row.accuracy_variance if row else None
     return {
         "accuracy": Accuracy(
             mean=row.accuracy_mean if row else None,
-            worst10=_finite(row.accuracy_worst10) if row else None,
-            best10=_finite(row.accuracy_best10) if row else None,
-            variance=_finite(row.accuracy_variance) if row else None,
+            worst10=row.accuracy_worst10 if row else None,
+            best10=row.accuracy_best10 if row else None,
+            variance=variance,
             gini=row.accuracy_gini if row else None,
-            gap=_finite(row.accuracy_gap) if row else None,
+            gap=row.accuracy_gap if row else None,
             pooled=row.accuracy_pooled if row else None,
             worst10_pooled=found.accuracy_worst10_pooled if found else None,
             best10_pooled=found.accuracy_best10_pooled if found else None,
-            std=_finite(row.accuracy_variance**0.5) if row else None,
-            variance_of_percent=_finite(1e4 * row.accuracy_variance) if row else None,
+            std=None if variance is None else variance**0.5,
+            variance_of_percent=None if variance is None else 1e4 * variance,
             jain=_finite(found.accuracy_jain) if found else None,
             test_set=row.test_accuracy if row else None,
         ),
+        "auroc": _auroc(row),
+        "error": _errors(row),
         "loss": Loss(mean=row.loss_mean if row else None, std=row.loss_std if row else None),
         "utility": _utility(losses, plan.aggregation.M),
     }
+
+
+def _auroc(row: MetricRow | None) -> Auroc | None:
+    if row is None or (row.auroc_mean is row.auroc_pooled is row.test_auroc is None):
+        return None
+    return Auroc(
+        mean=row.auroc_mean,
+        worst10=row.auroc_worst10,
+        pooled=row.auroc_pooled,
+        test_set=row.test_auroc,
+    )
+
+
+def _errors(row: MetricRow | None) -> Errors | None:
+    if row is None or row.accuracy_mean is not None:
+        return None
+    return Errors(
+        rmse_mean=row.rmse_mean,
+        rmse_worst10=row.rmse_worst10,
+        rmse_best10=row.rmse_best10,
+        rmse_std=row.rmse_std,
+        rmse_gap=row.rmse_gap,
+        rmse_pooled=row.rmse_pooled,
+        mae_mean=row.mae_mean,
+        r2_pooled=row.r2_pooled,
+        test_set=row.test_rmse,
+    )
 
 
 def _utility(losses: Floats, M: float) -> Utility:
@@ -360,16 +396,19 @@ def _evaluation_notes(
         )
     reported = sum(row.bytes_down is not None for row in rows)
     if reported:
+        scores = "errors" if metrics[-1].accuracy_mean is None else "accuracies"
         notes.append(
-            f"{reported} of {len(of_devices)} accuracies are reported by devices with own data; "
+            f"{reported} of {len(of_devices)} {scores} are reported by devices with own data; "
             f"their downloads for tests, {size(test_bytes)} so far, are not part of the traffic"
         )
     latest = metrics[-1]
+    score, value = "accuracy", ratio(latest.test_accuracy)
+    if latest.accuracy_mean is None:
+        score, value = "RMSE", ratio(latest.test_rmse)
     if latest.test_n is not None:
         place = "for all devices together" if latest.devices == 0 else "beside that of the devices"
         notes.append(
-            f"accuracy on the server's test set of {latest.test_n} examples, {place}: "
-            f"{ratio(latest.test_accuracy)}"
+            f"{score} on the server's test set of {latest.test_n} examples, {place}: {value}"
         )
     if rows and all(row.accuracy == 0.0 for row in rows):
         notes.append("every accuracy is 0: its Gini coefficient and Jain index are not defined")
@@ -466,22 +505,28 @@ def _personal(
     """Return the quality of the personal models beside that of the global one."""
     if not scores:
         return None
-    own = _summary_of(scores)
+    own, errors = _accuracies_of(scores), _errors_of(scores)
     pairs = [(row, metrics[row.device]) for row in scores if row.device in metrics]
-    shared = _summary_of([metric for _, metric in pairs]) if pairs else None
+    of_global = [metric for _, metric in pairs]
+    shared, shared_errors = _accuracies_of(of_global), _errors_of(of_global)
     return PersonalSummary(
         devices=len(scores),
-        accuracy_mean=own.accuracy_mean,
-        accuracy_worst10=own.accuracy_worst10,
-        accuracy_best10=own.accuracy_best10,
-        accuracy_variance=own.accuracy_variance,
-        accuracy_std=own.accuracy_variance**0.5,
-        accuracy_pooled=own.accuracy_pooled,
-        loss_mean=_finite(own.loss_mean),
+        accuracy_mean=own.accuracy_mean if own else None,
+        accuracy_worst10=own.accuracy_worst10 if own else None,
+        accuracy_best10=own.accuracy_best10 if own else None,
+        accuracy_variance=own.accuracy_variance if own else None,
+        accuracy_std=own.accuracy_variance**0.5 if own else None,
+        accuracy_pooled=own.accuracy_pooled if own else None,
+        rmse_mean=_finite(errors.rmse_mean) if errors else None,
+        rmse_worst10=_finite(errors.rmse_worst10) if errors else None,
+        rmse_std=_finite(errors.rmse_std) if errors else None,
+        loss_mean=_losses_of(scores).mean,
         global_mean=shared.accuracy_mean if shared else None,
         global_worst10=shared.accuracy_worst10 if shared else None,
         global_variance=shared.accuracy_variance if shared else None,
-        better=sum(row.accuracy > metric.accuracy for row, metric in pairs),
+        global_rmse_mean=_finite(shared_errors.rmse_mean) if shared_errors else None,
+        global_rmse_worst10=_finite(shared_errors.rmse_worst10) if shared_errors else None,
+        better=sum(_is_better(row, metric) for row, metric in pairs),
         train_s_median=_median(table.numbers["personal_s"][table.valid]),
     )
 
@@ -514,12 +559,42 @@ def _energy(table: _Table) -> EnergySummary | None:
     )
 
 
-def _summary_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> FairnessSummary:
-    """Return the metrics over devices, at least one."""
+def _is_better(row: PersonalScoreRow, metric: DeviceMetricRow) -> bool:
+    """Return whether a personal model is better than the global one on the same examples."""
+    if row.accuracy is not None and metric.accuracy is not None:
+        return row.accuracy > metric.accuracy
+    return row.rmse is not None and (metric.rmse is None or row.rmse < metric.rmse)
+
+
+def _accuracies_of(
+    rows: Sequence[PersonalScoreRow | DeviceMetricRow],
+) -> FairnessSummary | None:
+    """Return the accuracies over devices; None without any, as in regression."""
+    if not rows or any(row.accuracy is None for row in rows):
+        return None
     n = np.array([row.n for row in rows], dtype=np.int64)
     accuracy = np.array([row.accuracy for row in rows], dtype=np.float64)
     losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
     return summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n)
+
+
+def _errors_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> ErrorSummary | None:
+    """Return the errors over devices; None unless the task is regression."""
+    if not rows or any(row.accuracy is not None for row in rows):
+        return None
+    n = np.array([row.n for row in rows], dtype=np.int64)
+    losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
+    return summarise_errors(n, losses * n)
+
+
+def _losses_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> Loss:
+    """Return the losses over devices."""
+    if not rows:
+        return Loss(mean=None, std=None)
+    n = np.array([row.n for row in rows], dtype=np.int64)
+    losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
+    found = summarise(n, np.zeros_like(n), losses * n)
+    return Loss(mean=_finite(found.loss_mean), std=_finite(found.loss_std))
 
 
 def _attackers(
@@ -530,7 +605,7 @@ def _attackers(
 ) -> Attackers:
     """Return the malicious devices, by name and kind, and the metrics of the others."""
     benign = [row for row in metrics if row.device not in malicious and row.n > 0]
-    found = _summary_of(benign) if benign else None
+    found, loss = _accuracies_of(benign), _losses_of(benign)
     is_theirs = np.isin(table.device.astype(str), list(malicious))
     weight, merged_in = table.numbers["weight_share"], table.numbers["aggregated_round"]
     is_merged = np.isfinite(weight)
@@ -543,8 +618,8 @@ def _attackers(
         accuracy_worst10=found.accuracy_worst10 if found else None,
         accuracy_variance=found.accuracy_variance if found else None,
         accuracy_std=found.accuracy_variance**0.5 if found else None,
-        loss_mean=_finite(found.loss_mean) if found else None,
-        loss_std=_finite(found.loss_std) if found else None,
+        loss_mean=loss.mean,
+        loss_std=loss.std,
         device_share=len(malicious) / len(counts) if counts else 0.0,
         selection_share=theirs / total if (total := sum(selected.values())) else None,
         weight_share=float(weight[is_theirs & is_merged].sum()) / merges if merges else None,

@@ -10,7 +10,7 @@ from fairbed.coordinator.store.store import Provenance
 
 
 class Accuracy(Struct, frozen=True, kw_only=True):
-    """Accuracy in the latest evaluation, as ratios, over devices."""
+    """Accuracy in the latest evaluation, as ratios, over devices; all null for regression."""
 
     mean: float | None
     """Unweighted over devices."""
@@ -38,8 +38,45 @@ class Accuracy(Struct, frozen=True, kw_only=True):
     measured."""
 
 
+class Auroc(Struct, frozen=True, kw_only=True):
+    """Area under the ROC curve in the latest evaluation, over devices with both classes."""
+
+    mean: float | None
+    """Unweighted over devices."""
+    worst10: float | None
+    """Unweighted mean of the max(1, int(0.1 n)) lowest."""
+    pooled: float | None
+    """Over the examples of all devices; null if a device tested the model itself."""
+    test_set: float | None
+    """On the server's test set; null without one."""
+
+
+class Errors(Struct, frozen=True, kw_only=True):
+    """Errors of regression in the latest evaluation, over devices, in units of the target."""
+
+    rmse_mean: float | None
+    """Root mean squared error, unweighted over devices; null if the model has diverged."""
+    rmse_worst10: float | None
+    """Unweighted mean of the max(1, int(0.1 n)) largest."""
+    rmse_best10: float | None
+    """Unweighted mean of the max(1, int(0.1 n)) smallest."""
+    rmse_std: float | None
+    """Population standard deviation."""
+    rmse_gap: float | None
+    """Worst minus best device."""
+    rmse_pooled: float | None
+    """Over the examples of all devices."""
+    mae_mean: float | None
+    """Mean absolute error, unweighted over devices."""
+    r2_pooled: float | None
+    """Coefficient of determination over the examples of all devices; null if a device tested the
+    model itself."""
+    test_set: float | None
+    """Root mean squared error on the server's test set; null without one."""
+
+
 class Loss(Struct, frozen=True, kw_only=True):
-    """Loss in the latest evaluation, nats, over devices."""
+    """Loss in the latest evaluation, over devices: nats, or half the squared error."""
 
     mean: float | None
     std: float | None
@@ -167,22 +204,28 @@ class PersonalSummary(Struct, frozen=True, kw_only=True):
     """
 
     devices: int
-    accuracy_mean: float
-    """Unweighted over devices."""
-    accuracy_worst10: float
+    accuracy_mean: float | None
+    """Unweighted over devices; null for regression, as all accuracies."""
+    accuracy_worst10: float | None
     """Unweighted mean of the max(1, int(0.1 n)) lowest."""
-    accuracy_best10: float
-    accuracy_variance: float
+    accuracy_best10: float | None
+    accuracy_variance: float | None
     """Population variance; likewise `accuracy_std`."""
-    accuracy_std: float
-    accuracy_pooled: float
+    accuracy_std: float | None
+    accuracy_pooled: float | None
     """Correct / examples of all devices."""
+    rmse_mean: float | None
+    """Root mean squared error, for regression; likewise the other errors."""
+    rmse_worst10: float | None
+    rmse_std: float | None
     loss_mean: float | None
     global_mean: float | None
     global_worst10: float | None
     global_variance: float | None
+    global_rmse_mean: float | None
+    global_rmse_worst10: float | None
     better: int
-    """Devices whose personal model is more accurate than the global one."""
+    """Devices whose personal model is more accurate than the global one, or has a smaller error."""
     train_s_median: float | None
     """Training of the personal model in valid exchanges that are done."""
 
@@ -302,6 +345,12 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     tau_s_median: float | None
     train_s_median: float | None
     accuracy: float | None
+    """None for regression."""
+    auroc: float | None
+    """Only with two classes."""
+    rmse: float | None
+    """Only for regression; likewise the next."""
+    mae: float | None
     loss: float | None
     weight_ratio: float | None
     """Sum of its weights in merges, relative to the sum of its shares of the examples there."""
@@ -311,6 +360,7 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """Known energy of its exchanges, joules."""
     personal_accuracy: float | None
     """Accuracy of its personal model."""
+    personal_rmse: float | None
     releases: int | None
     """Updates with local noise that left it; null without local noise."""
     epsilon: float | None
@@ -412,7 +462,13 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     devices: int
     selected: dict[str, int]
     aggregated: dict[str, int]
+    task: str
+    """classification, binary (one logit for two classes), or regression."""
     accuracy: Accuracy
+    auroc: Auroc | None
+    """Null unless the examples are of two classes."""
+    error: Errors | None
+    """Null unless the task is regression."""
     loss: Loss
     utility: Utility
     evaluation_notes: list[str]

@@ -52,6 +52,10 @@ _COLUMNS: tuple[TextColumn[DeviceSummary], ...] = (
     TextColumn("train s", lambda d: seconds(d.train_s_median), priority=7),
     TextColumn("accuracy", lambda d: ratio(d.accuracy)),
 )
+_RMSE: TextColumn[DeviceSummary] = TextColumn("RMSE", lambda d: ratio(d.rmse))
+"""In regression, instead of the accuracy."""
+_AUROC: TextColumn[DeviceSummary] = TextColumn("AUROC", lambda d: ratio(d.auroc), priority=2)
+"""With two classes."""
 _KIND: TextColumn[DeviceSummary] = TextColumn("kind", lambda d: d.kind, "<", priority=8)
 """In a fleet of several kinds."""
 _ENERGY: TextColumn[DeviceSummary] = TextColumn("energy", lambda d: energy(d.energy_j), priority=3)
@@ -88,12 +92,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
             f"p95 {seconds(s.round_s.p95)} s; "
             f"{_durations(s)}",
         ),
-        (
-            "accuracy",
-            f"mean {ratio(s.accuracy.mean)}, worst 10 % {ratio(s.accuracy.worst10)}, "
-            f"best 10 % {ratio(s.accuracy.best10)}, Gini {ratio(s.accuracy.gini)}; "
-            f"loss {ratio(s.loss.mean)} ± {ratio(s.loss.std)}",
-        ),
+        *_quality(s),
         *_spread(s),
         *_personal(s),
         *[("note", note) for note in s.evaluation_notes],
@@ -143,6 +142,30 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         drop_whitespace=True,
     )
     return [part for line in lines for part in wrapper.wrap(line)]
+
+
+def _quality(s: RunSummary) -> list[tuple[str, str]]:
+    """Return the accuracy, with two classes the AUROC, or the error of regression."""
+    a, e, loss = s.accuracy, s.error, f"loss {ratio(s.loss.mean)} ± {ratio(s.loss.std)}"
+    if s.task == "regression":
+        if e is None:
+            return [("error", f"RMSE mean {MISSING}; {loss}")]
+        text = (
+            f"RMSE mean {ratio(e.rmse_mean)}, worst 10 % {ratio(e.rmse_worst10)}, best 10 % "
+            f"{ratio(e.rmse_best10)}; mean absolute error {ratio(e.mae_mean)}; {loss}"
+        )
+        return [("error", text)]
+    text = (
+        f"mean {ratio(a.mean)}, worst 10 % {ratio(a.worst10)}, best 10 % {ratio(a.best10)}, "
+        f"Gini {ratio(a.gini)}; {loss}"
+    )
+    if s.auroc is None:
+        return [("accuracy", text)]
+    auroc = (
+        f"mean {ratio(s.auroc.mean)}, worst 10 % {ratio(s.auroc.worst10)}; "
+        f"over all examples {ratio(s.auroc.pooled)}"
+    )
+    return [("accuracy", text), ("AUROC", auroc)]
 
 
 def _energy(s: RunSummary) -> list[tuple[str, str]]:
@@ -199,14 +222,19 @@ def _short(revision: str) -> str:
 
 
 def _spread(s: RunSummary) -> list[tuple[str, str]]:
-    """Return the spread of the accuracy over devices, and under CoreFed the utilities."""
-    a, u = s.accuracy, s.utility
-    if a.mean is None:
+    """Return the spread of accuracy or error over devices, and under CoreFed the utilities."""
+    a, e, u = s.accuracy, s.error, s.utility
+    if a.mean is None and (e is None or e.rmse_mean is None):
         return []
     text = (
         f"standard deviation {ratio(a.std)}, gap {ratio(a.gap)}, Jain index {ratio(a.jain)}; "
         f"by examples: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
     )
+    if e is not None:
+        text = (
+            f"standard deviation {ratio(e.rmse_std)}, gap {ratio(e.rmse_gap)}; over all examples: "
+            f"RMSE {ratio(e.rmse_pooled)}, R2 {ratio(e.r2_pooled)}"
+        )
     pairs = [("spread", text)]
     if s.aggregation.rule in ("corefed", "propfair"):
         known = f"mean {ratio(u.average)}, product {_product(u.product)}, least {ratio(u.least)}"
@@ -358,11 +386,15 @@ def _personal(s: RunSummary) -> list[tuple[str, str]]:
     if p is None:
         return []
     there = "" if p.devices == s.devices else f" on these {p.devices} of {s.devices} devices"
-    shared = f"; the global model{there}: mean {ratio(p.global_mean)}, worst 10 %"
+    own, shared = (p.accuracy_mean, p.accuracy_worst10, p.accuracy_std), p.global_worst10
+    name, mean = "", p.global_mean
+    if s.task == "regression":
+        own, shared = (p.rmse_mean, p.rmse_worst10, p.rmse_std), p.global_rmse_worst10
+        name, mean = "RMSE ", p.global_rmse_mean
     text = (
-        f"mean {ratio(p.accuracy_mean)}, worst 10 % {ratio(p.accuracy_worst10)}, standard "
-        f"deviation {ratio(p.accuracy_std)}{shared} {ratio(p.global_worst10)}; better on "
-        f"{p.better} devices"
+        f"{name}mean {ratio(own[0])}, worst 10 % {ratio(own[1])}, standard deviation "
+        f"{ratio(own[2])}; the global model{there}: mean {ratio(mean)}, worst 10 % {ratio(shared)};"
+        f" better on {p.better} devices"
     )
     return [("personal", text)]
 
@@ -380,11 +412,13 @@ def _attackers(s: RunSummary) -> list[tuple[str, str]]:
         f"{kinds}: {percent(a.device_share)} of the devices, {percent(a.selection_share)} of the "
         f"selections, {percent(a.weight_share)} of the weight{defence}"
     )
-    benign = (
-        f"mean {ratio(a.accuracy_mean)}, worst 10 % {ratio(a.accuracy_worst10)}, standard "
-        f"deviation {ratio(a.accuracy_std)}; loss {ratio(a.loss_mean)} ± {ratio(a.loss_std)}"
-    )
-    return [("malicious", text), ("benign", f"accuracy: {benign}")]
+    benign = f"loss {ratio(a.loss_mean)} ± {ratio(a.loss_std)}"
+    if s.task != "regression":
+        benign = (
+            f"accuracy: mean {ratio(a.accuracy_mean)}, worst 10 % {ratio(a.accuracy_worst10)}, "
+            f"standard deviation {ratio(a.accuracy_std)}; {benign}"
+        )
+    return [("malicious", text), ("benign", benign)]
 
 
 def _queries(s: RunSummary) -> list[tuple[str, str]]:
@@ -424,7 +458,10 @@ def _fleet(summary: RunSummary, width: int | None) -> list[str]:
     name, *others = _COLUMNS
     columns = [name]
     columns += [_KIND] if len({device.kind for device in summary.fleet}) > 1 else []
+    if summary.task == "regression":
+        others[-1] = _RMSE
     columns += others
+    columns += [_AUROC] if summary.auroc is not None else []
     columns += [_ENERGY] if summary.energy is not None else []
     columns += [_MALICIOUS] if summary.attackers is not None else []
     lines = table_lines(columns, listed, width)

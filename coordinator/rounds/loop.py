@@ -123,11 +123,16 @@ class RoundProgress:
         head = f"round {row.round:>{len(str(rounds))}}/{rounds}"
         if row.status == "void":
             return f"{head}  void: no update, same model  queues {row.queue_total:.2f}"
-        accuracy = f"{self.metric.accuracy_mean:.3f}" if self.metric is not None else "-"
+        quality = "accuracy -"
+        if self.metric is not None:
+            is_regression = self.metric.accuracy_mean is None
+            mean = self.metric.rmse_mean if is_regression else self.metric.accuracy_mean
+            found = "-" if mean is None else f"{mean:.3f}"
+            quality = f"{'RMSE' if is_regression else 'accuracy'} {found}"
         lost = row.selected - row.aggregated
         missing = f" ({lost} not aggregated)" if lost > 0 else ""
         return (
-            f"{head}  tau {row.tau_max_s:6.2f} s  accuracy {accuracy}  "
+            f"{head}  tau {row.tau_max_s:6.2f} s  {quality}  "
             f"queues {row.queue_total:5.2f}  slowest {row.slowest}  "
             f"cohort {' '.join(self.cohort)}{missing}"
         )

@@ -25,7 +25,8 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_manifest
 from fairbed.coordinator.state.registry import Device
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.wire.evaluation import Quality
+from fairbed.wire.artifact import TaskKind
+from fairbed.wire.evaluation import Quality, quality_in
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest
 
 IDLE_WAIT_S = 3.0
@@ -49,6 +50,7 @@ class OwnDataTests:
         versions: The model.
         executor: Sends the requests; it executes loss queries at other times.
         event_log: Clock and log.
+        kind: What the model predicts.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class OwnDataTests:
         versions: ModelVersions,
         executor: LossQueryExecutor,
         event_log: EventLog,
+        kind: TaskKind = "classification",
     ) -> None:
-        self._config = config
+        self._config, self._kind = config, kind
         self._fleet = fleet
         self._registry = fleet.registry
         self._versions = versions
@@ -131,7 +134,7 @@ class OwnDataTests:
         if reply.n > device.n_registered:
             text = f"reports {reply.n} test examples; they count as {device.n_registered}"
             self._event_log.warn("clamped", text, device=device.name, round_id=request.round)
-        return score_of(reply, request, device.n_registered)
+        return score_of(reply, request, device.n_registered, self._kind)
 
     def _count_late(self, query: LossQuery, round_id: int) -> None:
         """Leave out devices that were late too often in a row."""
@@ -163,7 +166,12 @@ class OwnDataTests:
             await self._fleet.wait_change(left)
 
 
-def score_of(reply: EvaluateReply, request: EvaluateRequest, most: float = inf) -> Score:
+def score_of(
+    reply: EvaluateReply,
+    request: EvaluateRequest,
+    most: float = inf,
+    kind: TaskKind = "classification",
+) -> Score:
     """Return the score in a valid reply, whose values no device can make too large.
 
     Args:
@@ -171,13 +179,14 @@ def score_of(reply: EvaluateReply, request: EvaluateRequest, most: float = inf) 
         request: The message that it replies to.
         most: Largest number of examples that counts: above it n is smaller, and correct / n is
             about the same.
+        kind: What the model predicts.
     """
     n = int(min(reply.n, most))
     pulled = pulled_manifest(reply, request)
     correct = None if reply.correct is None else reply.correct * n // reply.n
     return Score(
         n=n,
-        quality=Quality(correct, reply.auroc, reply.mae, reply.r2),
+        quality=quality_in(kind, correct, reply.auroc, reply.mae, reply.r2) or Quality(),
         loss_sum=min(reply.loss, MAX_LOSS) * n,
         bytes_down=None if pulled is None else pulled.size_bytes,
     )

@@ -8,8 +8,11 @@ from collections.abc import Collection, Mapping
 
 import anyio
 
+from fairbed.coordinator.records.rows import quality_columns
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import PersonalScoreRow
+from fairbed.wire.artifact import TaskKind
+from fairbed.wire.evaluation import quality_in
 from fairbed.wire.messages import PersonalScore, Train
 
 
@@ -18,10 +21,11 @@ class PersonalScores:
 
     Args:
         event_log: Receives the rows.
+        kind: What the model predicts.
     """
 
-    def __init__(self, event_log: EventLog) -> None:
-        self._event_log = event_log
+    def __init__(self, event_log: EventLog, kind: TaskKind = "classification") -> None:
+        self._event_log, self._kind = event_log, kind
         self._expected: dict[str, tuple[int, int]] = {}
         """Round and attempt of the newest score that each device has not sent."""
         self._changed = anyio.Event()
@@ -36,14 +40,15 @@ class PersonalScores:
         """Record a score; one that was not requested, and a duplicate, change nothing."""
         if self._expected.get(device) != (score.round, score.attempt):
             return
-        if score.n:
+        quality = quality_in(self._kind, score.correct, score.auroc, score.mae, score.r2)
+        if score.n and quality is not None:
             self._event_log.add(
                 PersonalScoreRow(
                     round=score.round,
                     device=device,
                     n=score.n,
-                    accuracy=score.correct / score.n,
                     loss=score.loss,
+                    **quality_columns(score.n, score.loss, quality),
                 )
             )
         self._end(device)

@@ -256,7 +256,7 @@ class Coordinator:
         _, returned = self._setup.decisions.vector_counts
         uploads = Uploads(self._setup.artifact.spec.layout.with_vectors(returned), log.now)
         executor = RoundExecutor(self._publisher, uploads, log, group, self._host.host_monitor)
-        query_executor = LossQueryExecutor(self._publisher, log)
+        query_executor = LossQueryExecutor(self._publisher, log, self._setup.artifact.spec.kind)
         services = self._build_services(fleet, executor, query_executor, side_traffic)
         loop = TrainingLoop(services, self._setup.attempt)
         commands = OperatorCommands(
@@ -344,8 +344,10 @@ class Coordinator:
             versions=versions,
             assignments=Assignments(decisions, registry, versions, log.now, self._store.run_id),
             loss_queries=LossQueries(config, decisions, registry, versions, query_executor, log),
-            personal_scores=PersonalScores(log),
-            own_data_tests=OwnDataTests(config, fleet, versions, query_executor, log),
+            personal_scores=PersonalScores(log, self._setup.artifact.spec.kind),
+            own_data_tests=OwnDataTests(
+                config, fleet, versions, query_executor, log, self._setup.artifact.spec.kind
+            ),
             executor=executor,
             event_log=log,
             loop_lag=self._loop_lag,

@@ -11,6 +11,7 @@ suspended while the coordinator has no link.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from fairbed.wire.artifact import TaskKind
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 
@@ -132,11 +133,22 @@ def pulled_manifest(reply: EvaluateReply, request: EvaluateRequest) -> Manifest 
     return packed.manifest if packed and packed.manifest.id == reply.pulled else None
 
 
-def fault_in_reply(reply: EvaluateReply, request: EvaluateRequest) -> str | None:
-    """Return the rule that a reply breaks; None if it is valid."""
+def fault_in_reply(
+    reply: EvaluateReply, request: EvaluateRequest, kind: TaskKind = "classification"
+) -> str | None:
+    """Return the rule that a reply breaks; None if it is valid.
+
+    Args:
+        reply: What the device sent.
+        request: What it replies to.
+        kind: What the model predicts.
+    """
     if pulled_manifest(reply, request) is None:
         return "answer: the model must have come in a blob that was announced"
     if request.split == "test":
+        if kind == "regression":
+            has_error = reply.mae is not None or not reply.n
+            return None if has_error else "answer: must have the mean absolute error (mae)"
         is_counted = reply.correct is not None
         return None if is_counted else "answer: must have the number of correct test examples"
     if reply.n < 1:

@@ -307,7 +307,9 @@ class RunInfo:
     elapsed_s: float
     """Run clock at the last closed round or event."""
     accuracy_mean: float | None
-    """Latest; None before the first evaluation."""
+    """Latest; None before the first evaluation, and for regression."""
+    rmse_mean: float | None = None
+    """Latest root mean squared error, mean over devices; only for regression."""
     has_fleet: bool = True
     """The run has or names devices of its own, or has no devices yet."""
     alerts: tuple[AlertRow, ...] = ()
@@ -317,6 +319,11 @@ class RunInfo:
     """The run is on another machine."""
     oldest_round: int = 1
     """First round with all rows; in a replica earlier ones may have totals only."""
+
+    @property
+    def quality(self) -> float | None:
+        """Latest accuracy, or for regression the error, mean over devices."""
+        return self.rmse_mean if self.row.task == "regression" else self.accuracy_mean
 
     @property
     def enrol_command(self) -> str:
@@ -493,7 +500,8 @@ class RunReader:
         is_alive = self.is_alive()  # before the status: a run may end in between
         row = self._select(RunRow)[0]
         status = row.status if is_alive or row.status not in LIVE else "interrupted"
-        accuracy = self._query("SELECT accuracy_mean FROM metric ORDER BY round DESC LIMIT 1")
+        sql = "SELECT accuracy_mean, rmse_mean FROM metric ORDER BY round DESC LIMIT 1"
+        accuracy, rmse = (*self._query(sql), (None, None))[0]
         devices = self._number("SELECT count(*) FROM device")
         last_event = "SELECT at_s FROM event ORDER BY id DESC LIMIT 1"
         return RunInfo(
@@ -513,7 +521,8 @@ class RunReader:
                 self._number("SELECT max(closed_at_s) FROM round"),
                 self._number(f"SELECT max(at_s) FROM ({last_event})"),
             ),
-            accuracy_mean=accuracy[0][0] if accuracy else None,
+            accuracy_mean=accuracy,
+            rmse_mean=rmse,
             alerts=tuple(
                 row for row in self.standing_alerts() if is_alive or row.kind == CONNECTION
             ),
@@ -839,12 +848,14 @@ class RunReader:
     def scores_of(
         self, device: str, until_round: int | None = None, limit: int = 1_000
     ) -> list[tuple[int, float, float]]:
-        """Return round, accuracy and loss of a device in the newest `limit` evaluations, in order.
+        """Return round, quality and loss of a device in the newest `limit` evaluations, in order.
 
-        Those of rounds up to `until_round`.
+        The quality is the accuracy, for regression the root mean squared error. Those of rounds up
+        to `until_round`.
         """
         sql = (  # the order of the join makes it look up one row per evaluation
-            "SELECT one.round, one.accuracy, one.loss FROM metric CROSS JOIN device_metric AS one "
+            "SELECT one.round, ifnull(one.accuracy, one.rmse), one.loss "
+            "FROM metric CROSS JOIN device_metric AS one "
             "ON one.round = metric.round AND one.device = ? WHERE metric.round <= ? "
             "ORDER BY metric.round DESC LIMIT ?"
         )

@@ -58,6 +58,7 @@ from fairbed.coordinator.store.tables import (
     TelemetryRow,
 )
 from fairbed.coordinator.store.writer import MAX_ROWS, Writer
+from fairbed.wire.artifact import TaskKind
 
 KEEP_LAST = 3
 """Newest models kept: one to resume from, and two in case its file is damaged."""
@@ -121,6 +122,7 @@ class NewRun:
     clock: Literal["real", "virtual"] = "real"
     selection_rows: Literal["all", "selected"] = "all"
     """`selected` writes selection rows of the cohort only, and of all devices in the last round."""
+    task: TaskKind = "classification"
 
     def row(self) -> RunRow:
         """Return the row of the run before its start."""
@@ -139,6 +141,7 @@ class NewRun:
             telemetry_dropped=0,
             clock=self.clock,
             selection_rows=self.selection_rows,
+            task=self.task,
         )
 
 

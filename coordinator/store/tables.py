@@ -229,6 +229,8 @@ class RunRow:
     selection_rows: str
     """all: a selection row for each device and round; selected: for the cohort only, and for all
     devices in the last round."""
+    task: str
+    """classification, binary (one logit for two classes), or regression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,19 +503,19 @@ class MetricRow:
     """Round, counted from 1."""
     at_s: float
     """Instant."""
-    accuracy_mean: float
-    """Unweighted over devices."""
-    accuracy_pooled: float
+    accuracy_mean: float | None
+    """Unweighted over devices; None for regression, as all accuracies."""
+    accuracy_pooled: float | None
     """All correct / all examples."""
-    accuracy_worst10: float
+    accuracy_worst10: float | None
     """Mean over the worst tenth of the devices."""
-    accuracy_best10: float
+    accuracy_best10: float | None
     """Mean over the best tenth of the devices."""
-    accuracy_variance: float
+    accuracy_variance: float | None
     """Population variance of the ratios."""
     accuracy_gini: float | None
     """Gini coefficient over devices; None if every accuracy is 0, or none was measured."""
-    accuracy_gap: float
+    accuracy_gap: float | None
     """Best minus worst device."""
     loss_mean: float | None
     """Loss, unweighted over devices, nats; None when the model has diverged."""
@@ -533,6 +535,33 @@ class MetricRow:
     test_loss: float | None = None
     """Mean loss over the examples of the server's test set, nats; None without the set, and when
     the model has diverged."""
+    test_auroc: float | None = None
+    """Area under the ROC curve on it; two classes only."""
+    test_rmse: float | None = None
+    """Root mean squared error on it; regression only."""
+    auroc_mean: float | None = None
+    """Area under the ROC curve, unweighted over the devices with held-out examples of both classes;
+    two classes only."""
+    auroc_worst10: float | None = None
+    """Mean over the tenth of these devices with the lowest one."""
+    auroc_pooled: float | None = None
+    """Over all examples; None if a device tested the model itself."""
+    rmse_mean: float | None = None
+    """Root mean squared error, unweighted over devices; None also when the model has diverged."""
+    rmse_worst10: float | None = None
+    """Mean over the tenth of the devices with the largest one."""
+    rmse_best10: float | None = None
+    """Mean over the tenth of the devices with the smallest one."""
+    rmse_std: float | None = None
+    """Population standard deviation over devices."""
+    rmse_gap: float | None = None
+    """Worst minus best device."""
+    rmse_pooled: float | None = None
+    """Over all examples."""
+    mae_mean: float | None = None
+    """Mean absolute error, unweighted over devices."""
+    r2_pooled: float | None = None
+    """Coefficient of determination over all examples; None if a device tested the model itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -548,13 +577,21 @@ class DeviceMetricRow:
     """Name of the device."""
     n: int
     """Held-out examples of the device."""
-    accuracy: float
-    """Share of correct held-out examples."""
+    accuracy: float | None
+    """Share of correct held-out examples; None for regression."""
     loss: float | None
     """Mean loss over the held-out examples, nats; None when the model has diverged."""
     bytes_down: int | None = None
     """Bytes of the model that the device downloaded to test it on its own data; the bytes of the
     round do not include them. None: the coordinator evaluated it on the shard."""
+    auroc: float | None = None
+    """Area under the ROC curve; None unless the examples are of two classes, and of both."""
+    rmse: float | None = None
+    """Root mean squared error; regression only."""
+    mae: float | None = None
+    """Mean absolute error; regression only."""
+    r2: float | None = None
+    """Coefficient of determination; regression only, and None if all targets are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -573,10 +610,16 @@ class PersonalScoreRow:
     """Name of the device."""
     n: int
     """Held-out examples of the device."""
-    accuracy: float
-    """Share of correct held-out examples."""
+    accuracy: float | None
+    """Share of correct held-out examples; None for regression."""
     loss: float | None
     """Mean loss over the held-out examples, nats; None when the model has diverged."""
+    auroc: float | None = None
+    """Area under the ROC curve; None unless the examples are of two classes, and of both."""
+    rmse: float | None = None
+    """Root mean squared error; regression only."""
+    mae: float | None = None
+    """Mean absolute error; regression only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

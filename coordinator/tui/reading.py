@@ -122,6 +122,7 @@ class ViewReader:
                 devices=len(devices),
                 elapsed_s=until_s,
                 accuracy_mean=metrics[-1].accuracy_mean if metrics else None,
+                rmse_mean=metrics[-1].rmse_mean if metrics else None,
                 alerts=tuple(reader.standing_alerts(until_s)),
             ),
             cursor=Cursor(

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.quantities import MISSING, clock, energy, ratio
 from fairbed.coordinator.store.connection import DATABASE, is_locked
 from fairbed.coordinator.store.errors import OldStoreError, StoreError
@@ -192,9 +193,9 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "accuracy",
         "acc",
-        lambda x: ratio(x.info.accuracy_mean if x.info else None),
-        _of_info(lambda info: info.accuracy_mean),
-        "Latest accuracy, mean over devices.",
+        lambda x: ratio(x.info.quality if x.info else None),
+        _of_info(lambda info: info.quality),
+        "Latest accuracy, mean over devices; RMSE of regression.",
     ),
     RunColumn(
         "beta",
@@ -261,7 +262,7 @@ class RunSeries:
 
     line: RunLine
     metrics: Sequence[tuple[int, float, float, float]]
-    """Round, run clock in seconds, mean accuracy, accuracy of the worst 10 %."""
+    """Round, run clock in seconds, then mean accuracy (RMSE of regression) and worst 10 %."""
     rounds: Sequence[tuple[int, float, float]]
     """Round, its duration in seconds, sum of the queues."""
     settings: Mapping[str, str]
@@ -279,7 +280,9 @@ def read_series(folder: Path) -> RunSeries:
         newest = reader.newest_round()
         tail = "WHERE round % ? = 0 OR round = ? ORDER BY round"
         values = (max(1, -(-newest // MAX_POINTS)), newest)
-        measured = ("round", "at_s", "accuracy_mean", "accuracy_worst10")
+        accuracy = ("round", "at_s", "accuracy_mean", "accuracy_worst10")
+        error = ("round", "at_s", "rmse_mean", "rmse_worst10")
+        measured = error if line.info and line.info.row.task == "regression" else accuracy
         metrics = reader.columns(MetricRow, measured, tail, values)
         rounds = reader.columns(RoundRow, ("round", "duration_s", "queue_total"), tail, values)
         try:
@@ -321,11 +324,18 @@ def overlaid(runs: Sequence[RunSeries]) -> dict[str, tuple[Curve, ...]]:
     }
 
 
+def quality_name(first: RunSeries, second: RunSeries) -> str:
+    """Return what the qualities of two runs are: accuracy, RMSE, or one of each."""
+    tasks = [run.line.info.row.task for run in (first, second) if run.line.info]
+    return " and ".join(dict.fromkeys(map(measure, tasks))) or measure("classification")
+
+
 def differences(first: RunSeries, second: RunSeries) -> list[tuple[str, str, str, str]]:
     """Return label, text of both runs and difference: of the results, and of the settings."""
+    quality = quality_name(first, second)
     rows = [
         _compared("closed rounds", first, second, _last_round, lambda x: f"{x:g}"),
-        _compared("accuracy", first, second, lambda run: _last(run.metrics, 2), ratio),
+        _compared(quality, first, second, lambda run: _last(run.metrics, 2), ratio),
         _compared("worst 10 %", first, second, lambda run: _last(run.metrics, 3), ratio),
         _compared("run clock", first, second, _elapsed_s, clock),
         _compared("mean round, s", first, second, _mean_round_s, lambda x: f"{x:.3g}"),

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from fairbed.coordinator.report.quality import quality_of
 from fairbed.coordinator.store.reader import Quality, RunInfo, SelectionCounts, profile_of
 from fairbed.coordinator.store.tables import (
     CommandRow,
@@ -75,8 +76,10 @@ class DeviceView(Struct, frozen=True):
     queue: float | None = None
     loss: float | None = None
     accuracy: float | None = None
-    personal_accuracy: float | None = None
-    """Accuracy of its personal model; None if it has none."""
+    auroc: float | None = None
+    rmse: float | None = None
+    personal: float | None = None
+    """Accuracy of its personal model, or its RMSE in regression; None if it has none."""
     last_context_s: float | None = None
     """Run clock at its last context."""
     cpu_ratio: float | None = None
@@ -253,6 +256,11 @@ class RunView:
     def is_mixed(self) -> bool:
         """Whether devices of several kinds take part."""
         return len({device.kind for device in self.devices}) > 1
+
+    @property
+    def task(self) -> str:
+        """What the model predicts; classification before the first read."""
+        return self.info.row.task if self.info else "classification"
 
     @property
     def energy_j(self) -> float | None:
@@ -489,11 +497,12 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
         }
     if update.metrics:  # a device without a score in the newest evaluation has none
         for name in devices:
-            changes[name] |= {"loss": None, "accuracy": None}
+            changes[name] |= {"loss": None, "accuracy": None, "auroc": None, "rmse": None}
     for metric in update.device_metrics:
-        changes[metric.device] |= {"loss": metric.loss, "accuracy": metric.accuracy}
+        scored = ("loss", "accuracy", "auroc", "rmse")
+        changes[metric.device] |= {key: getattr(metric, key) for key in scored}
     for score in update.personal_scores:
-        changes[score.device]["personal_accuracy"] = score.accuracy
+        changes[score.device]["personal"] = quality_of(score)
     for context in update.telemetry:
         changes[context.device] |= {
             "state": context.phase,

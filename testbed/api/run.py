@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fairbed.coordinator.report.export import Exported, Format, export_run
 from fairbed.coordinator.report.figures import RunFigures, read_figures
+from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.quantities import ratio
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import RunSummary
@@ -169,7 +170,7 @@ class Run:
             info.status,
             f"{info.rounds_completed}{planned} rounds",
             f"{info.devices} devices",
-            *([] if info.accuracy_mean is None else [f"accuracy {ratio(info.accuracy_mean)}"]),
+            *([] if info.quality is None else [f"{measure(info.row.task)} {ratio(info.quality)}"]),
         ]
         text, name, folder = map(html.escape, (", ".join(parts), self.id, str(self.folder)))
         return f"<b>{name}</b>: {text}<br><code>{folder}</code>"

@@ -291,7 +291,9 @@ def _list(options: argparse.Namespace) -> int:
                 "created": run.row.created,
                 "rounds_completed": run.rounds_completed,
                 "devices": run.devices,
+                "task": run.row.task,
                 "accuracy_mean": run.accuracy_mean,
+                "rmse_mean": run.rmse_mean,
                 "alerts": [f"{alert.kind}: {alert.text}" for alert in run.alerts],
                 "folder": str(run.folder),
             }
@@ -307,7 +309,9 @@ def _list(options: argparse.Namespace) -> int:
                 "created": None,
                 "rounds_completed": None,
                 "devices": None,
+                "task": None,
                 "accuracy_mean": None,
+                "rmse_mean": None,
                 "alerts": [],
                 "folder": str(run.folder),
             }
@@ -335,6 +339,13 @@ def _list(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _quality(run: RunInfo) -> str:
+    """Return the latest accuracy, or the error of regression with its name."""
+    if run.quality is None:
+        return "-"
+    return f"{'RMSE ' if run.row.task == 'regression' else ''}{run.quality:.3f}"
+
+
 def _cells(run: RunInfo) -> tuple[str, ...]:
     """Return the cells of a run, below `HEADINGS`."""
     planned = f"/{run.plan.rounds}" if run.plan.rounds else ""
@@ -344,7 +355,7 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
         _kind(run),
         f"{run.rounds_completed}{planned}",
         str(run.devices),
-        "-" if run.accuracy_mean is None else f"{run.accuracy_mean:.3f}",
+        _quality(run),
     )
 
 

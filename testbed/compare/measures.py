@@ -83,6 +83,7 @@ Group: TypeAlias = Literal[
     "selection",
     "prediction",
     "accuracy",
+    "quality",
     "fairness",
     "personal",
     "attack",
@@ -128,6 +129,11 @@ METRICS = (
     Metric("accuracy_mean", "accuracy", "final accuracy", "acc", "", "more", 3),
     Metric("accuracy_worst10", "accuracy", "worst 10 %", "worst", "", "more", 3),
     Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4),
+    Metric("auroc_mean", "quality", "AUROC", "AUROC", "", "more", 3),
+    Metric("auroc_pooled", "quality", "AUROC of all examples", "AUROC all", "", "more", 3),
+    Metric("rmse_mean", "quality", "RMSE", "RMSE", "", "less", 3),
+    Metric("rmse_worst10", "quality", "worst 10 % RMSE", "RMSE worst", "", "less", 3),
+    Metric("r2_pooled", "quality", "R2 of all examples", "R2", "", "more", 3),
     Metric("accuracy_pooled", "fairness", "accuracy by examples", "acc by n", "", "more", 3),
     Metric("accuracy_gini", "fairness", "Gini of accuracy", "Gini", "", "less", 4),
     Metric("accuracy_gap", "fairness", "accuracy parity gap", "gap", "", "less", 3),
@@ -212,7 +218,7 @@ def measure(folder: Path) -> RunMeasures:
         evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
     attackers, personal, energy = summary.attackers, summary.personal, summary.energy
-    privacy = summary.privacy
+    privacy, auroc, error = summary.privacy, summary.auroc, summary.error
     values = {
         "virtual_s": summary.virtual_s,
         "round_median_s": summary.round_s.median,
@@ -234,6 +240,11 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_pooled": summary.accuracy.pooled,
         "accuracy_gini": summary.accuracy.gini,
         "accuracy_gap": summary.accuracy.gap,
+        "auroc_mean": auroc.mean if auroc else None,
+        "auroc_pooled": auroc.pooled if auroc else None,
+        "rmse_mean": error.rmse_mean if error else None,
+        "rmse_worst10": error.rmse_worst10 if error else None,
+        "r2_pooled": error.r2_pooled if error else None,
         "weight_divergence": summary.weights.divergence,
         "utility_log_product": summary.utility.log_product,
         "personal_accuracy_mean": personal.accuracy_mean if personal else None,
@@ -283,7 +294,7 @@ def _curves(
     ends: Floats = np.cumsum([row.duration_s for row in rounds], dtype=np.float64)
     updates = np.cumsum([row.aggregated for row in rounds], dtype=np.int64)
     index = {row.round: position for position, row in enumerate(rounds)}
-    known = [row for row in evaluations if row.round in index]
+    known = [row for row in evaluations if row.round in index and row.accuracy_mean is not None]
     at = np.array([index[row.round] for row in known], dtype=np.int64)
     every = max(1, -(-len(rounds) // MAX_POINTS))
     shown = slice(every - 1, None, every)

@@ -27,6 +27,9 @@ HEADLINES = (
     "mape",
     "accuracy_mean",
     "accuracy_worst10",
+    "auroc_mean",
+    "rmse_mean",
+    "rmse_worst10",
     "personal_accuracy_mean",
     "benign_accuracy_mean",
 )

@@ -18,6 +18,7 @@ from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, MAX_LISTED, Checkp
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.learning import Learning, make_learning
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
+from fairbed.wire.artifact import TaskKind
 
 
 def replay_experiment(
@@ -77,7 +78,8 @@ def replay_setup(
         if experiment.trains_in_replay:
             learning = make_learning(setup, folder, threads)
             stack.callback(learning.close)
-        store = _open_store(experiment, folder, run_id, len(setup.names), found)
+        task: TaskKind = "classification" if setup.data is None else setup.data.dataset.kind
+        store = _open_store(experiment, folder, run_id, len(setup.names), found, task)
         stack.callback(store.close)
         return _replay(setup, folder, store, learning, found, listener, checkpoint_s)
 
@@ -145,7 +147,12 @@ def _warning(kind: str, text: str) -> EventRow:
 
 
 def _open_store(
-    experiment: Experiment, folder: Path, run_id: str, devices: int, found: Provenance
+    experiment: Experiment,
+    folder: Path,
+    run_id: str,
+    devices: int,
+    found: Provenance,
+    task: TaskKind,
 ) -> Store:
     if (folder / DATABASE).exists():
         return Store.reopen(folder)
@@ -160,6 +167,7 @@ def _open_store(
             version=version("fairbed"),
             provenance=found,
             clock="virtual",
+            task=task,
             selection_rows="all" if devices <= MAX_LISTED else "selected",
         ),
     )

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_table import counted_rate, guarantee, is_kept
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError
@@ -67,7 +68,7 @@ class Notification(Struct, frozen=True, kw_only=True):
     reason: str
     """Why the run failed; empty otherwise."""
     accuracy: float | None
-    """Mean over devices at the latest evaluation."""
+    """Mean over devices at the latest evaluation; null for regression."""
     beta: float | None
     """Guaranteed selection rate; null without one."""
     lowest_rate: float | None
@@ -107,14 +108,14 @@ def notification(reader: RunReader, seen: AlertSeen | None = None) -> Notificati
         fairness = fairness_of(reader)
     planned = f" of {info.plan.rounds}" if info.plan.rounds else ""
     after = f"after {info.rounds_completed}{planned} rounds"
-    accuracy = "" if info.accuracy_mean is None else f", accuracy {info.accuracy_mean:.3f}"
+    quality = "" if info.quality is None else f", {measure(info.row.task)} {info.quality:.3f}"
     promise = "" if fairness.beta is None else f", {guarantee(fairness)}"
     event: Occasion = "end" if info.status in ("done", "stopped") else "failure"
     reason, title = info.row.reason, f"{info.row.name} is {info.status}"
     if info.status == "interrupted":
         reason = "the process of the run was killed"
         title = f"{info.row.name} was killed"
-    text = f"{info.status} {after}{f': {reason}' if reason else ''}{accuracy}{promise}"
+    text = f"{info.status} {after}{f': {reason}' if reason else ''}{quality}{promise}"
     if seen is not None:
         event, reason = "alert", ""
         what = f"{seen.kind} is over" if seen.is_over else seen.kind

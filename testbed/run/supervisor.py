@@ -598,6 +598,7 @@ def _open_store(plan: RunPlan, data: FleetData) -> tuple[Store, int, str | None]
                     version=version("fairbed"),
                     provenance=found,
                     dilation=plan.dilation,
+                    task=data.dataset.kind,
                 ),
             ),
             0,

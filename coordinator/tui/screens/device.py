@@ -22,6 +22,7 @@ from fairbed.coordinator.report.device_history import (
     read_history,
     slowest_phase,
 )
+from fairbed.coordinator.report.quality import spread_of
 from fairbed.coordinator.report.quantities import (
     MISSING,
     bandwidth,
@@ -398,9 +399,9 @@ def series_of(history: DeviceHistory, metrics: Sequence[MetricRow]) -> list[Seri
             ),
         ),
         Series(
-            "Accuracy",
+            "Error (RMSE)" if metrics and metrics[-1].accuracy_mean is None else "Accuracy",
             (
-                _curve("fleet", "low", ((x.round, x.accuracy_mean) for x in metrics)),
+                _curve("fleet", "low", ((x.round, spread_of(x).mean) for x in metrics)),
                 _curve("device", "main", ((number, value) for number, value, _ in history.scores)),
             ),
         ),
@@ -490,8 +491,8 @@ def _of(measured: str, nominal: str | None) -> str:
 
 
 def _personal(device: DeviceView) -> str:
-    """Return the accuracy of the personal model, if there is one."""
-    found = device.personal_accuracy
+    """Return accuracy or error of the personal model, if there is one."""
+    found = device.personal
     return "" if found is None else f", personal model {ratio(found)}"
 
 
@@ -533,8 +534,9 @@ def device_facts(
         ),
         ("queue Z", ratio(device.queue, 2)),
         (
-            "accuracy",
-            f"{ratio(device.accuracy)}, loss {ratio(device.loss)}{_personal(device)}",
+            "accuracy" if device.rmse is None else "RMSE",
+            f"{ratio(device.rmse if device.accuracy is None else device.accuracy)}, loss "
+            f"{ratio(device.loss)}{_personal(device)}",
         ),
         ("data", f"{row.n_k} examples, {source}"),
         ("problems", problems_text(history) if history else MISSING),

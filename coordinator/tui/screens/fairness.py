@@ -12,11 +12,12 @@ from textual.widgets import Static
 
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.policy.live_settings import Change, accepted_changes, mean_beta
+from fairbed.coordinator.report.quality import measure, spread_of
 from fairbed.coordinator.report.quantities import ratio
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.bars import gauge
 from fairbed.coordinator.tui.fleet_columns import TOLERANCE
-from fairbed.coordinator.tui.screens.overview import accuracy_curves, queue_curves
+from fairbed.coordinator.tui.screens.overview import accuracy_curves, quality_title, queue_curves
 from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
 from fairbed.coordinator.tui.view import DeviceView, RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
@@ -50,7 +51,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
         "Weight of its updates in the merge, relative to its share of the examples there: below 1 "
         "it counts less than its examples.",
     ),
-    ("acc", "Accuracy of the global model on data of the device."),
+    ("acc", "Accuracy of the global model on data of the device; for regression its RMSE."),
 )
 
 HEADINGS = tuple(Heading(heading, is_left=at < 2) for at, (heading, _) in enumerate(COLUMNS))
@@ -179,7 +180,8 @@ class FairnessScreen(RunScreen):
         super().show(view)
         self._view = view
         self.query_one("#queues", CurvePlot).curves = queue_curves(view)
-        self.query_one("#accuracy", CurvePlot).curves = accuracy_curves(view)
+        curves = accuracy_curves(view)
+        self.query_one("#accuracy", CurvePlot).show(quality_title(view), curves, has_zero=False)
 
     def lacks(self, view: RunView) -> Read | None:
         """Return the read of weights and changed settings once a round was closed or evaluated."""
@@ -198,7 +200,9 @@ class FairnessScreen(RunScreen):
         lines = [share_cells(share, highest) for share in self._shares]
         self.query_one(DeviceLines).fill(HEADINGS, lines)
         self.query_one("#rates", CurvePlot).curves = rate_curves(shares)
-        self.query_one("#accuracies", CurvePlot).curves = sorted_accuracies(self._view)
+        title = f"{quality_title(self._view)} by device, sorted"
+        curves = sorted_accuracies(self._view)
+        self.query_one("#accuracies", CurvePlot).show(title, curves, has_zero=False)
 
     def on_data_table_row_selected(self) -> None:
         """Open the device under the cursor."""
@@ -225,7 +229,7 @@ class FairnessScreen(RunScreen):
                 "run; a violation is a defect.",
             ),
             ("Jain index", "1 if all devices were selected equally often, 1 / N if only one was."),
-            ("worst 10 %", "Mean accuracy over the tenth of the devices with the lowest one."),
+            ("worst 10 %", "Mean over the tenth of the devices with the lowest accuracy."),
             ("Gini", "Inequality of the accuracies: 0 if all are equal."),
             ("sorted", "Devices from the lowest to the highest value."),
         )
@@ -241,10 +245,15 @@ def rate_curves(shares: Sequence[Share]) -> tuple[Curve, ...]:
 
 
 def sorted_accuracies(view: RunView) -> tuple[Curve, ...]:
-    """Return the accuracies of the devices, lowest first."""
-    found = sorted(device.accuracy for device in view.devices if device.accuracy is not None)
-    points = tuple((float(at), accuracy) for at, accuracy in enumerate(found, start=1))
-    return (Curve("accuracy", "main", points),)
+    """Return the accuracies, or errors, of the devices, lowest first."""
+    values = (_quality(device) for device in view.devices)
+    found = sorted(value for value in values if value is not None)
+    points = tuple((float(at), value) for at, value in enumerate(found, start=1))
+    return (Curve(measure(view.task), "main", points),)
+
+
+def _quality(device: DeviceView) -> float | None:
+    return device.rmse if device.accuracy is None else device.accuracy
 
 
 def facts_text(view: RunView, shares: Sequence[Share]) -> str:
@@ -261,10 +270,11 @@ def facts_text(view: RunView, shares: Sequence[Share]) -> str:
     ]
     if view.metrics:
         m = view.metrics[-1]
+        mean, worst10, best10, gap = map(ratio, spread_of(m))
+        gini = "" if view.task == "regression" else f", Gini {ratio(m.accuracy_gini)}"
         lines.append(
-            f"accuracy {ratio(m.accuracy_mean)}, worst 10 % {ratio(m.accuracy_worst10)}, best 10 % "
-            f"{ratio(m.accuracy_best10)}, gap {ratio(m.accuracy_gap)}, Gini "
-            f"{ratio(m.accuracy_gini)}"
+            f"{measure(view.task)} {mean}, worst 10 % {worst10}, best 10 % {best10}, gap {gap}"
+            f"{gini}"
         )
     weighted = [share for share in shares if share.weight_ratio is not None]
     if weighted:
@@ -308,5 +318,5 @@ def share_cells(share: Share, highest: float) -> tuple[str, ...]:
         ratio(device.aggregation_rate, 2),
         ratio(device.queue, 2),
         ratio(share.weight_ratio, 2),
-        ratio(device.accuracy),
+        ratio(_quality(device)),
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from fairbed.coordinator.report.quality import spread_of
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
@@ -41,7 +42,8 @@ class Overview(RunScreen):
         self.query_one(FleetTable).show(view)
         self.query_one(RoundTimeline).show(view)
         self.query_one(EventLogView).show(view)
-        self.query_one("#accuracy", CurvePlot).curves = accuracy_curves(view)
+        curves = accuracy_curves(view)
+        self.query_one("#accuracy", CurvePlot).show(quality_title(view), curves, has_zero=False)
         self.query_one("#queues", CurvePlot).curves = queue_curves(view)
 
     @property
@@ -57,8 +59,8 @@ class Overview(RunScreen):
             ("round 7 ...", "One bar per selected device, by phase; at the end the exchange time."),
             ("device-seconds", "Seconds that devices were busy for the run, summed over devices."),
             ("epsilon ≤", "Privacy loss of the local noise, largest over devices."),
-            ("mean", "Accuracy, mean over devices."),
-            ("best 10 %", "Mean accuracy of the best tenth of the devices; worst 10 % likewise."),
+            ("mean", "Accuracy, mean over devices; for regression the error (RMSE)."),
+            ("best 10 %", "Mean of the best tenth of the devices; worst 10 % likewise."),
             ("sum, largest", "Sum and largest of the virtual queues Z over rounds."),
             ("! and !!", "An event that is a warning, and one that is an error."),
         )
@@ -73,13 +75,23 @@ class Overview(RunScreen):
 
 
 def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
-    """Return the accuracy over rounds: mean, and best and worst 10 % of the devices."""
-    spread = [m for m in view.metrics if m.devices != 0]
+    """Return accuracy or error over rounds: mean, and best and worst 10 % of the devices."""
+    found = [(m.round, spread_of(m)) for m in view.metrics]
+
+    def points(part: str) -> tuple[tuple[float, float], ...]:
+        values = ((t, getattr(spread, part)) for t, spread in found)
+        return tuple((t, value) for t, value in values if value is not None)
+
     return (
-        Curve("best 10 %", "high", tuple((m.round, m.accuracy_best10) for m in spread)),
-        Curve("worst 10 %", "low", tuple((m.round, m.accuracy_worst10) for m in spread)),
-        Curve("mean", "main", tuple((m.round, m.accuracy_mean) for m in view.metrics)),
+        Curve("best 10 %", "high", points("best10")),
+        Curve("worst 10 %", "low", points("worst10")),
+        Curve("mean", "main", points("mean")),
     )
+
+
+def quality_title(view: RunView) -> str:
+    """Return the title of these curves: Accuracy, or Error (RMSE) of regression."""
+    return "Error (RMSE)" if view.task == "regression" else "Accuracy"
 
 
 def queue_curves(view: RunView) -> tuple[Curve, ...]:

@@ -9,6 +9,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 from textual.widgets import Static
 
+from fairbed.coordinator.report.quality import measure, spread_of
 from fairbed.coordinator.report.quantities import MISSING, clock, ratio, seconds
 from fairbed.coordinator.store.reader import Quality
 from fairbed.coordinator.tui.bars import gauge
@@ -24,9 +25,9 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("STATUS", "running, paused, done, failed, or interrupted: its process ended without a word."),
     ("ROUND", "Closed rounds of the planned ones, void rounds included."),
     ("LEFT", "Time until the last planned round is over, from the newest rounds."),
-    ("ACCURACY", "Mean over devices, each on its own held-out examples."),
-    ("WORST 10 %", "Mean accuracy of the worst tenth of the devices."),
-    ("LOSS", "Mean over devices, nats."),
+    ("ACCURACY", "Mean over devices, each on its own held-out examples; RMSE of regression."),
+    ("WORST 10 %", "Mean over the worst tenth of the devices."),
+    ("LOSS", "Mean over devices: nats, or half the squared error of regression."),
     ("LAST ROUND", "Duration of the newest round that was not void."),
     ("QUEUES ΣZ", "Sum of the virtual queues: selections that the fleet lacks for its guarantee."),
     ("DEVICES", "Devices that the coordinator can reach, of all that joined."),
@@ -115,7 +116,7 @@ class RunHeader(Widget):
             devices.stylize(self.get_component_rich_style("header--bad", partial=True))
         left_s = view.left_s
         left = [] if left_s is None else [Tile("LEFT", plain(f"≈ {clock(left_s)}"), 3)]
-        worst = plain(ratio(newest.accuracy_worst10 if newest else None))
+        spread = spread_of(newest)
         speed = _clock_speed(info.row.dilation)
         owes = view.beta is not None
 
@@ -124,8 +125,8 @@ class RunHeader(Widget):
             Tile("STATUS", self._status(info.status), 0),
             Tile("ROUND", self._round(info.rounds_completed, info.plan.rounds), 0),
             *left,
-            Tile("ACCURACY", plain(ratio(newest.accuracy_mean if newest else None)), 1),
-            Tile("WORST 10 %", worst, 5 if left else 3),
+            Tile(measure(view.task).upper(), plain(ratio(spread.mean)), 1),
+            Tile("WORST 10 %", plain(ratio(spread.worst10)), 5 if left else 3),
             Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 9),
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 8),
             Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 4 if owes else 10),

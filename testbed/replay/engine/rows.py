@@ -16,6 +16,7 @@ from fairbed.coordinator.records.rows import (
     TRANSFERS,
     finite_or_nan,
     metric_rows,
+    quality_columns,
 )
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.store.schema import Columns
@@ -152,8 +153,8 @@ def personal_rows(
             round=one.round,
             device=names[one.row],
             n=one.score.n,
-            accuracy=one.score.correct / one.score.n,
             loss=one.score.loss_sum / one.score.n,
+            **quality_columns(one.score.n, one.score.loss_sum / one.score.n, one.score.quality),
         )
         for one in scores
     ]

@@ -298,8 +298,8 @@ def test_metrics_that_the_store_lacks_come_from_the_rows_of_the_devices(
     assert u.least == pytest.approx(3.0 - max(losses))
     assert u.product == pytest.approx(math.prod(3.0 - loss for loss in losses))
     assert u.log_product == pytest.approx(math.log(u.product or 0.0))
-    worst = min(rows, key=lambda row: row.accuracy)
-    assert summary.accuracy.worst10_pooled == round(40 * worst.accuracy) / 40
+    worst = min(rows, key=lambda row: row.accuracy or 0.0)
+    assert summary.accuracy.worst10_pooled == round(40 * (worst.accuracy or 0.0)) / 40
     assert summary.accuracy.std == pytest.approx((summary.accuracy.variance or 0.0) ** 0.5)
     assert summary.evaluation_notes == []
 
@@ -392,7 +392,7 @@ def test_malicious_devices_are_reported_after_the_run(tmp_path: Path) -> None:
     names = {run.names[row] for row in TWO}
     assert a.kinds == {"nan": 1, "model-replacement": 1}
     benign = [row for row in metrics if row.device not in names]
-    accuracies = np.array([round(row.accuracy * row.n) / row.n for row in benign])
+    accuracies = np.array([round((row.accuracy or 0.0) * row.n) / row.n for row in benign])
     losses = np.array([row.loss for row in benign], dtype=np.float64)
     assert len(benign) == 10
     assert a.accuracy_mean == pytest.approx(accuracies.mean())
@@ -453,7 +453,9 @@ def test_personal_models_are_summarised_by_their_latest_scores(tmp_path: Path) -
     run.finish()
     with RunReader(tmp_path / "r") as reader:
         summary = summarise_run(reader)
-        metrics = {row.device: round(40 * row.accuracy) / 40 for row in reader.device_metrics()}
+        metrics = {
+            row.device: round(40 * (row.accuracy or 0.0)) / 40 for row in reader.device_metrics()
+        }
     p = summary.personal
     assert p is not None
     assert (p.devices, p.accuracy_worst10) == (3, 0.4)

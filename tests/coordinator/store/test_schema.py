@@ -22,7 +22,13 @@ from fairbed.coordinator.store.schema import (
     create_schema,
     table_of,
 )
-from fairbed.coordinator.store.tables import DeviceMetricRow, DeviceRow, Record, SelectionRow
+from fairbed.coordinator.store.tables import (
+    DeviceMetricRow,
+    DeviceRow,
+    MetricRow,
+    Record,
+    SelectionRow,
+)
 
 VALUES: dict[object, st.SearchStrategy[Any]] = {
     str: st.text(st.characters(exclude_categories=["Cs"])),
@@ -76,12 +82,23 @@ def test_every_record_type_has_a_table(connection: sqlite3.Connection) -> None:
     assert {name for (name,) in found} == {record.TABLE for record in RECORDS}
 
 
+OPTIONAL = [
+    field.name
+    for field in dataclasses.fields(MetricRow)
+    if field.name not in ("round", "at_s", "evaluate_s")
+]
+
+
 def test_nan_is_kept_as_nan(connection: sqlite3.Connection) -> None:
     write(connection, DeviceMetricRow(round=1, device="a", n=1, accuracy=math.nan, loss=math.inf))
     row = read(connection, DeviceMetricRow)[0]
     assert isinstance(row, DeviceMetricRow)
-    assert math.isnan(row.accuracy)
-    assert row.loss == math.inf
+    assert (row.accuracy, row.loss) == (None, math.inf), "an optional number that is NaN is unknown"
+    times = MetricRow(round=1, at_s=math.nan, evaluate_s=0.5, **dict.fromkeys(OPTIONAL))
+    write(connection, times)
+    metric = read(connection, MetricRow)[0]
+    assert isinstance(metric, MetricRow)
+    assert math.isnan(metric.at_s)
 
 
 def test_numpy_scalars_are_stored_as_numbers(connection: sqlite3.Connection) -> None:
@@ -156,7 +173,7 @@ def test_columns_are_stored_as_their_rows_would_be(connection: sqlite3.Connectio
 def test_columns_must_be_whole_and_of_one_length() -> None:
     table = table_of(DeviceMetricRow)
     cells: dict[str, Cells] = {"round": 1, "device": ["a", "b"], "n": 1, "accuracy": 0.5}
-    cells["bytes_down"] = None
+    cells |= dict.fromkeys(("bytes_down", "auroc", "rmse", "mae", "r2"))
     with pytest.raises(KeyError, match="loss"):
         table.encode_all(Columns(DeviceMetricRow, 2, cells))
     with pytest.raises(ValueError, match="shorter"):
@@ -180,7 +197,7 @@ def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connecti
 
 def test_a_new_store_has_its_application_id_and_version(connection: sqlite3.Connection) -> None:
     assert connection.execute("PRAGMA application_id").fetchone()[0].to_bytes(4, "big") == b"FBED"
-    assert connection.execute("PRAGMA user_version").fetchone() == (8,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (9,)
     check_format("run.db", connection)
 
 

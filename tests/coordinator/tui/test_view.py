@@ -395,15 +395,15 @@ def test_a_device_shows_the_latest_score_of_its_personal_model(
 
     run.play(3)
     view = next_view(run, feed, RunView())
-    assert {device.personal_accuracy for device in view.devices} == {None}
+    assert {device.personal for device in view.devices} == {None}
     run.store.add(score(1, 0.25))  # it arrives two rounds later
     run.play(1)
     view = next_view(run, feed, view)
-    assert [device.personal_accuracy for device in view.devices[:4]] == [None, None, 0.25, None]
+    assert [device.personal for device in view.devices[:4]] == [None, None, 0.25, None]
     run.store.add(score(4, 0.75))
     run.play(1)
     view = next_view(run, feed, view)
-    assert view.devices[2].personal_accuracy == 0.75
+    assert view.devices[2].personal == 0.75
     with RunReader(run.folder) as reader:
         row = reader.devices()[2]
     facts = dict(device_facts(row, view.devices[2], 1.0))
