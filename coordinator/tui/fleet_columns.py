@@ -381,7 +381,7 @@ COLUMNS: tuple[FleetColumn, ...] = (
         "AUROC",
         "AUROC",
         "Area under the ROC curve of the global model on the held-out examples of the device.",
-        "o",
+        "f",
         2,
         5,
         lambda d: ratio(d.auroc),

@@ -6,6 +6,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from fairbed.coordinator.report.quality import spread_of
+from fairbed.coordinator.store.tables import MetricRow
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
@@ -76,16 +77,16 @@ class Overview(RunScreen):
 
 def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
     """Return accuracy or error over rounds: mean, and best and worst 10 % of the devices."""
-    found = [(m.round, spread_of(m)) for m in view.metrics]
+    of_devices = [m for m in view.metrics if m.devices != 0]
 
-    def points(part: str) -> tuple[tuple[float, float], ...]:
-        values = ((t, getattr(spread, part)) for t, spread in found)
+    def points(metrics: Sequence[MetricRow], part: str) -> tuple[tuple[float, float], ...]:
+        values = ((m.round, getattr(spread_of(m), part)) for m in metrics)
         return tuple((t, value) for t, value in values if value is not None)
 
     return (
-        Curve("best 10 %", "high", points("best10")),
-        Curve("worst 10 %", "low", points("worst10")),
-        Curve("mean", "main", points("mean")),
+        Curve("best 10 %", "high", points(of_devices, "best10")),
+        Curve("worst 10 %", "low", points(of_devices, "worst10")),
+        Curve("mean", "main", points(view.metrics, "mean")),
     )
 
 
