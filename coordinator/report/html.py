@@ -454,6 +454,9 @@ def _tiles(run: RunPage) -> Markup:
         (ratio(s.accuracy.worst10), "accuracy, worst 10 %")
         if s.accuracy.worst10 is not None
         else None,
+        (ratio(s.auroc.mean), "AUROC, mean over devices") if s.auroc is not None else None,
+        (ratio(s.error.rmse_mean), "RMSE, mean over devices") if s.error is not None else None,
+        (ratio(s.error.rmse_worst10), "RMSE, worst 10 %") if s.error is not None else None,
         (ratio(counted_rate(fair)), guaranteed) if s.rounds_completed else None,
         (f"{seconds(x.median_s)} s", "median exchange") if x.median_s is not None else None,
         (energy(s.energy.total_j), "energy of exchanges")
@@ -689,9 +692,21 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
             lambda d: HtmlCell(ratio(d.accuracy), d.accuracy, share=d.accuracy),
         ),
         (
+            any(d.auroc is not None for d in fleet),
+            HtmlColumn("AUROC", title="On its held-out examples, in the latest evaluation"),
+            lambda d: HtmlCell(ratio(d.auroc), d.auroc, share=d.auroc),
+        ),
+        (
+            any(d.rmse is not None for d in fleet),
+            HtmlColumn("RMSE", title="On its held-out examples, in the latest evaluation"),
+            lambda d: HtmlCell(ratio(d.rmse), d.rmse),
+        ),
+        (
             s.personal is not None,
-            HtmlColumn("personal", title="Accuracy of its personal model"),
-            lambda d: plain(d.personal_accuracy),
+            HtmlColumn("personal", title="Accuracy of its personal model, or its RMSE"),
+            lambda d: plain(
+                d.personal_rmse if d.personal_accuracy is None else d.personal_accuracy
+            ),
         ),
         (
             (s.weights.divergence or 0.0) >= NOTABLE_DIVERGENCE,

@@ -10,7 +10,13 @@ from textual.containers import Container
 from textual.widgets import Static
 
 from fairbed.coordinator.store.reader import LIVE, RunReader
-from fairbed.coordinator.tui.run_list import RunSeries, differences, overlaid, read_series
+from fairbed.coordinator.tui.run_list import (
+    RunSeries,
+    differences,
+    overlaid,
+    quality_name,
+    read_series,
+)
 from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.line_table import Heading, LineTable
@@ -84,8 +90,11 @@ class OverlayScreen(RunScreen):
             for label, run in zip("AB", rows, strict=True)
         )
         self.query_one("#names", Static).update(Text(names))
+        quality, titles = quality_name(*rows), dict(PLOTS)
         for name, curves in overlaid(rows).items():
-            self.query_one(f"#{name}", CurvePlot).curves = curves
+            title = titles[name].replace("Accuracy", quality[:1].upper() + quality[1:])
+            has_zero = name == "queues"
+            self.query_one(f"#{name}", CurvePlot).show(title, curves, has_zero=has_zero)
         self.query_one(LineTable).fill(HEADINGS, list(differences(*rows)))
 
     def redraw(self) -> None:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from fairbed.coordinator.algorithms.estimation.base import PHASES, Prediction
 from fairbed.coordinator.policy.selection import Selection
-from fairbed.coordinator.ports import Score
+from fairbed.coordinator.ports import Predictions, Score
 from fairbed.coordinator.records.rows import (
     MAX_FLEET_ROW_DEVICES,
     exchange_row,
@@ -292,6 +292,72 @@ def test_devices_without_held_out_data_have_no_metric() -> None:
     assert [(row.device, row.accuracy, row.loss) for row in devices] == [("pi-2", 0.75, 0.5)]
     assert summary is not None
     assert summary.accuracy_mean == 0.75
+
+
+def a_score(y: list[float], scores: list[float], *, is_own: bool = False) -> Score:
+    """Return the score of regression for float y, else of two classes by their logit."""
+    target = np.array(y, np.float32 if isinstance(y[0], float) else np.int64)
+    found = np.array(scores, np.float32)
+    is_regression = target.dtype == np.float32
+    losses = 0.5 * (found - target) ** 2 if is_regression else np.log1p(np.exp(-found))
+    quality = Quality.of(target, int(((found > 0) == target).sum()), found)
+    predictions = None if is_own else Predictions(target, found)
+    return Score(len(y), quality, float(losses.sum()), predictions=predictions)
+
+
+def test_regression_has_errors_and_no_accuracy() -> None:
+    scores = {"b": a_score([1.0, 3.0], [2.0, 2.0]), "a": a_score([0.0], [3.0])}
+    devices, metric = metric_rows(4, scores, 9.0, 0.1)
+    assert metric is not None
+    assert {row.device: (row.accuracy, row.rmse, row.mae, row.r2) for row in devices} == {
+        "b": (None, 1.0, 1.0, 0.0),
+        "a": (None, 3.0, 3.0, None),
+    }
+    assert (metric.accuracy_mean, metric.accuracy_gap, metric.auroc_mean) == (None, None, None)
+    assert (metric.rmse_mean, metric.rmse_worst10, metric.rmse_best10) == (2.0, 3.0, 1.0)
+    assert (metric.rmse_gap, metric.rmse_std, metric.mae_mean) == (2.0, 1.0, 2.0)
+    assert metric.rmse_pooled == pytest.approx(np.sqrt(11.0 / 3.0))
+    assert metric.r2_pooled == pytest.approx(1.0 - 11.0 / (14.0 / 3.0))
+    assert metric.loss_mean == pytest.approx((0.5 + 4.5) / 2.0)
+    own = scores | {"c": a_score([0.0], [1.0], is_own=True)}
+    other = metric_rows(4, own, 9.0, 0.1)[1]
+    assert other is not None
+    assert other.rmse_mean == pytest.approx(5.0 / 3.0)
+    assert other.r2_pooled is None
+
+
+def test_two_classes_have_an_auroc_where_both_occur() -> None:
+    scores = {
+        "a": a_score([0, 1, 1], [0.5, 0.5, 2.0]),
+        "b": a_score([1, 1], [-1.0, 1.0]),
+        "c": a_score([0, 1], [1.0, -1.0]),
+    }
+    devices, metric = metric_rows(4, scores, 9.0, 0.1)
+    assert metric is not None
+    assert [row.auroc for row in devices] == [0.75, None, 0.0]
+    assert (metric.auroc_mean, metric.auroc_worst10) == (0.375, 0.0)
+    # Of 5 x 2 pairs of scores against 0.5 and 1: 0.5 ties once, 2 wins twice, 1 wins and ties.
+    assert metric.auroc_pooled == (0.5 + 2.0 + 1.5) / 10.0
+    assert metric.accuracy_mean is not None
+    assert metric.rmse_mean is None
+
+
+def test_a_diverged_model_of_regression_has_no_error() -> None:
+    devices, metric = metric_rows(1, {"a": a_score([1.0], [np.inf])}, 9.0, 0.1)
+    assert metric is not None
+    assert (devices[0].rmse, devices[0].mae, devices[0].loss) == (None, None, None)
+    assert (metric.accuracy_mean, metric.rmse_mean, metric.mae_mean) == (None, None, None)
+
+
+def test_a_test_set_for_all_devices_has_no_spread() -> None:
+    _, metric = metric_rows(1, {}, 9.0, 0.1, a_score([1.0, 3.0], [2.0, 2.0]))
+    assert metric is not None
+    assert (metric.test_rmse, metric.rmse_mean, metric.rmse_pooled) == (1.0, 1.0, 1.0)
+    assert (metric.rmse_worst10, metric.rmse_gap, metric.loss_std) == (None, None, None)
+    _, metric = metric_rows(1, {}, 9.0, 0.1, a_score([0, 1], [-1.0, 1.0]))
+    assert metric is not None
+    assert (metric.test_auroc, metric.auroc_mean, metric.accuracy_mean) == (1.0, 1.0, 1.0)
+    assert (metric.auroc_worst10, metric.accuracy_worst10) == (None, None)
 
 
 def test_an_open_exchange_has_no_lower_bound_of_its_time() -> None:

@@ -157,6 +157,20 @@ def train(round_id: int, attempt: int = 0) -> Train:
     return structs.replace(personal, round=round_id, attempt=attempt)
 
 
+async def test_scores_of_regression_are_errors(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=0) as place:
+        store = place.open_store()
+        scores = PersonalScores(EventLog(store, LoopClock().now, _raise), "regression")
+        scores.expect({"a": train(1), "b": train(1)})
+        scores.on_score("a", PersonalScore(round=1, n=4, loss=2.0, mae=1.5, r2=0.5))
+        scores.on_score("b", PersonalScore(round=1, n=4, correct=3, loss=2.0))  # not of the task
+        assert scores.open_devices() == []
+        store.close()
+        assert scores_of(place) == [
+            PersonalScoreRow(round=1, device="a", n=4, accuracy=None, loss=2.0, rmse=2.0, mae=1.5)
+        ]
+
+
 async def test_only_requested_scores_are_recorded_and_waited_for(tmp_path: Path) -> None:
     async with lab(tmp_path, agents=0) as place:
         store = place.open_store()

@@ -132,6 +132,15 @@ def test_a_test_counts_correct_examples_and_may_have_none() -> None:
     )
 
 
+def test_a_test_of_regression_has_an_error_instead() -> None:
+    request = structs.replace(REQUEST, split="test")
+    assert fault_in_reply(reply(mae=0.5), request, "regression") is None
+    assert fault_in_reply(reply(n=0, correct=0), request, "regression") is None
+    for wrong in (reply(), reply(correct=1)):
+        assert "mean absolute error" in (fault_in_reply(wrong, request, "regression") or "")
+    assert "number of correct" in (fault_in_reply(reply(mae=0.5), request) or "")
+
+
 def test_rows_and_losses_agree() -> None:
     query = opened("c", "a")
     query.on_reply("a", reply(0.75), None, 101.5)
