@@ -37,6 +37,8 @@ ROUNDING = 1e-9
 """Relative difference that counts as zero: sums of equal numbers can differ by rounding."""
 LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
 """Fewer seeds give a warning, without training (where seeds are cheap) and with training."""
+ADD_SEEDS = "add seeds, finished cells are kept"
+"""What to do about too few seeds."""
 FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
 METRIC_OF_BUDGETS = {metric.key: metric for metric in METRICS} | {
     UPDATES: Metric(UPDATES, "selection", "updates", "updates", "", "more", 0)
@@ -491,12 +493,11 @@ def _warnings(
     if len(grid.seeds) == 1:
         warnings.append(
             f"seeds: a comparison needs at least {LEAST_SEEDS_TO_JUDGE}, got 1: there is no "
-            "interval and no verdict; add seeds, finished cells are kept"
+            f"interval and no verdict; {ADD_SEEDS}"
         )
     elif len(grid.seeds) < least:
         warnings.append(
-            f"seeds: a comparison {kind} needs at least {least}, got {len(grid.seeds)}; add "
-            "seeds, finished cells are kept"
+            f"seeds: a comparison {kind} needs at least {least}, got {len(grid.seeds)}; {ADD_SEEDS}"
         )
     missing = [arm for arm in arms if len(arm.seeds) < len(grid.seeds)]
     if missing:

@@ -1,7 +1,8 @@
 """Runs that exist, as the cells of a grid: runs with equal experiments but the seed are one arm.
 
 The experiments are those that the runs have stored. An arm has the name of its experiment if no
-other arm has it, and else the keys that differ between the arms: `policy=random,per_round=2`.
+other arm has it, and else the keys that differ between the arms: `policy=uniform,per_round=2`. Of
+many keys these are the first few in which all arms differ.
 """
 
 import hashlib
@@ -18,14 +19,14 @@ from fairbed.coordinator.report.html import flat
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import CONFIG
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
-from fairbed.testbed.compare.comparison import Comparison, compare
+from fairbed.testbed.compare.comparison import ADD_SEEDS, Comparison, compare
 from fairbed.testbed.compare.folder import manifest_of
 from fairbed.testbed.compare.grid import FRONT_AXIS, Arm, Grid, TargetConfig, short_keys, slug
 from fairbed.testbed.compare.measures import FINAL_ACCURACY, TOTAL_TIME, UPDATES, measure
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 
 MAX_ARM_NAME = 80
-"""Longest name of an arm from the keys that differ; others are numbered."""
+"""Longest name of an arm from the keys that differ."""
 
 CLOCKS = {"real": "live", "virtual": "replay"}
 """Word for the clock of a run."""
@@ -68,7 +69,8 @@ class FinishedRuns:
         found = compare(
             self.grid, manifest_of(self.grid).grid, version("fairbed"), list(self.results)
         )
-        return msgspec.structs.replace(found, warnings=[*self.warnings, *found.warnings])
+        more = (line.replace(ADD_SEEDS, "add runs with other seeds") for line in found.warnings)
+        return msgspec.structs.replace(found, warnings=[*self.warnings, *more])
 
 
 def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
@@ -147,19 +149,22 @@ def name_arms(runs: Sequence[FinishedRun]) -> list[str]:
     one = {key: next(iter(found)) for key, found in names.items() if len(found) == 1}
     if len(one) == len(first) == len(set(one.values())):
         return [one[key] for key in hashes]
+    values = {key: _flat(run) for key, run in first.items()}
     differ = _differing(list(first.values()))
     words = short_keys(dict.fromkeys(differ))
-    texts = {
-        key: ",".join(f"{words[path]}={slug(_flat(run).get(path))}" for path in differ)
-        for key, run in first.items()
-    }
+
+    def texts(paths: Sequence[str]) -> dict[str, str]:
+        return {
+            key: ",".join(f"{words[path]}={slug(found.get(path))}" for path in paths)
+            for key, found in values.items()
+        }
+
+    counts = [len(differ), *range(1, len(differ))]  # all keys, else the first few that suffice
+    for named in (texts(differ[:count]) for count in counts):
+        if len(set(named.values())) == len(first) and max(map(len, named.values())) <= MAX_ARM_NAME:
+            return [named[key] for key in hashes]
     order = list(dict.fromkeys(hashes))
-    is_usable = len(set(texts.values())) == len(texts) and all(
-        0 < len(text) <= MAX_ARM_NAME for text in texts.values()
-    )
-    if not is_usable:
-        texts = {key: f"{first[key].experiment.name}-{at}" for at, key in enumerate(order, 1)}
-    return [texts[key] for key in hashes]
+    return [f"{first[key].experiment.name}-{order.index(key) + 1}" for key in hashes]
 
 
 def _flat(run: FinishedRun) -> dict[str, Any]:

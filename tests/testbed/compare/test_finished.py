@@ -9,7 +9,7 @@ import pytest
 
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.compare.comparison import Comparison
-from fairbed.testbed.compare.finished import as_grid, name_arms, read_runs
+from fairbed.testbed.compare.finished import MAX_ARM_NAME, as_grid, name_arms, read_runs
 from fairbed.testbed.compare.side_by_side import side_by_side
 from fairbed.testbed.experiment.file import ExperimentError
 from tests.coordinator.store.fake_run import FakeRun
@@ -91,6 +91,17 @@ def test_a_replay_and_a_live_run_are_two_arms(make: Make) -> None:
     assert name_arms(read_runs(folders)) == ["kind=live", "kind=replay"]
 
 
+def test_of_many_keys_the_first_few_that_differ_name_the_arms(make: Make) -> None:
+    folders = [make("a", 1), make("b", 1, replace=UNIFORM)]
+    path = folders[1] / "experiment.toml"
+    more = "epochs = 3\nbatch_size = 7\nlearning_rate = 0.3\nmomentum = 0.5\nweight_decay = 0.1"
+    path.write_text(f"{path.read_text()}\n[training]\n{more}\n")
+    names = name_arms(read_runs(folders))
+    assert len(set(names)) == 2
+    assert max(map(len, names)) <= MAX_ARM_NAME
+    assert all("=" in name for name in names)
+
+
 def test_two_runs_of_one_experiment_and_seed_cannot_be_paired(make: Make) -> None:
     folders = [make("a", 1), make("b", 1)]
     with pytest.raises(ExperimentError, match=r"distinct seeds.*got seed 1 in .*a, too"):
@@ -105,6 +116,7 @@ def test_a_run_that_is_not_done_is_named(make: Make) -> None:
     folders = [make("a", 1), make("b", 1, replace=UNIFORM, status="stopped")]
     comparison = compared(folders)
     assert any("b is not done but stopped" in line for line in comparison.warnings)
+    assert any(line.endswith("add runs with other seeds") for line in comparison.warnings)
 
 
 def test_a_run_without_rounds_has_no_numbers(make: Make) -> None:
