@@ -30,6 +30,13 @@ class Torchvision:
         self.got = num_classes
 
 
+class PassesOn:
+    """As a module without a constructor of its own: that of torch takes anything."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self.got = arguments
+
+
 class Wide:
     def __init__(self, inputs: int, outputs: int) -> None:
         self.got = (inputs, outputs)
@@ -68,6 +75,8 @@ def fails(x_shape: tuple[int, ...]) -> Any:
         (anything, (SHAPE, CLASSES)),
         (nothing, ()),
         (lambda classes: classes, CLASSES),
+        (lambda classes, *more: (classes, *more), (CLASSES,)),
+        (PassesOn, ()),
     ],
 )
 def test_a_factory_gets_the_arguments_that_it_has(make: Any, got: object) -> None:
@@ -83,6 +92,7 @@ def test_a_factory_gets_the_arguments_that_it_has(make: Any, got: object) -> Non
         (lambda *, a, b: a, "must need no arguments but x_shape and classes, got 'a'"),
         (lambda a, b, c: a, "must need no arguments but x_shape and classes, got 'a'"),
         (Module(), "must be a class or a function that makes a module, got a module, a Module;"),
+        (range, "my.mod:make(x_shape, classes) must return a torch.nn.Module, got TypeError"),
         (fails, "my.mod:make(x_shape) must return a torch.nn.Module, got RuntimeError: no such l"),
     ],
 )
