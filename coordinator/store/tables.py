@@ -504,19 +504,22 @@ class MetricRow:
     at_s: float
     """Instant."""
     accuracy_mean: float | None
-    """Unweighted over devices; None for regression, as all accuracies."""
+    """Accuracy, unweighted over devices; None for regression."""
     accuracy_pooled: float | None
-    """All correct / all examples."""
+    """All correct / all examples; None for regression."""
     accuracy_worst10: float | None
-    """Mean over the worst tenth of the devices."""
+    """Mean accuracy of the worst tenth of the devices; None for regression, and if no device was
+    measured."""
     accuracy_best10: float | None
-    """Mean over the best tenth of the devices."""
+    """Mean accuracy of the best tenth of the devices; None for regression, and if no device was
+    measured."""
     accuracy_variance: float | None
-    """Population variance of the ratios."""
+    """Population variance of the ratios; None for regression, and if no device was measured."""
     accuracy_gini: float | None
     """Gini coefficient over devices; None if every accuracy is 0, or none was measured."""
     accuracy_gap: float | None
-    """Best minus worst device."""
+    """Accuracy of the best minus that of the worst device; None for regression, and if no device
+    was measured."""
     loss_mean: float | None
     """Loss, unweighted over devices, nats; None when the model has diverged."""
     loss_std: float | None
@@ -536,32 +539,42 @@ class MetricRow:
     """Mean loss over the examples of the server's test set, nats; None without the set, and when
     the model has diverged."""
     test_auroc: float | None = None
-    """Area under the ROC curve on it; two classes only."""
+    """Area under the ROC curve on the server's test set; None without the set, and unless it has
+    examples of exactly two classes."""
     test_rmse: float | None = None
-    """Root mean squared error on it; regression only."""
+    """Root mean squared error on the server's test set; None without the set, and unless the task
+    is regression."""
     auroc_mean: float | None = None
     """Area under the ROC curve, unweighted over the devices with held-out examples of both classes;
-    two classes only."""
+    None unless there are two classes."""
     auroc_worst10: float | None = None
-    """Mean over the tenth of these devices with the lowest one."""
+    """Mean AUROC of the tenth of these devices with the lowest one; None unless there are two
+    classes."""
     auroc_pooled: float | None = None
-    """Over all examples; None if a device tested the model itself."""
+    """Area under the ROC curve over all examples; None unless there are two classes, and if a
+    device tested the model itself."""
     rmse_mean: float | None = None
-    """Root mean squared error, unweighted over devices; None also when the model has diverged."""
+    """Root mean squared error, unweighted over devices; None unless the task is regression, and
+    when the model has diverged."""
     rmse_worst10: float | None = None
-    """Mean over the tenth of the devices with the largest one."""
+    """Mean error of the tenth of the devices with the largest one; None unless the task is
+    regression, and if no device was measured."""
     rmse_best10: float | None = None
-    """Mean over the tenth of the devices with the smallest one."""
+    """Mean error of the tenth of the devices with the smallest one; None unless the task is
+    regression, and if no device was measured."""
     rmse_std: float | None = None
-    """Population standard deviation over devices."""
+    """Population standard deviation of the error over devices; None unless the task is regression,
+    and if no device was measured."""
     rmse_gap: float | None = None
-    """Worst minus best device."""
+    """Error of the worst minus that of the best device; None unless the task is regression, and if
+    no device was measured."""
     rmse_pooled: float | None = None
-    """Over all examples."""
+    """Root mean squared error over all examples; None unless the task is regression."""
     mae_mean: float | None = None
-    """Mean absolute error, unweighted over devices."""
+    """Mean absolute error, unweighted over devices; None unless the task is regression."""
     r2_pooled: float | None = None
-    """Coefficient of determination over all examples; None if a device tested the model itself."""
+    """Coefficient of determination over all examples; None unless the task is regression, and if a
+    device tested the model itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -587,11 +600,13 @@ class DeviceMetricRow:
     auroc: float | None = None
     """Area under the ROC curve; None unless the examples are of two classes, and of both."""
     rmse: float | None = None
-    """Root mean squared error; regression only."""
+    """Root mean squared error; None unless the task is regression, and when the model has
+    diverged."""
     mae: float | None = None
-    """Mean absolute error; regression only."""
+    """Mean absolute error; None unless the task is regression, and when the model has diverged."""
     r2: float | None = None
-    """Coefficient of determination; regression only, and None if all targets are equal."""
+    """Coefficient of determination; None unless the task is regression, and if all targets are
+    equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -617,9 +632,10 @@ class PersonalScoreRow:
     auroc: float | None = None
     """Area under the ROC curve; None unless the examples are of two classes, and of both."""
     rmse: float | None = None
-    """Root mean squared error; regression only."""
+    """Root mean squared error; None unless the task is regression, and when the model has
+    diverged."""
     mae: float | None = None
-    """Mean absolute error; regression only."""
+    """Mean absolute error; None unless the task is regression, and when the model has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
