@@ -1,4 +1,4 @@
-"""Completion of `fairbed` in bash, zsh and fish: commands, run ids, keys, profiles, examples.
+"""Completion of `fairbed` in bash, zsh and fish: commands, run ids, keys, profiles, tables, files.
 
 `fairbed completion bash` prints shell code that calls `fairbed` at each Tab. argcomplete computes
 the completions.
@@ -75,6 +75,12 @@ def _examples(parsed_args: argparse.Namespace, **_: object) -> list[str]:
     return sorted(path.relative_to(EXAMPLES).as_posix() for path in files)
 
 
+def _tables(**_: object) -> list[str]:
+    from fairbed.coordinator.report.tables import TABLES
+
+    return list(TABLES)
+
+
 _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "run": _runs,
     "set": _keys,
@@ -82,5 +88,6 @@ _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "like": _profiles,
     "devices": _profiles,
     "name": _examples,
+    "table": _tables,
 }
 """Completers by the `dest` of an argument."""

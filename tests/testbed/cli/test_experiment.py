@@ -172,6 +172,7 @@ def completions(line: str, cwd: Path) -> list[str]:
         ("fairbed show demo", ["demo-1"]),
         ("fairbed profiles show raspberry-pi-4", ["raspberry-pi-4b"]),
         ("fairbed examples quick", ["quickstart.toml"]),
+        ("fairbed export demo-1 --table sel", ["selection"]),
         ("fairbed init --devices phones-f", ["phones-fedscale"]),
     ],
 )
