@@ -9,6 +9,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.policy.live_settings import Change, accepted_changes, mean_beta
 from fairbed.coordinator.records.rows import ENERGY_PHASES
+from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.store.reader import TIMED_PHASES, RunInfo, RunReader, profile_of
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
@@ -33,7 +34,7 @@ ROUND_COLUMNS = (
     "lag_p99_s",
     "dropped_late",
 )
-METRIC_COLUMNS = ("round", "loss_mean", "loss_std")
+METRIC_COLUMNS = ("round", "loss_mean", "loss_std", "auroc_mean")
 SPREAD = ("mean", "worst10", "best10")
 """Parts of the score of an evaluation: over all devices, and over a tenth of them."""
 EXCHANGE_COLUMNS = (
@@ -116,7 +117,8 @@ class RunFigures:
     """Outcome of each exchange."""
     choices: Choices
     score: str
-    """What the evaluations measure: accuracy."""
+    """What the evaluations measure: accuracy, or RMSE for regression."""
+    loss_unit: str
     scores: Floats
     """Score of the newest global model on each measured device."""
     personal_scores: Floats
@@ -142,7 +144,7 @@ def read_figures(reader: RunReader) -> RunFigures:
         status = _texts(reader, RoundRow, "status", "ORDER BY round")
         numbers = rounds["round"].astype(np.int64)
         last = int(numbers[-1]) if numbers.size else 0
-        score = "accuracy"
+        score = "rmse" if info.row.task == "regression" else "accuracy"
         columns = (*METRIC_COLUMNS, *(f"{score}_{part}" for part in SPREAD))
         tail = "WHERE round <= ? ORDER BY round"
         metrics = _numbers(reader, MetricRow, columns, tail, last)
@@ -180,7 +182,8 @@ def read_figures(reader: RunReader) -> RunFigures:
         exchange_device=np.array([index.get(name, -1) for name in by_device], dtype=np.int64),
         outcome=tuple(outcome),
         choices=choices,
-        score=score,
+        score=measure(info.row.task),
+        loss_unit="half the squared error" if info.row.task == "regression" else "nats",
         scores=scores[np.isfinite(scores)],
         personal_scores=np.array([one for one in own if one is not None], dtype=np.float64),
         queues=queues,

@@ -24,11 +24,18 @@ if TYPE_CHECKING:
 
 
 def draw_accuracy(runs: Sequence[Shown], figure: Canvas) -> None:
-    """Draw the mean accuracy over rounds."""
+    """Draw the mean accuracy or RMSE over rounds; of one run with two classes also the AUROC."""
     axes = figure.subplots()
     for one in runs:
         draw_line(axes, one.run.metrics["round"], one.run.metrics["score_mean"], **one.line)
-    axes.set_ylabel(f"{_score(runs)}, mean over devices")
+    auroc = runs[0].run.metrics["auroc_mean"]
+    if len(runs) == 1 and np.isfinite(auroc).any():
+        axes.get_lines()[0].set_label(runs[0].run.score)
+        draw_series(axes, 1, runs[0].run.metrics["round"], auroc, "AUROC")
+        axes.set_ylabel("mean over devices")
+        legend_below(figure, axes)
+    else:
+        axes.set_ylabel(f"{_score(runs)}, mean over devices")
     whole_rounds(axes)
     if len(runs) > 1:
         legend_below(figure, axes)
@@ -82,7 +89,7 @@ def draw_loss(runs: Sequence[Shown], figure: Canvas) -> None:
         trained = one.run.exchanges["loss_train"]
         if np.isfinite(trained).any():
             draw_series(axes, 1, *_means_by_round(one.run, trained), "training: last local epoch")
-    axes.set_ylabel("loss, nats")
+    axes.set_ylabel(f"loss, {' or '.join(sorted({one.run.loss_unit for one in runs}))}")
     from_zero(axes)
     whole_rounds(axes)
     legend_below(figure, axes)

@@ -2,10 +2,12 @@
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from fairbed.coordinator.report.figures.model import time_unit
 from fairbed.coordinator.report.figures.panels import shown
 from fairbed.coordinator.report.figures.selection import final_rates, heat_map, rates_over_rounds
 from fairbed.coordinator.store import RunReader, replication
+from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.reader import TIMED_PHASES
 from tests.coordinator.store.fake_run import LATE_ROUND, VOID_ROUND, FakeRun, fake_run, make_store
 
@@ -87,6 +90,7 @@ BLANK = RunFigures(
         knows_availability=True,
     ),
     score="accuracy",
+    loss_unit="nats",
     scores=np.zeros(0),
     personal_scores=np.zeros(0),
     queues={},
@@ -316,6 +320,27 @@ def test_a_run_keeps_its_colour_where_another_lacks_the_data(run: RunFigures) ->
     assert "var(--series-1," not in svg
     assert "var(--series-2," in svg
     assert "uniform" not in svg
+
+
+def test_two_classes_have_a_curve_of_the_auroc(run: RunFigures) -> None:
+    assert "AUROC" not in inline_svg("accuracy", [run])
+    metrics = {**run.metrics, "auroc_mean": np.linspace(0.5, 0.9, run.metrics["round"].size)}
+    assert ">AUROC<" in inline_svg("accuracy", [replace(run, metrics=metrics)])
+
+
+def test_regression_is_measured_by_its_error(tmp_path: Path) -> None:
+    fake_run(tmp_path / "run", rounds=3, devices=4)
+    with closing(sqlite3.connect(tmp_path / "run" / DATABASE)) as connection:
+        connection.execute("UPDATE run SET task = 'regression'")
+        for part in ("mean", "worst10", "best10"):
+            connection.execute(f"UPDATE metric SET rmse_{part} = 0.5, accuracy_{part} = NULL")
+        connection.execute("UPDATE device_metric SET rmse = 0.25, accuracy = NULL")
+        connection.commit()
+    found = read(tmp_path / "run")
+    assert found.scores.tolist() == [0.25] * 4
+    assert "RMSE, mean over devices" in inline_svg("accuracy", [found])
+    assert "RMSE of a device" in inline_svg("fairness", [found])
+    assert "loss, half the squared error" in inline_svg("loss", [found])
 
 
 def test_personal_models_are_beside_the_global_one(run: RunFigures) -> None:
