@@ -1,4 +1,4 @@
-"""Completion of `fairbed` in bash, zsh and fish: commands, run ids, keys, profiles, tables, files.
+"""Completion of `fairbed` in bash, zsh and fish: commands, runs, keys, profiles, examples, tables.
 
 `fairbed completion bash` prints shell code that calls `fairbed` at each Tab. argcomplete computes
 the completions.
