@@ -35,7 +35,7 @@ PHASE_WORDS = {
     "upload": "the upload of the update",
 }
 
-Topic = Literal["Run", "Accuracy", "Guarantee", "Speed", "Worst off", "Cost", "Problems"]
+Topic = Literal["Run", "Accuracy", "Error", "Guarantee", "Speed", "Worst off", "Cost", "Problems"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,11 @@ def _run(s: RunSummary, plan: ExperimentExcerpt) -> Finding:
     steps = steps if trains else ", without training" if cohort else ""
     planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
     done = (
-        f"{s.rounds_completed}{planned} rounds took {_span(s.virtual_s)}"
+        f"{s.rounds_completed}{planned} rounds took {span(s.virtual_s)}"
         if s.rounds_completed
         else f"no round{planned} has been completed"
     )
-    wall = f", {_span(s.wall_s)} of real time in all" if s.rounds_completed else ""
+    wall = f", {span(s.wall_s)} of real time in all" if s.rounds_completed else ""
     dilated = (
         f" One second of the fleet lasted {s.dilation:.3g} s of this machine."
         if s.dilation != 1.0 and s.clock != "virtual"
@@ -159,8 +159,8 @@ def _run(s: RunSummary, plan: ExperimentExcerpt) -> Finding:
     return Finding("Run", text, is_bad=not s.rounds_completed)
 
 
-def _span(value_s: float) -> str:
-    """Return a duration for a sentence: `41 ms`, `12.3 s`, `1:05 min`, `2:03:04 h`."""
+def span(value_s: float) -> str:
+    """Return a duration with its unit: `41 ms`, `12.3 s`, `1:05 min`, `2:03:04 h`."""
     if value_s < 0.9995:
         return f"{1e3 * value_s:.0f} ms"
     if value_s < 99.95:
@@ -191,7 +191,7 @@ def _quality(s: RunSummary, evaluations: Sequence[MetricRow]) -> Iterator[Findin
     has_diverged = s.loss.mean is None
     if has_diverged:
         text += " The model has diverged: the loss of a device is not finite."
-    yield Finding("Accuracy", text, is_bad=has_diverged)
+    yield Finding("Accuracy" if s.error is None else "Error", text, is_bad=has_diverged)
 
 
 def _curve(s: RunSummary, e: Errors | None, known: Sequence[tuple[int, float]]) -> str:
@@ -302,7 +302,7 @@ def _speed(s: RunSummary, time: RoundTime) -> Iterator[Finding]:
         f"{percent(part / time.total_s)} {words}" for part, words in sorted(parts, reverse=True)
     ]
     used = [share for share in shares if not share.startswith("0.0 ")]
-    text = f"A median round took {_span(s.round_s.median or 0.0)}. Of the time in rounds: "
+    text = f"A median round took {span(s.round_s.median or 0.0)}. Of the time in rounds: "
     text += f"{', '.join(used)}."
     if time.waits and time.waits[0][1] > 1:
         name, times = time.waits[0]
@@ -359,7 +359,7 @@ def _worst_off(s: RunSummary) -> Iterator[Finding]:
     if slow:
         worst = slow[-1]
         texts.append(
-            f"{worst.name} has the longest median exchange, {_span(worst.tau_s_median or 0.0)}"
+            f"{worst.name} has the longest median exchange, {span(worst.tau_s_median or 0.0)}"
         )
     if texts:
         yield Finding("Worst off", f"{'; '.join(texts)}.")

@@ -32,6 +32,7 @@ from fairbed.coordinator.report.findings import (
     counted,
     findings,
     read_round_time,
+    span,
 )
 from fairbed.coordinator.report.markup import (
     HtmlCell,
@@ -71,6 +72,8 @@ MAX_REASONS = 20
 MAX_COMMANDS = 200
 MAX_KEYS = 60
 """Keys that differ between runs."""
+MAX_TILES = 6
+"""Key numbers on top of the page: one line of them."""
 MAX_DRAWN = 4
 """Runs of which a figure is drawn that does not compare runs."""
 MAX_TEXT = 300
@@ -447,7 +450,7 @@ def _tiles(run: RunPage) -> Markup:
     )
     tiles = [
         (str(s.rounds_completed), f"rounds{planned}"),
-        (clock(s.virtual_s), "in rounds" if s.virtual_s < 3600 else "h in rounds"),
+        (span(s.virtual_s), "in rounds"),
         (ratio(s.accuracy.mean), "accuracy, mean over devices")
         if s.accuracy.mean is not None
         else None,
@@ -458,12 +461,13 @@ def _tiles(run: RunPage) -> Markup:
         (ratio(s.error.rmse_mean), "RMSE, mean over devices") if s.error is not None else None,
         (ratio(s.error.rmse_worst10), "RMSE, worst 10 %") if s.error is not None else None,
         (ratio(counted_rate(fair)), guaranteed) if s.rounds_completed else None,
-        (f"{seconds(x.median_s)} s", "median exchange") if x.median_s is not None else None,
+        (span(x.median_s), "median exchange") if x.median_s is not None else None,
         (energy(s.energy.total_j), "energy of exchanges")
         if s.energy is not None and s.accuracy.mean is None
         else None,
     ]
-    shown = [tag("div", tag("dt", label), tag("dd", value)) for value, label in filter(None, tiles)]
+    known = [tile for tile in tiles if tile is not None][:MAX_TILES]
+    shown = [tag("div", tag("dt", label), tag("dd", value)) for value, label in known]
     return tag("dl", *shown, class_="tiles")
 
 
@@ -820,10 +824,12 @@ def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
     columns += [HtmlColumn("status", "text"), HtmlColumn("kind", "text"), HtmlColumn("seed")]
     columns += [HtmlColumn("devices"), HtmlColumn("rounds"), HtmlColumn("time in rounds, s")]
     columns.append(HtmlColumn("lowest rate"))
-    has_accuracy = any(run.summary.accuracy.mean is not None for run in runs)
-    columns += [HtmlColumn("accuracy"), HtmlColumn("worst 10 %")] if has_accuracy else []
+    quality = [_quality(run.summary) for run in runs]
+    heads = dict.fromkeys(head for found in quality for head in found)
+    columns += [HtmlColumn(head) for head in heads]
     rows: list[Row] = []
-    for letter, run, arm in zip(_letters(len(runs)), runs, arms, strict=True):
+    letters = _letters(len(runs))
+    for letter, run, arm, found in zip(letters, runs, arms, quality, strict=True):
         s = run.summary
         planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
         tone = "bad" if is_kept(s.fairness) is False else ""
@@ -840,14 +846,19 @@ def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
                 HtmlCell(f"{s.rounds_completed}{planned}", float(s.rounds_completed)),
                 HtmlCell(f"{s.virtual_s:,.1f}", s.virtual_s),
                 HtmlCell(ratio(rate), rate, tone="bad" if tone else ""),
-                *(
-                    HtmlCell(ratio(value), value)
-                    for value in (s.accuracy.mean, s.accuracy.worst10)
-                    if has_accuracy
-                ),
+                *(HtmlCell(ratio(found.get(head)), found.get(head)) for head in heads),
             )
         )
     return html_table(columns, rows, sorts=True)
+
+
+def _quality(s: RunSummary) -> dict[str, float | None]:
+    """Return the quality of the model by its name; empty without an evaluation."""
+    if s.error is not None:
+        return {"RMSE": s.error.rmse_mean, "RMSE, worst 10 %": s.error.rmse_worst10}
+    if s.accuracy.mean is not None:
+        return {"accuracy": s.accuracy.mean, "worst 10 %": s.accuracy.worst10}
+    return {}
 
 
 def _differing(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup | None:

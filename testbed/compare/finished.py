@@ -28,6 +28,9 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_ex
 MAX_ARM_NAME = 80
 """Longest name of an arm from the keys that differ."""
 
+RMSE = "rmse_mean"
+"""Key of the metric that regression is about."""
+
 CLOCKS = {"real": "live", "virtual": "replay"}
 """Word for the clock of a run."""
 
@@ -118,9 +121,12 @@ def as_grid(runs: Sequence[FinishedRun], name: str | None = None) -> FinishedRun
                 f"got seed {run.experiment.seed} in {other.folder}, too; leave one of them out"
             )
     results = tuple(_result(run, arm) for run, arm in zip(runs, arms, strict=True))
-    is_trained = all(
-        x.outcome.measured is None or x.outcome.measured.curves.evaluated for x in results
-    )
+    measured = [x.outcome.measured for x in results if x.outcome.measured is not None]
+
+    def is_known(key: str) -> bool:
+        return bool(measured) and all(found.values.get(key) is not None for found in measured)
+
+    primary = next((key for key in (FINAL_ACCURACY, RMSE) if is_known(key)), TOTAL_TIME)
     names = list(dict.fromkeys(run.experiment.name for run in runs))
     grid = Grid(
         name=name or (names[0] if len(names) == 1 else "runs"),
@@ -131,8 +137,8 @@ def as_grid(runs: Sequence[FinishedRun], name: str | None = None) -> FinishedRun
             for arm in dict.fromkeys(arms)
         ),
         baseline=arms[0],
-        primary=FINAL_ACCURACY if is_trained else TOTAL_TIME,
-        budget_metric=FINAL_ACCURACY if is_trained else UPDATES,
+        primary=primary,
+        budget_metric=FINAL_ACCURACY if primary == FINAL_ACCURACY else UPDATES,
         target=TargetConfig(),
     )
     return FinishedRuns(tuple(runs), tuple(arms), grid, results, tuple(_warnings(runs)))

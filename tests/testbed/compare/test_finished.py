@@ -102,6 +102,18 @@ def test_of_many_keys_the_first_few_that_differ_name_the_arms(make: Make) -> Non
     assert all("=" in name for name in names)
 
 
+def test_the_primary_metric_is_what_the_runs_have(make: Make) -> None:
+    folders = [make("a", 1), make("b", 1, replace=UNIFORM)]
+    assert compared(folders).primary == "accuracy_mean"
+    for folder in folders:
+        with closing(sqlite3.connect(folder / DATABASE)) as connection:
+            connection.execute("DELETE FROM metric")
+            connection.commit()
+    comparison = compared(folders)
+    assert comparison.primary == "virtual_s"
+    assert comparison.budget_metric == "updates"
+
+
 def test_two_runs_of_one_experiment_and_seed_cannot_be_paired(make: Make) -> None:
     folders = [make("a", 1), make("b", 1)]
     with pytest.raises(ExperimentError, match=r"distinct seeds.*got seed 1 in .*a, too"):
