@@ -310,7 +310,7 @@ MODEL: Mapping[str, tuple[str, str]] = {
 
 def _model(totals: Totals) -> Iterator[Metric]:
     for column, (name, text) in MODEL.items():
-        value = None if totals.metric is None else getattr(totals.metric, column, None)
+        value = None if totals.metric is None else getattr(totals.metric, column)
         yield _gauge(f"fairbed_model_{name}", text, value)
 
 

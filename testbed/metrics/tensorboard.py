@@ -81,7 +81,7 @@ class Curves:
             self._write_round(closed)
         for row in metrics:
             for tag, column in MODEL_CURVES.items():
-                self._point(tag, getattr(row, column, None), row.round, row.at_s)
+                self._point(tag, getattr(row, column), row.round, row.at_s)
             tail = "WHERE round = ?"
             found = reader.columns(DeviceMetricRow, ("accuracy",), tail, (row.round,))
             accuracies = [accuracy for (accuracy,) in found if accuracy is not None]

@@ -257,6 +257,27 @@ def test_curves_have_one_point_per_round(run: FakeRun, tmp_path: Path) -> None:
         assert rates[12] == pytest.approx(summarise_run(reader).fairness.min_selection_rate)
 
 
+def test_a_task_of_regression_has_errors_in_place_of_accuracies(
+    run: FakeRun, tmp_path: Path
+) -> None:
+    run.play(1)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        (metric,), devices = reader.metrics(), reader.device_metrics()
+    none: dict[str, Any] = {x: None for x in metric.__slots__ if x.startswith("accuracy")}
+    run.store.add(replace(metric, **none, rmse_mean=2.5, mae_mean=2.0))
+    for row in devices:
+        run.store.add(replace(row, accuracy=None, rmse=2.5))
+    run.store.flush()
+    page = Page()
+    follower = Follower(run.folder, page, tmp_path / "tb", 1)
+    found = scrape(run, follower, page)
+    follower.close()
+    assert found["fairbed_model_rmse_mean"] == 2.5
+    assert not [name for name in found if "accuracy" in name]
+    assert points(tmp_path / "tb", "rmse/mean") == {1: 2.5}
+
+
 def test_a_resumed_run_has_each_step_once(run: FakeRun, tmp_path: Path) -> None:
     curves = tmp_path / "tb"
     (curves / "mine").mkdir(parents=True)
