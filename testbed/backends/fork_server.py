@@ -4,7 +4,8 @@
 and writes replies to stdout.
 
 With `fork` it imports the modules of an agent once and forks each agent, which takes some 10 ms
-instead of 300 ms for a new interpreter and shares the memory of the modules. The process has one
+instead of 300 ms for a new interpreter and shares the memory of the modules. Before the first agent
+that may import a torch model it imports torch, for the same reason. The process has one
 thread and no event loop, so a fork copies no inconsistent state; onnxruntime starts threads only
 when an agent opens a session. With `spawn` each agent is a new interpreter, for systems whose
 frameworks do not support fork (macOS).
@@ -120,6 +121,10 @@ def fork(launch: Launch) -> int:
         OSError: The kernel refused.
     """
     parent = os.getpid()
+    if launch.agent.allow_models and "torch" not in sys.modules:
+        with suppress(ImportError):  # each agent reports it
+            importlib.import_module("torch")
+            _freeze()
     pid = os.fork()
     if pid != 0:
         return pid
@@ -130,6 +135,12 @@ def fork(launch: Launch) -> int:
         run_and_exit(launch)
     finally:
         os._exit(1)
+
+
+def _freeze() -> None:
+    """Exempt all objects from collections, which would copy the shared pages in an agent."""
+    gc.collect()
+    gc.freeze()
 
 
 def spawn(launch: Launch) -> int:
@@ -160,8 +171,7 @@ def main() -> None:
             importlib.import_module(module)
         with suppress(EngineError):  # each agent reports it
             load_runtime()
-        gc.collect()
-        gc.freeze()  # so that a collection in an agent does not copy the shared pages
+        _freeze()
     fork_server.serve()
 
 

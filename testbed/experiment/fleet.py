@@ -114,6 +114,10 @@ class PlannedDevice:
         """Return the device as this machine must emulate it; profile and link are unchanged."""
         return replace(self, spec=self.spec.dilated(dilation))
 
+    def without_models(self) -> "PlannedDevice":
+        """Return the device for a task with graphs: it imports no module with models."""
+        return replace(self, spec=replace(self.spec, models=()))
+
     def truth_row(self) -> TruthRow:
         """Return the configured numbers for the store; only the analysis reads them."""
         profile, link = self.profile, self.link

@@ -170,16 +170,18 @@ async def _run(
     experiment = plan.experiment
     planned = plan_fleet(experiment, os.environ) if plan.knows_fleet else []
     devices = [device.dilated(plan.dilation) for device in planned if not device.is_physical]
+    names = [device.spec.name for device in planned]
+    attacks = [device.spec.attack for device in planned]
     plan.folder.mkdir(parents=True, exist_ok=True)
+    data, artifact = await anyio.to_thread.run_sync(_load, plan, names, attacks)
+    if artifact.module is None:
+        devices = [device.without_models() for device in devices]
     async with (
         _choose_backend(plan, devices) as choice,
         _endpoint(plan, choice, stop, group) as (endpoint, broker_pid),
         relay_on_demand(plan.folder) as on_watch,
         _fleet(plan, choice, endpoint, stop) as backend,
     ):
-        names = [device.spec.name for device in planned]
-        attacks = [device.spec.attack for device in planned]
-        data, artifact = await anyio.to_thread.run_sync(_load, plan, names, attacks)
         if backend is not None:
             await backend.start(await _costs(plan, devices, artifact))
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open

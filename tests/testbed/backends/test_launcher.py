@@ -1,5 +1,6 @@
 """An emulated host is as slow as its profile, and reports the values of its profile."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.host import Honest, Host
 from fairbed.device_agent.privacy import SeededNoise
 from fairbed.device_agent.sensors import RealSensors, mu_cores
+from fairbed.testbed.backends import fork_server
 from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from fairbed.testbed.backends.gauges import (
     CLOCK_RATIO,
@@ -400,3 +402,18 @@ def test_an_emulated_device_reports_the_power_of_its_profile() -> None:
     phone = host_for(emulated_device(profiles.load("phone-low"))).energy
     assert phone is not None
     assert phone.lap("train", 2.0) is None
+
+
+def test_torch_is_imported_before_the_first_agent_that_may_need_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(os, "fork", lambda: 7)
+    monkeypatch.setattr(fork_server, "_freeze", lambda: None)
+    imported = list[str]()
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    for models, wanted in (((), []), (("rows",), ["torch"])):
+        agent = AgentConfig(broker_url="mqtt://b", name="pi", allow_models=models)
+        launch = Launch(agent=agent, device=None, attack=None, log_file=str(tmp_path / "log"))
+        assert fork_server.fork(launch) == 7
+        assert imported == wanted
