@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fairbed.coordinator.report.export import Exported, Format, export_run
 from fairbed.coordinator.report.figures import RunFigures, read_figures
+from fairbed.coordinator.report.html import n_parts
 from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.quantities import ratio
 from fairbed.coordinator.report.summary import summarise_run
@@ -112,21 +113,28 @@ class Run:
                     found.append(read_figures(reader))
             return figure_of(what, found)
 
-    def report(self, path: str | os.PathLike[str] | None = None, *others: "Run") -> Path:
+    def report(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *others: "Run",
+        progress: Progress = None,
+    ) -> Path:
         """Write the page of this run, or of several runs side by side; return its path.
 
         Args:
             path: The file, replaced if it exists; None is the id of the run with `.html`.
             others: Further runs.
+            progress: What shows progress.
 
         Raises:
             RunError: A run cannot be read, or the file cannot be written.
         """
         file = Path(f"{self.id}.html" if path is None else path)
-        with in_python():
+        folders = [run.folder for run in (self, *others)]
+        with in_python(), shown(progress, n_parts(len(folders)), "parts", "report") as bar:
             from fairbed.testbed.compare.side_by_side import report_runs  # loads scipy
 
-            report_runs([run.folder for run in (self, *others)], file)
+            report_runs(folders, file, advance=bar.advance)
         return file
 
     def export(

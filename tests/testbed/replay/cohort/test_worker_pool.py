@@ -19,12 +19,15 @@ from threadpoolctl import threadpool_limits
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.replay.cohort import worker_pool
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.dense import DenseTrainer
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.cohort.worker_pool import SharedArrays, WorkerPool
+from fairbed.wire import plugins
+from fairbed.wire.local_training import GROUP
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.plugins import PluginError
 from tests.processes import is_gone, is_long_lived, own_children
@@ -33,6 +36,7 @@ from tests.testbed.replay.cohort.fleets import (
     PLAIN,
     RECIPES,
     SIZES,
+    SplitDrift,
     fleet_data,
     jobs_of,
     one_by_one,
@@ -198,6 +202,36 @@ def test_workers_take_part_in_a_cohort_and_change_no_bit(monkeypatch: pytest.Mon
             got = [(a.at, a.vector.tobytes()) for a in one_by_one(helped.train(start, jobs, PLAIN))]
             assert got == truth
         assert chunks
+    finally:
+        helped.close()
+        alone.close()
+
+
+def test_a_rule_that_the_program_registered_trains_in_its_own_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Workers do not know its name."""
+    monkeypatch.setitem(plugins._registered, GROUP, {})
+    plugins.register(GROUP, "mine", SplitDrift)
+    artifact, shards = shipped(RECIPES[MLP]), shards_of()
+    start, jobs = start_of(artifact), jobs_of(len(SIZES))
+    given = split_drift(start, len(jobs))
+    rule = replace(given, rule=make_rule("mine", given.options))
+    alone, helped = (DenseTrainer(artifact.spec, shards, threads) for threads in (1, 3))
+    try:
+        pool, until = helped._pool, time.monotonic() + LOADING_S
+        assert pool is not None
+        while not pool.is_ready():
+            assert time.monotonic() < until, "no worker became ready"
+            time.sleep(0.01)
+        found = [
+            [
+                (a.at, a.vector.tobytes())
+                for a in one_by_one(t.train(start, jobs, PLAIN, None, rule))
+            ]
+            for t in (alone, helped, helped)
+        ]
+        assert found[0] == found[1] == found[2]
     finally:
         helped.close()
         alone.close()
