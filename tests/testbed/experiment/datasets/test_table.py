@@ -59,6 +59,12 @@ def test_names_of_classes_and_users_are_numbered_in_order(
     assert data.device_ids[:4].tolist() == ([0, 1, 2, 3] if user[0] == "user 30" else [3, 0, 1, 2])
 
 
+def test_labels_with_fractions_are_targets_of_regression(tmp_path: Path, write: Writer) -> None:
+    data = load_table(write(tmp_path, features(price=X[:, 0] / 3)), "price", None)
+    assert (data.is_regression, data.y.dtype.name, data.x_shape) == (True, "float32", (4,))
+    np.testing.assert_array_equal(data.y, (X[:, 0] / 3).astype(np.float32))
+
+
 def test_other_types_of_numbers_are_features(tmp_path: Path) -> None:
     columns = {
         "flag": pa.array([True, False, True]),
