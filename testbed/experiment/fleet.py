@@ -24,7 +24,7 @@ from fairbed.testbed.emulation.schedule import (
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
-from fairbed.wire.models import package_of
+from fairbed.wire.models import package_of, path_of
 from fairbed.wire.plugins import is_path
 
 
@@ -178,7 +178,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     read_trace = TraceReader(environ)
     rule, speed = experiment.training.rule, experiment.emulation.host_core_speed
     local_rules = (rule,) if is_path(rule) else ()
-    model = experiment.model.name
+    model = path_of(experiment.model.name)
     models = (package_of(model),) if is_path(model) else ()
     if speed == "auto":
         raise ValueError("host_core_speed must be measured before a fleet is planned, got auto")
