@@ -22,14 +22,18 @@ from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import ADD_SEEDS, Comparison, compare
 from fairbed.testbed.compare.folder import manifest_of
 from fairbed.testbed.compare.grid import FRONT_AXIS, Arm, Grid, TargetConfig, short_keys, slug
-from fairbed.testbed.compare.measures import FINAL_ACCURACY, TOTAL_TIME, UPDATES, measure
+from fairbed.testbed.compare.measures import (
+    FINAL_ACCURACY,
+    FINAL_ERROR,
+    TOTAL_TIME,
+    UPDATES,
+    measure,
+)
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 
 MAX_ARM_NAME = 80
 """Longest name of an arm from the keys that differ."""
 
-RMSE = "rmse_mean"
-"""Key of the metric that regression is about."""
 
 CLOCKS = {"real": "live", "virtual": "replay"}
 """Word for the clock of a run."""
@@ -126,7 +130,7 @@ def as_grid(runs: Sequence[FinishedRun], name: str | None = None) -> FinishedRun
     def is_known(key: str) -> bool:
         return bool(measured) and all(found.values.get(key) is not None for found in measured)
 
-    primary = next((key for key in (FINAL_ACCURACY, RMSE) if is_known(key)), TOTAL_TIME)
+    primary = next((key for key in (FINAL_ACCURACY, FINAL_ERROR) if is_known(key)), TOTAL_TIME)
     names = list(dict.fromkeys(run.experiment.name for run in runs))
     grid = Grid(
         name=name or (names[0] if len(names) == 1 else "runs"),

@@ -24,9 +24,11 @@ from fairbed.testbed.compare.measures import (
     ENERGY,
     FAIRNESS,
     FINAL_ACCURACY,
+    FINAL_ERROR,
     MACHINE_TIME,
     METRICS,
     PERSONAL,
+    QUALITY,
     SCORES,
     TOTAL_TIME,
     UNDER_ATTACK,
@@ -269,6 +271,9 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         )
     baseline = _known("baseline", config.baseline or names[0], names)
     _known("target.of", config.target.of or baseline, names)
+    quality = FINAL_ACCURACY
+    if all(arm.experiment.model.task == "regression" for arm in arms):
+        quality = FINAL_ERROR
     trains = all(config.fleet == "run" or arm.experiment.trains_in_replay for arm in arms)
     has_personal = any(arm.experiment.personalisation.is_on for arm in arms)
     groups = [group for arm in arms for group in arm.experiment.fleet]
@@ -282,7 +287,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         baseline=baseline,
         primary=_metric(
             "primary",
-            config.primary or (FINAL_ACCURACY if trains else TOTAL_TIME),
+            config.primary or (quality if trains else TOTAL_TIME),
             _metrics(
                 config,
                 trains=trains,
@@ -315,7 +320,7 @@ def _metrics(
 ) -> list[str]:
     """Return the keys of the metrics of a grid whose differences are tested."""
     unknown = {
-        *(() if trains else (*SCORES, *FAIRNESS, *UNDER_ATTACK_IF_TRAINED)),
+        *(() if trains else (*SCORES, *QUALITY, *FAIRNESS, *UNDER_ATTACK_IF_TRAINED)),
         *(() if has_energy else (ENERGY,)),
         *(() if has_attack else UNDER_ATTACK),
         *(() if trains and has_personal else PERSONAL),

@@ -156,10 +156,14 @@ METRICS = (
 )
 """Metrics of every run; those of a target or a budget are added when these are known."""
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
+FINAL_ERROR = "rmse_mean"
+"""Of regression, which has no accuracy."""
 ENERGY = "energy_j"
 """Known where the profile of every device has its power."""
 SCORES = tuple(metric.key for metric in METRICS if metric.group == "accuracy")
 """Metrics of each evaluation: columns of its row in the store."""
+QUALITY = tuple(metric.key for metric in METRICS if metric.group == "quality")
+"""Metrics of the last evaluation that only some tasks have."""
 FAIRNESS = tuple(metric.key for metric in METRICS if metric.group == "fairness")
 """Metrics of the last evaluation; utilities compare only under the same `aggregation.M`."""
 UPDATES = "updates"

@@ -79,7 +79,7 @@ def figures_of(comparison: Comparison, results: Sequence[CellResult]) -> dict[st
         found["queue"] = partial(
             _draw_curves, curves=queues, styles=styles, xlabel="round", ylabel="sum of the queues"
         )
-    if comparison.has_training:
+    if any(run.accuracy for runs in curves.values() for run in runs):
         for name, label, by in (
             ("accuracy-rounds", "round", partial(by_round, quantity="accuracy")),
             ("accuracy-time", "time, s", by_time),

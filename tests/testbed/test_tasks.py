@@ -7,14 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairbed.coordinator.report.figures import read_figures
+from fairbed.coordinator.report.html import write_report
 from fairbed.coordinator.report.summary import RunSummary, summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, MetricRow, PersonalScoreRow
 from fairbed.coordinator.task.catalogue import load_task
+from fairbed.coordinator.tui.fleet_columns import columns_of
+from fairbed.coordinator.tui.reading import ViewReader
+from fairbed.coordinator.tui.screens.overview import accuracy_curves, quality_title
+from fairbed.coordinator.tui.view import RunView
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.compare.measures import measure
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.experiment.shards import FleetData, load_examples
+from tests.coordinator.tui.screen import WIDE, room, settled
 from tests.testbed import test_own_data as own_data
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -146,6 +154,72 @@ def test_the_rules_of_fairness_take_the_losses_of_regression(tmp_path: Path) -> 
         assert summary.aggregation.rule == rule
         assert last.rmse_mean is not None
         assert last.rmse_mean < 1.0
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a short replay."""
+    folder = tmp_path_factory.mktemp("tasks") / "regression"
+    result_of("regression", folder, "replay", "rounds=4")
+    return folder
+
+
+def test_the_control_room_shows_errors_instead_of_accuracies(regression: Path) -> None:
+    with RunReader(regression) as reader:
+        view = ViewReader(reader).refresh(RunView())
+        rows = {row.device: row for row in reader.device_metrics()}
+        metrics = reader.metrics()
+    assert view is not None
+    assert (view.task, quality_title(view)) == ("regression", "Error (RMSE)")
+    assert {device.name: device.rmse for device in view.devices} == {
+        name: row.rmse for name, row in rows.items()
+    }
+    keys = {column.key for column in columns_of(view)}
+    assert "rmse" in keys
+    assert not {"accuracy", "auroc"} & keys
+    curves = {curve.label: curve.points for curve in accuracy_curves(view)}
+    assert curves["mean"] == tuple((row.round, row.rmse_mean) for row in metrics)
+    assert curves["worst 10 %"][-1] == (4, max(row.rmse or 0.0 for row in rows.values()))
+
+
+@pytest.mark.anyio
+async def test_the_header_of_the_control_room_names_the_error(regression: Path) -> None:
+    async with room(regression, WIDE) as (app, pilot):
+        picture = await settled(app, pilot)
+    with RunReader(regression) as reader:
+        last = reader.metrics()[-1]
+    assert "RMSE" in picture.splitlines()[1]
+    assert f"{last.rmse_mean:.3f}" in picture.splitlines()[2]
+    assert "ACCURACY" not in picture
+
+
+def test_figures_and_page_of_regression_show_the_error(regression: Path, tmp_path: Path) -> None:
+    with RunReader(regression) as reader:
+        found, last = read_figures(reader), reader.metrics()[-1]
+        write_report([reader], tmp_path / "page.html", has_figures=False)
+    assert found.score == "RMSE"
+    assert found.metrics["score_mean"][-1] == last.rmse_mean
+    assert found.scores.size == 10
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "RMSE, mean over devices" in page
+    assert f"root mean squared error of {last.rmse_mean:.3f}" in page
+    assert "accuracy, mean over devices" not in page
+
+
+def test_lists_and_comparisons_have_the_error(
+    regression: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result_of("regression", tmp_path / "afl", "replay", "rounds=4", 'aggregation.rule="afl"')
+    measured = measure(regression)
+    with RunReader(regression) as reader:
+        last = reader.metrics()[-1]
+    assert (measured.values["rmse_mean"], measured.curves.accuracy) == (last.rmse_mean, ())
+    capsys.readouterr()
+    assert main(["runs", "--runs", str(regression.parent)]) == 0
+    assert f"RMSE {last.rmse_mean:.3f}" in capsys.readouterr().out
+    out = ["--out", str(tmp_path / "out"), "--no-figures"]
+    assert main(["compare", str(regression), str(tmp_path / "afl"), *out]) == 0
+    assert "Primary metric: RMSE" in capsys.readouterr().out
 
 
 @pytest.mark.full
