@@ -10,9 +10,11 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.fairness import (
     gini,
     jain,
+    mean_and_worst10,
     rate_slack,
     selection_rates,
     summarise,
+    summarise_errors,
     summarise_utilities,
 )
 
@@ -188,3 +190,36 @@ def test_the_guarantee_allows_for_the_virtual_queue() -> None:
     slack = rate_slack(np.array([50, 50]), 500, 0.15, np.array([25.0, 24.0]))
     assert slack[0] == pytest.approx(0.0, abs=1e-12)
     assert slack[1] < 0.0
+
+
+def test_errors_worked_example() -> None:
+    # RMSE 3, 1 and 2 on 2, 8 and 2 examples: losses are half the squares.
+    found = summarise_errors(np.array([2, 8, 2]), np.array([9.0, 4.0, 4.0]))
+    assert (found.rmse_mean, found.rmse_worst10, found.rmse_best10) == (2.0, 3.0, 1.0)
+    assert found.rmse_gap == 2.0
+    assert found.rmse_std == pytest.approx(np.sqrt(2.0 / 3.0))
+    assert found.rmse_pooled == pytest.approx(np.sqrt(2.0 * 17.0 / 12.0))
+
+
+@given(
+    hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(0.0, 1e6)),
+    st.integers(0, 2**32 - 1),
+)
+def test_no_error_depends_on_the_order_of_devices(losses: Floats, seed: int) -> None:
+    n = np.arange(1, len(losses) + 1)
+    order = np.random.default_rng(seed).permutation(len(losses))
+    found, other = summarise_errors(n, losses), summarise_errors(n[order], losses[order])
+    assert (found.rmse_mean, found.rmse_worst10, found.rmse_std) == (
+        other.rmse_mean,
+        other.rmse_worst10,
+        other.rmse_std,
+    )
+    assert found.rmse_pooled == pytest.approx(other.rmse_pooled)
+    assert found.rmse_best10 <= found.rmse_mean * (1 + 1e-12)
+    assert mean_and_worst10(losses) == mean_and_worst10(losses[order])
+
+
+def test_a_diverged_model_of_regression_is_summarised_without_a_warning() -> None:
+    found = summarise_errors(np.array([1, 1]), np.array([0.5, np.inf]))
+    assert (found.rmse_best10, found.rmse_worst10) == (1.0, np.inf)
+    assert found.rmse_mean == np.inf
