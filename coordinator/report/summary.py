@@ -388,27 +388,28 @@ def _evaluation_notes(
     if not metrics:
         return []
     notes, rows, missing = [], of_devices.values(), [x for x in devices if x not in of_devices]
+    latest = metrics[-1]
+    is_regression = latest.accuracy_mean is None
     if missing:
         shown = " ".join(missing[:SHOWN_NAMES]) + (" ..." if len(missing) > SHOWN_NAMES else "")
         notes.append(
-            f"{len(missing)} of {len(devices)} devices have no accuracy in the latest evaluation "
+            f"{len(missing)} of {len(devices)} devices have no "
+            f"{'error' if is_regression else 'accuracy'} in the latest evaluation "
             f"(no held-out examples, or no result in time): {shown}"
         )
     reported = sum(row.bytes_down is not None for row in rows)
     if reported:
-        scores = "errors" if metrics[-1].accuracy_mean is None else "accuracies"
+        scores = "errors" if is_regression else "accuracies"
         notes.append(
             f"{reported} of {len(of_devices)} {scores} are reported by devices with own data; "
             f"their downloads for tests, {size(test_bytes)} so far, are not part of the traffic"
         )
-    latest = metrics[-1]
-    score, value = "accuracy", ratio(latest.test_accuracy)
-    if latest.accuracy_mean is None:
-        score, value = "RMSE", ratio(latest.test_rmse)
     if latest.test_n is not None:
         place = "for all devices together" if latest.devices == 0 else "beside that of the devices"
+        value = latest.test_rmse if is_regression else latest.test_accuracy
         notes.append(
-            f"{score} on the server's test set of {latest.test_n} examples, {place}: {value}"
+            f"{'RMSE' if is_regression else 'accuracy'} on the server's test set of "
+            f"{latest.test_n} examples, {place}: {ratio(value)}"
         )
     if rows and all(row.accuracy == 0.0 for row in rows):
         notes.append("every accuracy is 0: its Gini coefficient and Jain index are not defined")

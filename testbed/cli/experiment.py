@@ -15,7 +15,7 @@ from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.load import population_names
 from fairbed.testbed.cli import DONE, EXAMPLES
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.experiment.data import NAMES, TABLES, DataConfig, data_config
+from fairbed.testbed.experiment.data import NAMES, TABLES, TABULAR_NAMES, DataConfig, data_config
 from fairbed.testbed.experiment.datasets.catalogue import ANY_SEED
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.loading import load
@@ -201,8 +201,8 @@ def _answers(options: argparse.Namespace) -> Answers:
 
 
 def _suitable_model(config: DataConfig) -> str:
-    """Return a model that accepts the examples: a cnn for images, else an mlp."""
-    if config.dataset == "synthetic":
+    """Return a model that accepts the examples: a cnn for images, softmax or an mlp for others."""
+    if config.dataset in TABULAR_NAMES:
         return "softmax"
     if not config.is_own:
         return "cnn"

@@ -22,6 +22,9 @@ NAMES: tuple[str, ...] = (
 )
 """Data sets that ship with Fairbed, or that it can read from their published files."""
 
+TABULAR_NAMES: tuple[str, ...] = ("synthetic", "breast-cancer", "diabetes")
+"""Data sets whose examples are rows of numbers, not pictures."""
+
 GROUP: Final = "fairbed.datasets"
 """Group of entry points, and of `fairbed.register`, of functions that return data."""
 

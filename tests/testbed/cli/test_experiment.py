@@ -45,6 +45,15 @@ def test_init_writes_an_experiment_with_all_defaults(folder: Path) -> None:
     assert json.loads((folder / "fairbed.schema.json").read_text())["$defs"]
 
 
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [("digits", "cnn"), ("diabetes", "softmax"), ("breast-cancer", "softmax")],
+)
+def test_init_takes_a_model_that_fits_a_data_set(folder: Path, dataset: str, model: str) -> None:
+    assert main(["init", "e.toml", "--dataset", dataset]) == 0
+    assert load_experiment(folder / "e.toml").model.name == model
+
+
 @pytest.mark.parametrize(("shape", "model"), [((40, 12), "mlp"), ((40, 1, 8, 8), "cnn")])
 def test_init_takes_own_data_and_a_model_that_fits(
     folder: Path, shape: tuple[int, ...], model: str
