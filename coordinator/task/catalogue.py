@@ -61,9 +61,10 @@ def load_task(
         return build_task(model, x_shape, classes, kind, engine=engine)
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
+    predicts = f"in {classes} classes" if kind == "classification" else f"and {kind}"
     raise UnknownTask(
-        f"model.name: {model} for {_task_of(classes, kind)} of examples of shape {shape} must be "
-        f"exported with torch, got no torch (shipped: {shipped}); install fairbed[torch]"
+        f"model.name: {model} for examples of shape {shape} {predicts} must be exported "
+        f"with torch, got no torch (shipped: {shipped}); install fairbed[torch]"
     )
 
 
@@ -71,10 +72,6 @@ def read_shipped(name: str) -> bytes:
     """Return the blob of a shipped task."""
     file = resources.files("fairbed.coordinator.task") / ARTIFACTS / f"{name}{SUFFIX}"
     return file.read_bytes()
-
-
-def _task_of(classes: int, kind: TaskKind) -> str:
-    return f"classification in {classes} classes" if kind == "classification" else kind
 
 
 def build_task(

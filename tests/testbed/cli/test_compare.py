@@ -483,7 +483,7 @@ def test_failed_live_cells_report_the_reason(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = GRIDS / "live-digits.toml"
-    assert call(path, calls, "--seeds", "1", "--set", "data.source=nowhere.npz") == 1
+    assert call(path, calls, "--seeds", "1", "--set", 'data={source="nowhere.npz"}') == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if "failed: " in line]
     assert len(lines) == 2
     assert all("nowhere.npz" in line and "(exit status 2; " in line for line in lines)

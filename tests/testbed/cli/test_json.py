@@ -76,7 +76,7 @@ def test_examples_are_listed_with_their_first_comment(capsys: pytest.CaptureFixt
     assert texts.keys() == {
         path.relative_to(EXAMPLES).as_posix()
         for path in EXAMPLES.rglob("*")
-        if path.suffix in (".toml", ".py")
+        if path.suffix in (".toml", ".py", ".ipynb")
     }
     assert all(texts.values())
 
