@@ -8,7 +8,8 @@ import argparse
 import functools
 import logging
 import sys
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import TextIO
 
 import anyio
@@ -16,6 +17,7 @@ import msgspec
 
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.api.errors import one_line_errors
@@ -25,6 +27,7 @@ from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment.file import LAB
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.metrics.start import ExportTargets
+from fairbed.testbed.progress import Bar, is_dumb_terminal, progress
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 
 
@@ -89,16 +92,32 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTar
         _print(out, f"to add a device, run: fairbed enroll NAME{of_run}")
     if targets.url is not None:
         _print(out, f"metrics at {targets.url}")
-    run = functools.partial(
-        run_experiment,
-        plan,
-        lambda progress: _print(out, progress.line(rounds)),
-        lambda: _print(sys.stderr, "fairbed: stopping; press Ctrl-C again to stop immediately"),
-        lambda line: _print(out, f"waiting: {line}"),
-        alerted=lambda change: _print(out, f"alert: {change.line}"),
-        is_attached=options.attached,
-    )
-    with one_line_errors(), targets.exporting(plan.folder):
+    with ExitStack() as shown:
+        shown.enter_context(one_line_errors())
+        shown.enter_context(targets.exporting(plan.folder))
+        bar: Bar | None = None
+        if out.isatty() and not is_dumb_terminal():  # elsewhere the lines are enough
+            bar = shown.enter_context(progress(rounds, "rounds", "run", out, is_ticking=False))
+        above: Callable[[str], None] | None = None if bar is None else bar.line
+        show_line = above or functools.partial(_print, out)
+        warn = above or functools.partial(_print, sys.stderr)
+
+        def closed(one: RoundProgress) -> None:
+            show_line(one.line(rounds))
+            if bar is not None:
+                if not bar.done:  # the first round of a resumed run
+                    bar.skip(one.round.round - 1)
+                bar.update(one.round.round)
+
+        run = functools.partial(
+            run_experiment,
+            plan,
+            closed,
+            lambda: warn("fairbed: stopping; press Ctrl-C again to stop immediately"),
+            lambda line: show_line(f"waiting: {line}"),
+            alerted=lambda change: show_line(f"alert: {change.line}"),
+            is_attached=options.attached,
+        )
         anyio.run(run, backend_options={"loop_factory": loop_factory(plan.dilation)})
     if not (plan.folder / DATABASE).exists():
         raise RunError("stopped before the run began; no file was kept")

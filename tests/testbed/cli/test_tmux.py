@@ -145,3 +145,16 @@ def test_a_run_is_paused_throttled_kicked_looked_back_at_and_stopped(
     ]
     with RunReader(run) as reader:
         assert reader.run().status == "stopped"
+
+
+def test_a_run_without_screens_shows_its_rounds_above_a_bar(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    experiment, run = tmp_path / "small.toml", tmp_path / "run"
+    fleet = EMULATED.format(host_core_speed=1.0)
+    experiment.write_text(EXPERIMENT.format(rounds=5_000, epochs=1, fleet=fleet))
+    command = shlex.join([*FAIRBED, "run", str(experiment), "--headless", "--out", str(run)])
+    terminal.open(f"{command}; echo ended with $?; sleep 900")
+    terminal.shows("round    2/5000", "of 5,000 rounds", " left")
+    terminal.press("C-c")
+    terminal.shows("stopped", "ended with 0")
