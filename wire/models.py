@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from fairbed.wire.artifact import ModuleSource
@@ -64,8 +65,10 @@ def factory_at(path: str) -> Callable[..., object]:
     got = hashlib.sha256(source).digest()
     try:
         module = importlib.import_module(package)
-        if _hashes.get(package, got) != got:
-            exec(compile(source, file or package, "exec"), module.__dict__)
+        if file is not None and _hashes.get(package, got) != got:
+            with suppress(FileNotFoundError):  # by its date it may be that of the former source
+                os.unlink(importlib.util.cache_from_source(file))
+            module = importlib.reload(module)
     except Exception as exc:  # importing runs the user's code
         raise _import_error(path, exc) from exc
     _hashes[package] = got

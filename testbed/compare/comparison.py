@@ -16,7 +16,6 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.grid import BUDGETS, Arm, Grid, TargetConfig
 from fairbed.testbed.compare.measures import (
-    FINAL_ACCURACY,
     FINAL_ERROR,
     MACHINE_TIME,
     METRICS,
@@ -235,7 +234,9 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
     metrics += _add_budgets(done, budgets, grid.budget_metric)
     shown = [m for m in metrics if any(done.of(arm.name, m.key) for arm in grid.arms)]
     tested = [metric for metric in shown if metric.better is not None]
-    has_training = any(metric.key in (FINAL_ACCURACY, FINAL_ERROR) for metric in shown)
+    has_training = any(metric.key == FINAL_ERROR for metric in shown) or any(
+        run.accuracy for arm in done.curves.values() for run in arm.values()
+    )
     front, differences = _front(grid, done), _differences(grid, tested, done)
     arms = [
         ArmSummary(
