@@ -27,7 +27,7 @@ FULL: dict[str, str] = {
 }
 """Files and folders of the rest, and what they are."""
 
-ALL_EXAMPLES, FAST_EXAMPLES = 100, 25
+ALL_EXAMPLES, FAST_EXAMPLES = 100, 15
 """Of a property, unless its test says otherwise."""
 
 ROOT = Path(__file__).parent.parent

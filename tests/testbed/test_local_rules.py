@@ -266,6 +266,7 @@ def test_doctor_prints_a_line_for_each_property(capsys: pytest.CaptureFixture[st
     assert lines[-1] == f"local rule {name}: satisfies the contract"
 
 
+@pytest.mark.full
 def test_doctor_reports_a_faulty_rule_with_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--local-training", f"{__name__}:Forgets", "--json"]) == 1
     found = {line["name"]: line["is_ok"] for line in json.loads(capsys.readouterr().out)}

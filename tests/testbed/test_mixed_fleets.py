@@ -536,6 +536,7 @@ def test_an_agent_with_the_name_of_an_emulated_device_is_refused_at_a_plain_brok
 FULL = pytest.mark.full
 
 
+@pytest.mark.full
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.parametrize(

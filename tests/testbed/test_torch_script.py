@@ -56,6 +56,7 @@ def test_its_data_are_those_of_its_function(script: Path) -> None:
     assert (data.n, data.y[7], data.classes) == (len(pictures), int(pictures[7][1]), 10)
 
 
+@pytest.mark.full
 def test_it_trains_in_a_live_run_and_in_a_replay(script: Path) -> None:
     fleet = "fleet=[{name='pi', count=3}]"
     live = result_of(script, "run", "rounds=3", fleet)

@@ -223,6 +223,7 @@ def test_a_model_that_cannot_be_recorded_is_one_line() -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.full
 def test_torch_logs_no_traceback_of_a_model_that_fails() -> None:
     code = (
         "from torch import nn\n"

@@ -161,6 +161,7 @@ def test_a_list_that_ends_earlier_begins_anew(reader: RunReader) -> None:
     assert window.entries[-1].position == past
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_the_screen_has_one_line_a_round_and_no_dispatches(run: FakeRun) -> None:
     async with room(run.folder, WIDE) as (app, pilot):

@@ -93,6 +93,7 @@ def test_an_arm_may_name_a_registered_part() -> None:
     assert not Path("live").exists()
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_all_processes_and_the_same_call_continues() -> None:
     def report(done: int, total: int) -> None:
         if done == 1:

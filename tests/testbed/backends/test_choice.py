@@ -95,6 +95,7 @@ def test_a_run_with_a_backend_that_cannot_work_ends_with_one_line_and_status_2(
     assert "processor share must be at least 0.01" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.usefixtures("needs_namespaces")

@@ -286,6 +286,7 @@ def test_arms_share_their_random_draws_and_seeds_do_not(calls: Path) -> None:
     assert {key: uniform[key] for key in both} == {key: rbcs_f[key] for key in both}
 
 
+@pytest.mark.full
 def test_finished_cells_are_not_run_again_and_a_grid_may_grow(calls: Path) -> None:
     path = grid_file(calls.parent)
     assert call(path, calls) == 0

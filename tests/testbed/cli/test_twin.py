@@ -188,6 +188,7 @@ def test_too_few_exchanges_are_one_line(
     assert "needs 3 valid exchanges" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_agents_on_this_machine_are_physical_devices(

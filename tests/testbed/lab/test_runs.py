@@ -138,6 +138,7 @@ def refusals(folder: Path) -> list[str | None]:
     return found
 
 
+@pytest.mark.full
 def test_agents_that_are_enrolled_once_serve_two_runs(lab: Lab, tmp_path: Path) -> None:
     with ExitStack() as stack:
         up = stack.enter_context(lab_up(lab))

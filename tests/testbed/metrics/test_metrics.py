@@ -416,6 +416,7 @@ def _url_of(run: Running) -> str | None:
     return None
 
 
+@pytest.mark.full
 @pytest.mark.broker
 def test_a_killed_run_ends_its_exporter(tmp_path: Path) -> None:
     curves = tmp_path / "tb"

@@ -68,6 +68,7 @@ def test_total_times_are_those_of_the_reference_simulation(
     assert found == pytest.approx(mild_s, rel=slack)
 
 
+@pytest.mark.full
 def test_learning_costs_time_and_knowing_it_is_the_floor() -> None:
     learned, known = (
         np.mean([total_s(replay_rounds(f"selection.policy={p}", seed=s)) for s in range(3)])

@@ -61,6 +61,7 @@ def test_devices_that_miss_every_deadline_cost_little_time(settings: list[str]) 
     assert calls.sum(axis=0).max() <= LIMIT + 2, "two trials, after 100 and 200 rounds"
 
 
+@pytest.mark.full
 def test_they_cost_oort_little_time_in_a_replay_that_trains(tmp_path: Path) -> None:
     settings = [
         *("selection.policy=oort", "evaluation.every=0", "data.dataset=digits"),

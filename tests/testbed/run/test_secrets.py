@@ -96,6 +96,7 @@ async def test_a_run_writes_and_shows_the_password_nowhere(
         assert reader.run().row.status == "done"
 
 
+@pytest.mark.full
 @pytest.mark.broker
 @NEEDS_MOSQUITTO
 def test_a_run_in_a_lab_writes_and_shows_no_password(

@@ -230,6 +230,7 @@ def test_a_killed_broker_is_restarted_and_the_run_continues(tmp_path: Path) -> N
     assert kinds.count("broker") == 2
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_a_second_run_on_the_same_broker_is_refused(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

@@ -130,6 +130,7 @@ def command(run: Path) -> Iterator[Command]:
     started.process.communicate()
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_the_control_room_arrives_and_ends_with_a_killed_server(
     command: Command, run: Path
