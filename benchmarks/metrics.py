@@ -16,13 +16,11 @@ a share of all processes of the run.
 
 import argparse
 import http.client
-import multiprocessing
 import socket
 import statistics
 import tempfile
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,6 +30,7 @@ import psutil
 
 from benchmarks._live_run import live_run, save_random_examples, thread_time_s
 from benchmarks._synthetic_run import SyntheticRun
+from experiments.processes import fresh_processes
 from fairbed.testbed.compare.statistics import mean_interval
 from fairbed.testbed.metrics.start import EXPORTER, ExportTargets
 from fairbed.testbed.progress import tracked
@@ -84,7 +83,7 @@ def measure_scrapes(devices: int, seconds: float, scrapes: int) -> Result:
         run = SyntheticRun(folder / "run", devices)
         with (
             ExportTargets(":0", folder / "curves") as targets,
-            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+            fresh_processes(1) as pool,
             targets.exporting(folder / "run"),
         ):
             assert targets.url is not None

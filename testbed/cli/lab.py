@@ -120,7 +120,6 @@ def _up(options: argparse.Namespace) -> int:
             check_ports(lab.settings, lab.folder / SETTINGS_FILE)
         print(f"{install_unit(lab)} runs, and starts with this machine; log: {_log_command(lab)}")
         return DONE
-    os.umask(0o077)  # for the files of the broker, too
     logging.basicConfig(
         level=logging.DEBUG if hasattr(options, "debug") else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -128,10 +127,13 @@ def _up(options: argparse.Namespace) -> int:
     )
     if not hasattr(options, "debug"):
         logging.getLogger("fairbed.wire").setLevel(logging.WARNING)
+    umask = os.umask(0o077)  # for the files of the broker, too
     try:
         anyio.run(partial(serve_lab, lab, on_ready=lambda: _print_up(lab)))
     except BrokerError as exc:
         raise RunError(str(exc)) from exc
+    finally:
+        os.umask(umask)
     return DONE
 
 

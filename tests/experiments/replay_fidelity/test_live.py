@@ -96,7 +96,7 @@ def test_a_comparison_is_of_a_grid_or_of_live_and_replay(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *words]) == BAD_USAGE
-    assert "must have either a grid file or --live-replay" in capsys.readouterr().err
+    assert "must have either a grid file, or runs, or --live-replay" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

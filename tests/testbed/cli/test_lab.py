@@ -1,6 +1,7 @@
 """`fairbed lab`: what it makes, shows and refuses."""
 
 import json
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -150,8 +151,10 @@ def test_status_and_down_follow_a_lab_that_is_up(
         assert status["version"].startswith("mosquitto version ")
         modes = {path: path.stat().st_mode & 0o077 for path in lab.folder.rglob("*")}
         assert [path for path, open_to in modes.items() if open_to] == []
+        os.umask(umask := os.umask(0o022))
         assert main(["lab", "up"]) == 2
         assert f"the lab is up already, as process {process.pid}" in error_of(capsys)
+        assert os.umask(umask) == umask
         assert main(["lab", "down"]) == 0
         assert process.wait(30) == 0
     capsys.readouterr()
