@@ -130,7 +130,8 @@ class TorchEngine:
         path, spec = self._source.path, self.spec
         try:
             factory = sourced_factory(self._source)
-            module = call_factory(path, factory, spec.x_shape, spec.classes)
+            with _random_numbers:  # a factory draws the first parameters
+                module = call_factory(path, factory, spec.x_shape, spec.classes)
         except (PluginError, OSError) as exc:
             raise EngineError(str(exc)) from exc
         if not isinstance(module, nn.Module):

@@ -1,7 +1,9 @@
 """The torch engine: the numbers of the other engine, dropout by seed, and no unknown code."""
 
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -106,6 +108,25 @@ def test_dropout_depends_on_the_seed_of_round_and_device_alone(recurrent: Artifa
     np.testing.assert_array_equal(trained(again), one)
     np.testing.assert_array_equal(trained(first), one)
     assert np.abs(trained(again, other) - one).max() > 1e-3
+
+
+def test_an_engine_that_is_opened_during_a_step_changes_none_of_its_random_numbers(
+    recurrent: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_own_engine(recurrent)
+    undisturbed, opened = trained(engine, steps=1), list[threading.Thread]()
+
+    def dropout(*args: Any) -> torch.Tensor:
+        if not opened:
+            opened.append(threading.Thread(target=open_own_engine, args=(recurrent,)))
+            opened[0].start()
+            opened[0].join(0.2)  # it draws the first parameters, if nothing keeps it from that
+        return original(*args)
+
+    original = torch.nn.functional.dropout
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    np.testing.assert_array_equal(trained(engine, steps=1), undisturbed)
+    opened[0].join()
 
 
 def test_one_step_drops_the_same_units_at_other_parameters(recurrent: Artifact) -> None:
