@@ -26,12 +26,11 @@ Source:
     emulation.
 """
 
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, exp, inf, sqrt
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,8 +42,8 @@ FIRST_WINDOW = 10
 PAYLOAD_BYTES = 1448
 """TCP payload of a full IPv4 packet with time stamps."""
 
-WIRE_BYTES = 1500
-"""A full packet in a queue."""
+WIRE_BYTES = 1514
+"""Bytes of a full packet in a queue."""
 
 FIRST_WINDOW_BITS = 8.0 * 10 * 1448
 _FULL_BITS = 8.0 * PAYLOAD_BYTES
@@ -122,6 +121,18 @@ def transmission_s(bits: float, took_s: float, round_trip_s: float) -> float:
         if link_s <= 0.0:
             return took_s
     return link_s
+
+
+class Draws(Protocol):
+    """Random numbers of a transfer: `random.Random`, or a test's own."""
+
+    def random(self) -> float:
+        """Return a number from 0 to 1."""
+        ...
+
+    def gauss(self, mu: float, sigma: float) -> float:
+        """Return a normal number."""
+        ...
 
 
 class PathState(NamedTuple):
@@ -269,7 +280,7 @@ def transfer_end(
     path: TcpPath,
     start: float,
     bits: float,
-    rng: random.Random,
+    rng: Draws,
     sender: TcpSender | None = None,
     *,
     give_up_s: float = inf,
@@ -288,7 +299,7 @@ def transfer_end(
     return transfer.run(start + give_up_s)
 
 
-def message_s(path: TcpPath, start: float, rng: random.Random, *, give_up_s: float = inf) -> float:
+def message_s(path: TcpPath, start: float, rng: Draws, *, give_up_s: float = inf) -> float:
     """Return the delay of a message of one packet on an idle connection, seconds.
 
         delay + 0, 1, 2, 4, ... time-outs        for 0, 1, 2, 3, ... losses
@@ -320,7 +331,7 @@ class _Sent(NamedTuple):
 class _Line:
     """The two directions of a path: computes the fate of each packet when it is sent."""
 
-    def __init__(self, path: TcpPath, rng: random.Random, start: float) -> None:
+    def __init__(self, path: TcpPath, rng: Draws, start: float) -> None:
         self._path, self._rng = path, rng
         self.state = path.at(start)
         self._free = self._last_due = self._last_back = start
