@@ -1,8 +1,10 @@
 """Cost of following traces: the driver, and the helper processes that apply its changes.
 
-    fairbed bench trace-driver [--devices 100] [--seconds 30] [--backend none] [--json]
+    fairbed bench trace-driver [--devices 100] [--seconds 30] [--backend none] [--step 0.1] [--json]
 
-Every device has its own rates and clock, which change ten times a second; no agent runs. `none`
+Every device has its own rates and clock, which change ten times a second; no agent runs. With
+another `--step` the traces change at other intervals, each device at its own instants; the driver
+applies the means over its ticks, ten times a second. `none`
 applies nothing and shows the cost of the driver itself. `process` changes proxies, `namespace` the
 kernel's links and quotas (root).
 """
@@ -35,6 +37,9 @@ from fairbed.testbed.emulation.schedule import Schedule, ScheduleFollower, Speed
 PERIOD_S = 60.0
 """Length of the traces, which then repeat."""
 
+MIN_STEP_S = 1e-3
+"""Shortest step of traces, seconds."""
+
 UNUSED_URL = "mqtt://127.0.0.1:1"
 """Broker address that is never used, because no agent runs."""
 
@@ -57,9 +62,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--devices", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--backend", choices=get_args(Choice), default="none")
+    parser.add_argument(
+        "--step", type=float, default=TICK_S, help="seconds between two rates of a trace"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    result = anyio.run(measure, options.backend, options.devices, options.seconds)
+    if not MIN_STEP_S <= options.step <= PERIOD_S:
+        parser.error(f"--step: must be from {MIN_STEP_S:g} to {PERIOD_S:g}, got {options.step:g}")
+    result = anyio.run(measure, options.backend, options.devices, options.seconds, options.step)
     if options.json:
         print(msgspec.json.encode(result).decode())
     else:
@@ -68,10 +78,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-async def measure(choice: Choice, devices: int, seconds: float) -> dict[str, float]:
-    """Return cores and lateness of `devices` that change at every tick for `seconds`."""
+async def measure(
+    choice: Choice, devices: int, seconds: float, step_s: float = TICK_S
+) -> dict[str, float]:
+    """Return cores and lateness of `devices` whose traces change every `step_s` for `seconds`."""
     rng = np.random.default_rng(7)
-    followers = {f"device-{number}": _follower(rng) for number in range(devices)}
+    followers = {f"device-{number}": _follower(rng, step_s) for number in range(devices)}
     notes = 0
 
     def note(name: str, stretch: object) -> None:
@@ -102,14 +114,19 @@ async def measure(choice: Choice, devices: int, seconds: float) -> dict[str, flo
     }
 
 
-def _follower(rng: np.random.Generator) -> ScheduleFollower:
-    steps = round(PERIOD_S / TICK_S)
+def _follower(rng: np.random.Generator, step_s: float) -> ScheduleFollower:
+    steps = round(PERIOD_S / step_s)
     rates = (rng.lognormal(15.5, 0.8, size=(2, steps))).tolist()
     clock = rng.uniform(0.5, 1.0, size=steps).tolist()
+    start_s = 0.0 if step_s == TICK_S else float(rng.uniform(0.0, PERIOD_S))
     nothing = Series.constant(0.0)
+
+    def followed(values: list[float]) -> Series:
+        return Series.sampled(values, step_s).starting_at(start_s)
+
     link = LinkTracks(
-        down_bps=Series.sampled(rates[0], TICK_S),
-        up_bps=Series.sampled(rates[1], TICK_S),
+        down_bps=followed(rates[0]),
+        up_bps=followed(rates[1]),
         delay_s=nothing,
         jitter_s=nothing,
         loss_ratio=nothing,
@@ -118,7 +135,7 @@ def _follower(rng: np.random.Generator) -> ScheduleFollower:
         per_core=0.4,
         threads=1,
         cores=4,
-        clock_ratio=Series.sampled(clock, TICK_S),
+        clock_ratio=followed(clock),
         background_load=nothing,
     )
     return ScheduleFollower(Schedule(speed=speed, link=link))

@@ -40,6 +40,7 @@ GROUPS: Mapping[str, Group] = {
     "loss": Group(far=(delay_and_loss.losses,)),
     "outage": Group(near=(outage.outages,)),
     "trace": Group(near=(trace.traces,)),
+    "trace-steps": Group(near=(trace.short_steps,)),
     "dilation": Group(near=(dilation.steps, dilation.transfers), far=(dilation.delays,)),
     "driver": Group(fleet=(fleets.drivers,)),
     "fleet": Group(fleet=(fleets.set_ups,)),

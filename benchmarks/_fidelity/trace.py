@@ -38,6 +38,14 @@ Traffic: TypeAlias = Literal["datagrams", "tcp"]
 REAL = "data:mahimahi/ATT-LTE-driving.down"
 """A recorded trace with coverage holes of 9 s and 3 s in its first minute."""
 
+STEPS: Mapping[float, tuple[float, float]] = {
+    0.02: (20e6, 0.0),
+    0.05: (20e6, 0.0),
+    0.25: (16e6, 4e6),
+}
+"""Length of the steps of a trace, seconds, and the rates that it alternates between, bit/s. The
+driver changes a link every 0.1 s: five steps, two steps, and steps that begin between two ticks."""
+
 STEP_S = 0.1
 """Step of traces: the tick of the driver."""
 
@@ -63,6 +71,16 @@ async def traces(measured: MeasuredDevice, plan: Plan) -> list[Row]:
             print_row(rows[-1])
         return rows
     return rows + await _replayed(measured, plan, "LTE driving", real, lasting_s, has_holes=True)
+
+
+async def short_steps(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Replay traces whose steps are not those of the driver."""
+    rows: list[Row] = []
+    for step_s in (0.05,) if plan.is_quick else STEPS:
+        series = Series.sampled(STEPS[step_s], step_s)
+        name, lasting_s = f"{1e3 * step_s:g} ms steps", plan.pick(10.0, 3.0)
+        rows += await _replayed(measured, plan, name, series, lasting_s, has_holes=False)
+    return rows
 
 
 def synthetic(seconds: float = 60.0, seed: int = 4) -> Series:

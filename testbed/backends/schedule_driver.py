@@ -5,7 +5,9 @@
         get the conditions of those devices from their followers
         apply all changes by one call of the backend
 
-Ticks are multiples of `TICK_S` since the run began, in seconds of the fleet. A driver that wakes
+Ticks are multiples of `TICK_S` since the run began, in seconds of the fleet. The conditions of a
+tick are the means of the schedule until the next one, so traces with shorter steps, and steps that
+begin between two ticks, keep their volume. A driver that wakes
 up late continues with the current tick; it skips and counts missed ticks. The cost of a tick is
 proportional to its devices.
 """
@@ -173,13 +175,13 @@ class ScheduleDriver:
             follower = device.follower
             if follower.needs_cpu_time(t):
                 follower.update_heat(t, self._backend.cpu_s(device.name))
-            wanted = follower.conditions(t)
+            wanted = follower.conditions(t, TICK_S)
             if wanted != device.now:
                 changed[device.name] = device.now = wanted
                 self._log_conditions(device, t, wanted)
             update_at = follower.next_update(t)
             if update_at < math.inf:
-                queue.add(max(math.ceil(update_at / TICK_S - _ROUNDING), tick + 1), device)
+                queue.add(max(_tick_before(update_at), tick + 1), device)
         if changed:
             await self._backend.apply(self._dilated(changed))
             self._changes += len(changed)

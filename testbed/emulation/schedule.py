@@ -1,8 +1,8 @@
 """The configured conditions of one device over time.
 
-`Schedule` maps a time to conditions and to the time of the next change. Heat is an argument,
-because it depends on the load of the device. `ScheduleFollower` adds the heat of one device,
-computed from the processor time that it used.
+`Schedule` maps a time to conditions and to the time of the next change, and an interval to the
+means of its conditions. Heat is an argument, because it depends on the load of the device.
+`ScheduleFollower` adds the heat of one device, computed from the processor time that it used.
 
 Times are seconds of the fleet since the run began. Conditions are in seconds of the device; under
 time dilation the caller converts them for this machine (`Conditions.dilated`).
@@ -103,6 +103,8 @@ class Schedule:
         self._steps = [0] * len(series)
         """Position in each series at `_read_at`."""
         self._read_at, self._change = nan, inf
+        self._next = nan, inf
+        """The last argument of `next_change`, and its result."""
 
     @property
     def is_constant(self) -> bool:
@@ -127,13 +129,7 @@ class Schedule:
         if self._speed is not None:
             speed = self._speed.of(clock, load) * heat_clock_ratio
         if self._has_link:
-            shape = Shape(
-                down_bps=max(down_bps, MIN_BPS),
-                up_bps=max(up_bps, MIN_BPS),
-                delay_s=delay_s,
-                jitter_s=jitter_s,
-                loss_ratio=loss_ratio,
-            )
+            shape = _shape(down_bps, up_bps, delay_s, jitter_s, loss_ratio)
             is_outage = down_bps == 0.0 or up_bps == 0.0
         return Conditions(
             speed_ratio=speed,
@@ -144,14 +140,76 @@ class Schedule:
             is_willing=is_available or self._unavailable_as != "unwilling",
         )
 
+    def mean_conditions(
+        self,
+        t: float,
+        lasting_s: float,
+        heat_clock_ratio: float = 1.0,
+        celsius: float | None = None,
+    ) -> Conditions:
+        """Return the configured conditions as means over the time from `t` to `t + lasting_s`.
+
+        A coverage hole has the rates 0 in the means, in both directions, so the mean rate times
+        `lasting_s` is the volume of the link in that time. A hole that lasts the whole time is an
+        outage. Speed, clock, delay, jitter and loss are means over time. Other outages, and
+        whether the device is available, are states: those at `t`.
+
+        Args:
+            t: Seconds since the run began.
+            lasting_s: Length of the time, seconds.
+            heat_clock_ratio: Clock / nominal clock that heat allows.
+            celsius: Temperature of the device; None is unknown.
+        """
+        now, end = self.conditions(t, heat_clock_ratio, celsius), t + lasting_s
+        change = self.next_change(t)
+        if change is None or change >= end - ROUNDING_S:
+            return now
+        covered_s, sums, begin = 0.0, [0.0] * 7, t
+        while begin < end - ROUNDING_S:
+            until = min(self._change_after(begin + ROUNDING_S), end)
+            passed_s, begin = until - begin, until
+            _, clock, load, down_bps, up_bps, *others = self._values
+            if self._speed is not None:
+                sums[0] += self._speed.of(clock, load) * passed_s
+            sums[1] += clock * passed_s
+            if not self._is_hole(until - ROUNDING_S, down_bps, up_bps):
+                covered_s += passed_s
+                sums[2] += down_bps * passed_s
+                sums[3] += up_bps * passed_s
+            for place, value in enumerate(others, 4):
+                sums[place] += value * passed_s
+        speed, clock, down_bps, up_bps, *others = (total / lasting_s for total in sums)
+        outage = now.outage
+        if outage is None or outage == "coverage":
+            outage = None if covered_s > ROUNDING_S else "coverage"
+        return Conditions(
+            speed_ratio=None if self._speed is None else speed * heat_clock_ratio,
+            shape=_shape(down_bps, up_bps, *others) if self._has_link else None,
+            outage=outage,
+            clock_ratio=clock * heat_clock_ratio,
+            temperature_celsius=celsius,
+            is_willing=now.is_willing,
+        )
+
     def next_change(self, t: float) -> float | None:
         """Return the first time after `t` at which conditions may change; None is never."""
-        t += ROUNDING_S
-        self._read(t)
-        change = self._change
-        if self._edges:
-            change = min([change, *(edge for edge in self._edges if edge > t)])
+        if t != self._next[0]:
+            self._next = t, self._change_after(t + ROUNDING_S)
+        change = self._next[1]
         return None if change == inf else change
+
+    def _change_after(self, t: float) -> float:
+        """Update the values to `t`; return the first change after it, `inf` for never."""
+        self._read(t)
+        if self._edges:
+            return min([self._change, *(edge for edge in self._edges if edge > t)])
+        return self._change
+
+    def _is_hole(self, t: float, down_bps: float, up_bps: float) -> bool:
+        """Return whether there is no coverage at `t`, with these rates."""
+        if self._has_link and (down_bps == 0.0 or up_bps == 0.0):
+            return True
+        return any(o.kind == "coverage" and o.start_s <= t < o.end_s for o in self._outages)
 
     def _read(self, t: float) -> None:
         """Update values and next change of all series to `t`; the last `t` is cached."""
@@ -173,6 +231,18 @@ class Schedule:
         if not is_available and self._unavailable_as == "unplugged":
             found.append("unplugged")
         return max(found, key=_SEVERITY.__getitem__, default=None)
+
+
+def _shape(
+    down_bps: float, up_bps: float, delay_s: float, jitter_s: float, loss_ratio: float
+) -> Shape:
+    return Shape(
+        down_bps=max(down_bps, MIN_BPS),
+        up_bps=max(up_bps, MIN_BPS),
+        delay_s=delay_s,
+        jitter_s=jitter_s,
+        loss_ratio=loss_ratio,
+    )
 
 
 def _series(
@@ -268,13 +338,13 @@ class ScheduleFollower:
         """Return whether `update_heat` must be called with the processor time of the device."""
         return t >= self._update_at - ROUNDING_S
 
-    def conditions(self, t: float) -> Conditions:
-        """Return the configured conditions at `t`."""
+    def conditions(self, t: float, lasting_s: float = 0.0) -> Conditions:
+        """Return the configured conditions at `t`, or their means over `lasting_s` from `t` on."""
         if self._heat is None:
-            return self._schedule.conditions(t)
+            return self._schedule.mean_conditions(t, lasting_s)
         heat = self._heat
         celsius = None if heat.celsius is None else round(heat.celsius)
-        now = self._schedule.conditions(t, heat.clock_ratio, celsius)
+        now = self._schedule.mean_conditions(t, lasting_s, heat.clock_ratio, celsius)
         self._speed = now.speed_ratio
         return now
 

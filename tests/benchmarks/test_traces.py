@@ -76,3 +76,12 @@ def test_trace_driver_tells_what_following_costs(
     assert 0.0 < result["changes_per_s"] <= 110.0
     assert 0.0 < result["driver_cores"] < 1.0
     assert (result["helper_cores"] > 0.0) == (backend != "none")
+
+
+def test_trace_driver_takes_traces_with_shorter_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace_driver.main(["--devices", "5", "--seconds", "1", "--step", "0.02", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert 40.0 < result["changes_per_s"] <= 55.0  # the means of ten ticks a second
+    with pytest.raises(SystemExit):
+        trace_driver.main(["--step", "0"])
+    assert "--step: must be from 0.001 to 60, got 0" in capsys.readouterr().err

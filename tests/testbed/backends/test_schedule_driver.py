@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -107,6 +108,21 @@ def test_after_a_day_every_change_is_still_at_its_time() -> None:
     assert driver.punctuality.late_p99_s == pytest.approx(0.006, abs=1e-6)
 
 
+@pytest.mark.parametrize("step_s", [0.02, 0.05, 0.25, 0.37])
+def test_a_driver_applies_the_mean_of_the_trace_over_each_tick(step_s: float) -> None:
+    """Issue 19: 20 and 0 Mbit/s every 50 ms gave 20 Mbit/s, the rate at the ticks."""
+    clock = FakeClock(30.0)
+    fleet = Fleet(clock)
+    series = Series.sampled([20e6, 0.0], step_s)
+    drive({"device": ScheduleFollower(Schedule(link=link(series)))}, clock, fleet)
+    changes = [(now, changed["device"]) for now, changed in fleet.applied]
+    bits = 0.0
+    for (now, applied), (until, _) in pairwise([*changes, (30.0, changes[-1][1])]):
+        if applied.outage is None and applied.shape is not None:
+            bits += (applied.shape.down_bps or 0.0) * (until - now)
+    assert bits == pytest.approx(series.integral(0.0, 30.0), rel=1e-4)
+
+
 def test_changes_of_one_tick_are_applied_in_one_call() -> None:
     clock = FakeClock(10.0)
     fleet = Fleet(clock)
@@ -117,17 +133,23 @@ def test_changes_of_one_tick_are_applied_in_one_call() -> None:
         for n in range(50)
     }
     drive(followers, clock, fleet)
-    assert all(len(changed) == 50 for _, changed in fleet.applied)
-    assert len(fleet.applied) == 11
+    assert [len(changed) for _, changed in fleet.applied] == [50, *[49, 50] * 10]
+    # device 0 changes at ticks; the others have a tick with the mean of both rates before
 
 
-def test_a_change_takes_effect_within_a_tick_and_never_early() -> None:
+def test_a_change_within_a_tick_is_in_the_mean_of_that_tick_and_whole_in_the_next() -> None:
     clock = FakeClock(100.0)
     fleet = Fleet(clock)
     step_s = 0.73
-    drive({"device": trace([1e6, 2e6, 3e6], step_s)}, clock, fleet)
-    for number, now in enumerate(fleet.times("device")):
-        assert -1e-6 <= now - number * step_s < TICK_S
+    rates = [1e6, 2e6, 3e6]
+    drive({"device": trace(rates, step_s)}, clock, fleet)
+    series = Series.sampled(rates, step_s)
+    for now, changed in fleet.applied[:-1]:
+        shape = changed["device"].shape
+        assert shape is not None
+        mean = series.integral(now, now + TICK_S) / TICK_S
+        assert shape.down_bps == pytest.approx(mean, rel=1e-4)
+    assert 2 * 136 - 14 < len(fleet.applied) <= 2 * 136 + 1  # 136 changes, few at a tick
 
 
 def test_a_driver_that_wakes_up_late_skips_and_counts_missed_ticks() -> None:

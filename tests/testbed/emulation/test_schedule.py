@@ -10,9 +10,10 @@ from fairbed.profiles import device_tracks
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.base import device_spec
-from fairbed.testbed.emulation.conditions import Shape
+from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.emulation.schedule import (
     MIN_BPS,
+    ROUNDING_S,
     OutageWindow,
     Schedule,
     Speed,
@@ -30,6 +31,11 @@ def link(down: Series, up: Series | None = None, delay: Series = ZERO) -> LinkTr
 
 def speed(clock: Series = ONE, load: Series = ZERO) -> Speed:
     return Speed(per_core=0.4, threads=2, cores=4, clock_ratio=clock, background_load=load)
+
+
+def rates(now: Conditions) -> list[float | None]:
+    assert now.shape is not None
+    return [now.shape.down_bps, now.shape.up_bps]
 
 
 def test_a_constant_profile_has_the_conditions_of_the_start() -> None:
@@ -151,6 +157,93 @@ def test_a_change_is_in_effect_at_its_own_time(step_s: float) -> None:
         shape = schedule.conditions(t).shape
         assert shape is not None
         assert shape.down_bps == values[number % 3]
+
+
+def test_the_mean_of_a_tick_has_the_volume_of_the_trace() -> None:
+    fast = Schedule(link=link(Series.sampled([20e6, 0.0], 0.05)))
+    now = fast.mean_conditions(0.0, 0.1)
+    assert now.outage is None
+    assert rates(now) == pytest.approx([10e6, 10e6])
+    assert fast.conditions(0.0).shape == Shape(down_bps=20e6, up_bps=20e6)
+
+
+def test_a_whole_tick_without_coverage_is_an_outage_and_a_part_is_in_the_mean() -> None:
+    hole = Schedule(link=link(Series((0.0, 1.03, 1.57), (10e6, 0.0, 10e6), 4.0)))
+    ticks = [hole.mean_conditions(tick / 10, 0.1) for tick in range(9, 17)]
+    assert [now.outage for now in ticks] == [None, None, *["coverage"] * 4, None, None]
+    assert rates(ticks[1]) == rates(ticks[6]) == pytest.approx([3e6, 3e6])
+
+
+def test_a_hole_of_one_direction_stops_both_in_the_mean_too() -> None:
+    down, up = Series.sampled([8e6, 4e6], 0.04), Series.sampled([2e6, 0.0, 1e6], 0.05)
+    schedule = Schedule(link=link(down, up))
+    expected = [(8e6 * 0.04 + 4e6 * 0.01) / 0.1, 2e6 * 0.05 / 0.1]
+    assert rates(schedule.mean_conditions(0.0, 0.1)) == pytest.approx(expected)
+
+
+def test_delay_jitter_loss_and_speed_are_means_over_the_time_of_a_tick() -> None:
+    tracks = LinkTracks(
+        down_bps=Series.constant(1e6),
+        up_bps=Series.constant(1e6),
+        delay_s=Series.sampled([0.010, 0.030], 0.05),
+        jitter_s=Series.sampled([0.002, 0.004], 0.05),
+        loss_ratio=Series.sampled([0.0, 0.1], 0.025),
+    )
+    clock = Series.sampled([1.0, 0.5], 0.05)
+    now = Schedule(speed=speed(clock), link=tracks).mean_conditions(0.0, 0.1, 0.8, 70.0)
+    assert now.shape is not None
+    means = [now.shape.delay_s, now.shape.jitter_s, now.shape.loss_ratio]
+    assert means == pytest.approx([0.020, 0.003, 0.05])
+    assert now.speed_ratio == pytest.approx(0.4 * 2 * 0.75 * 0.8)
+    assert now.clock_ratio == pytest.approx(0.75 * 0.8)
+    assert now.temperature_celsius == 70.0
+
+
+def test_a_coverage_window_is_in_the_mean_and_other_states_are_those_of_the_tick() -> None:
+    def at(tick: int, kind: Outage) -> tuple[Outage | None, float | None]:
+        window = OutageWindow(0.13, 0.34, kind)
+        schedule = Schedule(link=link(Series.constant(1e6)), outages=(window,))
+        now = schedule.mean_conditions(tick / 10, 0.1)
+        assert now.shape is not None
+        return now.outage, None if now.outage else now.shape.down_bps
+
+    assert [at(tick, "coverage") for tick in range(5)] == [
+        (None, 1e6),
+        (None, pytest.approx(0.3e6)),
+        ("coverage", None),
+        (None, pytest.approx(0.6e6)),
+        (None, 1e6),
+    ]
+    for kind in ("unplugged", "frozen"):
+        assert [at(tick, kind)[0] for tick in range(5)] == [None, None, kind, kind, None]
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e5, 3e6, 2e7]), min_size=1, max_size=12),
+    st.lists(st.sampled_from([0.0, 1e5, 3e6]), min_size=1, max_size=5),
+    st.sampled_from([0.013, 0.02, 0.05, 0.1, 0.25, 1.0 / 3.0]),
+    st.sampled_from([0.03, 0.1, 0.7]),
+)
+def test_the_means_of_all_ticks_have_the_volume_that_a_replay_integrates(
+    down: list[float], up: list[float], down_step_s: float, up_step_s: float
+) -> None:
+    schedule = Schedule(link=link(Series.sampled(down, down_step_s), Series.sampled(up, up_step_s)))
+    given_bits = [0.0, 0.0]
+    for tick in range(40):
+        now = schedule.mean_conditions(tick / 10, 0.1)
+        if now.outage is None and now.shape is not None:
+            given_bits[0] += 0.1 * (now.shape.down_bps or 0.0)
+            given_bits[1] += 0.1 * (now.shape.up_bps or 0.0)
+    exact_bits, t = [0.0, 0.0], 0.0
+    while t < 4.0 - ROUNDING_S:  # as `testbed.replay.world.integrals` steps through a schedule
+        now, change = schedule.conditions(t), schedule.next_change(t)
+        until = 4.0 if change is None else min(change, 4.0)
+        if now.outage is None and now.shape is not None:
+            exact_bits[0] += (until - t) * (now.shape.down_bps or 0.0)
+            exact_bits[1] += (until - t) * (now.shape.up_bps or 0.0)
+        t = until
+    least = 40 * 0.1 * MIN_BPS  # of a tick with a lower mean
+    assert given_bits == pytest.approx(exact_bits, rel=1e-4, abs=least)
 
 
 def test_bad_numbers_are_refused() -> None:

@@ -83,3 +83,14 @@ def test_a_device_that_does_not_heat_up_ignores_its_processor_time() -> None:
     cool.update_heat(5.0, 4.0)
     assert cool.conditions(5.0) == schedule.conditions(5.0)
     assert cool.next_update(5.0) == 6.0
+
+
+def test_a_follower_gives_the_mean_over_a_tick_with_its_heat() -> None:
+    device = follower(clock=Series.sampled([1.0, 0.5], 0.05))
+    device.update_heat(0.0, 0.0)
+    assert device.conditions(0.0, 0.1).clock_ratio == pytest.approx(0.75)
+    assert device.conditions(0.0).clock_ratio == 1.0
+    still = ScheduleFollower(Schedule(link=link(Series.sampled([2e6, 0.0], 0.05))))
+    shape = still.conditions(0.0, 0.1).shape
+    assert shape is not None
+    assert shape.down_bps == pytest.approx(1e6)
