@@ -20,8 +20,8 @@ import time
 import anyio
 import numpy as np
 
-from fairbed.testbed.host.calibration import measure_in_child
-from fairbed.testbed.host.speed import BATCH, probe
+from fairbed.testbed.host.calibration import BATCH, measure_in_child
+from fairbed.testbed.host.speed import reference_probe
 
 HPL_N100_FLOPS = 62.851e9
 CORES_N100 = 4
@@ -33,7 +33,7 @@ def main() -> None:
     """Measure both alternately and print medians."""
     steps, rates = [], []
     for _ in range(ROUNDS):
-        steps.append(anyio.run(measure_in_child, probe()).train.seconds(BATCH))
+        steps.append(anyio.run(measure_in_child, reference_probe()).reference_s)
         rates.append(product_flops())
     step_s, flops = float(np.median(steps)), float(np.median(rates))
     ratio = flops / (HPL_N100_FLOPS / CORES_N100)

@@ -55,6 +55,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import DeviceSummary, RunSummary
 from fairbed.coordinator.report.summary_table import (
     NOTABLE_DIVERGENCE,
+    calibrated,
     counted_rate,
     is_kept,
 )
@@ -502,6 +503,7 @@ def _what(run: RunPage) -> Markup:
         ("experiment file", f"git {p.experiment_revision}" if p.experiment_revision else ""),
         ("packages", packages),
         ("machine", ", ".join(f"{name} {value}" for name, value in p.machine.items())),
+        ("calibration", "" if p.calibration is None else calibrated(p.calibration)),
         ("data set", f"sha256 {p.data_sha256}" if p.data_sha256 else ""),
         ("partition", f"sha256 {p.partition_sha256}" if p.partition_sha256 else ""),
         ("experiment hash", f"sha256 {row.config_hash}" if row.config_hash else ""),

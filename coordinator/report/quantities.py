@@ -34,6 +34,14 @@ def device_time(value_s: float) -> str:
     return f"{value_s:.1f}" if value_s < 99.95 else f"{value_s:,.0f}"
 
 
+def age(value_s: float) -> str:
+    """Return the text of an age in its largest unit: `41 s`, `12 min`, `3 h`, `5 d`."""
+    for unit, unit_s in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if value_s >= unit_s:
+            return f"{int(value_s // unit_s)} {unit}"
+    return f"{int(value_s)} s"
+
+
 def bandwidth(value_bps: float | None) -> str:
     """Return the text of a link rate in bit/s: `9.5M`, `48M`, `640k`."""
     return MISSING if value_bps is None else _prefixed(value_bps, "")

@@ -6,6 +6,7 @@ from textwrap import TextWrapper
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.report.quantities import (
     MISSING,
+    age,
     clock,
     device_time,
     energy,
@@ -23,7 +24,7 @@ from fairbed.coordinator.report.summary_schema import (
     RunSummary,
 )
 from fairbed.coordinator.report.text_table import TextColumn, table_lines
-from fairbed.coordinator.store.store import Provenance
+from fairbed.coordinator.store.store import Calibration, Provenance
 
 MAX_DEVICES = 40
 """Maximum number of devices listed."""
@@ -212,7 +213,16 @@ def _provenance(p: Provenance) -> list[tuple[str, str]]:
     found = [f"{name} {value[:HASH_DIGITS]}" for name, value in used.items() if value]
     if p.experiment_revision and p.experiment_revision != p.git_revision:
         found.append(f"experiment git {_short(p.experiment_revision)}")
-    return [*pairs, ("data", ", ".join(found))] if found else pairs
+    pairs += [("data", ", ".join(found))] if found else []
+    return pairs if p.calibration is None else [*pairs, ("host", calibrated(p.calibration))]
+
+
+def calibrated(c: Calibration) -> str:
+    """Return what a training step costs, how well that is known, and since when."""
+    return (
+        f"a training step of {c.batch_size} examples takes {1e3 * c.step_s:.3g} ms of a core here "
+        f"±{100.0 * c.spread_ratio:.1f} %, measured {age(c.age_s)} before the start"
+    )
 
 
 def _short(revision: str) -> str:

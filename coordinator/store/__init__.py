@@ -8,9 +8,10 @@ from fairbed.coordinator.store.errors import (
 )
 from fairbed.coordinator.store.reader import Counts, RunInfo, RunReader, SelectionCounts
 from fairbed.coordinator.store.runs import Runs, UnreadableRun, find_runs, list_runs, resolve_run
-from fairbed.coordinator.store.store import Checkpoint, NewRun, Provenance, Store
+from fairbed.coordinator.store.store import Calibration, Checkpoint, NewRun, Provenance, Store
 
 __all__ = [
+    "Calibration",
     "Checkpoint",
     "Counts",
     "NewRun",

@@ -81,6 +81,19 @@ LOG_TRIM_EVERY = 50
 R = TypeVar("R", bound=Record)
 
 
+class Calibration(Struct, frozen=True, kw_only=True):
+    """The cost of a training step that emulated devices are charged, and how well it is known."""
+
+    batch_size: int
+    step_s: float
+    """Processor time of a step on a core of the emulating machine, seconds."""
+    spread_ratio: float
+    """Half the distance of the quartiles of the windows in which it was measured, relative to their
+    median."""
+    age_s: float
+    """Time from the measurement to the start of the run, seconds."""
+
+
 class Provenance(Struct, frozen=True, kw_only=True):
     """Where a run comes from, at its start; null is unknown or does not apply."""
 
@@ -100,6 +113,8 @@ class Provenance(Struct, frozen=True, kw_only=True):
     origins: dict[str, str] = {}
     """What set each key of the experiment that is not a default, by path: the file, --set, --seed,
     script, or derived from other keys."""
+    calibration: Calibration | None = None
+    """Null without emulated devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

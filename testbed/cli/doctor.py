@@ -32,6 +32,7 @@ from fairbed.coordinator.policy.factories import (
     make_selector,
     make_server_step,
 )
+from fairbed.coordinator.report.quantities import age
 from fairbed.testbed.backends.base import device_spec
 from fairbed.testbed.backends.choice import (
     BACKENDS,
@@ -51,7 +52,7 @@ from fairbed.testbed.experiment.file import (
     ExperimentError,
     load_experiment,
 )
-from fairbed.testbed.host.speed import cache_path, host_speed
+from fairbed.testbed.host.speed import cache_path, cached, forget, host_speed
 from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
 from fairbed.testbed.lab.service import open_running_lab
@@ -212,6 +213,8 @@ def main(options: argparse.Namespace) -> int:
             experiment = load_experiment(options.experiment)
         except ExperimentError as exc:
             raise UsageError(str(exc)) from exc
+    if options.calibrate:
+        forget(os.environ)
     results = list(_test_all(experiment))
     if options.json:
         print(msgspec.json.encode(results).decode())
@@ -361,11 +364,25 @@ def _host(experiment: Experiment | None) -> Iterator[CheckResult]:
     except BackendError as exc:
         yield CheckResult("host", "core speed", False, str(exc), "", is_needed)
         return
+    measured = _measured(speed.spread_ratio, speed.measured_at)
     found = (
         f"{speed.core_speed:g} of a reference core, within a factor of 2: a training step takes "
-        f"{speed.step_s * 1e3:.1f} ms (cached in {cache_path(os.environ)})"
+        f"{speed.step_s * 1e3:.2f} ms, {measured} (cached in {cache_path(os.environ)})"
     )
     yield CheckResult("host", "core speed", True, found, "", is_needed)
+    for task in cached(os.environ):
+        step_s = task.scaled(speed.step_s).train.seconds(task.batch_size)
+        found = (
+            f"a training step of {task.batch_size} examples takes {step_s * 1e3:.3g} ms, "
+            f"{_measured(task.spread_ratio, task.measured_at)}"
+        )
+        yield CheckResult("costs", task.task, True, found)
+
+
+def _measured(spread_ratio: float, measured_at: float) -> str:
+    """Return spread and age of a measurement; `fairbed doctor --calibrate` measures again."""
+    since = age(max(0.0, time.time() - measured_at))
+    return f"±{100.0 * spread_ratio:.1f} %, measured {since} ago"
 
 
 def _datasets(experiment: Experiment | None) -> Iterator[CheckResult]:

@@ -336,6 +336,11 @@ def make_parser() -> argparse.ArgumentParser:
         "experiment", nargs="?", type=Path, help="also test what this experiment needs"
     )
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    doctor.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure the speed of this machine again, and what tasks cost on it",
+    )
     part = doctor.add_mutually_exclusive_group()
     part.add_argument(
         "--selector",

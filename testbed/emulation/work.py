@@ -8,7 +8,7 @@ device of the fleet.
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -23,6 +23,10 @@ class StepCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def seconds(self, n_examples: int) -> float:
         """Return the cost of a step on `n_examples` examples."""
         return self.fixed_s + self.per_example_s * n_examples
+
+    def scaled(self, factor: float) -> "StepCost":
+        """Return the cost times a factor."""
+        return StepCost(fixed_s=self.fixed_s * factor, per_example_s=self.per_example_s * factor)
 
 
 def passes_s(
@@ -55,6 +59,21 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Cost to decode one model; used by replay. Live devices are charged their processor time."""
     encode_s: Seconds = 0.0
     """Cost to encode one update; used by replay."""
+    spread_ratio: Seconds | None = None
+    """Half the distance of the quartiles of the windows in which the training step was measured,
+    relative to their median; None is unknown."""
+    measured_at: float | None = None
+    """Time of the measurement, seconds since 1970; None is unknown."""
+
+    def scaled(self, factor: float) -> "WorkCosts":
+        """Return the costs times a factor: the same measurement on a machine of another speed."""
+        return structs.replace(
+            self,
+            train=self.train.scaled(factor),
+            evaluate=self.evaluate.scaled(factor),
+            decode_s=self.decode_s * factor,
+            encode_s=self.encode_s * factor,
+        )
 
     def of(self, section: str) -> StepCost | None:
         """Return the cost of a step in a compute section; None if processor time is charged."""

@@ -1,17 +1,29 @@
 """Measure the processor time of training steps and codecs on this machine, in a child process.
 
-    python -m fairbed.testbed.host.calibration PARENT < Probe in JSON > WorkCosts in JSON
+    python -m fairbed.testbed.host.calibration PARENT [FILE] < Probe in JSON > Measured in JSON
 
 The child runs the agent's own training loop and coder, so that it counts the whole work of a
-device. Between two models a device trains, sleeps and frees memory, so its caches hold no part of
-a model when a codec starts. Therefore the caches are overwritten before each measurement.
+device. On a shared machine the processor time of the same step varies by a tenth within an hour:
+with the clock, the other hardware thread of a core, the caches. Therefore the step of the task
+alternates in short windows with the reference step, the same on every machine, and a cost is
+
+    cost = median over windows of (step of the task / reference step beside it) * reference step
+
+The ratio is far steadier than either time (`fairbed bench calibration`). With FILE, the result is
+kept there: a second child with the same file waits, then reads it.
+
+Between two models a device trains, sleeps and frees memory, so its caches hold no part of a model
+when a codec starts. Therefore the caches are overwritten before each measurement of a codec.
 """
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +37,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
 from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
 from fairbed.coordinator.state.registry import Device
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent import trainer
 from fairbed.device_agent.coding import Coder
 from fairbed.device_agent.engines.base import Engine
@@ -33,7 +46,6 @@ from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
-from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.codecs import CODECS
@@ -153,13 +165,27 @@ def _manifest(vector: Vector) -> Manifest:
     return manifest_of(vector_to_bytes(vector), "model", _CHUNK_BYTES)
 
 
-MEASURE_S = 0.4
-"""Time for training steps, and again for evaluation steps."""
+MODEL, SHAPE, CLASSES, BATCH = "cnn", (1, 28, 28), 10, 20
+"""The reference step: 0.37 GFLOP, most of them in convolutions."""
 
-MIN_STEPS = 4
-"""Fewest steps of each size, even beyond `MEASURE_S`; the first is discarded."""
+MEASURE_S = 0.9
+"""Time for training steps and the reference steps between them, and again for evaluation."""
 
-TIMEOUT_S = 120.0
+MIN_WINDOWS = 5
+"""Fewest windows, even beyond `MEASURE_S`."""
+
+WINDOW_S = 0.015
+"""Shortest processor time of the steps of a window; a window has a step of each size."""
+
+REFERENCE_STEPS = 4
+"""Reference steps after a window; the first, whose caches are cold, is discarded."""
+
+STEADY_SPREAD = 0.03
+"""A result with a larger spread is measured again when it is next needed, and the steadier of the
+two is kept."""
+
+TIMEOUT_S = 300.0
+"""Limit of one measurement, with the wait for those of other processes."""
 
 SMALL_EVALUATION = trainer.EVALUATION_BATCH // 4
 
@@ -196,37 +222,47 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
-    """Return the costs stored in a run's folder; measure and store them if there are none.
+class Measured(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Costs of a task on this machine, and the reference step that was measured beside them."""
 
-    Raises:
-        BackendError: The costs cannot be measured.
-        PluginError: The local rule cannot be loaded, or breaks its contract.
-        OSError: The costs cannot be stored.
-    """
-    path = anyio.Path(folder / WORK)
-    try:
-        return msgspec.json.decode(await path.read_bytes(), type=WorkCosts)
-    except (FileNotFoundError, msgspec.DecodeError):
-        costs = await measure_in_child(probe)
-    await path.write_bytes(msgspec.json.encode(costs))
-    return costs
+    task: str
+    batch_size: int
+    costs: WorkCosts
+    reference_s: float
+    """Processor time of the reference step, seconds: the first decile of its windows."""
+    spread_ratio: float
+    """Half the distance of the quartiles of the windows, relative to their median: of the training
+    step / reference step."""
+    reference_spread_ratio: float
+    """The same of the reference step alone."""
+    measured_at: float
+    """Seconds since 1970."""
+
+    def scaled(self, reference_s: float) -> WorkCosts:
+        """Return the costs with another reference step: that of this machine in its cache."""
+        return self.costs.scaled(reference_s / self.reference_s)
 
 
-def measure_now(probe: Probe) -> WorkCosts:
+def measure_now(probe: Probe, file: Path | None = None) -> Measured:
     """Return what `measure_in_child` returns, also where an event loop runs, as in a notebook."""
     with start_blocking_portal() as portal:
-        return portal.call(measure_in_child, probe)
+        return portal.call(measure_in_child, probe, file)
 
 
-async def measure_in_child(probe: Probe) -> WorkCosts:
-    """Return the costs on this machine, measured in a child process in about a second.
+async def measure_in_child(probe: Probe, file: Path | None = None) -> Measured:
+    """Return the costs on this machine, measured in a child process in about two seconds.
+
+    Args:
+        probe: The task.
+        file: Keeps the result, if it can be written. Calls that name files in the same folder
+            measure one after the other, and a steady result that is there already is returned.
 
     Raises:
         BackendError: The costs cannot be measured.
         PluginError: The local rule cannot be loaded, or breaks its contract.
     """
     command = [sys.executable, "-m", "fairbed.testbed.host.calibration", str(os.getpid())]
+    command += [] if file is None else [str(file)]
     try:
         with anyio.fail_after(TIMEOUT_S):
             done = await anyio.run_process(
@@ -245,24 +281,77 @@ async def measure_in_child(probe: Probe) -> WorkCosts:
             f"calibration: a training step must run here, got: {last_line}; test this machine "
             "with: fairbed doctor"
         )
-    return msgspec.json.decode(done.stdout, type=WorkCosts)
+    return msgspec.json.decode(done.stdout, type=Measured)
 
 
-def measure(probe: Probe) -> WorkCosts:
-    """Run steps of two sizes alternately, then the codecs; return the median costs.
+def read_kept(file: Path) -> Measured | None:
+    """Return the result in a file; None if there is none, or it is damaged."""
+    with suppress(OSError, msgspec.DecodeError):
+        found = msgspec.json.decode(file.read_bytes(), type=Measured)
+        if found.reference_s > 0.0:
+            return found
+    return None
+
+
+def measure(probe: Probe) -> Measured:
+    """Run steps of two sizes alternately with the reference step, then the codecs.
 
     Raises:
         PluginError: The local rule cannot be loaded, or breaks its contract.
     """
-    engine = open_own_engine(decode_artifact(probe.artifact))
+    artifact = decode_artifact(probe.artifact)
+    engine = open_own_engine(artifact)
     rule = None if probe.rule == "sgd" else make_rule(probe.rule, probe.rule_options)
+    reference = _reference_step()
+    training = _train_windows(engine, probe.hyperparameters, rule, reference)
+    evaluation = _evaluation_windows(engine, reference)
+    reference_steps = [*training.reference_s, *evaluation.reference_s]
+    reference_s = float(np.quantile(reference_steps, 0.1))
+    spread_ratio = training.spread_ratio
     costs = WorkCosts(
-        train=_train_cost(engine, probe.hyperparameters, rule), evaluate=_evaluate_cost(engine)
+        train=training.cost(reference_s),
+        evaluate=evaluation.cost(reference_s),
+        spread_ratio=spread_ratio,
+        measured_at=time.time(),
     )
-    if probe.exchange is None:
-        return costs
-    decode_s, encode_s = codec_work_s(engine.spec, probe.exchange)
-    return msgspec.structs.replace(costs, decode_s=decode_s, encode_s=encode_s)
+    if probe.exchange is not None:
+        decode_s, encode_s = codec_work_s(engine.spec, probe.exchange)
+        costs = msgspec.structs.replace(costs, decode_s=decode_s, encode_s=encode_s)
+    return Measured(
+        task=engine.spec.name,
+        batch_size=probe.hyperparameters.batch_size,
+        costs=costs,
+        reference_s=reference_s,
+        spread_ratio=spread_ratio,
+        reference_spread_ratio=_spread_ratio(reference_steps),
+        measured_at=time.time(),
+    )
+
+
+def reference_artifact() -> Artifact:
+    """Return the task of the reference step."""
+    return load_task(MODEL, SHAPE, CLASSES)
+
+
+def _reference_step() -> Callable[[], float]:
+    """Return a function that returns the processor time of the reference step now, seconds."""
+    engine = open_own_engine(reference_artifact())
+    vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=BATCH)
+    settings = TrainingConfig(batch_size=BATCH, learning_rate=_TINY_LEARNING_RATE)
+    hyperparameters = settings.hyperparameters(1)
+    hyperparameters = msgspec.structs.replace(hyperparameters, epochs=REFERENCE_STEPS)
+
+    def run() -> float:
+        timer = _StepTimer()
+        trainer.train(engine, vector, x, y, hyperparameters, 0, timer, lambda: False)
+        return float(np.median(timer.costs_s[BATCH][1:]))
+
+    return run
+
+
+def _spread_ratio(values: list[float]) -> float:
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return float(0.5 * (high - low) / middle)
 
 
 class _StepTimer:
@@ -270,7 +359,6 @@ class _StepTimer:
 
     def __init__(self) -> None:
         self.costs_s: dict[int, list[float]] = defaultdict(list)
-        self._deadline = time.monotonic() + MEASURE_S
         self._last = time.thread_time()
 
     def step(self, n_examples: int) -> None:
@@ -281,19 +369,55 @@ class _StepTimer:
     def read(self, n_bytes: int) -> None:
         pass
 
-    def is_enough(self) -> bool:
-        counts = [len(costs) for costs in self.costs_s.values()]
-        has_both = len(counts) == 2 and min(counts) >= MIN_STEPS
-        return has_both and time.monotonic() >= self._deadline
 
-    def cost(self) -> StepCost:
-        medians = [(n, float(np.median(s[1:]))) for n, s in sorted(self.costs_s.items())]
+class _Windows:
+    """Windows of steps of two sizes, each followed by reference steps; a `Meter`."""
+
+    def __init__(self, reference: Callable[[], float]) -> None:
+        self.reference_s: list[float] = []
+        """The reference step after each window."""
+        self._ratios: dict[int, list[float]] = defaultdict(list)
+        self._reference = reference
+        self._deadline = time.monotonic() + MEASURE_S
+        self._before_s = reference()
+        self._timer = _StepTimer()
+
+    @property
+    def spread_ratio(self) -> float:
+        """See `Measured.spread_ratio`."""
+        return _spread_ratio(self._ratios[max(self._ratios)])
+
+    def step(self, n_examples: int) -> None:
+        self._timer.step(n_examples)
+        steps = self._timer.costs_s
+        if len(steps) < 2 or sum(map(sum, steps.values())) < WINDOW_S:
+            return
+        after_s = self._reference()
+        beside_s = 0.5 * (self._before_s + after_s)
+        for size, costs_s in steps.items():
+            warm_s = costs_s[1:] or costs_s
+            self._ratios[size].append(float(np.median(warm_s)) / beside_s)
+        self.reference_s.append(after_s)
+        self._before_s = after_s
+        self._timer = _StepTimer()
+
+    def read(self, n_bytes: int) -> None:
+        pass
+
+    def is_enough(self) -> bool:
+        return len(self.reference_s) >= MIN_WINDOWS and time.monotonic() >= self._deadline
+
+    def cost(self, reference_s: float) -> StepCost:
+        medians = [(n, float(np.median(r)) * reference_s) for n, r in sorted(self._ratios.items())]
         return fit_cost(*medians)
 
 
-def _train_cost(
-    engine: Engine, hyperparameters: Hyperparameters, rule: GuardedRule | None
-) -> StepCost:
+def _train_windows(
+    engine: Engine,
+    hyperparameters: Hyperparameters,
+    rule: GuardedRule | None,
+    reference: Callable[[], float],
+) -> _Windows:
     large = min(max(2, hyperparameters.batch_size), trainer.EVALUATION_BATCH)
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + max(1, large // 4))
     settings = msgspec.structs.replace(
@@ -306,7 +430,7 @@ def _train_cost(
     names = () if rule is None else (*rule.sent, *rule.kept)
     zero = np.zeros(engine.spec.layout.n_params, dtype=np.float32)
     vectors = {name: zero.copy() for name in names}
-    timer = _StepTimer()
+    windows = _Windows(reference)
     trainer.train(
         engine,
         vector,
@@ -314,33 +438,69 @@ def _train_cost(
         y,
         settings,
         0,
-        timer,
-        timer.is_enough,
+        windows,
+        windows.is_enough,
         rule=rule,
         vectors=vectors,
     )
-    return timer.cost()
+    return windows
 
 
-def _evaluate_cost(engine: Engine) -> StepCost:
+def _evaluation_windows(engine: Engine, reference: Callable[[], float]) -> _Windows:
     batch = trainer.EVALUATION_BATCH + SMALL_EVALUATION
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=batch)
-    timer = _StepTimer()
-    while not timer.is_enough():
-        trainer.evaluate(engine, vector, x, y, timer)
-    return timer.cost()
+    windows = _Windows(reference)
+    while not windows.is_enough():
+        trainer.evaluate(engine, vector, x, y, windows)
+    return windows
+
+
+def _measure_or_read(probe: Probe, file: Path) -> Measured:
+    """Return the steady result in a file, or measure; keep the steadier of two results there."""
+    with _alone(file.parent):
+        kept = read_kept(file)
+        if kept is not None and kept.spread_ratio <= STEADY_SPREAD:
+            return kept
+        found = measure(probe)
+        if kept is not None and kept.spread_ratio <= found.spread_ratio:
+            return kept
+        with suppress(OSError):
+            partial = file.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(msgspec.json.encode(found))
+            partial.replace(file)
+        return found
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process measures beside this one; does nothing in a read-only folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "calibration.lock").open("ab")
+    except OSError:
+        yield
+        return
+    with lock:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def main() -> int:
-    """Measure the probe on stdin; the first argument is the process id of the parent."""
+    """Measure the probe on stdin.
+
+    The first argument is the process id of the parent, the second, if any, the file that keeps
+    the result.
+    """
     die_with_parent(int(sys.argv[1]))
     probe = msgspec.json.decode(sys.stdin.buffer.read(), type=Probe)
+    files = [Path(argument) for argument in sys.argv[2:]]
     try:
-        costs = measure(probe)
+        found = _measure_or_read(probe, files[0]) if files else measure(probe)
     except PluginError as exc:
         sys.stderr.write(f"{exc}\n")
         return PLUGIN_FAULT
-    sys.stdout.write(msgspec.json.encode(costs).decode())
+    sys.stdout.write(msgspec.json.encode(found).decode())
     return 0
 
 

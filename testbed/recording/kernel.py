@@ -159,11 +159,12 @@ def train(duration_s: float, out: IO[bytes]) -> None:
     """Train for `duration_s`, and write windows to `out`."""
     from fairbed.device_agent import trainer
     from fairbed.device_agent.engines.onnx import OnnxEngine
-    from fairbed.testbed.host.speed import BATCH, probe
+    from fairbed.testbed.host.calibration import BATCH
+    from fairbed.testbed.host.speed import reference_probe
     from fairbed.wire.artifact import decode_artifact
     from fairbed.wire.selfcheck import selfcheck_inputs
 
-    task = probe()
+    task = reference_probe()
     engine = OnnxEngine(decode_artifact(task.artifact))
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=BATCHES * BATCH)
     hyperparameters = msgspec.structs.replace(

@@ -12,8 +12,8 @@ from fairbed.profiles.load import near_names
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import Experiment, load_experiment
-from fairbed.testbed.host.calibration import Probe, work_costs
-from fairbed.testbed.host.speed import host_speed
+from fairbed.testbed.host.calibration import Probe
+from fairbed.testbed.host.speed import host_speed, work_costs
 from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import Capabilities

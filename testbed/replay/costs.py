@@ -26,8 +26,8 @@ from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
-from fairbed.testbed.host.calibration import Probe, measure, measure_now
-from fairbed.testbed.host.speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
+from fairbed.testbed.host.calibration import BATCH, CLASSES, MODEL, SHAPE, Probe, measure
+from fairbed.testbed.host.speed import REFERENCE_STEP_S, host_speed, machine_costs_now
 from fairbed.testbed.recording.analysis.from_run import TrainingSettings, packing_of
 from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import decode_artifact, encode_artifact
@@ -177,7 +177,7 @@ def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     )
     probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed
-    return TaskCosts.of(measure_now(probe), speed)
+    return TaskCosts.of(machine_costs_now(probe, os.environ), speed)
 
 
 def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
@@ -235,7 +235,7 @@ def main() -> int:
     measured_here = {}
     for recipe in SHIPPED:
         blob = encode_artifact(load_task(recipe.model, recipe.x_shape, recipe.classes, recipe.kind))
-        costs = measure(Probe(artifact=blob, hyperparameters=hyperparameters))
+        costs = measure(Probe(artifact=blob, hyperparameters=hyperparameters)).costs
         measured_here[recipe.name] = costs, _open_s(blob)
     default, _ = measured_here[default_recipe(MODEL, SHAPE, CLASSES).name]
     speed = REFERENCE_STEP_S / default.train.seconds(BATCH)

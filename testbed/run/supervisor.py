@@ -24,7 +24,7 @@ from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.alerts import AlertChange
-from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store, StoreError
+from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.backends.base import Backend
@@ -36,9 +36,10 @@ from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
 from fairbed.testbed.experiment.notify import NotifySettings
 from fairbed.testbed.experiment.shards import FleetData, StoredShards, load_examples
-from fairbed.testbed.host.calibration import Probe, work_costs
+from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
+from fairbed.testbed.host.speed import work_costs
 from fairbed.testbed.lab.audit import Audit as AuditLog
 from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
@@ -182,10 +183,12 @@ async def _run(
         relay_on_demand(plan.folder) as on_watch,
         _fleet(plan, choice, endpoint, stop) as backend,
     ):
+        costs: WorkCosts | None = None
         if backend is not None:
-            await backend.start(await _costs(plan, devices, artifact))
+            costs = await _costs(plan, devices, artifact)
+            await backend.start(costs)
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
-            store, attempt, moved = await anyio.to_thread.run_sync(_open_store, plan, data)
+            store, attempt, moved = await anyio.to_thread.run_sync(_open_store, plan, data, costs)
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         notifier: Notifier | None = None
         try:
@@ -346,6 +349,19 @@ async def _costs(
     if all(device.profile is None for device in devices):
         return None
     return await work_costs(plan.folder, Probe.of(artifact, plan.experiment.training))
+
+
+def _calibration(plan: RunPlan, costs: WorkCosts | None) -> Calibration | None:
+    """Return what a run states about its calibration; None if it is unknown."""
+    if costs is None or costs.spread_ratio is None or costs.measured_at is None:
+        return None
+    batch_size = plan.experiment.training.batch_size
+    return Calibration(
+        batch_size=batch_size,
+        step_s=costs.train.seconds(batch_size),
+        spread_ratio=costs.spread_ratio,
+        age_s=max(0.0, time.time() - costs.measured_at),
+    )
 
 
 def _core_speed(devices: Sequence[PlannedDevice]) -> float:
@@ -584,9 +600,13 @@ def _load(
     return data, artifact
 
 
-def _open_store(plan: RunPlan, data: FleetData) -> tuple[Store, int, str | None]:
+def _open_store(
+    plan: RunPlan, data: FleetData, costs: WorkCosts | None
+) -> tuple[Store, int, str | None]:
     """Return the run's store, the number of earlier starts, and what differs from the first."""
-    found = provenance(plan.origin, data, plan.origins)
+    found = msgspec.structs.replace(
+        provenance(plan.origin, data, plan.origins), calibration=_calibration(plan, costs)
+    )
     if not (plan.folder / DATABASE).exists():
         return (
             Store.create(

@@ -66,7 +66,14 @@ def test_a_run_alone_gives_a_profile_that_names_what_is_unknown(
 def test_every_recording_of_physical_devices_takes_the_speed_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = HostSpeed(cpu="any", cores=4, engine="any", step_s=REFERENCE_STEP_S / 5.0)
+    measured = HostSpeed(
+        cpu="any",
+        cores=4,
+        engine="any",
+        step_s=REFERENCE_STEP_S / 5.0,
+        spread_ratio=0.01,
+        measured_at=0.0,
+    )
     monkeypatch.setattr("fairbed.testbed.recording.run_store.host_speed", lambda _: measured)
     # The step costs are stored already, as by an earlier recording.
     physical = make_run(tmp_path / "physical", World(), is_emulated=False)

@@ -8,11 +8,20 @@ import pytest
 
 from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
 from fairbed.coordinator.task.catalogue import read_shipped
-from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.errors import BackendError
-from fairbed.testbed.host import calibration
+from fairbed.testbed.host import calibration, speed
 from fairbed.testbed.host import calibration as codec_work
-from fairbed.testbed.host.calibration import Probe, measure, measure_in_child, work_costs
+from fairbed.testbed.host.calibration import Measured, Probe, measure, measure_in_child, read_kept
+from fairbed.testbed.host.speed import (
+    cache_path,
+    cached,
+    costs_path,
+    forget,
+    machine_costs,
+    reference_probe,
+    work_costs,
+)
 from fairbed.wire.plugins import PluginError
 from tests.testbed.replay.cohort.fleets import SPLIT_DRIFT
 
@@ -30,7 +39,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.alone
 def test_more_examples_cost_more() -> None:
-    costs = measure(probe("cnn-1x8x8-10", batch_size=32))
+    costs = measure(probe("cnn-1x8x8-10", batch_size=32)).costs
     for cost in (costs.train, costs.evaluate):
         assert cost.seconds(256) > 2.0 * cost.seconds(32) > 0.0
     assert costs.train.seconds(64) > costs.evaluate.seconds(64)
@@ -41,7 +50,7 @@ def test_a_step_costs_what_its_local_rule_does() -> None:
     plain = probe("mlp-784-318-10", batch_size=64)
     options: dict[str, bool | int | float | str] = {"share": 0.5}
     ruled = msgspec.structs.replace(plain, rule=SPLIT_DRIFT, rule_options=options)
-    alone, changed = measure(plain).train, measure(ruled).train
+    alone, changed = measure(plain).costs.train, measure(ruled).costs.train
     assert changed.seconds(64) > 1.7 * alone.seconds(64), "the rule takes a second gradient"
     assert changed.per_example_s > 1.2 * alone.per_example_s
 
@@ -55,7 +64,8 @@ def test_a_rule_that_cannot_be_measured_is_named_in_one_line() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 1 << 20])
 def test_any_batch_size_can_be_measured(batch_size: int) -> None:
-    costs = measure(probe("softmax-64-10", batch_size=batch_size, learning_rate=1e6, max_steps=1))
+    task = probe("softmax-64-10", batch_size=batch_size, learning_rate=1e6, max_steps=1)
+    costs = measure(task).costs
     assert costs.train.seconds(batch_size) > 0.0
 
 
@@ -66,14 +76,145 @@ def test_any_batch_size_can_be_measured(batch_size: int) -> None:
 def test_codecs_are_measured_on_request(up: str, down: str) -> None:
     exchange = ExchangeConfig(up=up, down=down)  # type: ignore[arg-type]  # each is one
     requested = msgspec.structs.replace(probe("mlp-784-318-10", batch_size=8), exchange=exchange)
-    costs = measure(requested)
+    costs = measure(requested).costs
     assert (costs.decode_s > 0.0) == (down != "float32"), "what comes whole is not unpacked"
     assert costs.encode_s > 0.0
     if up == "int8":
         assert costs.encode_s > 2e-4, "a quarter of a million values are not rounded in less"
-    plain = measure(probe("softmax-64-10", batch_size=8))
+    plain = measure(probe("softmax-64-10", batch_size=8)).costs
     assert (plain.decode_s, plain.encode_s) == (0.0, 0.0)
     assert b"code_s" not in msgspec.json.encode(plain), "work.json is what it was"
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return an environment with an empty cache, which this process has, too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def no_child(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Measure in this process; return the files of the measurements so far."""
+    files = list[Path]()
+
+    async def measure_here(probe: Probe, file: Path | None = None) -> Measured:
+        assert file is not None
+        files.append(file)
+        return calibration._measure_or_read(probe, file)
+
+    monkeypatch.setattr(speed, "measure_in_child", measure_here)
+    return files
+
+
+def test_a_task_costs_the_same_in_every_run_on_a_machine(
+    environ: dict[str, str], no_child: list[Path]
+) -> None:
+    task = probe("softmax-64-10", batch_size=8, learning_rate=0.1)
+    first = anyio.run(machine_costs, task, environ)
+    assert first.spread_ratio is not None
+    assert [file.name[:5] for file in no_child] == ["costs", "host-"]
+    kept = read_kept(no_child[0])
+    assert kept is not None
+    keep(no_child[0], msgspec.structs.replace(kept, spread_ratio=0.0))
+    same = probe("softmax-64-10", batch_size=8, learning_rate=0.5, epochs=3, max_steps=7)
+    assert anyio.run(machine_costs, same, environ).train == first.train
+    assert len(no_child) == 2, "what is known is not measured again"
+    assert [found.task for found in cached(environ)] == ["softmax-64-10"]
+    other = probe("softmax-64-10", batch_size=9)
+    assert costs_path(other, environ) != no_child[0]
+    forget(environ)
+    assert cached(environ) == []
+    assert read_kept(cache_path(environ)) is None
+
+
+def keep(file: Path, measured: Measured) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(msgspec.json.encode(measured))
+
+
+def measured(step_s: float, *, reference_s: float, spread_ratio: float = 0.0) -> Measured:
+    cost = StepCost(fixed_s=step_s, per_example_s=0.0)
+    return Measured(
+        task="t",
+        batch_size=8,
+        costs=WorkCosts(train=cost, evaluate=cost, decode_s=step_s, encode_s=step_s),
+        reference_s=reference_s,
+        spread_ratio=spread_ratio,
+        reference_spread_ratio=0.0,
+        measured_at=0.0,
+    )
+
+
+def test_costs_follow_the_reference_step_of_the_machine(environ: dict[str, str]) -> None:
+    """A task that was measured in a slow hour costs what it would have in the hour of the other."""
+    task = probe("softmax-64-10", batch_size=8)
+    file = costs_path(task, environ)
+    assert file is not None
+    keep(file, measured(0.003, reference_s=0.006))
+    keep(cache_path(environ), measured(0.004, reference_s=0.004))
+    costs = anyio.run(machine_costs, task, environ)
+    assert costs.train.seconds(8) == pytest.approx(0.002)
+    assert costs.decode_s == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(("before", "after", "is_measured_again"), [(0.02, 0.3, 0), (0.5, 0.3, 1)])
+def test_the_steadier_of_two_measurements_is_kept(
+    before: float,
+    after: float,
+    is_measured_again: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again = list[Probe]()
+
+    def measure_again(probe: Probe) -> Measured:
+        again.append(probe)
+        return measured(0.002, reference_s=0.004, spread_ratio=after)
+
+    monkeypatch.setattr(calibration, "measure", measure_again)
+    file = tmp_path / "cache" / "costs.json"
+    keep(file, measured(0.001, reference_s=0.004, spread_ratio=before))
+    found = calibration._measure_or_read(probe("softmax-64-10"), file)
+    assert len(again) == is_measured_again
+    assert found.spread_ratio == min(before, after)
+    assert read_kept(file) == found
+
+
+@pytest.mark.alone
+def test_the_reference_step_costs_one_reference_step() -> None:
+    found = measure(reference_probe())
+    assert found.costs.train.seconds(20) == pytest.approx(found.reference_s, rel=0.2)
+
+
+@pytest.mark.full
+def test_processes_that_need_the_same_costs_measure_once(environ: dict[str, str]) -> None:
+    task = probe("softmax-64-10", batch_size=8)
+    file = costs_path(task, environ)
+    assert file is not None
+
+    async def both() -> list[Measured]:
+        found = list[Measured]()
+
+        async def one() -> None:
+            found.append(await measure_in_child(task, file))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+            group.start_soon(one)
+        return found
+
+    first, second = anyio.run(both)
+    if first.spread_ratio <= calibration.STEADY_SPREAD:
+        assert first == second
+    assert read_kept(file) in (first, second)
+    assert {path.suffix for path in file.parent.iterdir()} == {".json", ".lock"}
+
+
+def test_a_rule_without_known_code_is_measured_in_every_run(environ: dict[str, str]) -> None:
+    for rule in ("some-installed-rule", "no_such_module:Rule"):
+        unknown = msgspec.structs.replace(probe("softmax-64-10"), rule=rule)
+        assert costs_path(unknown, environ) is None
 
 
 def test_a_resumed_run_keeps_its_costs(tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """The speed of this machine is measured once, cached, and used as a number in the fleet."""
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from fairbed.coordinator.policy.config import TrainingConfig
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.api.planning import plan_run
+from fairbed.testbed.cli import doctor
+from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.experiment.file import (
     EmulationConfig,
     Experiment,
@@ -14,11 +19,13 @@ from fairbed.testbed.experiment.file import (
     parse_experiment,
 )
 from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.host.calibration import Measured, Probe
 from fairbed.testbed.host.speed import (
     REFERENCE_STEP_S,
-    HostSpeed,
     cache_path,
+    costs_path,
     cpu_model,
+    forget,
     host_speed,
 )
 
@@ -45,19 +52,19 @@ def test_is_measured_once_and_then_read(environ: dict[str, str]) -> None:
     assert first.core_speed == pytest.approx(REFERENCE_STEP_S / first.step_s, rel=0.01)
     assert 1e-5 < first.step_s < 10.0
     path = cache_path(environ)
-    kept = msgspec.json.decode(path.read_bytes(), type=HostSpeed)
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(kept, step_s=0.001)))
+    kept = msgspec.json.decode(path.read_bytes(), type=Measured)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(kept, reference_s=0.001)))
     assert host_speed(environ).core_speed == REFERENCE_STEP_S / 0.001
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert {file.name for file in path.parent.iterdir()} == {path.name, "calibration.lock"}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"step_s": 0}'])
+@pytest.mark.parametrize("content", [b"", b"{", b'{"reference_s": 0}'])
 def test_a_damaged_cache_is_measured_again(content: bytes, environ: dict[str, str]) -> None:
     path = cache_path(environ)
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     assert host_speed(environ).step_s > 0.0
-    assert msgspec.json.decode(path.read_bytes(), type=HostSpeed).step_s > 0.0
+    assert msgspec.json.decode(path.read_bytes(), type=Measured).reference_s > 0.0
 
 
 def test_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
@@ -69,6 +76,36 @@ def test_the_cache_is_for_this_processor_and_in_the_users_folder() -> None:
     assert cpu_model()
     path = cache_path({"HOME": "/home/user"})
     assert path.parent == Path("/home/user/.cache/fairbed")
+
+
+def test_doctor_states_what_was_measured_and_measures_again(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", environ["XDG_CACHE_HOME"])
+    cost = StepCost(fixed_s=0.001, per_example_s=0.0001)
+    kept = Measured(
+        task="softmax-64-10",
+        batch_size=20,
+        costs=WorkCosts(train=cost, evaluate=cost),
+        reference_s=0.005,
+        spread_ratio=0.012,
+        reference_spread_ratio=0.004,
+        measured_at=time.time() - 7300.0,
+    )
+    path = cache_path(environ)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(msgspec.json.encode(kept))
+    probe = Probe.of(load_task("softmax", (64,), 10), TrainingConfig(batch_size=20))
+    task = costs_path(probe, environ)
+    assert task is not None
+    task.write_bytes(msgspec.json.encode(kept))
+    host, costs = doctor._host(None)
+    assert "a training step takes 5.00 ms, ±0.4 %, measured 2 h ago" in host.found
+    assert costs.name == "softmax-64-10"
+    assert costs.found == ("a training step of 20 examples takes 3 ms, ±1.2 %, measured 2 h ago")
+    forget(environ)
+    (again,) = doctor._host(None)
+    assert "measured 0 s ago" in again.found or "measured 1 s ago" in again.found
 
 
 def test_auto_becomes_a_number_that_the_run_keeps(
