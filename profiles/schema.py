@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, field
 
 from fairbed.profiles.quantities import Moment, Quantity, Seconds, Share, Strict, Text, Varying
+from fairbed.profiles.traces.trace import MAX_CLOCK_RATIO
 
 Kind: TypeAlias = Literal["board", "phone", "computer"]
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")]
@@ -25,7 +26,7 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Rate at one time, bit/s; 0 is an outage."""
 Delay: TypeAlias = Annotated[float, Meta(ge=0.0, le=60.0)]
 Loss: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
-ClockRatio: TypeAlias = Annotated[float, Meta(gt=0.0, le=4.0)]
+ClockRatio: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_CLOCK_RATIO)]
 Celsius: TypeAlias = Annotated[float, Meta(ge=-60.0, le=150.0)]
 Watts: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e5)]
 

@@ -119,7 +119,10 @@ def _header(content: bytes, where: str) -> tuple[str, int, int, dict[str, str]]:
 
 def _columns(header: str, where: str, row: int) -> list[str]:
     names = [name.strip() for name in header.split(",")]
-    advice = f"begin the file with {TIME} and any of {', '.join(KNOWN)}"
+    advice = (
+        f"begin the file with {TIME} and any of {', '.join(KNOWN)}, "
+        "or import it with --columns t=NAME,down=NAME:kbit"
+    )
     if names[0] != TIME:
         raise TraceError(
             f"{where}: row {row}: the first column must be {TIME}, got {names[0][:40]!r}; {advice}"

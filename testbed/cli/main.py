@@ -462,6 +462,24 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
         "--step", metavar="TIME", help="average the rates over TIME (mahimahi: default 1s)"
     )
     importing.add_argument(
+        "--columns",
+        metavar="NAMES",
+        help="columns and units of another format: t=Time:ms,down=dl_kbps,up=UL:kbit "
+        "(numbers: t, down, up, rate, delay, jitter, loss, clock, load, available)",
+    )
+    importing.add_argument(
+        "--gaps",
+        choices=("cut", "hold", "zero"),
+        default="cut",
+        help="gaps between rows: leave them out, hold the last values, or a rate of 0 (default "
+        "cut)",
+    )
+    importing.add_argument(
+        "--gap",
+        metavar="TIME",
+        help="longest time between rows that is not a gap (default: 10 times the median)",
+    )
+    importing.add_argument(
         "--up-rate", metavar="RATE", help="rate of the uplink, if no file has it: 5mbit"
     )
     importing.add_argument("--delay", metavar="TIME", help="one-way delay: 30ms (default 0)")

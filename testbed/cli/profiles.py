@@ -24,7 +24,11 @@ from fairbed.profiles import (
 )
 from fairbed.profiles.importing import Description, Imported, import_link
 from fairbed.profiles.load import kind_of
-from fairbed.profiles.traces import Trace, read_trace
+from fairbed.profiles.traces import Trace
+from fairbed.profiles.traces.columns import Column, parse_columns, read_columns
+from fairbed.profiles.traces.files import parse_trace, read_file
+from fairbed.profiles.traces.gaps import GapRule, bridge_gaps
+from fairbed.profiles.traces.mahimahi import is_mahimahi
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.units import duration_s, rate_bps
@@ -44,24 +48,32 @@ def import_trace(options: argparse.Namespace) -> int:
     step_s = None if options.step is None else _number("--step", options.step)
     if step_s is not None and step_s <= 0.0:
         raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
-    down = _read(options.down, step_s)
-    up = None if options.up is None else _read(options.up, step_s)
-    imported = _imported(options, name, down, up)
+    columns = _columns(options.columns)
+    gap_s = None if options.gap is None else _number("--gap", options.gap)
+    notes: list[str] = []
+    down, *up = (
+        _read(path, step_s, columns, options.gaps, gap_s, notes)
+        for path in (options.down, options.up)
+        if path is not None
+    )
+    imported = _imported(options, name, down, up[0] if up else None, notes)
     path = options.to / f"{name}.toml"
     _check_imported(path, imported)
     _write(options.to, imported, force=options.force)
-    for line in imported.found:
+    for line in (*imported.found, *notes):
         print(line)
     print(f"wrote {path}; use it as: link = {str(path)!r}")
     return DONE
 
 
-def _imported(options: argparse.Namespace, name: str, down: Trace, up: Trace | None) -> Imported:
+def _imported(
+    options: argparse.Namespace, name: str, down: Trace, up: Trace | None, notes: list[str]
+) -> Imported:
     up_rate = None if options.up_rate is None else _number("--up-rate", options.up_rate)
     files = " and ".join(path.name for path in (options.down, options.up) if path is not None)
     description = Description(
         title=options.title or f"Link imported from {files}",
-        source=options.source or f"imported from {files}",
+        source="; ".join([options.source or f"imported from {files}", *notes]),
         licence=options.licence or "not stated at import: ask the owner before publishing",
     )
     delay_s = None if options.delay is None else _number("--delay", options.delay)
@@ -72,9 +84,35 @@ def _imported(options: argparse.Namespace, name: str, down: Trace, up: Trace | N
         raise UsageError(f"{options.down}: {exc}; {hint}") from exc
 
 
-def _read(path: Path, step_s: float | None) -> Trace:
-    trace = read_trace(path, step_s or MAHIMAHI_STEP_S)
+def _columns(text: str | None) -> dict[str, Column] | None:
     try:
+        return None if text is None else parse_columns(text)
+    except ValueError as exc:
+        raise UsageError(f"--columns: {exc}") from exc
+
+
+def _read(
+    path: Path,
+    step_s: float | None,
+    columns: dict[str, Column] | None,
+    rule: GapRule,
+    gap_s: float | None,
+    notes: list[str],
+) -> Trace:
+    """Return the trace of a file, and append what was changed in it to `notes`."""
+    content, where = read_file(path), str(path)
+    if is_mahimahi(content):  # it has no gaps: a time without a packet is a rate of 0
+        return parse_trace(content, where, step_s or MAHIMAHI_STEP_S)
+    if columns is None:
+        trace = parse_trace(content, where)
+    else:
+        found = read_columns(content, where, columns)
+        trace = found.trace
+        notes.append(f"{path.name}: {found}")
+    try:
+        trace, gaps = bridge_gaps(trace, rule, gap_s)
+        if gaps.count:
+            notes.append(f"{path.name}: {gaps}")
         return trace if step_s is None else trace.binned(step_s)
     except ValueError as exc:
         raise UsageError(f"{path}: {exc}") from exc

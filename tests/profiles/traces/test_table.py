@@ -97,7 +97,7 @@ BAD = {
     b"t_s,up_bps\n0,1\n1,-2\n": "row 3: up_bps must be from 0 to 1e+12, got -2; correct",
     b"t_s,up_bps\n0,1\n1,nan\n": "row 3: up_bps must be from 0 to 1e+12, got nan; correct",
     b"t_s,up_bps\n0,1\n1,inf\n": "row 3: up_bps must be from 0 to 1e+12, got inf; correct",
-    b"t_s,clock_ratio\n0,1\n1,0\n": "row 3: clock_ratio must be from 0.001 to 4, got 0; correct",
+    b"t_s,clock_ratio\n0,1\n1,0\n": "row 3: clock_ratio must be from 0.001 to 100, got 0; correct",
     b"t_s,delay_s\n0,61\n": "row 2: delay_s must be from 0 to 60, got 61; correct or delete",
     b"t_s,available\n0,1.5\n": "row 2: available must be from 0 to 1, got 1.5",
     b"# a\n# b\nt_s,up_bps\n0,1\n2,1\n1,1\n": "row 6: t_s must increase, got 1 after 2; correct",

@@ -119,6 +119,56 @@ def test_import_of_a_csv_makes_a_link_that_plots(
     assert any("Mbit/s" in line for line in drawn)
 
 
+LOG = "Timestamp,DL_bitrate,UL_bitrate\n" + "".join(
+    f"{second if second < 60 else second + 36_000},{1000 + second},200\n" for second in range(120)
+)
+"""A phone that logged for a minute in the morning, and for one in the evening."""
+
+LOG_COLUMNS = "t=Timestamp,down=DL_bitrate:kbit,up=UL_bitrate:kbit"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mean_bps", "period_s", "done"),
+    [
+        ((), 1.0595e6, 120.0, "cut"),
+        (("--gaps", "hold"), 1.059e6, 36_120.0, "held the last values"),
+        (("--gaps", "zero"), 1.0595e6 * 120.0 / 36_120.0, 36_120.0, "set to a rate of 0"),
+    ],
+)
+def test_import_takes_any_columns_and_states_what_it_did_with_gaps(
+    arguments: tuple[str, ...],
+    mean_bps: float,
+    period_s: float,
+    done: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Issue 19: a log of 2,963 rows became 40,548 s, 93 % of them invented."""
+    (tmp_path / "phone.csv").write_text(LOG)
+    command = ("import", str(tmp_path / "phone.csv"), "--to", str(tmp_path / "links"))
+    lines = printed(capsys, *command, "--columns", LOG_COLUMNS, *arguments)
+    assert f"{period_s:g} s, mean" in lines[0]
+    rows = "120 rows, 0 without a value left out, 0 with the time of the row before averaged"
+    gaps = f"1 gap of more than 10 s, 36000 s in all: {done}"
+    assert lines[2:4] == [f"phone.csv: {rows}", f"phone.csv: {gaps}"]
+    link = profiles.load_link(tmp_path / "links" / "phone.toml").link
+    assert link.down_bps == pytest.approx(mean_bps, rel=1e-3)
+    assert gaps in link.down.source
+    if not arguments:
+        assert main(["profiles", "check", str(tmp_path / "links" / "phone.toml")]) == 0
+
+
+def test_import_takes_the_longest_time_without_a_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("t_s,mbps\n0,1\n1,2\n4,3\n5,3\n")
+    command = ("import", str(tmp_path / "a.csv"), "--to", str(tmp_path))
+    lines = printed(capsys, *command, "--gap", "2s", "--name", "one")
+    assert lines[-2] == "a.csv: 1 gap of more than 2 s, 2 s in all: cut"
+    lines = printed(capsys, *command, "--name", "two")
+    assert not any("gap" in line for line in lines)
+
+
 def test_import_bins_mahimahi_and_converts_it_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +205,10 @@ def test_import_bins_mahimahi_and_converts_it_once(
         ("t_s,mbps\n0,1\n", ("--delay", "20"), "--delay: must be a duration such as 20ms"),
         ("t_s,mbps\n0,1\n", ("--delay", "2h"), "link.delay_s.value: must be float <= 60.0"),
         ("t_s,mbps\n0,1\n", ("--up-rate", "fast"), "--up-rate: must be a rate such as 10mbit"),
+        ("t_s,mbps\n0,1\n", ("--columns", "t_s,mbps"), "--columns: must be NUMBER=COLUMN:UNIT"),
+        ("time,dl\n0,1\n", (), "or import it with --columns t=NAME,down=NAME:kbit"),
+        ("t_s,mbps\n0,1\n", ("--gap", "0s"), "a.csv: gaps must be longer than 0 s, got 0 s"),
+        ("t_s,mbps\n0,1\n", ("--gap", "long"), "--gap: must be a duration such as 20ms"),
     ],
 )
 def test_a_bad_import_is_one_line(

@@ -1,0 +1,291 @@
+r"""Read a trace from a table with other columns than our format: a log of a phone, a test, a board.
+
+    t=Timestamp:%Y.%m.%d_%H.%M.%S,down=DL_bitrate:kbit,delay=ping_avg_ms:rtt-ms
+
+Each part is `NUMBER=COLUMN:UNIT`. Without a unit, that of the end of the column's name counts
+(`dl_kbps`, `rtt_ms`). Times may be numbers, or text in ISO 8601 or a format of `strptime`. A unit
+`/1500` divides: a clock in MHz becomes a ratio. Rows without one of the values are left out, and
+rows with the same time are averaged, because many logs have times in whole seconds.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import numpy as np
+
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.traces.table import BOM, check_text
+from fairbed.profiles.traces.trace import MAX_BPS, ONE_WAY, RANGES, Floats, Trace
+
+TIME, DURATION = "t", "duration"
+
+NUMBERS: Mapping[str, str] = {
+    "down": "down_bps",
+    "up": "up_bps",
+    "rate": ONE_WAY,
+    "delay": "delay_s",
+    "jitter": "jitter_s",
+    "loss": "loss_ratio",
+    "clock": "clock_ratio",
+    "load": "background_load",
+    "available": "available",
+}
+"""Numbers by their names in `--columns`, and the columns of a trace."""
+
+_RATES = {
+    **{
+        f"{prefix}bit": factor for prefix, factor in (("", 1.0), ("k", 1e3), ("m", 1e6), ("g", 1e9))
+    },
+    **{
+        f"{prefix}bps": factor for prefix, factor in (("", 1.0), ("k", 1e3), ("m", 1e6), ("g", 1e9))
+    },
+    **{f"{prefix}byte": 8.0 * f for prefix, f in (("", 1.0), ("k", 1e3), ("m", 1e6), ("g", 1e9))},
+}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_DELAYS = {**_TIMES, "rtt-s": 0.5, "rtt-ms": 5e-4}
+_SHARES = {"ratio": 1.0, "%": 0.01, "percent": 0.01}
+_PLAIN = {"ratio": 1.0, "cores": 1.0}
+
+ABSENT = frozenset({"", "-", "na", "n/a", "nan", "null", "none"})
+"""Values of a row without a measurement, in lower case."""
+
+
+def _units(number: str) -> Mapping[str, float]:
+    if number in (TIME, DURATION):
+        return _TIMES
+    if number in ("down", "up", "rate"):
+        return _RATES
+    if number in ("delay", "jitter"):
+        return _DELAYS
+    return _SHARES if number in ("loss", "available") else _PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table, and the unit of its values."""
+
+    name: str
+    unit: str | None = None
+    """None takes the unit at the end of the name."""
+
+
+def parse_columns(text: str) -> dict[str, Column]:
+    """Return the columns by number, `t` included.
+
+    Raises:
+        ValueError: The text is not `NUMBER=COLUMN:UNIT,...`, or has no time or no number.
+    """
+    columns: dict[str, Column] = {}
+    known = (TIME, *NUMBERS)
+    for part in text.split(","):
+        number, is_pair, rest = part.partition("=")
+        name, _, unit = rest.partition(":")
+        number, name = number.strip(), name.strip()
+        if not is_pair or not name or number not in known:
+            raise ValueError(
+                f"must be NUMBER=COLUMN:UNIT with a NUMBER of {', '.join(known)}, got {part!r}"
+            )
+        if number in columns:
+            raise ValueError(f"must name each number once, got {number} twice")
+        columns[number] = Column(name, unit.strip() or None)
+    if TIME not in columns or len(columns) == 1:
+        raise ValueError(f"must name t and at least one number, got {text!r}")
+    if "rate" in columns and columns.keys() & {"down", "up"}:
+        raise ValueError("must name rate alone, or down and up, got both")
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A trace of a table, and the rows that it does not have."""
+
+    trace: Trace
+    left_out: int
+    """Rows without one of the values."""
+    averaged: int
+    """Rows that have the time of the row before."""
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.trace.t_s)} rows, {self.left_out} without a value left out, "
+            f"{self.averaged} with the time of the row before averaged"
+        )
+
+
+def read_columns(content: bytes, where: str, columns: Mapping[str, Column]) -> Read:
+    """Return the trace of a table with a header; commas, semicolons or tabs separate values.
+
+    The last row holds for the median time between rows.
+
+    Args:
+        content: Content of the file.
+        where: Name of the file in errors.
+        columns: Columns by number, `t` included.
+
+    Raises:
+        TraceError: A column is missing, or a row violates a rule; the message names it.
+    """
+    check_text(content, where)
+    header, n_before, rows = table_of(content, where)
+    places = {}
+    for number, column in columns.items():
+        if column.name not in header:
+            raise TraceError(
+                f"{where}: row {n_before}: must have the column {column.name!r}, "
+                f"got {', '.join(header)[:300]}; name one of them in --columns"
+            )
+        places[number] = header.index(column.name)
+    factors = {number: factor_of(where, number, columns[number]) for number in places}
+    left_out, values = 0, list[list[float]]()
+    kept_rows = list[int]()
+    for row, fields in enumerate(rows, n_before + 1):
+        if not fields:
+            continue
+        if len(fields) != len(header):
+            raise TraceError(
+                f"{where}: row {row}: must have {len(header)} values, got {len(fields)}; "
+                "correct the row"
+            )
+        texts = {number: fields[place].strip() for number, place in places.items()}
+        if any(text.lower() in ABSENT for text in texts.values()):
+            left_out += 1
+            continue
+        values.append(
+            [
+                number_in(text, number, columns[number], factors[number], f"{where}: row {row}")
+                for number, text in texts.items()
+            ]
+        )
+        kept_rows.append(row)
+    if not values:
+        raise TraceError(
+            f"{where}: must have rows with all chosen values, got {left_out} without; "
+            "choose other columns"
+        )
+    return _trace(np.array(values), list(places), kept_rows, where, left_out)
+
+
+def table_of(content: bytes, where: str) -> tuple[list[str], int, Iterable[list[str]]]:
+    """Return the names of the columns, the row of the header, and the rows after it.
+
+    Raises:
+        TraceError: There is no header.
+    """
+    lines = content.removeprefix(BOM).decode("utf-8").splitlines(keepends=True)
+    for row, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            delimiter = max(",;\t", key=line.count)
+            names = next(csv.reader([line], delimiter=delimiter))
+            rest = csv.reader(io.StringIO("".join(lines[row:])), delimiter=delimiter)
+            return [name.strip() for name in names], row, rest
+    raise TraceError(f"{where}: a trace must have a header, got comments only; record it again")
+
+
+def factor_of(where: str, number: str, column: Column) -> float | None:
+    """Return the factor of a column's values; None for times in text.
+
+    Args:
+        where: Name of the file in errors.
+        number: `t`, a key of `NUMBERS`, or `duration`.
+        column: The column, whose unit may be the end of its name.
+
+    Raises:
+        TraceError: It has no unit, or one of other numbers.
+    """
+    units = _units(number)
+    unit = column.unit
+    if unit is None:
+        last = re.split(r"[^a-zA-Z0-9%]", column.name)[-1].lower()
+        if last in units:
+            return units[last]
+        if number not in ("down", "up", "rate", "delay", "jitter"):
+            return 1.0
+    elif number == TIME and ("%" in unit or unit == "iso"):
+        return None
+    elif unit.startswith("/"):
+        try:
+            divisor = float(unit[1:])
+        except ValueError:
+            divisor = math.nan
+        if divisor > 0.0:
+            return 1.0 / divisor
+    elif unit.lower() in units:
+        return units[unit.lower()]
+    got = "no unit" if unit is None else f"the unit {unit!r}"
+    raise TraceError(
+        f"{where}: {number}={column.name}: must have a unit of {', '.join(units)}, or /NUMBER, "
+        f"got {got}; write --columns {number}={column.name}:{next(iter(units))}"
+    )
+
+
+def number_in(text: str, number: str, column: Column, factor: float | None, where: str) -> float:
+    """Return the number in a field, in the unit of a trace.
+
+    Args:
+        text: The field.
+        number: `t`, a key of `NUMBERS`, or `duration`.
+        column: Its column.
+        factor: Factor of the column; None for times in text.
+        where: File and row in errors.
+
+    Raises:
+        TraceError: It is not a number in the range of a trace.
+    """
+    if number == TIME and (factor is None or ("-" in text[1:] and ":" in text)):
+        return _moment_s(text, column.unit, where)
+    try:
+        value = float(text) * (factor or 1.0)
+    except ValueError:
+        raise TraceError(
+            f"{where}: {column.name} must be a number, got {text[:40]!r}; correct or delete the row"
+        ) from None
+    lowest, highest = RANGES.get(NUMBERS.get(number, ""), (0.0, MAX_BPS))
+    if number in (TIME, DURATION):
+        lowest, highest = -math.inf, math.inf
+    if not lowest <= value <= highest or math.isinf(value):
+        raise TraceError(
+            f"{where}: {column.name} must be from {lowest:g} to {highest:g} in the unit of a "
+            f"trace, got {value:.15g}; check the unit, or delete the row"
+        )
+    return value
+
+
+def _moment_s(text: str, form: str | None, where: str) -> float:
+    try:
+        if form is None or form == "iso":
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        else:
+            moment = datetime.strptime(text, form)  # noqa: DTZ007  # without a zone: UTC, below
+    except ValueError:
+        raise TraceError(
+            f"{where}: must be a time as {form or 'ISO 8601'}, got {text[:40]!r}; "
+            "correct the row, or give the format: t=COLUMN:%Y-%m-%d_%H:%M:%S"
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _trace(values: Floats, numbers: list[str], rows: list[int], where: str, left_out: int) -> Read:
+    at = numbers.index(TIME)
+    times = values[:, at]
+    backwards = np.flatnonzero(np.diff(times) < 0.0)
+    if backwards.size:
+        row = int(backwards[0]) + 1
+        raise TraceError(
+            f"{where}: row {rows[row]}: times must not decrease, got {times[row]:.15g} s after "
+            f"{times[row - 1]:.15g} s; sort the rows, or import one log at a time"
+        )
+    t_s, place, counts = np.unique(times, return_inverse=True, return_counts=True)
+    columns = {
+        NUMBERS[number]: np.bincount(place, weights=values[:, index]) / counts
+        for index, number in enumerate(numbers)
+        if index != at
+    }
+    t_s = t_s - t_s[0]
+    usual_s = float(np.median(np.diff(t_s))) if len(t_s) > 1 else 1.0
+    trace = Trace(t_s, columns, float(t_s[-1]) + usual_s)
+    return Read(trace, left_out, len(times) - len(t_s))
