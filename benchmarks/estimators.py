@@ -1,7 +1,8 @@
 """Errors of predicted exchange times on live emulated fleets, compared with an oracle.
 
     fairbed bench estimators [--backend auto] [--only constant,traces] [--rounds N] [--keep DIR]
-                             [--replay SEEDS] [--set KEY=VALUE ...] [--json] [--write FILE ...]
+                             [--replay SEEDS] [--families NAMES] [--set KEY=VALUE ...] [--json]
+                             [--write FILE ...]
 
 Two fleets are run, one on constant links (examples/estimators-constant.toml), one on variable
 links (examples/estimators-traces.toml). Every estimator predicts each exchange from the earlier
@@ -10,7 +11,9 @@ true rates of its link in the last 5 s. Errors are those of the second half of t
 keeps the runs; completed runs are not repeated.
 
 `--replay 20` replays them instead, for 20 seeds of their links. This tests not the live system but
-the estimators over many links.
+the estimators over many links. `--families held-out` replays fleets on recorded links on which no
+estimator was tuned, with all devices in every round and with three of nine; `tuned`, `all` and
+names of families are the other values. Recordings are read from FAIRBED_DATA.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from typing import Literal
 
 import msgspec
 
+from benchmarks._estimators_families import FAMILIES, families_table, replay_families
 from benchmarks._estimators_replayed import replay, table
 from benchmarks._fidelity.table import placed
 from experiments.oracle.errors import KNOWN, errors_of_run
@@ -43,7 +47,12 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FLEETS = {"constant": "estimators-constant.toml", "traces": "estimators-traces.toml"}
 
 TABLE, REPLAYED_TABLE = "estimators table", "replayed estimators table"
-"""Names of the places in a document that `--write` replaces, of live runs and of replays."""
+FAMILIES_TABLE = "estimators on families of links"
+"""Names of the places in a document that `--write` replaces: of live runs, of replays, and of
+replays of families."""
+
+SEEDS = 20
+"""Seeds of each family unless `--replay` gives another number."""
 
 MAPE_LIMIT = 0.05
 WIRE_LEAST = 0.30
@@ -101,6 +110,11 @@ def main(arguments: list[str]) -> int:
     add("--rounds", type=int, help="instead of those of the experiments")
     add("--keep", type=Path, metavar="DIR", help="keep the runs in this folder")
     add("--replay", type=int, metavar="SEEDS", help="replay them for this many seeds instead")
+    add(
+        "--families",
+        metavar="NAMES",
+        help=f"replay families of links: tuned, held-out, all, or some of {', '.join(FAMILIES)}",
+    )
     add("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     add("--json", action="store_true")
     add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
@@ -112,12 +126,20 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--rounds: must be at least 4, got {options.rounds}")
     if options.replay is not None and options.replay < 1:
         parser.error(f"--replay: must be at least 1 seed, got {options.replay}")
+    families = [] if options.families is None else _families(options.families)
+    if unknown := [name for name in families if name not in FAMILIES]:
+        parser.error(
+            f"--families: must be tuned, held-out, all or some of {', '.join(FAMILIES)}, got "
+            f"{unknown[0]}"
+        )
     settings = options.settings
     if options.rounds is not None:
         settings = [*settings, f"rounds={options.rounds}"]
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         where = options.keep or Path(folder)
         try:
+            if families:
+                return _replay_families(families, settings, where, options)
             if options.replay is not None:
                 return _replay(names, settings, options.replay, where, options)
             found = [measure(name, where, options.backend, settings) for name in names]
@@ -146,6 +168,30 @@ def _replay(
     print(msgspec.json.encode(found).decode() if options.json else text)
     for path in options.write:
         _write(Path(path), REPLAYED_TABLE, text)
+    return 0
+
+
+def _families(choice: str) -> list[str]:
+    """Return the names of the families that `--families` means."""
+    groups = {
+        "all": list(FAMILIES),
+        "tuned": [name for name, family in FAMILIES.items() if family.is_tuned],
+        "held-out": [name for name, family in FAMILIES.items() if not family.is_tuned],
+    }
+    return groups.get(choice, choice.split(","))
+
+
+def _replay_families(
+    names: Sequence[str], settings: Sequence[str], folder: Path, options: argparse.Namespace
+) -> int:
+    """Replay families of links and print the errors; return the exit code."""
+    example, data = EXAMPLES / FLEETS["traces"], Path(os.environ.get("FAIRBED_DATA", "."))
+    seeds = SEEDS if options.replay is None else options.replay
+    found = replay_families(names, example, settings, data, seeds, folder)
+    text = families_table(found)
+    print(msgspec.json.encode(found).decode() if options.json else text)
+    for path in options.write:
+        _write(Path(path), FAMILIES_TABLE, text)
     return 0
 
 

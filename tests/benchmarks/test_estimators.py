@@ -1,14 +1,17 @@
 """The benchmark of estimators: what it asks for, and one small fleet that is really run."""
 
 import json
+import lzma
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from benchmarks import estimators
+from benchmarks._estimators_families import Recordings, experiment_of
 from benchmarks.estimators import MIN_EXCHANGES, Check, Measured
 from fairbed.coordinator.algorithms.estimation.prequential import Errors
 
@@ -87,6 +90,59 @@ def test_replays_take_settings_and_print_json(capsys: pytest.CaptureFixture[str]
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["fleet"], one["rounds"], one["seeds"]) == ("constant", 12, 1)
     assert one["errors"]["phases"][0] < 0.05
+
+
+def test_fleets_on_families_of_links_are_replayed_in_both_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    rows = "".join(f"car-{n},{t},{1 + (n + t) % 3}\n" for n in range(3) for t in range(120))
+    with lzma.open(traces / "norway_hsdpa_3g.csv.xz", "wt") as packed:
+        packed.write(f"trace,t_s,mbps\n{rows}short,0,1\n")
+    monkeypatch.setenv("FAIRBED_DATA", str(tmp_path))
+    asked = ["--families", "norway-3g,starlink", "--replay", "1", "--set", "rounds=6"]
+    assert estimators.main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows_of = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
+    assert list(rows_of)[1:] == [
+        *("norway-3g, 8 of 8", "norway-3g, 3 of 9", "starlink, 8 of 8", "starlink, 3 of 9")
+    ]
+    assert "| yes |" in rows_of["norway-3g, 8 of 8"]
+    assert "| no |" in rows_of["starlink, 3 of 9"]
+
+
+def test_a_recording_without_an_uplink_gets_that_of_another_at_a_quarter(tmp_path: Path) -> None:
+    found: Recordings = [(np.full(100, 4.0), None), (np.full(100, 8.0), np.full(100, 3.0))]
+    pairs = set[tuple[float, float]]()
+    for seed in range(4):
+        one = experiment_of(
+            *(estimators.EXAMPLES / "estimators-traces.toml", [], "norway-3g", "3 of 9"),
+            *(found, tmp_path, seed),
+        )
+        assert (one.selection.per_round, len(one.fleet)) == (3, 9)
+        for group in one.fleet:
+            assert group.trace is not None
+            row = Path(group.trace).read_text().splitlines()[1].split(",")
+            pairs.add((float(row[1]), float(row[2])))
+    assert pairs == {(4.0, 1.0), (4.0, 2.0), (8.0, 3.0)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [("mars", "got mars"), ("norway-3g", "norway_hsdpa_3g.csv.xz, which does not exist")],
+)
+def test_families_that_cannot_be_replayed_are_refused(
+    asked: str,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FAIRBED_DATA", str(tmp_path))
+    with pytest.raises(SystemExit) as refused:
+        estimators.main(["--families", asked, "--replay", "1"])
+    assert problem in f"{refused.value}{capsys.readouterr().err}"
 
 
 @pytest.mark.parametrize("asked", [["--replay", "0"], ["--set", "rounds=no", "--replay", "1"]])
