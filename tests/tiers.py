@@ -12,7 +12,9 @@ Property tests belong to both: the fast tier tries `FAST_EXAMPLES` of a hundred 
 `pytest --collect-only --tier fast` lists a tier.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -56,6 +58,16 @@ def examples(count: int) -> int:
     """Return how many examples a test tries that needs `count` of them where others try 100."""
     scale = settings().max_examples / ALL_EXAMPLES
     return max(1, round(count * min(scale, 1.0)))
+
+
+def in_depth(*values: Any) -> Any:
+    """Return a parameter of a test that belongs to the rest."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
+def some_in_fast(values: Iterable[Any], *fast: Any) -> list[Any]:
+    """Return parameters of a test: those in `fast` belong to both tiers, the others to the rest."""
+    return [value if value in fast else in_depth(value) for value in values]
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

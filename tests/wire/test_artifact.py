@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fairbed.wire.artifact import (
     Artifact,
+    ModuleSource,
     SelfCheck,
     TaskSpec,
     decode_artifact,
@@ -128,3 +129,12 @@ def test_the_initial_model_is_drawn_as_the_layout_defines() -> None:
     assert vector[12:].tolist() == [0.0, 0.0, 0.0, 1.0]
     assert initial_vector(ARTIFACT.spec, 1).tobytes() == vector.tobytes()
     assert initial_vector(ARTIFACT.spec, 2).tobytes() != vector.tobytes()
+
+
+def test_a_task_has_either_graphs_or_a_module() -> None:
+    module = ModuleSource(path="own.mod:Net", sha256=bytes(32))
+    with pytest.raises(ValueError, match="train and evaluate must be empty with a module"):
+        msgspec.structs.replace(ARTIFACT, module=module)
+    assert (
+        msgspec.structs.replace(ARTIFACT, train=b"", evaluate=b"", module=module).engine == "torch"
+    )

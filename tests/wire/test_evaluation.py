@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.wire.evaluation import Quality, auroc, mean_absolute_error, r_squared
+from fairbed.wire.evaluation import Quality, auroc, mean_absolute_error, quality_in, r_squared
 
 Examples = list[tuple[int, float]]
 
@@ -77,3 +77,21 @@ def test_each_task_has_its_measures() -> None:
     assert Quality.of(np.array([0, 1]), 2, scores) == Quality(correct=2, auroc=1.0)
     found = Quality.of(np.array([1.0, 3.0], np.float32), 0, scores)
     assert found == Quality(mae=1.0, r2=0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "quality"),
+    [
+        ("classification", (3, None, None, None), Quality(correct=3)),
+        ("binary", (3, 0.5, None, None), Quality(correct=3, auroc=0.5)),
+        ("binary", (None, 0.5, None, None), None),
+        ("regression", (3, None, 0.2, -1.0), Quality(mae=0.2, r2=-1.0)),
+        ("regression", (3, None, None, 0.9), None),
+    ],
+)
+def test_the_numbers_of_a_task_are_those_of_its_kind(
+    kind: str,
+    numbers: tuple[int | None, float | None, float | None, float | None],
+    quality: Quality | None,
+) -> None:
+    assert quality_in(kind, *numbers) == quality

@@ -56,6 +56,7 @@ def next_view(run: FakeRun, feed: ViewReader, view: RunView) -> RunView:
 
 def test_a_run_without_rounds_shows_its_devices(run: FakeRun, feed: ViewReader) -> None:
     view = next_view(run, feed, RunView())
+    assert view.task == RunView().task == "classification"
     assert [device.name for device in view.devices] == run.names
     assert view.devices[0].profile == "raspberry-pi-3b-plus"
     assert view.devices[0].state == "idle"

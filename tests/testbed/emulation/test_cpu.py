@@ -169,3 +169,13 @@ def test_a_speed_must_stay_positive() -> None:
     section = start(0.5)
     with pytest.raises(ValueError, match=r"speed_ratio must be > 0, got 0.0"):
         section.set_speed(0.0, 0.0)
+
+
+def test_the_same_speed_again_changes_nothing() -> None:
+    section = start(0.5)
+    section.advance(0.01, 0.01)
+    credit_s = section.credit_s
+    section.set_speed(0.5, 0.5)
+    assert (section.now, section.credit_s) == (0.01, credit_s)
+    section.set_speed(0.5, 0.25)
+    assert section.now == 0.5

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.tiers import in_depth
+
 LIMIT_S = 60.0
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -39,7 +41,7 @@ def _wait_for(is_true: Callable[[], object], process: "subprocess.Popen[bytes]")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, in_depth(signal.SIGHUP)])
 @pytest.mark.parametrize("file", [".fairbed-record-*", "kernel-0"])
 def test_a_signal_ends_the_processes_and_removes_the_files(
     file: str, number: signal.Signals, tmp_path: Path
@@ -74,6 +76,7 @@ def test_an_ignored_hangup_stays_ignored(tmp_path: Path) -> None:
 _IGNORES = """
 import os, signal
 from fairbed.testbed.host.termination import unwound_by_signals
+from tests.tiers import in_depth
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 with unwound_by_signals():
     os.kill(os.getpid(), signal.SIGHUP)

@@ -22,6 +22,7 @@ from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.replay.run import replay_experiment
 from tests.coordinator.lab import lab
 from tests.testbed.replay.fleets import EXAMPLES
+from tests.tiers import some_in_fast
 
 OFF = {
     "q-fedavg": "aggregation.q=0",
@@ -37,7 +38,7 @@ OFF = {
 }
 """What replaces the method of an example."""
 pytestmark = pytest.mark.anyio
-every_example = pytest.mark.parametrize("name", OFF)
+every_example = pytest.mark.parametrize("name", some_in_fast(OFF, "q-fedavg", "fednova", "fedprox"))
 
 
 def replayed(name: str, settings: list[str], folder: Path) -> tuple[list[bytes], float]:

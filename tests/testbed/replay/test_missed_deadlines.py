@@ -18,6 +18,7 @@ from fairbed.testbed.replay.setup import linear_fleet_of
 from fairbed.testbed.replay.world.linear import LinearWorld
 from tests.testbed.replay.fleets import experiment as small
 from tests.testbed.replay.fleets import replay_rounds
+from tests.tiers import some_in_fast
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "missed-deadlines.toml"
 DEVICES, DEAD = 40, 4
@@ -45,13 +46,17 @@ def total_and_calls(replayed: Experiment) -> tuple[float, Ints]:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        ["selection.policy=fedcs"],
+    some_in_fast(
+        [
+            ["selection.policy=fedcs"],
+            ["selection.policy=fedcs", "selection.deadline_s=3"],
+            ["selection.queue_counts=aggregated"],
+            ["selection.queue_counts=aggregated", "selection.V=5"],
+            ["selection.policy=fedcs", "selection.estimator=phases"],
+        ],
         ["selection.policy=fedcs", "selection.deadline_s=3"],
         ["selection.queue_counts=aggregated"],
-        ["selection.queue_counts=aggregated", "selection.V=5"],
-        ["selection.policy=fedcs", "selection.estimator=phases"],
-    ],
+    ),
     ids=" ".join,
 )
 def test_devices_that_miss_every_deadline_cost_little_time(settings: list[str]) -> None:

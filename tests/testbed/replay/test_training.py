@@ -19,6 +19,7 @@ from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
 from tests.testbed.replay.fleets import EXAMPLES
+from tests.tiers import in_depth
 
 LINEAR = {"model": "linear", "theta": [1.0, 0.5, 0.2], "count": 8, "availability": 1.0}
 PROFILES = {"profile": "raspberry-pi-4b", "count": 8}
@@ -31,6 +32,8 @@ CODED = {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}
 FREE = {"round": {"mode": "async", "buffer": 2, "max_staleness": 20}}
 HURRY_S = 0.035
 """A deadline that the slower devices miss."""
+OORT = {"selection": {"policy": "oort", "per_round": 3}, "model": {"name": "mlp"}}
+MOMENTUM = {"aggregation": {"server": "momentum", "server_learning_rate": 0.1}}
 QUERIES = {"selection": {"policy": "power-of-choice", "variant": "pow-d", "per_round": 3}}
 TABLES = ("device", "truth", "round", "selection", "loss_query", "exchange", "device_metric")
 
@@ -122,22 +125,26 @@ def test_the_store_has_the_weight_of_each_update(tmp_path: Path, fleet: dict[str
 @pytest.mark.parametrize(
     ("fleet", "sections"),
     [
-        (LINEAR, {}),
+        in_depth(LINEAR, {}),
         (PROFILES, {"aggregation": {"rule": "q-fedavg", "weights": "n_over_pi"}}),
-        (LINEAR, {"selection": {"policy": "oort", "per_round": 3}, "model": {"name": "mlp"}}),
-        (PROFILES, {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}),
+        in_depth(
+            LINEAR, {"selection": {"policy": "oort", "per_round": 3}, "model": {"name": "mlp"}}
+        ),
+        in_depth(PROFILES, {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}),
         (MIXED, CODED | {"round": {"late": "merge", "deadline_s": HURRY_S}}),
         (MIXED, CODED | FREE),
         (PROFILES, QUERIES),
-        (LINEAR, QUERIES | {"round": {"late": "merge", "deadline_s": 1.5}}),
-        (PROFILES, {"aggregation": {"rule": "aaggff-s", "cdf": "normal"}}),
-        (LINEAR, {"aggregation": {"rule": "aaggff-d", "impute": "previous_mean"}}),
-        (LINEAR, {"aggregation": {"rule": "corefed", "weights": "n"}}),
-        (LINEAR, {"aggregation": {"rule": "afl", "gamma": 0.01}}),
-        (LINEAR, {"aggregation": {"rule": "fedmgda+", "epsilon": 0.2}}),
+        in_depth(LINEAR, QUERIES | {"round": {"late": "merge", "deadline_s": 1.5}}),
+        in_depth(PROFILES, {"aggregation": {"rule": "aaggff-s", "cdf": "normal"}}),
+        in_depth(LINEAR, {"aggregation": {"rule": "aaggff-d", "impute": "previous_mean"}}),
+        in_depth(LINEAR, {"aggregation": {"rule": "corefed", "weights": "n"}}),
+        in_depth(LINEAR, {"aggregation": {"rule": "afl", "gamma": 0.01}}),
+        in_depth(LINEAR, {"aggregation": {"rule": "fedmgda+", "epsilon": 0.2}}),
         (PROFILES, {"aggregation": {"rule": "aaggff-d", "server": "adam"}}),
-        (MIXED, {"aggregation": {"pseudo_gradient": "fednova", "server": "yogi"}}),
-        (MIXED, FREE | {"aggregation": {"server": "momentum", "server_learning_rate": 0.1}}),
+        in_depth(MIXED, {"aggregation": {"pseudo_gradient": "fednova", "server": "yogi"}}),
+        in_depth(
+            MIXED, FREE | {"aggregation": {"server": "momentum", "server_learning_rate": 0.1}}
+        ),
     ],
     ids=[
         *("linear", "q-fedavg", "oort", "codecs", "late", "async", "asks", "asks late"),
