@@ -1,6 +1,6 @@
 """Interfaces that the testbed implements for the coordinator, which never imports the testbed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -21,23 +21,21 @@ class ShardSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class WaitTimes:
-    """Total time so far that the busy host kept an emulated device waiting."""
-
-    device_s: float
-    """The device waited although it had work and quota left."""
-    path_s: float
-    """The broker waited, or the process that relays the device's bytes to it."""
-
-
 class HostMonitor(Protocol):
-    """Measures contention on the host that emulates devices."""
+    """Measures contention on the host that emulates devices; called on the event loop."""
 
-    def waiting(self, device: str) -> WaitTimes | None:
-        """Return how long `device` has waited so far; None for a device that is not emulated.
+    def waited_s(self, device: str) -> float | None:
+        """Return how long `device` has waited so far although it had work and quota left.
 
-        Called on the event loop, at the dispatch and at the end of each exchange.
+        None: the device is not emulated.
+        """
+        ...
+
+    def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
+        """Return by how much the path can have delayed the bytes of `device`, seconds.
+
+        The path is the broker and the process that relays the device's bytes to it. `spans` are
+        start and end of each of its transfers, on the coordinator's clock.
         """
         ...
 

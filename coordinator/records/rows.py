@@ -18,7 +18,7 @@ from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import LossDemand, Observation, ReportedLosses, Selection
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.state.exchange import Exchange, ExchangeState
+from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_manifest
 from fairbed.coordinator.state.registry import Device, clamped_mu, cold_start
 from fairbed.coordinator.state.round import Round
@@ -43,12 +43,9 @@ from fairbed.wire.messages import (
     Train,
 )
 
-LAG_RATIO_LIMIT = 0.01
-"""Largest event-loop lag (p99 of the round) of a valid exchange, as a share of tau (design.md)."""
-
 CONTENDED_RATIO_LIMIT = 0.05
-"""Largest contention of a valid exchange, as a share of its time: above it the times are those of
-the host and not those of the emulated device."""
+"""Largest contention and lag of a valid exchange, as a share of its time: above it the times are
+those of the host and not those of the emulated device."""
 
 PHASE_COLUMNS = tuple(f"{phase}_s" for phase in DEVICE_PHASES)
 """Columns of an exchange that the device measures; None until its offer."""
@@ -136,26 +133,31 @@ def unaccounted_s(exchange: Exchange) -> float | None:
 
 def contention_reason(exchange: Exchange) -> str:
     """Return the contention that makes an exchange invalid; empty if there is none."""
-    contention = exchange.contention
-    if contention is None:
+    took_s, found = exchange.busy_s, exchange.contention or Contention()
+    delays_s = {
+        "the link and the broker during the download": found.download_s,
+        "the device": found.compute_s,
+        "the link and the broker during the upload": found.upload_s,
+        "the coordinator": exchange.lag_s,
+    }
+    delay_s = sum(delays_s.values())
+    if took_s is None or delay_s <= CONTENDED_RATIO_LIMIT * took_s:
         return ""
-    waits = {"the device": contention.device_s, "its link or the broker": contention.path_s}
-    part, waited_s = max(waits.items(), key=lambda wait: wait[1])
-    if waited_s <= CONTENDED_RATIO_LIMIT * contention.watched_s:
-        return ""
-    share = 100 * waited_s / contention.watched_s
-    return f"this machine was too busy: {part} waited for it {share:.0f} % of the time"
+    most = max(delays_s, key=lambda part: delays_s[part])
+    share = 100 * delay_s / max(took_s, delay_s)
+    return (
+        f"this machine was too busy: it delayed the exchange by up to {1e3 * delay_s:.0f} ms, "
+        f"{share:.0f} % of its time, most of it {most} ({1e3 * delays_s[most]:.0f} ms)"
+    )
 
 
-def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
+def invalid_reason(exchange: Exchange) -> str:
     """Return why the estimator must not learn from an exchange; empty if it may."""
     tau, rest = exchange.tau_s, unaccounted_s(exchange)
     if exchange.state is not ExchangeState.DONE or tau is None or rest is None:
         return exchange.reason or exchange.state.value
     if exchange.is_disturbed:
         return "the coordinator lost its own link during the exchange"
-    if lag_p99_s > LAG_RATIO_LIMIT * tau:
-        return f"the coordinator lagged {lag_p99_s * 1e3:.1f} ms, over 1 % of tau"
     if contention := contention_reason(exchange):
         return contention
     if rest < UNACCOUNTED_FLOOR_S - (exchange.signal_s or 0.0):
@@ -163,18 +165,15 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
     return ""
 
 
-def observation(
-    exchange: Exchange, row: int, lag_p99_s: float, context: Floats | None = None
-) -> Observation:
+def observation(exchange: Exchange, row: int, context: Floats | None = None) -> Observation:
     """Return the observation of an exchange for the selector and the estimator.
 
     Args:
         exchange: An exchange that has ended, or a late one that is open and has no time yet.
         row: Row of its device.
-        lag_p99_s: Event-loop lag of the round in which it ended.
         context: Its context at the selection, shape (4,), if that was in an earlier round.
     """
-    is_valid = not invalid_reason(exchange, lag_p99_s)
+    is_valid = not invalid_reason(exchange)
     was_ended_early = exchange.is_late or exchange.state is ExchangeState.CANCELLED
     is_bound = exchange.state in _CENSORED and not contention_reason(exchange)
     known_phases_s = phases_s if is_valid else seen_phases_s if is_bound else None
@@ -204,7 +203,6 @@ def exchange_row(
     *,
     train: Train,
     dispatched_at_s: float,
-    lag_p99_s: float,
     has_reported_loss: bool = False,
 ) -> ExchangeRow:
     """Return the row of one exchange.
@@ -219,7 +217,7 @@ def exchange_row(
     down = offer.steady if offer is not None else None
     up = exchange.steady
     is_held = has_reported_loss and offer is not None and offer.had_model
-    why = invalid_reason(exchange, lag_p99_s)
+    why = invalid_reason(exchange)
     return ExchangeRow(
         round=exchange.round,
         attempt=exchange.attempt,
@@ -238,7 +236,11 @@ def exchange_row(
         upload_s=exchange.upload_s,
         **{name: getattr(phases, name, None) for name in PHASE_COLUMNS},
         coordinator_decode_s=exchange.decode_s,
-        contended_s=None if contention is None else max(contention.device_s, contention.path_s),
+        contended_s=None if contention is None else contention.total_s,
+        contended_download_s=None if contention is None else contention.download_s,
+        contended_compute_s=None if contention is None else contention.compute_s,
+        contended_upload_s=None if contention is None else contention.upload_s,
+        lag_s=exchange.lag_s,
         is_contended=bool(contention_reason(exchange)),
         codec_down=codecs[0],
         codec_up=codecs[1],

@@ -11,7 +11,6 @@ import anyio.to_thread
 import numpy as np
 
 from fairbed.coordinator.policy.config import CoordinatorConfig
-from fairbed.coordinator.records.rows import LAG_RATIO_LIMIT
 from fairbed.coordinator.state.alerts import (
     MIN_DISK_ROUNDS,
     AlertChange,
@@ -104,15 +103,12 @@ class AlertMonitor:
         self._is_training = True
         self._update({"infeasible": self._infeasible()})
 
-    def close_round(
-        self, round_id: int, exchanges: Iterable[ExchangeRow], lag_p99_s: float
-    ) -> None:
+    def close_round(self, round_id: int, exchanges: Iterable[ExchangeRow]) -> None:
         """Examine what a round shows.
 
         Args:
             round_id: The round.
             exchanges: Its exchanges, and earlier ones that ended in it.
-            lag_p99_s: Lag of the event loop in the round.
         """
         self._last_round = round_id
         now = self._event_log.now()
@@ -121,8 +117,7 @@ class AlertMonitor:
         self._availability.add(flags | self._registry.available(now))
         for row in exchanges:
             if row.outcome == "done" and row.tau_s is not None:
-                is_late = lag_p99_s > LAG_RATIO_LIMIT * row.tau_s
-                self._host.add(row.device, row.is_contended or is_late)
+                self._host.add(row.device, row.is_contended)
         is_standing = self._alerts.stands("host busy")
         self._update(
             {

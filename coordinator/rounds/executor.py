@@ -5,7 +5,9 @@ the table as an event, and executes the actions that follow: grants, checks, ver
 `HostContention` measure; `ExchangeVerdicts` notifies devices of the end of an exchange.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -14,7 +16,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import update_codec
 from fairbed.coordinator.fleet.uploads import CompletedUpload, Uploads, fault_in_offer
 from fairbed.coordinator.messaging.publisher import Publisher
-from fairbed.coordinator.ports import HostMonitor, WaitTimes
+from fairbed.coordinator.ports import HostMonitor
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState, upload_window
 from fairbed.coordinator.state.round import (
@@ -39,6 +41,7 @@ from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.codec import Buffer
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import (
+    DEVICE_PHASES,
     Cancel,
     Failed,
     Grant,
@@ -79,41 +82,68 @@ class Echo:
             exchange.signal_s = self._now() - sent
 
 
+LagAt: TypeAlias = Callable[[Sequence[float]], float]
+"""Returns the sum of the event loop's lags at some instants, seconds."""
+
+
 class HostContention:
-    """Measures how long the host kept an exchange waiting, as the difference of two readings.
+    """Charges waits of the busy host to the phases of an exchange in which they matter.
+
+    The path counts while bytes of the device are on it, the device until its offer, and the lag of
+    the event loop when it handles a message of the exchange.
 
     Args:
-        monitor: Reads the host; None where no device is emulated.
-        now: Monotonic clock, seconds.
+        monitor: Measures the host; None where no device is emulated.
+        lag_s: Returns the lag of the event loop when it handled messages.
     """
 
-    def __init__(self, monitor: HostMonitor | None, now: Callable[[], float]) -> None:
+    def __init__(self, monitor: HostMonitor | None, lag_s: LagAt) -> None:
         self._monitor = monitor
-        self._now = now
-        self._at_dispatch: dict[str, WaitTimes] = {}
-        """Reading for each device at its dispatch."""
+        self._lag_s = lag_s
+        self._at_dispatch: dict[str, float] = {}
+        """How long each device had waited at its dispatch, seconds."""
 
     def begin(self, device: str) -> None:
-        """Read the host at the dispatch of a device."""
+        """Read the waits of a device at its dispatch."""
         self._at_dispatch.pop(device, None)
-        waits = None if self._monitor is None else self._monitor.waiting(device)
-        if waits is not None:
-            self._at_dispatch[device] = waits
+        waited_s = None if self._monitor is None else self._monitor.waited_s(device)
+        if waited_s is not None:
+            self._at_dispatch[device] = waited_s
 
     def retain(self, devices: Collection[str]) -> None:
         """Drop the readings of all other devices."""
         self._at_dispatch = {k: waits for k, waits in self._at_dispatch.items() if k in devices}
 
-    def record(self, exchange: Exchange) -> None:
-        """Write the contention since the dispatch into an exchange."""
-        before = self._at_dispatch.get(exchange.device)
-        after = None if self._monitor is None else self._monitor.waiting(exchange.device)
-        if before is not None and after is not None:
-            exchange.contention = Contention(
-                device_s=max(0.0, after.device_s - before.device_s),
-                path_s=max(0.0, after.path_s - before.path_s),
-                watched_s=self._now() - exchange.dispatched,
-            )
+    def on_offer(self, exchange: Exchange, at: float) -> None:
+        """Charge the phases until the offer, or until an exchange without one is abandoned."""
+        exchange.lag_s = self._lag_s([exchange.dispatched, at])
+        before = self._at_dispatch.pop(exchange.device, None)
+        after = None if self._monitor is None else self._monitor.waited_s(exchange.device)
+        if self._monitor is None or before is None or after is None:
+            return
+        downloaded, offer = at, exchange.offer
+        if offer is not None:  # by clocks of one machine: only an emulated device is measured
+            later = (phase for phase in DEVICE_PHASES if phase != "download")
+            downloaded -= sum(getattr(offer.phases, f"{phase}_s") for phase in later)
+        spans = [(exchange.dispatched, downloaded)]
+        exchange.contention = Contention(
+            download_s=self._monitor.path_delay_s(exchange.device, spans),
+            compute_s=max(0.0, after - before),
+        )
+
+    def on_end(self, exchange: Exchange, at: float) -> None:
+        """Charge the upload that ended with its last chunk, or was abandoned."""
+        if exchange.offered is None:
+            self.on_offer(exchange, at)
+            return
+        offered, granted, signal_s = exchange.offered, exchange.granted, exchange.signal_s or 0.0
+        spans = [(offered - signal_s, offered)]
+        if granted is not None:
+            spans.append((granted, at))
+            exchange.lag_s = self._lag_s([exchange.dispatched, offered, granted, at])
+        if self._monitor is not None and exchange.contention is not None:
+            upload_s = self._monitor.path_delay_s(exchange.device, spans)
+            exchange.contention = replace(exchange.contention, upload_s=upload_s)
 
 
 class ExchangeVerdicts:
@@ -156,13 +186,14 @@ class RoundExecutor:
         event_log: EventLog,
         group: TaskGroup,
         monitor: HostMonitor | None = None,
+        lag_s: LagAt = lambda instants: 0.0,
     ) -> None:
         self._publisher = publisher
         self._uploads = uploads
         self._event_log = event_log
         self._group = group
         self._echo = Echo(publisher, event_log.now)
-        self._contention = HostContention(monitor, event_log.now)
+        self._contention = HostContention(monitor, lag_s)
         self._table: Round | None = None
         self._merge: RoundMerge | None = None
         self._trains: dict[str, Train] = {}
@@ -315,7 +346,10 @@ class RoundExecutor:
         elif exchange.state is ExchangeState.GRANTED and exchange.offer == offer:
             self._send_grant(device)  # A repeated offer: the grant was lost.
         else:
+            was_new = exchange.offered is None
             self._on(Offered(device, offer))
+            if was_new and exchange.offered is not None:
+                self._contention.on_offer(exchange, exchange.offered)
 
     def on_frame(self, device: str, frame: Buffer) -> None:
         """A chunk of an update has arrived."""
@@ -364,7 +398,7 @@ class RoundExecutor:
             return
         exchange.resent_up, exchange.steady = complete.resent, complete.steady
         exchange.upload_j = complete.upload_j
-        self._contention.record(exchange)
+        self._contention.on_end(exchange, complete.at)
         self._on(
             Arrived(
                 device, at=complete.at, bytes_up=complete.bytes_up, duplicates=complete.duplicates
@@ -402,7 +436,7 @@ class RoundExecutor:
             case Abandon(reason=reason):
                 state = exchange.state
                 if state is ExchangeState.LATE:
-                    self._contention.record(exchange)
+                    self._contention.on_end(exchange, self._event_log.now())
                 if state is ExchangeState.CANCELLED:
                     self._event_log.event(
                         "cancelled", reason, device=device, round_id=exchange.round

@@ -521,7 +521,6 @@ class TrainingLoop:
             observation(
                 x,
                 self._registry[x.device].row,
-                closed.lag_p99_s,
                 closed.assignment(x).context_before(table.id),
             )
             for x in ended
@@ -552,7 +551,6 @@ class TrainingLoop:
                 closed.assignment(x).known,
                 train=closed.assignment(x).train,
                 dispatched_at_s=log.at_s(x.dispatched),
-                lag_p99_s=closed.lag_p99_s,
                 has_reported_loss=closed.assignment(x).has_reported_loss,
             )
             for x in [*closed.ended, *open_late]
@@ -583,7 +581,7 @@ class TrainingLoop:
         await anyio.to_thread.run_sync(
             log.store.close_round, row, selections, exchanges, self.checkpoint(), model
         )
-        self._services.alerts.close_round(table.id, exchanges, closed.lag_p99_s)
+        self._services.alerts.close_round(table.id, exchanges)
         return row
 
     async def _evaluate(self, closed: ClosedRound) -> MetricRow | None:

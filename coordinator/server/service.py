@@ -255,7 +255,9 @@ class Coordinator:
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
         _, returned = self._setup.decisions.vector_counts
         uploads = Uploads(self._setup.artifact.spec.layout.with_vectors(returned), log.now)
-        executor = RoundExecutor(self._publisher, uploads, log, group, self._host.host_monitor)
+        executor = RoundExecutor(
+            self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
+        )
         query_executor = LossQueryExecutor(self._publisher, log, self._setup.artifact.spec.kind)
         services = self._build_services(fleet, executor, query_executor, side_traffic)
         loop = TrainingLoop(services, self._setup.attempt)

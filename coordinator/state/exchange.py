@@ -66,14 +66,19 @@ _OPEN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How long the busy host kept an exchange waiting."""
+    """By how much the busy host can have prolonged the phases of an exchange, seconds."""
 
-    device_s: float
-    """The device itself waited."""
-    path_s: float
-    """The broker waited, or the process that relays the device's bytes to it."""
-    watched_s: float
-    """Length of the observation: from the dispatch to the end of the exchange."""
+    download_s: float = 0.0
+    """`Train` and the model were on the path, and the broker or a relay waited."""
+    compute_s: float = 0.0
+    """The device itself waited, between `Train` and its offer."""
+    upload_s: float = 0.0
+    """The offer, the grant and the update were on the path."""
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the phases."""
+        return self.download_s + self.compute_s + self.upload_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,8 @@ class Exchange:
     """The coordinator lost its own link during the exchange."""
     contention: Contention | None = None
     """Contention of the host that emulates the device; None where it is not measured."""
+    lag_s: float = 0.0
+    """Lag of the coordinator's event loop when it handled the messages of the exchange."""
     outage_s: float = 0.0
     """Time in which this device could not continue because the coordinator had no link; the
     deadline does not count it."""

@@ -376,10 +376,19 @@ class ExchangeRow:
     coordinator_decode_s: float | None
     """From the update's blob to its vector, off the loop and outside tau; None for float32."""
     contended_s: float | None
-    """How long the host kept the device, its link or the broker waiting; None where that cannot be
-    measured."""
+    """By how much the host's contention can have prolonged the exchange: the sum of the next three;
+    None where that cannot be measured."""
+    contended_download_s: float | None
+    """The part of it while `Train` and the model were on their way; None where unmeasured."""
+    contended_compute_s: float | None
+    """The part of it while the device computed, before its offer; None where unmeasured."""
+    contended_upload_s: float | None
+    """The part of it while the offer, the grant and the update were on their way; None where
+    unmeasured."""
+    lag_s: float
+    """Lag of the coordinator's event loop when it handled the messages of the exchange."""
     is_contended: bool
-    """The host's contention made the exchange invalid."""
+    """Contention and lag exceed 5 % of the exchange, which is therefore invalid."""
     codec_down: str
     """Codec of the model: float32, float16, int8 or delta."""
     codec_up: str

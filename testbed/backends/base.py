@@ -116,9 +116,8 @@ class Backend(Protocol):
         """Process ids of the devices that are alive."""
         ...
 
-    @property
-    def path_pids(self) -> list[int]:
-        """Process ids of helpers that relay the bytes of devices: their delays slow links."""
+    def path_pids(self, name: str) -> list[int]:
+        """Return the process ids of helpers that relay a device's bytes: their delays slow it."""
         ...
 
     def log_file(self, name: str) -> Path:

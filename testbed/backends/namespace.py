@@ -113,10 +113,10 @@ class NamespaceBackend:
         """Return the processor time of a device since it was started; None if it is not alive."""
         return self._pool.cpu_s(name)
 
-    @property
-    def path_pids(self) -> list[int]:
-        """Process ids of helpers that relay the bytes of devices."""
-        return self._network.pids + ([] if self._forwarder is None else self._forwarder.pids)
+    def path_pids(self, name: str) -> list[int]:
+        """Return the process ids of helpers that relay a device's bytes."""
+        forwarder = [] if self._forwarder is None else self._forwarder.path(FORWARDER)
+        return self._network.path(name) + forwarder
 
     @property
     def _needs_forwarder(self) -> bool:

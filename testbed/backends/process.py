@@ -75,10 +75,9 @@ class ProcessBackend:
         """Return the processor time of a device since it was started; None if it is not alive."""
         return self._pool.cpu_s(name)
 
-    @property
-    def path_pids(self) -> list[int]:
-        """Process ids of helpers that relay the bytes of devices."""
-        return [] if self._links is None else self._links.pids
+    def path_pids(self, name: str) -> list[int]:
+        """Return the process ids of helpers that relay a device's bytes."""
+        return [] if self._links is None else self._links.path(name)
 
     def log_file(self, name: str) -> Path:
         """Return the file that receives the output of a device."""

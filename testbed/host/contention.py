@@ -1,18 +1,48 @@
 """Measure contention: the time for which this busy machine keeps emulated devices waiting.
 
-A device that waits for a processor is slower than its profile. So is a device whose bytes wait
-in a broker or proxy that waits for a processor. Both times are counted for each device.
+A device that waits for a processor is slower than its profile. So is a device whose bytes wait in
+a broker, relay or proxy that waits for a processor. The first time is read from the device. The
+second follows from a timeline of the processes on its path, for a span of time in which its bytes
+were on their way:
+
+    period k    consecutive readings between which a process never idled: it was behind, and waited
+                for w_k seconds in all
+    delay       sum of max(0, w_k - QUEUE_S) + max of min(w_k, QUEUE_S) / 2     over the periods
+
+A process that idles has forwarded all that it had received. So waits do not add up: meanwhile the
+link, which sends at its rate, continues from its queue of `QUEUE_S`, and is idle only during the
+rest of a longer wait. Besides, the last bytes of a transfer arrive late, by half a wait on average
+if they arrive at a random instant of it.
 """
 
+import math
+import os
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from fairbed.coordinator.ports import WaitTimes
+from fairbed.testbed.emulation.link import QUEUE_S
+
+PERIOD_S = 0.01
+"""Time between two readings of the path, seconds."""
 
 READING_S = 2e-3
-"""A reading of the relaying processes is reused for this long: a cohort is dispatched at once."""
+"""A reading is reused for this long: the devices of a cohort report at the same time."""
+
+REFRESH_S = 1.0
+"""A broker that was started again is read after this time at the latest, seconds."""
+
+BUSY_RATIO = 0.9
+"""A process that ran or waited for this share of the time between two readings was behind."""
+
+MIN_WAIT_S = 0.5e-3
+"""Shorter waits between two readings are not kept."""
+
+KEPT_PERIODS = 20_000
+"""Periods that are kept for each process: at least the last 200 s."""
 
 SHORT_S = 20e-6
 """Wait at a wake-up that is not counted. A relay wakes up for every packet: 1,500 waits of 28 us
@@ -27,18 +57,37 @@ class SchedulerWaits:
 
     seconds: float = 0.0
     count: int = 0
+    ran_s: float = 0.0
+    """Time that they ran."""
+
+    @property
+    def long_s(self) -> float:
+        """Time of the waits without `SHORT_S` each."""
+        return max(0.0, self.seconds - SHORT_S * self.count)
+
+    def since(self, before: "SchedulerWaits") -> "SchedulerWaits":
+        """Return the waits since an earlier reading."""
+        return SchedulerWaits(
+            self.seconds - before.seconds, self.count - before.count, self.ran_s - before.ran_s
+        )
 
 
 def waits(pid: int) -> SchedulerWaits:
     """Return the waits of the threads of a process; zero if the system does not count them."""
-    total_ns, count = 0, 0
-    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+    total_ns, count, ran_total_ns = 0, 0, 0
+    folder = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(folder)  # much quicker than `Path.glob`, 100 times a second
+    except OSError:  # the process has ended
+        return SchedulerWaits()
+    for thread in threads:
         try:
-            _, waited_ns, runs = map(int, thread.read_text().split())
+            with open(f"{folder}/{thread}/schedstat", "rb", buffering=0) as file:
+                ran_ns, waited_ns, runs = map(int, file.read(64).split())
         except (OSError, ValueError):  # the thread has ended
             continue
-        total_ns, count = total_ns + waited_ns, count + runs
-    return SchedulerWaits(total_ns * _NS, count)
+        total_ns, count, ran_total_ns = total_ns + waited_ns, count + runs, ran_total_ns + ran_ns
+    return SchedulerWaits(total_ns * _NS, count, ran_total_ns * _NS)
 
 
 class WaitCounter:
@@ -57,46 +106,137 @@ class WaitCounter:
         """Add the waits of these processes since the last update."""
         now = {pid: self._read(pid) for pid in pids}
         for pid, found in now.items():
-            before = self._before.get(pid, found)
-            long_s = found.seconds - before.seconds - SHORT_S * (found.count - before.count)
-            self.seconds += max(0.0, long_s)
+            self.seconds += found.since(self._before.get(pid, found)).long_s
         self._before = now
 
 
+@dataclass(slots=True)
+class _Period:
+    """A period in which a process was behind, or the time between two readings."""
+
+    start: float
+    end: float
+    waited_s: float
+    is_behind: bool
+    """At its end the process was behind, so that the period may continue."""
+
+
+class WaitTimeline:
+    """When a process waited for a processor, and for how long. Pure: instants are arguments."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, SchedulerWaits] | None = None
+        self._periods: deque[_Period] = deque(maxlen=KEPT_PERIODS)
+
+    def add(self, now: float, found: SchedulerWaits) -> None:
+        """Add a reading of all waits so far, at the instant `now`; the first is the reference."""
+        last, self._last = self._last, (now, found)
+        if last is None or now <= last[0]:
+            return
+        before, step = last[0], found.since(last[1])
+        busy_s = step.ran_s + step.seconds
+        is_behind = busy_s >= BUSY_RATIO * (now - before)
+        newest = self._periods[-1] if self._periods else None
+        if is_behind and newest is not None and newest.is_behind and newest.end >= before:
+            newest.end, newest.waited_s = now, newest.waited_s + step.long_s
+        elif is_behind or step.long_s >= MIN_WAIT_S:
+            # a wait is counted when it ends, so it may have begun before the last reading
+            start = min(before, now - busy_s)
+            self._periods.append(_Period(start, now, step.long_s, is_behind))
+
+    def delay_s(self, start: float, end: float) -> float:
+        """Return by how much waits between two instants delayed a transfer, seconds."""
+        longest_s = idle_s = 0.0
+        for period in reversed(self._periods):
+            if period.end <= start:
+                break
+            overlap_s = min(period.end, end) - max(period.start, start)
+            waited_s = max(0.0, min(period.waited_s, overlap_s))
+            longest_s = max(longest_s, waited_s)
+            idle_s += max(0.0, waited_s - QUEUE_S)
+        return idle_s + min(longest_s, QUEUE_S) / 2.0
+
+
 class ContentionMonitor:
-    """Counts the waits of emulated devices; satisfies `coordinator.ports.HostMonitor`.
+    """Measures the waits of emulated devices; satisfies `coordinator.ports.HostMonitor`.
 
     Args:
         emulated: Names of the devices that have a profile.
         contended_s: Returns the total time that a device was kept waiting, seconds; None: unknown.
-        path: Returns the processes that relay every byte: the broker, proxies.
+        path: Returns the processes that relay the bytes of a device: the broker, its proxy.
         dilation: Seconds of this machine in one second of the fleet.
-        now: Monotonic clock, seconds.
+        now: Monotonic clock of this machine, seconds.
+        read: Returns the waits of a process.
     """
 
     def __init__(
         self,
         emulated: Collection[str],
         contended_s: Callable[[str], float | None],
-        path: Callable[[], Iterable[int]],
+        path: Callable[[str], Iterable[int]],
         *,
         dilation: float = 1.0,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.perf_counter,
+        read: Callable[[int], SchedulerWaits] = waits,
     ) -> None:
         self._emulated, self._contended_s, self._path = frozenset(emulated), contended_s, path
-        self._dilation, self._now = dilation, now
-        self._waited, self._read_at = WaitCounter(), -READING_S
+        self._dilation, self._now, self._read = dilation, now, read
+        self._pids: frozenset[int] = frozenset()
+        self._read_at = self._refreshed_at = -math.inf
+        self._timelines: dict[int, WaitTimeline] = {}
+        self._lock = threading.Lock()
+        """Of the timelines: a thread adds to them."""
 
-    def waiting(self, device: str) -> WaitTimes | None:
-        """Return how long `device` and its bytes have waited; None if `device` is not emulated."""
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read the processes on the path while the context lasts, in a thread."""
+        is_over = threading.Event()
+        thread = threading.Thread(
+            target=self._read_until, args=(is_over,), name="testbed.contention", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def waited_s(self, device: str) -> float | None:
+        """Return how long `device` has waited to compute; None if it is not emulated."""
         if device not in self._emulated:
             return None
-        device_s = self._contended_s(device)
-        now = self._now()
-        if now - self._read_at >= READING_S:
-            self._waited.update(self._path())
+        return (self._contended_s(device) or 0.0) / self._dilation
+
+    def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
+        """Return by how much waits on its path can have delayed the bytes of a device.
+
+        Args:
+            device: Its name.
+            spans: Start and end of each of its transfers, on the fleet's clock.
+        """
+        self.read_path()
+        scale, delay_s = self._dilation, 0.0
+        with self._lock:
+            for pid in set(self._path(device)) & self._timelines.keys():
+                timeline = self._timelines[pid]
+                delay_s += sum(timeline.delay_s(scale * a, scale * b) for a, b in spans)
+        return delay_s / scale
+
+    def read_path(self) -> None:
+        """Read the processes on the paths of all devices."""
+        with self._lock:
+            now = self._now()
+            if now - self._read_at < READING_S:
+                return
             self._read_at = now
-        return WaitTimes(
-            device_s=(device_s or 0.0) / self._dilation,
-            path_s=self._waited.seconds / self._dilation,
-        )
+            if now - self._refreshed_at >= REFRESH_S:
+                self._pids = frozenset(pid for name in self._emulated for pid in self._path(name))
+                self._refreshed_at = now
+                for pid in self._timelines.keys() - self._pids:
+                    del self._timelines[pid]
+            for pid in self._pids:
+                self._timelines.setdefault(pid, WaitTimeline()).add(self._now(), self._read(pid))
+
+    def _read_until(self, is_over: threading.Event) -> None:
+        while not is_over.wait(PERIOD_S):
+            self.read_path()

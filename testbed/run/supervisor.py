@@ -5,7 +5,7 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -227,7 +227,8 @@ async def _run(
             ):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
             async with follow_schedules(steered, emulated, store, stop, group, plan.dilation):
-                end = await stop.coordinator.run()
+                with nullcontext() if monitor is None else monitor.reading():
+                    end = await stop.coordinator.run()
             if stop.failure is not None:
                 raise stop.failure
             await anyio.to_thread.run_sync(store.set_status, end)
@@ -380,9 +381,9 @@ def _contention_monitor(
     if backend is None or not emulated:
         return None
 
-    def path() -> list[int]:
+    def path(name: str) -> list[int]:
         pid = broker_pid()
-        return [*([] if pid is None else [pid]), *backend.path_pids]
+        return [*([] if pid is None else [pid]), *backend.path_pids(name)]
 
     return ContentionMonitor(emulated, backend.contended_s, path, dilation=dilation)
 

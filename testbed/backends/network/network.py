@@ -206,6 +206,10 @@ class Network:
         """Process ids of relays, which all packets pass: their lateness slows links."""
         return self._relays.pids
 
+    def path(self, name: str) -> list[int]:
+        """Return the process id of a device's relay, if it has one: its lateness slows the link."""
+        return self._relays.path(name)
+
     def namespace(self, name: str) -> Path:
         """Return the path of a device's namespace, for `setns`, `nsenter` or a container engine.
 

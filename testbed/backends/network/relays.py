@@ -76,6 +76,11 @@ class Relays:
         """Process ids of all relays."""
         return [pipe.pid for pipe in self._pipes]
 
+    def path(self, name: str) -> list[int]:
+        """Return the process id of the relay of a device, if it has one."""
+        pipe = self._of.get(name)
+        return [] if pipe is None else [pipe.pid]
+
     def add(self, pipe: _RelayPipe, devices: Mapping[str, RelayedLink]) -> None:
         """Add a relay and its devices."""
         self._pipes.append(pipe)

@@ -127,10 +127,9 @@ class ShapedLinks:
         self.late_s = 0.0
         """Largest lateness of any process at the last change, seconds."""
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the proxies."""
-        return [process.pid for process in self._processes]
+    def path(self, name: str) -> list[int]:
+        """Return the process id of the proxy of a device, if it has one."""
+        return [process.pid for process in self._processes if name in process.ports]
 
     @property
     def ports(self) -> dict[str, int]:

@@ -116,7 +116,7 @@ async def test_a_disk_that_the_rounds_to_come_fill_is_an_alert_until_space_is_ma
     async with anyio.create_task_group() as group:
         group.start_soon(run.monitor.run)
         for round_id in range(1, 8):
-            run.monitor.close_round(round_id, [], 0.0)
+            run.monitor.close_round(round_id, [])
             run.disk = replace(run.disk, run_bytes=run.disk.run_bytes + 2 * GB)
             await run.watch("pi-0", "pi-1", for_s=DISK_PERIOD_S)
         (change,) = run.changes
@@ -165,11 +165,11 @@ async def test_a_device_that_stays_away_makes_the_rate_infeasible_until_it_is_ex
     while not run.changes and rounds < 50:
         rounds += 1
         await run.watch("pi-0", for_s=4.0)
-        run.monitor.close_round(rounds, [], 0.0)
+        run.monitor.close_round(rounds, [])
     assert rounds == 16, "z^2 / (n + z^2) < 0.2 from n = 16 on"
     assert "bring back pi-1" in run.changes[0].text
     run.registry["pi-1"].is_excluded = True
-    run.monitor.close_round(rounds + 1, [], 0.0)
+    run.monitor.close_round(rounds + 1, [])
     assert run.changes[-1].is_over
     run.store.close()
 
@@ -180,13 +180,13 @@ async def test_exchanges_that_this_machine_delayed_are_an_alert(tmp_path: Path) 
     made = FakeRun(tmp_path / "made")
     made.begin_round()
     row = replace(made.exchange(0), outcome="done", tau_s=2.0)
-    run.monitor.close_round(1, [replace(row, outcome="failed", is_contended=True)] * 9, 0.001)
+    run.monitor.close_round(1, [replace(row, outcome="failed", is_contended=True)] * 9)
     assert run.changes == []
-    run.monitor.close_round(2, [replace(row, is_contended=True)] * 3 + [row], 0.001)
+    run.monitor.close_round(2, [replace(row, is_contended=True)] * 3 + [row])
     assert run.changes == []
-    run.monitor.close_round(3, [row] * 2, 0.021)  # a lag over 1 % of the exchange time
+    run.monitor.close_round(3, [replace(row, is_contended=True)] * 2)
     assert [change.line[:31] for change in run.changes] == ["host busy: this machine delayed"]
-    run.monitor.close_round(4, [row] * 19, 0.001)
+    run.monitor.close_round(4, [row] * 19)
     assert run.changes[-1].is_over
     run.store.close()
     made.store.close()

@@ -23,3 +23,16 @@ async def test_a_blocked_loop_is_measured() -> None:
         await anyio.sleep(0.05)
         assert meter.p99_s() > 0.1
         group.cancel_scope.cancel()
+
+
+def test_the_lag_counts_at_the_instants_of_messages() -> None:
+    now = [0.0]
+    meter = LagMeter(lambda: now[0])
+    for at, lag_s in ((1.0, 0.003), (1.01, 0.002), (2.0, 0.005), (3.0, 0.5)):
+        now[0] = at
+        meter._record(at - lag_s)
+    assert meter.at_s([1.005]) == pytest.approx(0.003)
+    assert meter.at_s([1.0, 2.0, 2.5]) == pytest.approx(0.008)
+    assert meter.at_s([2.0, 2.001]) == pytest.approx(0.005)  # handled together
+    assert meter.at_s([]) == 0.0
+    assert meter.p99_s() == pytest.approx(0.5)

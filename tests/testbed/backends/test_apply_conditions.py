@@ -60,7 +60,7 @@ def test_a_frozen_device_is_stopped_until_it_is_thawed(tmp_path: Path) -> None:
     async def test() -> None:
         async with fleet(tmp_path) as backend:
             pid = backend.pids["pi"]
-            assert len(backend.path_pids) == 1
+            assert len(backend.path_pids("pi")) == 1
             await backend.apply({"pi": conditions("frozen")})
             await until_status(pid, psutil.STATUS_STOPPED)
             before = (await backend.sample())["pi"]

@@ -1,18 +1,26 @@
-"""Contention of this machine: waits are counted for emulated devices."""
+"""Contention of this machine: waits are charged to emulated devices when they delay them."""
 
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fairbed.testbed.emulation.link import QUEUE_S
 from fairbed.testbed.host.contention import (
     READING_S,
+    REFRESH_S,
     SHORT_S,
     ContentionMonitor,
     SchedulerWaits,
     WaitCounter,
+    WaitTimeline,
     waits,
 )
 
@@ -22,36 +30,176 @@ SPIN = "import time; end = time.process_time() + 0.3\nwhile time.process_time() 
 
 
 def test_a_device_that_is_not_emulated_has_no_contention() -> None:
-    watch = ContentionMonitor(["a"], lambda name: 1.0, lambda: [])
-    assert watch.waiting("b") is None
-    assert watch.waiting("a") is not None
+    monitor = ContentionMonitor(["a"], lambda name: 1.0, lambda name: [])
+    assert monitor.waited_s("b") is None
+    assert monitor.waited_s("a") == 1.0
 
 
 def test_waits_are_counted_in_seconds_of_the_fleet() -> None:
-    waiting = ContentionMonitor(["a"], lambda name: 3.0, lambda: [], dilation=2.0).waiting("a")
-    assert waiting is not None
-    assert (waiting.device_s, waiting.path_s) == (1.5, 0.0)
+    monitor = ContentionMonitor(["a"], lambda name: 3.0, lambda name: [], dilation=2.0)
+    assert monitor.waited_s("a") == 1.5
 
 
 def test_unknown_contention_counts_as_zero() -> None:
-    waiting = ContentionMonitor(["a"], lambda name: None, lambda: []).waiting("a")
-    assert waiting is not None
-    assert waiting.device_s == 0.0
+    monitor = ContentionMonitor(["a"], lambda name: None, lambda name: [])
+    assert monitor.waited_s("a") == 0.0
+
+
+class FakeMachine:
+    """Processes whose waits a test sets; the clock advances by `pass_s`."""
+
+    def __init__(self, **options: float) -> None:
+        self.now = 0.0
+        self.waits: dict[int, SchedulerWaits] = {}
+        self.readings: list[tuple[float, int]] = []
+        self.path = {"a": [1, 2], "b": [1, 3]}
+        self.monitor = ContentionMonitor(
+            ["a", "b"],
+            lambda name: 0.0,
+            lambda name: self.path[name],
+            now=lambda: self.now,
+            read=self._read,
+            **options,
+        )
+
+    def pass_s(self, duration_s: float, **waited_s: float) -> None:
+        """Let time pass in which processes, `p1` to `p3`, waited; then read them."""
+        self.now += duration_s
+        for name, wait_s in waited_s.items():
+            before = self.waits.get(int(name[1:]), SchedulerWaits())
+            self.waits[int(name[1:])] = replace(before, seconds=before.seconds + wait_s)
+        self.monitor.read_path()
+
+    def _read(self, pid: int) -> SchedulerWaits:
+        self.readings.append((self.now, pid))
+        return self.waits.get(pid, SchedulerWaits())
 
 
 def test_a_whole_cohort_needs_one_reading_of_the_processes() -> None:
-    looks, now = [], [0.0]
-
-    def path() -> list[int]:
-        looks.append(now[0])
-        return []
-
-    watch = ContentionMonitor(["a"], lambda name: 0.0, path, now=lambda: now[0])
+    machine = FakeMachine()
     for _ in range(20):
-        watch.waiting("a")
-    now[0] += READING_S
-    watch.waiting("a")
-    assert looks == [0.0, READING_S]
+        machine.monitor.path_delay_s("a", [(0.0, 1.0)])
+    machine.pass_s(READING_S)
+    assert [at for at, _ in machine.readings] == [0.0] * 3 + [READING_S] * 3
+
+
+def test_only_the_processes_on_the_path_of_a_device_delay_it() -> None:
+    machine = FakeMachine()
+    machine.pass_s(0.01)
+    machine.pass_s(0.01, p1=4e-3, p3=6e-3)
+    assert machine.monitor.path_delay_s("a", [(0.0, 1.0)]) == pytest.approx(2e-3)
+    assert machine.monitor.path_delay_s("b", [(0.0, 1.0)]) == pytest.approx(5e-3)
+
+
+def test_the_path_counts_while_bytes_of_the_device_are_on_it() -> None:
+    machine = FakeMachine()
+    machine.pass_s(0.01)
+    for _ in range(100):  # the device computes
+        machine.pass_s(0.01, p1=6e-3)
+    machine.pass_s(0.01, p1=8e-3)
+    now = machine.now
+    assert machine.monitor.path_delay_s("a", [(-1.0, 0.01), (now - 0.01, now)]) == pytest.approx(
+        4e-3
+    )
+
+
+def test_the_path_of_a_dilated_fleet_has_its_own_seconds() -> None:
+    machine = FakeMachine(dilation=4.0)
+    machine.pass_s(0.01)
+    machine.pass_s(0.01, p1=8e-3)
+    assert machine.monitor.path_delay_s("a", [(0.0, 0.0024)]) == 0.0
+    assert machine.monitor.path_delay_s("a", [(0.0, 0.0050)]) == pytest.approx(1e-3)
+
+
+def test_a_broker_that_was_started_again_is_read() -> None:
+    machine = FakeMachine()
+    machine.pass_s(0.01)
+    machine.path = {"a": [7], "b": [7]}
+    machine.pass_s(REFRESH_S)
+    machine.pass_s(0.01, p7=8e-3)
+    assert machine.monitor.path_delay_s("a", [(0.0, 2.0)]) == pytest.approx(4e-3)
+
+
+def test_the_processes_are_read_while_the_context_lasts() -> None:
+    was_read = threading.Event()
+
+    def read(pid: int) -> SchedulerWaits:
+        was_read.set()
+        return SchedulerWaits()
+
+    monitor = ContentionMonitor(["a"], lambda name: 0.0, lambda name: [1], read=read)
+    with monitor.reading():
+        assert was_read.wait(20.0)
+    assert "testbed.contention" not in {thread.name for thread in threading.enumerate()}
+
+
+STEP_S = 0.01
+Step = tuple[float, float]
+"""Time that a process ran, and that it waited, in `STEP_S`."""
+
+
+def timeline(steps: Sequence[Step]) -> WaitTimeline:
+    """Return a timeline with a reading every `STEP_S`, the first at 0."""
+    found, total = WaitTimeline(), SchedulerWaits()
+    found.add(0.0, total)
+    for number, (ran_s, waited_s) in enumerate(steps, start=1):
+        total = SchedulerWaits(total.seconds + waited_s, total.count + 1, total.ran_s + ran_s)
+        found.add(number * STEP_S, total)
+    return found
+
+
+def test_of_waits_between_which_a_process_idled_the_longest_counts_half() -> None:
+    found = timeline([(1e-3, 4.02e-3), (0.0, 0.0), (1e-3, 6.02e-3), (1e-3, 3.02e-3)])
+    assert found.delay_s(0.0, 0.04) == pytest.approx(3e-3)
+    assert found.delay_s(0.0, 0.02) == pytest.approx(2e-3)
+    assert found.delay_s(0.011, 0.02) == 0.0
+
+
+def test_waits_of_a_process_that_never_idles_add_up() -> None:
+    found = timeline([(2e-3, 8.02e-3)] * 5)
+    assert found.delay_s(0.0, 0.05) == pytest.approx(0.5 * 5 * 8e-3)
+
+
+def test_a_link_is_idle_for_the_part_of_a_wait_that_exceeds_its_queue() -> None:
+    found = timeline([(1e-3, 9.02e-3)] * 40)
+    assert found.delay_s(0.0, 0.4) == pytest.approx(0.36 - QUEUE_S + QUEUE_S / 2)
+
+
+def test_a_wait_that_is_counted_at_its_end_began_before() -> None:
+    found = timeline([(0.0, 0.0)] * 19 + [(0.0, 0.15 + SHORT_S)])
+    assert found.delay_s(0.0, 0.2) == pytest.approx(0.05 + QUEUE_S / 2)
+    assert found.delay_s(0.0, 0.12) == pytest.approx(0.07 / 2, abs=SHORT_S)
+
+
+def test_many_short_waits_delay_nothing() -> None:
+    found, total = WaitTimeline(), SchedulerWaits()
+    for number in range(1, 100):  # a relay that wakes up for every packet, on a quiet machine
+        total = SchedulerWaits(number * 15 * 28e-6, number * 15, number * 1e-3)
+        found.add(number * STEP_S, total)
+    assert found.delay_s(0.0, 1.0) == 0.0
+
+
+STEPS = st.lists(st.tuples(st.floats(0.0, 2e-3), st.floats(0.0, 8e-3)), min_size=1, max_size=60)
+INSTANTS = st.floats(-0.1, 0.8)
+
+
+@given(STEPS, INSTANTS, INSTANTS, INSTANTS)
+def test_a_longer_span_has_no_shorter_delay(
+    steps: list[Step], first: float, second: float, third: float
+) -> None:
+    found = timeline(steps)
+    start, middle, end = sorted((first, second, third))
+    parts = (found.delay_s(start, middle), found.delay_s(middle, end))
+    whole_s = found.delay_s(start, end)
+    assert 0.0 <= max(parts) <= whole_s + 1e-12
+    assert whole_s <= min(end - start, sum(waited_s for _, waited_s in steps)) + 1e-12
+
+
+@given(STEPS, st.integers(0, 59), st.floats(0.0, 5e-3))
+def test_a_longer_wait_has_no_shorter_delay(steps: list[Step], at: int, more_s: float) -> None:
+    at %= len(steps)
+    longer = [*steps[:at], (steps[at][0], steps[at][1] + more_s), *steps[at + 1 :]]
+    assert timeline(longer).delay_s(0.0, 1.0) >= timeline(steps).delay_s(0.0, 1.0) - 1e-12
 
 
 def test_long_waits_add_up_and_short_ones_do_not() -> None:

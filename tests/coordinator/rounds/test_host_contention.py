@@ -1,0 +1,88 @@
+"""Waits are charged to the phase of an exchange in which they matter."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fairbed.coordinator.rounds.executor import HostContention
+from fairbed.coordinator.state.exchange import Contention, Exchange
+from tests.coordinator.builders import offer
+
+
+class FakeHost:
+    """A host whose path delays every span by a hundredth of it."""
+
+    def __init__(self) -> None:
+        self.device_s: float | None = 5.0
+        self.spans: list[tuple[float, float]] = []
+
+    def waited_s(self, device: str) -> float | None:
+        return self.device_s
+
+    def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
+        self.spans += spans
+        return sum(end - start for start, end in spans) / 100.0
+
+
+def lag_s(instants: Sequence[float]) -> float:
+    """A millisecond for each message."""
+    return 1e-3 * len(instants)
+
+
+def offered(at: float) -> Exchange:
+    """An exchange of 10 s until its offer."""
+    exchange = Exchange("pi-1", dispatched=10.0, signal_s=0.04)
+    exchange.offer, exchange.offered = offer(3), at
+    return exchange
+
+
+def test_each_phase_is_charged_its_own_waits() -> None:
+    host = FakeHost()
+    charged, exchange = HostContention(host, lag_s), offered(20.0)
+    charged.begin("pi-1")
+    host.device_s = 5.25
+    charged.on_offer(exchange, 20.0)
+    assert exchange.offer is not None
+    phases = exchange.offer.phases
+    rest_s = phases.load_s + phases.evaluate_s + phases.train_s + phases.encode_s + phases.decode_s
+    assert np.allclose(host.spans, [(10.0, 20.0 - rest_s)])
+    host.device_s = 9.0  # the personal model is evaluated during the upload
+    exchange.granted = 30.0
+    charged.on_end(exchange, 34.0)
+    assert np.allclose(host.spans[1:], [(19.96, 20.0), (30.0, 34.0)])
+    assert exchange.contention is not None
+    assert exchange.contention.download_s == pytest.approx((10.0 - rest_s) / 100.0)
+    assert exchange.contention.compute_s == 0.25
+    assert exchange.contention.upload_s == pytest.approx(0.0404)
+    assert exchange.lag_s == pytest.approx(4e-3)
+
+
+def test_an_exchange_without_an_offer_is_charged_until_it_was_abandoned() -> None:
+    host = FakeHost()
+    charged, exchange = HostContention(host, lag_s), Exchange("pi-1", dispatched=10.0)
+    charged.begin("pi-1")
+    host.device_s = 8.0
+    charged.on_end(exchange, 70.0)
+    assert exchange.contention == Contention(download_s=0.6, compute_s=3.0)
+
+
+def test_an_exchange_without_a_grant_is_not_charged_for_its_place_in_the_queue() -> None:
+    host = FakeHost()
+    charged, exchange = HostContention(host, lag_s), offered(20.0)
+    charged.begin("pi-1")
+    charged.on_offer(exchange, 20.0)
+    charged.on_end(exchange, 70.0)
+    assert np.allclose(host.spans[1:], [(19.96, 20.0)])
+
+
+def test_a_device_that_is_not_emulated_is_charged_the_lag_only() -> None:
+    host = FakeHost()
+    host.device_s = None
+    charged, exchange = HostContention(host, lag_s), offered(20.0)
+    charged.begin("pi-1")
+    charged.on_offer(exchange, 20.0)
+    exchange.granted = 30.0
+    charged.on_end(exchange, 34.0)
+    assert exchange.contention is None
+    assert exchange.lag_s == pytest.approx(4e-3)
