@@ -179,6 +179,42 @@ def test_many_short_waits_delay_nothing() -> None:
     assert found.delay_s(0.0, 1.0) == 0.0
 
 
+RECORDED = (
+    (-0.0010, 0.00, 0.00, 0),
+    (0.0075, 0.91, 1.55, 23),
+    (0.0157, 2.49, 2.79, 45),
+    (0.0240, 4.19, 3.58, 95),
+    (0.0327, 6.37, 6.30, 165),
+    (0.0420, 9.07, 7.97, 273),
+    (0.0570, 10.86, 16.89, 340),
+    (0.0652, 11.74, 20.13, 384),
+    (0.0770, 12.74, 28.24, 421),
+    (0.0856, 13.41, 32.01, 445),
+    (0.0938, 15.06, 33.18, 524),
+    (0.1020, 16.67, 34.57, 605),
+    (0.1102, 18.54, 35.44, 718),
+    (0.1188, 20.34, 36.72, 820),
+    (0.1270, 21.59, 39.58, 869),
+    (0.1353, 23.07, 40.34, 939),
+    (0.1456, 24.26, 46.12, 972),
+    (0.1687, 25.38, 57.40, 1014),
+)
+"""A relay beside a busy loop: instant after a dispatch in s, ms that it ran and waited so far, and
+how often it ran."""
+
+RECORDED_END_S, RECORDED_DELAY_S = 0.1574, 0.1459 - 0.1404
+"""The model was verified at this instant. Its download took 145.9 ms, and 140.4 ms on the quiet
+machine."""
+
+
+def test_a_recorded_download_is_charged_what_it_was_delayed() -> None:
+    found = WaitTimeline()
+    for at, ran_ms, waited_ms, count in RECORDED:
+        found.add(at, SchedulerWaits(1e-3 * waited_ms, count, 1e-3 * ran_ms))
+    assert 1e-3 * RECORDED[-2][2] > 0.25 * RECORDED_END_S  # the sum of its waits
+    assert found.delay_s(0.0, RECORDED_END_S) == pytest.approx(RECORDED_DELAY_S, abs=1e-3)
+
+
 STEPS = st.lists(st.tuples(st.floats(0.0, 2e-3), st.floats(0.0, 8e-3)), min_size=1, max_size=60)
 INSTANTS = st.floats(-0.1, 0.8)
 
