@@ -2,10 +2,12 @@
 
 from fairbed.profiles.errors import ProfileError, TraceError, UnknownProfile
 from fairbed.profiles.load import (
+    cell_names,
     check,
     find,
     link_names,
     load,
+    load_cell,
     load_link,
     load_population,
     names,
@@ -15,11 +17,13 @@ from fairbed.profiles.numbers import numbers, schedule_text, unknown_numbers
 from fairbed.profiles.population import Population
 from fairbed.profiles.quantities import Quantity, Varying
 from fairbed.profiles.sampling import sample
-from fairbed.profiles.schema import Link, LinkProfile, Profile
+from fairbed.profiles.schema import CellProfile, CellShare, Link, LinkProfile, Profile
 from fairbed.profiles.tracks import DeviceTracks, LinkTracks, device_tracks
 from fairbed.profiles.write import to_toml
 
 __all__ = [
+    "CellProfile",
+    "CellShare",
     "DeviceTracks",
     "Link",
     "LinkProfile",
@@ -31,11 +35,13 @@ __all__ = [
     "TraceError",
     "UnknownProfile",
     "Varying",
+    "cell_names",
     "check",
     "device_tracks",
     "find",
     "link_names",
     "load",
+    "load_cell",
     "load_link",
     "load_population",
     "names",

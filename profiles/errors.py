@@ -1,7 +1,7 @@
 """Errors of profiles.
 
 ProfileError
-├── UnknownProfile   no profile, link or population has this name
+├── UnknownProfile   no profile, link, population or cell has this name
 └── TraceError       a trace cannot be found or read, or violates a rule
 """
 

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ from fairbed.profiles.errors import ProfileError, TraceError, UnknownProfile
 from fairbed.profiles.numbers import numbers
 from fairbed.profiles.population import Population
 from fairbed.profiles.quantities import DATA, Varying
-from fairbed.profiles.schema import LinkProfile, Profile
+from fairbed.profiles.schema import CellProfile, LinkProfile, Profile
 from fairbed.profiles.traces import TraceReader
 
 if sys.version_info >= (3, 11):
@@ -157,6 +157,7 @@ _FOLDERS = {
     "profile": _HERE / "devices",
     "link": _HERE / "links",
     "population": _HERE / "populations",
+    "cell": _HERE / "cells",
 }
 
 NEAR = 5
@@ -176,6 +177,11 @@ def link_names() -> list[str]:
 def population_names() -> list[str]:
     """Return the names of all populations, sorted."""
     return _names("population")
+
+
+def cell_names() -> list[str]:
+    """Return the names of all cells, sorted."""
+    return _names("cell")
 
 
 def load(name_or_path: str | Path) -> Profile:
@@ -208,8 +214,18 @@ def load_population(name_or_path: str | Path) -> Population:
     return _load(name_or_path, "population", Population)
 
 
+def load_cell(name_or_path: str | Path) -> CellProfile:
+    """Return the cell with this name, or in this `.toml` file.
+
+    Raises:
+        UnknownProfile: There is no cell of this name, and no such file.
+        ProfileError: The file violates a rule.
+    """
+    return _load(name_or_path, "cell", CellProfile)
+
+
 def find(name_or_path: str | Path) -> Path:
-    """Return the file of a device profile, a link or a population.
+    """Return the file of a device profile, a link, a population or a cell.
 
     Raises:
         UnknownProfile: There is no such file.
@@ -222,17 +238,24 @@ def find(name_or_path: str | Path) -> Path:
     raise _unknown(text, "profile", [name for what in _FOLDERS for name in _names(what)])
 
 
-def kind_of(path: Path) -> type[Profile] | type[LinkProfile] | type[Population]:
+Kind: TypeAlias = type[Profile] | type[LinkProfile] | type[Population] | type[CellProfile]
+
+
+def kind_of(path: Path) -> Kind:
     """Return the kind of a file, by its folder or, elsewhere, by its keys."""
     folder = path.absolute().parent.name
     if folder == "links":
         return LinkProfile
     if folder == "populations":
         return Population
+    if folder == "cells":
+        return CellProfile
     raw = read_toml(path)
     if isinstance(raw, str):
         return Profile
     link = raw.get("link")
+    if "share" in raw:
+        return CellProfile
     if link is not None and "class" not in raw and "cores" not in raw:
         return LinkProfile
     numbers = [*raw.values(), *(link.values() if isinstance(link, dict) else ())]
@@ -241,7 +264,7 @@ def kind_of(path: Path) -> type[Profile] | type[LinkProfile] | type[Population]:
 
 
 def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return every problem of a device profile, a link or a population, one line each.
+    """Return every problem of a device profile, a link, a population or a cell, one line each.
 
     Args:
         path: The file.

@@ -105,6 +105,41 @@ class LinkProfile(Strict, frozen=True, kw_only=True):
                 raise ValueError(f"link: must have the key {name}, got none")
 
 
+CellShare: TypeAlias = Literal["equal", "proportional-fair", "priority"]
+"""How devices share the rate of a cell (`testbed.emulation.cell`)."""
+
+
+class CellProfile(Strict, frozen=True, kw_only=True):
+    """`profiles/cells/NAME.toml`: a kind of cell, whose devices share its rates of TCP payload."""
+
+    name: Name
+    """Name of the file without `.toml`; not a key in it."""
+    title: Text
+    licence: Text
+    """Licence of the sources, and the reason why the numbers may be redistributed."""
+    rule: Quantity[CellShare] = field(name="share")
+    """How the devices share the rates."""
+    down: Quantity[BitsPerSecond] = field(name="down_bps")
+    """Rate towards the devices, all together, bit/s."""
+    up: Quantity[BitsPerSecond] = field(name="up_bps")
+    """Rate away from the devices, all together, bit/s."""
+
+    @property
+    def share(self) -> CellShare:
+        """How the devices share the rates."""
+        return self.rule.value
+
+    @property
+    def down_bps(self) -> float:
+        """Rate towards the devices, all together, bit/s."""
+        return self.down.value
+
+    @property
+    def up_bps(self) -> float:
+        """Rate away from the devices, all together, bit/s."""
+        return self.up.value
+
+
 class Thermal(Strict, frozen=True, kw_only=True):
     """Thermal throttling of a device under sustained load.
 

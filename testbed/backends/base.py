@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from fairbed.profiles import Link, Profile
+from fairbed.testbed.emulation.cell import Cell
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.emulation.device import EmulatedDevice, emulated_device
 from fairbed.testbed.emulation.malicious import Attack
@@ -39,6 +40,10 @@ class DeviceSpec:
     """Paths of local rules that its agent may load."""
     models: tuple[str, ...] = ()
     """Python modules with torch models that its agent may import."""
+    cells: tuple[Cell, ...] = ()
+    """The cell whose rate it shares with other devices, and the cells in front of that one."""
+    priority: int = 0
+    """In a cell with priorities: 0 is first."""
 
     def dilated(self, dilation: float) -> "DeviceSpec":
         """Return the device that this machine must emulate under time dilation."""
@@ -46,6 +51,7 @@ class DeviceSpec:
             self,
             device=self.device and self.device.dilated(dilation),
             shape=self.shape and self.shape.dilated(dilation),
+            cells=tuple(cell.dilated(dilation) for cell in self.cells),
         )
 
 

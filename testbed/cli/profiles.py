@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from fairbed import profiles
 from fairbed.profiles import (
+    CellProfile,
     Link,
     LinkProfile,
     Population,
@@ -201,6 +202,15 @@ class PopulationRow(Struct, frozen=True, kw_only=True):
     available: float
 
 
+class CellRow(Struct, frozen=True, kw_only=True):
+    """One cell."""
+
+    name: str
+    down_bps: float
+    up_bps: float
+    share: str
+
+
 def device_row(profile: Profile) -> ProfileListRow:
     """Return the row of a device."""
     link = profile.link
@@ -260,7 +270,19 @@ def population_row(population: Population) -> PopulationRow:
     )
 
 
-def sort_key(row: ProfileListRow | LinkRow | PopulationRow, key: SortKey) -> tuple[float, str]:
+def cell_row(profile: CellProfile) -> CellRow:
+    """Return the row of a cell."""
+    return CellRow(
+        name=profile.name,
+        down_bps=profile.down_bps,
+        up_bps=profile.up_bps,
+        share=profile.share,
+    )
+
+
+def sort_key(
+    row: ProfileListRow | LinkRow | PopulationRow | CellRow, key: SortKey
+) -> tuple[float, str]:
     """Return the key that sorts rows: largest first, equal values by name."""
     name = {"memory": "memory_bytes", "down": "down_bps", "up": "up_bps", "delay": "delay_s"}
     value = 0.0 if key == "name" else float(getattr(row, name.get(key, key), 0.0))
@@ -297,13 +319,19 @@ def _list(options: argparse.Namespace) -> int:
     devices = [device_row(item) for item in found if isinstance(item, Profile)]
     links = [link_row(item) for item in found if isinstance(item, LinkProfile)]
     populations = [population_row(item) for item in found if isinstance(item, Population)]
-    for rows in (devices, links, populations):
+    cells = [cell_row(item) for item in found if isinstance(item, CellProfile)]
+    for rows in (devices, links, populations, cells):
         rows.sort(key=lambda row: sort_key(row, options.sort))
     if options.json:
-        content = {"devices": devices, "links": links, "populations": populations}
+        content = {"devices": devices, "links": links, "populations": populations, "cells": cells}
         print(msgspec.json.encode(content).decode())
         return DONE
-    tables = [_device_lines(devices), _link_lines(links), _population_lines(populations)]
+    tables = [
+        _device_lines(devices),
+        _link_lines(links),
+        _population_lines(populations),
+        _cell_lines(cells),
+    ]
     tables = [table for table in tables if table]
     print("\n\n".join("\n".join(table) for table in tables))
     print("\nspeed: one training step, in cores of the reference machine; rates in Mbit/s")
@@ -341,13 +369,22 @@ def _population_lines(rows: list[PopulationRow]) -> list[str]:
     ]
 
 
+def _cell_lines(rows: list[CellRow]) -> list[str]:
+    head = f"{'cell':<{NAME_WIDTH}}{'down':>8}{'up':>8}  share"
+    return [head] * bool(rows) + [
+        f"{row.name:<{NAME_WIDTH}}{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}  {row.share}"
+        for row in rows
+    ]
+
+
 def _show(options: argparse.Namespace) -> int:
     found = [_load(name) for name in options.what]
     if options.json:
         print(msgspec.json.encode([msgspec.to_builtins(item) for item in found]).decode())
         return DONE
     for item in found:
-        kind = item.kind if isinstance(item, Profile | Population) else "link"
+        kind = "cell" if isinstance(item, CellProfile) else "link"
+        kind = item.kind if isinstance(item, Profile | Population) else kind
         print(f"{item.name}: {item.title} ({kind}); {item.licence}")
         for key, number in numbers(item):
             value = getattr(number, "value", None)
@@ -381,24 +418,31 @@ def _path(text: str) -> Path:
     return path if path.suffix or path.is_file() else profiles.find(text)
 
 
-def _load(name: str) -> Profile | LinkProfile | Population:
+def _load(name: str) -> Profile | LinkProfile | Population | CellProfile:
     path = profiles.find(name)
     kind = kind_of(path)
     if kind is LinkProfile:
         return profiles.load_link(path)
+    if kind is CellProfile:
+        return profiles.load_cell(path)
     return profiles.load_population(path) if kind is Population else profiles.load(path)
 
 
 def _names() -> list[str]:
-    return [*profiles.names(), *profiles.link_names(), *profiles.population_names()]
+    return [
+        *profiles.names(),
+        *profiles.link_names(),
+        *profiles.population_names(),
+        *profiles.cell_names(),
+    ]
 
 
-def _all() -> Iterable[Profile | LinkProfile | Population]:
+def _all() -> Iterable[Profile | LinkProfile | Population | CellProfile]:
     return [_load(name) for name in _names()]
 
 
 def _value(value: Any) -> str:
-    return "" if value is None else str(value) if isinstance(value, int) else f"{value:g}"
+    return "" if value is None else str(value) if isinstance(value, int | str) else f"{value:g}"
 
 
 def _mbit(bits_per_s: float) -> str:

@@ -10,7 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from fairbed import profiles
-from fairbed.profiles import DeviceTracks, LinkProfile, Population, ProfileError, device_tracks
+from fairbed.profiles import (
+    CellProfile,
+    DeviceTracks,
+    LinkProfile,
+    Population,
+    ProfileError,
+    device_tracks,
+)
 from fairbed.profiles.load import kind_of
 from fairbed.profiles.quantities import DATA
 from fairbed.profiles.schema import Thermal
@@ -72,10 +79,11 @@ def curves(
         return _chosen(source, found, keys, list(found))
     path = profiles.find(source)
     kind = kind_of(path)
-    if kind is Population:
+    if kind in (Population, CellProfile):
+        got = "population" if kind is Population else "cell"
         raise ProfileError(
-            f"{source}: must be a profile, a link or a trace, got a population, which has no "
-            "numbers over time; plot a profile"
+            f"{source}: must be a profile, a link or a trace, got a {got}, which has no numbers "
+            "over time; plot a profile"
         )
     profile = None if kind is LinkProfile else profiles.load(path)
     link = profile.link if profile is not None else profiles.load_link(path).link

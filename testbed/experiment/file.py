@@ -52,8 +52,10 @@ from fairbed.coordinator.policy.plugins import (
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.availability import parse_hours
 from fairbed.device_agent.privacy import buffers_problem
+from fairbed.testbed.emulation.cell import LOWEST_PRIORITY
 from fairbed.testbed.emulation.conditions import Outage
 from fairbed.testbed.emulation.work import TaskCosts
+from fairbed.testbed.experiment.cells import CellConfig, CellName, cells_problem
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
 from fairbed.testbed.experiment.malicious import MaliciousConfig
@@ -144,6 +146,10 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     """Name of a link; not set: the profile's link."""
     trace: Annotated[str, Meta(min_length=1)] | None = None
     """Rates over time, from a file or `data:SET/TRACE`; they replace the rates of the link."""
+    cell: CellName | None = None
+    """Name of the `[[cell]]` whose rate the devices share with others; not set: none."""
+    priority: Annotated[int, Meta(ge=0, le=LOWEST_PRIORITY)] | None = None
+    """In a cell with `share = "priority"`: 0 takes its rate first, 7 last; not set: 0."""
     outage: tuple[OutageConfig, ...] = ()
     malicious: MaliciousConfig | None = None
     """not set: all devices are honest."""
@@ -179,6 +185,11 @@ class FleetConfig(Section, frozen=True, kw_only=True):
             raise ValueError(
                 "model excludes profile, population, link and trace, got both; remove model or "
                 "the others"
+            )
+        if self.model is not None and self.cell is not None:
+            raise ValueError(
+                f"model excludes cell, got both, with cell {self.cell!r}; remove one: only "
+                "devices with a profile share a cell"
             )
         for hours in self.available_hours:
             try:
@@ -294,6 +305,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     notify: NotifyConfig = NotifyConfig()
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
+    cell: tuple[CellConfig, ...] = ()
     emulation: EmulationConfig = EmulationConfig()
     replay: ReplayConfig = ReplayConfig()
     seeds: SeedsConfig = SeedsConfig()
@@ -316,6 +328,8 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"selection.weights must have one number for each of the {devices} devices of the "
                 f"fleet, got {len(weights)}; add or remove numbers"
             )
+        if problem := cells_problem(self.cell, [group.cell for group in self.fleet]):
+            raise ValueError(problem)
         self._check_names()
         model = self.model.name
         if model not in MODELS and not is_path(model) and model not in installed(GROUP):

@@ -14,6 +14,7 @@ from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.backends.base import DeviceSpec, device_spec, without_loss
+from fairbed.testbed.emulation.cell import Cell, lines_of
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.schedule import (
     OutageWindow,
@@ -22,6 +23,7 @@ from fairbed.testbed.emulation.schedule import (
     UnavailableAs,
     device_schedule,
 )
+from fairbed.testbed.experiment.cells import make_cells
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
 from fairbed.wire.models import package_of, path_of
@@ -149,6 +151,20 @@ def check_fleet(experiment: Experiment, environ: Mapping[str, str]) -> None:
     plan_fleet(msgspec.structs.replace(experiment, emulation=emulation), environ)
 
 
+def cells_of(experiment: Experiment) -> dict[str, Cell]:
+    """Return the cells of an experiment, by name.
+
+    Raises:
+        ProfileError: The profile of a cell is unknown, or breaks a rule.
+        ExperimentError: The rule of a cell does not fit the groups or the other cells.
+    """
+    groups = [(group.cell, group.priority) for group in experiment.fleet]
+    try:
+        return make_cells(experiment.cell, groups)
+    except ValueError as exc:
+        raise ExperimentError(str(exc)) from None
+
+
 def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[PlannedDevice]:
     """Return the devices of `[[fleet]]` in order, named by their group and a number from 1.
 
@@ -172,6 +188,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             f"fleet: at most {MAX_EMULATED:,} devices can be emulated, got "
             f"{experiment.devices:,}; use fairbed replay for a larger fleet"
         )
+    cells = cells_of(experiment)
     devices: list[PlannedDevice] = []
     members: list[Sequence[str]] = []
     counts: dict[str, int] = {}
@@ -206,7 +223,13 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
             spec = device_spec(name, profile, link, speed)
-            spec = replace(spec, local_rules=local_rules, models=models)
+            spec = replace(
+                spec,
+                local_rules=local_rules,
+                models=models,
+                cells=tuple(cells[one] for one in lines_of(group.cell or "", cells)),
+                priority=group.priority or 0,
+            )
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
             if group.available_hours:

@@ -11,12 +11,12 @@ import pytest
 from fairbed import profiles
 from fairbed.profiles import Profile, ProfileError, Quantity, UnknownProfile, Varying
 from fairbed.profiles.load import near_names
-from fairbed.profiles.schema import LinkProfile
+from fairbed.profiles.schema import CellProfile, LinkProfile
 from fairbed.profiles.traces import TraceReader
 from fairbed.profiles.traces.table import parse_table
 
 FOLDER = Path(profiles.__file__).resolve().parent
-FILES = sorted([*FOLDER.glob("devices/*.toml"), *FOLDER.glob("links/*.toml")])
+FILES = sorted(path for kind in ("devices", "links", "cells") for path in FOLDER.glob(f"{kind}/*"))
 PI_4 = (
     (FOLDER / "devices" / "raspberry-pi-4b.toml").read_text(encoding="utf-8").split("[energy]")[0]
 )
@@ -42,20 +42,21 @@ def quantities(item: object) -> Iterator[tuple[str, Quantity[float]]]:
             yield from quantities(value)
 
 
-def shipped() -> list[Profile | LinkProfile]:
+def shipped() -> list[Profile | LinkProfile | CellProfile]:
     return [
         *(profiles.load(name) for name in profiles.names()),
         *(profiles.load_link(name) for name in profiles.link_names()),
+        *(profiles.load_cell(name) for name in profiles.cell_names()),
     ]
 
 
 def test_every_shipped_file_is_without_problems() -> None:
-    assert len(FILES) == len(profiles.names()) + len(profiles.link_names())
+    assert {path.stem for path in FILES} == {item.name for item in shipped()}
     assert [problem for path in FILES for problem in profiles.check(path)] == []
 
 
 @pytest.mark.parametrize("item", shipped(), ids=lambda item: item.name)
-def test_every_number_has_a_source(item: Profile | LinkProfile) -> None:
+def test_every_number_has_a_source(item: Profile | LinkProfile | CellProfile) -> None:
     found = list(quantities(item))
     assert len(found) >= 3
     for _, quantity in found:

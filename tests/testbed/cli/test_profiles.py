@@ -36,6 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_list_shows_every_device_link_and_population(capsys: pytest.CaptureFixture[str]) -> None:
     first = {line.split()[0] for line in printed(capsys, "list") if line}
     assert {*profiles.names(), *profiles.link_names(), *profiles.population_names()} <= first
+    assert set(profiles.cell_names()) <= first
 
 
 def test_list_sorts_by_a_column_largest_first(capsys: pytest.CaptureFixture[str]) -> None:
