@@ -54,6 +54,12 @@ class Series:
         times = tuple(index * step_s for index in range(len(values)))
         return cls(times, tuple(values), len(values) * step_s)
 
+    def at_most(self, limit: float) -> "Series":
+        """Return the series with the smaller of each value and a limit."""
+        if self.highest <= limit:
+            return self
+        return Series(self.t_s, tuple(min(value, limit) for value in self.values), self.period_s)
+
     @property
     def is_constant(self) -> bool:
         """It never changes."""

@@ -12,11 +12,13 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.store.tables import ExchangeRow, RoundRow
+from fairbed.testbed.replay.world.shared_air import Carried
 from fairbed.testbed.replay.world.world import (
     Exchanges,
     FleetSnapshot,
     LastRound,
     ReplayedExchange,
+    SharingWorld,
     World,
 )
 
@@ -113,6 +115,7 @@ class LiveTimedWorld:
     ) -> None:
         self._world, self._instant_s, self._imposed = world, instant_s, imposed or {}
         self.slots = world.slots
+        self.air = world.air if isinstance(world, SharingWorld) else None
 
     def __len__(self) -> int:
         return len(self._world)
@@ -143,6 +146,16 @@ class LiveTimedWorld:
     def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
         """Return the duration of an upload that is granted `granted_s` after the dispatch."""
         return self._world.upload_s(exchange, granted_s)
+
+    def begin_transfer(self, exchange: ReplayedExchange, granted_s: float | None) -> None:
+        """Begin a transfer in a cell of the world."""
+        assert isinstance(self._world, SharingWorld)
+        self._world.begin_transfer(exchange, granted_s)
+
+    def on_carried(self, exchange: ReplayedExchange, carried: Carried) -> None:
+        """Set the phases of an exchange whose transfer in a cell has ended."""
+        assert isinstance(self._world, SharingWorld)
+        self._world.on_carried(exchange, carried)
 
     def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
         """Note the devices that have the model."""

@@ -111,14 +111,17 @@ def shared_rates(
     """
     lines = {name: _Line(cell.bps(direction)) for name, cell in cells.items()}
     rates = [0.0] * len(sharers)
-    by_time, by_rate = list[int](), list[int]()
+    by_time, by_priority = list[int](), dict[int, list[int]]()
     for at, one in enumerate(sharers):
-        is_timed = cells[one.cell].share == "proportional-fair"
-        (by_time if is_timed else by_rate).append(at)
+        share = cells[one.cell].share
+        if share == "proportional-fair":
+            by_time.append(at)
+        else:
+            by_priority.setdefault(one.priority if share == "priority" else 0, []).append(at)
     _share_time(by_time, sharers, cells, direction, rates)
     paths = {name: [lines[one] for one in lines_of(name, cells)] for name in cells}
-    for priority in sorted({sharers[at].priority for at in by_rate}):
-        _fill([at for at in by_rate if sharers[at].priority == priority], sharers, paths, rates)
+    for priority in sorted(by_priority):
+        _fill(by_priority[priority], sharers, paths, rates)
     return rates
 
 

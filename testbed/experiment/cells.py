@@ -51,8 +51,8 @@ class CellConfig(Section, frozen=True, kw_only=True):
             ProfileError: The profile is unknown, or breaks a rule.
         """
         found = None if self.profile is None else profiles.load_cell(self.profile)
-        down_bps = self.down_bps or (found and found.down_bps)
-        up_bps = self.up_bps or (found and found.up_bps)
+        down_bps = self.down_bps if found is None else self.down_bps or found.down_bps
+        up_bps = self.up_bps if found is None else self.up_bps or found.up_bps
         assert down_bps is not None, "without a profile both rates are given"
         assert up_bps is not None, "without a profile both rates are given"
         share = self.share or (found.share if found is not None else "equal")

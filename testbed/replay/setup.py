@@ -21,7 +21,13 @@ from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.power import PhasePower, phase_power
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
-from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, attacks_of, plan_fleet
+from fairbed.testbed.experiment.fleet import (
+    MAX_EMULATED,
+    MAX_NAME,
+    PlannedDevice,
+    attacks_of,
+    plan_fleet,
+)
 from fairbed.testbed.experiment.shards import FleetData, load_examples
 from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_costs
@@ -265,6 +271,12 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
 
 
 def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
+    if experiment.cell:
+        raise ExperimentError(
+            f"cell: must not be given for {experiment.devices:,} devices, got "
+            f"{experiment.cell[0].name!r}; remove it, or replay a fleet of at most "
+            f"{MAX_EMULATED:,} devices"
+        )
     if experiment.replay.examples is None:
         raise ExperimentError(
             f"replay.examples: must be given for {experiment.devices:,} devices, got none: no data "

@@ -39,7 +39,13 @@ from fairbed.coordinator.state.round import (
     VerifyUpdate,
 )
 from fairbed.testbed.replay.world.phases import PHASES
-from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, ReplayedExchange, World
+from fairbed.testbed.replay.world.world import (
+    Exchanges,
+    FleetSnapshot,
+    ReplayedExchange,
+    SharingWorld,
+    World,
+)
 from fairbed.wire.messages import Manifest, Offer, Phases
 
 GONE = "the device was gone for too long"
@@ -91,6 +97,9 @@ class InFlight:
         """Exchanges whose download the world has not been notified of."""
         self._notified = 0
         """Number of the table's ended exchanges that the world has been notified of."""
+        self._sharing = world if isinstance(world, SharingWorld) else None
+        self._stopped = 0
+        """Number of the table's ended exchanges whose transfers in cells were stopped."""
 
     @property
     def now(self) -> float:
@@ -122,7 +131,10 @@ class InFlight:
             self._exchanges[x.entry.device, x.round] = x
         if not self._needs_no_events:
             for x in dispatched:
-                self._push(self.clock + x.ready_s, x.entry, "offered")
+                if self._sharing is not None and x.in_cell and x.download_s == np.inf:
+                    self._sharing.begin_transfer(x, None)
+                else:
+                    self._push(self.clock + x.ready_s, x.entry, "offered")
                 self._push(self.clock + x.gone_s, x.entry, "gone")
 
     def run_round(self) -> None:
@@ -141,8 +153,10 @@ class InFlight:
         Returns:
             Whether there was an event; if not, the clock is at `until`.
         """
-        wake_at, at = self.table.wake_at(), self._next_at()
-        wake_at = np.inf if wake_at is None else wake_at
+        wake_at, at = self._next_times()
+        while (air_at := self._air_at()) <= min(wake_at, at, until) and air_at < np.inf:
+            self._step_air(air_at)
+            wake_at, at = self._next_times()
         if min(wake_at, at) > until:
             self.clock = until
             return False
@@ -214,7 +228,7 @@ class InFlight:
         for x in over:
             del self._exchanges[x.entry.device, x.round]
         self._released.clear()
-        self._notified = 0
+        self._notified = self._stopped = 0
         self.table = self.table.successor(version)
 
     def to_state(self) -> dict[str, Any]:
@@ -280,6 +294,40 @@ class InFlight:
         x = self.table.find(device)
         return x is not None and x.round == round_id and x.state.is_open
 
+    def _next_times(self) -> tuple[float, float]:
+        """Return when the table wants to wake, and the next event of an open exchange."""
+        wake_at = self.table.wake_at()
+        return np.inf if wake_at is None else wake_at, self._next_at()
+
+    def _air_at(self) -> float:
+        """Return the instant of the next event in a cell."""
+        if self._sharing is None or self._sharing.air is None:
+            return np.inf
+        return max(self._sharing.air.next_at - self._origin, self.clock)
+
+    def _step_air(self, at: float) -> None:
+        """Process the next event in a cell: a transfer that ended lets its exchange go on."""
+        assert self._sharing is not None
+        assert self._sharing.air is not None
+        self.clock = at
+        for carried in self._sharing.air.step():
+            x = self._exchanges[str(carried.key.row), carried.key.round]
+            self._sharing.on_carried(x, carried)
+            if carried.direction == "down":
+                self._push(max(x.entry.dispatched + x.ready_s, at), x.entry, "offered")
+            else:
+                assert x.entry.granted is not None, "an upload was granted"
+                self._push(max(x.entry.granted + x.upload_s, at), x.entry, "arrived")
+
+    def _stop_transfers(self) -> None:
+        """Stop the transfers of exchanges that have ended."""
+        if self._sharing is None or self._sharing.air is None:
+            return
+        ended, self._stopped = self.table.ended[self._stopped :], len(self.table.ended)
+        for x in map(self.of, ended):
+            if x.in_cell:
+                x.cell_wait_s += self._sharing.air.drop(x.row, x.round, self.now)
+
     def _event(self, name: EventName, x: ReplayedExchange) -> Event:
         device = x.entry.device
         match name:
@@ -302,11 +350,15 @@ class InFlight:
                     self._carry_out(self.table.on(Checked(device, None), self.clock))
                 case _:
                     pass  # `profile_world.Draining` models a cancelled device
+        self._stop_transfers()
 
     def _upload(self, device: str) -> None:
         entry = self.table.find(device)
         assert entry is not None, "an action belongs to an exchange"
         x = self.of(entry)
+        if self._sharing is not None and x.in_cell:
+            self._sharing.begin_transfer(x, self.clock - entry.dispatched)
+            return
         if x.is_upload_seen and entry.granted != entry.offered:
             x.upload_s = self._world.upload_s(x, self.clock - entry.dispatched)
         self._push(self.clock + x.upload_s, entry, "arrived")
@@ -320,10 +372,12 @@ class InFlight:
 def needs_no_events(planned: Exchanges, deadline_s: float, slots: int | None) -> bool:
     """Return whether a synchronous round of these exchanges has a closed form.
 
-    It has one if every upload is granted at once and no device is lost. A round with an event at
-    exactly the deadline is left to the table.
+    It has one if every upload is granted at once, no device is lost and none shares a cell. A
+    round with an event at exactly the deadline is left to the table.
     """
     if np.isfinite(planned.until_gone_s).any():
+        return False
+    if planned.in_cell is not None:
         return False
     ready_s = planned.ready_s
     if (ready_s == deadline_s).any() or (ready_s + planned.upload_s == deadline_s).any():
@@ -394,6 +448,7 @@ def _exchanges_of(
         "row": rows.tolist(),
         "codec_down": planned.codec_down,
         "gone_s": planned.until_gone_s.tolist(),
+        "in_cell": [False] * len(rows) if planned.in_cell is None else planned.in_cell.tolist(),
         "n_k": snapshot.examples[rows].tolist(),
         "known": _known_before(choice, snapshot),
         "context": [tuple(context) for context in choice.context[rows].tolist()],

@@ -9,6 +9,7 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.profiles import Profile
 from fairbed.profiles.schema import Thermal
 from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.cell import Cell, Sharer, alone_bps
 from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Schedule, UnavailableAs
 from fairbed.testbed.experiment.fleet import PlannedDevice
 
@@ -159,6 +160,10 @@ class VaryingConditions:
     unavailable_as: UnavailableAs = "unwilling"
     interrupted: frozenset[int] = frozenset()
     """Rows whose link is down at times."""
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+    """All cells, by name."""
+    sharers: Mapping[int, Sharer] = field(default_factory=dict)
+    """Cell and priority of the rows that share one; each of them is in `links`, too."""
 
 
 class FleetConditions:
@@ -216,9 +221,12 @@ class FleetConditions:
 def columns_of(devices: Sequence[PlannedDevice]) -> tuple[MeanConditions, VaryingConditions]:
     """Return the conditions of a planned fleet; speeds are in cores of the reference machine.
 
+    The link of a device in a cell is at most as fast as the cell.
+
     Raises:
         ValueError: A device has no profile.
     """
+    devices = [_within_cells(device) for device in devices]
     profiles = [device.profile for device in devices if device.profile is not None]
     if len(profiles) < len(devices):
         raise ValueError("devices: each must have a profile to be replayed, got one without")
@@ -260,7 +268,8 @@ def _varying(devices: Sequence[PlannedDevice]) -> VaryingConditions:
     links, speeds = {}, {}
     for row, device in enumerate(devices):
         link, speed = link_and_speed_schedules(device)
-        if not (link.is_constant and speed.is_constant and device.tracks.thermal is None):
+        is_steady = link.is_constant and speed.is_constant and device.tracks.thermal is None
+        if not is_steady or device.spec.cells:
             links[row], speeds[row] = link, speed
     return VaryingConditions(
         available=series_by_row("available"),
@@ -278,7 +287,27 @@ def _varying(devices: Sequence[PlannedDevice]) -> VaryingConditions:
         speeds=speeds,
         unavailable_as=devices[0].unavailable_as if devices else "unwilling",
         interrupted=frozenset(row for row in links if _is_interrupted(devices[row])),
+        cells={cell.name: cell for device in devices for cell in device.spec.cells},
+        sharers={
+            row: Sharer(device.spec.cells[0].name, np.inf, device.spec.priority)
+            for row, device in enumerate(devices)
+            if device.spec.cells
+        },
     )
+
+
+def _within_cells(device: PlannedDevice) -> PlannedDevice:
+    """Return a device whose link is at most as fast as its cell, and those in front of it."""
+    link, cells = device.tracks.link, {cell.name: cell for cell in device.spec.cells}
+    if link is None or not cells:
+        return device
+    unlimited = Sharer(device.spec.cells[0].name, np.inf)
+    link = replace(
+        link,
+        down_bps=link.down_bps.at_most(alone_bps(unlimited, cells, "down")),
+        up_bps=link.up_bps.at_most(alone_bps(unlimited, cells, "up")),
+    )
+    return replace(device, tracks=replace(device.tracks, link=link))
 
 
 def _is_interrupted(device: PlannedDevice) -> bool:

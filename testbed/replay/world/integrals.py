@@ -6,14 +6,13 @@ emulation (`testbed.emulation`).
 
 from dataclasses import dataclass
 from math import floor, inf
-from typing import Literal, TypeAlias
 
 from fairbed.coordinator.state.registry import OFF_GRACE_S, SILENT_S
+from fairbed.testbed.emulation.cell import Direction
+from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LOAD_INTERVAL_S, Schedule
 from fairbed.testbed.emulation.tcp import FIRST_WINDOW_BITS
-
-Direction: TypeAlias = Literal["down", "up"]
 
 _ROUNDING_S = 1e-9
 """Shorter times are rounding errors."""
@@ -37,20 +36,26 @@ class LinkIntegral:
             return inf
         t, deadline = start, start + self.give_up_s
         while t < deadline:
-            now, change = self.schedule.conditions(t), self.schedule.next_change(t)
-            rate_bps: float | None = 0.0
-            if now.outage is None and now.shape is not None:
-                rate_bps = now.shape.down_bps if direction == "down" else now.shape.up_bps
-            elif now.outage is None:
-                rate_bps = None
-            if rate_bps is None:
+            rate_bps, until = self.rate_at(t, direction)
+            if rate_bps == inf:
                 return t
-            until = inf if change is None else change
             if rate_bps > 0.0 and t + bits / rate_bps <= until:
                 return t + bits / rate_bps
             bits = max(0.0, bits - (until - t) * rate_bps) if rate_bps > 0.0 else bits
             t = until
         return inf
+
+    def rate_at(self, t: float, direction: Direction) -> tuple[float, float]:
+        """Return the rate at `t`, bit/s, and until when it holds; `inf` is no limit and for ever.
+
+        It is 0 in an outage.
+        """
+        now, change = self.schedule.conditions(t), self.schedule.next_change(t)
+        rate_bps: float | None = 0.0
+        if now.outage is None:
+            shape = now.shape or Shape()
+            rate_bps = shape.down_bps if direction == "down" else shape.up_bps
+        return inf if rate_bps is None else rate_bps, inf if change is None else change
 
     def transfer(self, start: float, bits: float, direction: Direction) -> float:
         """Return when a transfer over TCP that starts at `start` has left the line.

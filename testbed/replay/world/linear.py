@@ -194,6 +194,7 @@ class LinearWorld:
             codec_down=("float32",) * len(rows),
             codec_up="float32",
             steps=zero,
+            in_cell=None,
         )
 
     def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:

@@ -23,9 +23,10 @@ from fairbed.device_agent.state.link_estimate import (
     PROBE_BYTES,
     SMOOTHING,
 )
+from fairbed.testbed.emulation.cell import Direction
 from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
-from fairbed.testbed.replay.world.integrals import Direction, LinkIntegral
+from fairbed.testbed.replay.world.integrals import LinkIntegral
 
 
 class MeasuredRates:

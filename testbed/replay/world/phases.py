@@ -90,6 +90,20 @@ class CohortRequest:
     delay_noise: Floats
     """Standard normal numbers for the delays of six messages, shape (6, K)."""
 
+    def of_one(self, at: int) -> "CohortRequest":
+        """Return the request to one device of the cohort."""
+        one = slice(at, at + 1)
+        return replace(
+            self,
+            rows=self.rows[one],
+            is_cold=self.is_cold[one],
+            is_packed=self.is_packed[one],
+            has_model=self.has_model[one],
+            up_bps=self.up_bps[one],
+            noise_factors=self.noise_factors[:, one],
+            delay_noise=self.delay_noise[:, one],
+        )
+
 
 def cohort_noise(
     seed: int,
@@ -198,6 +212,11 @@ class PhaseModel:
         for at, integrator in integrators.items():
             for name, value in integrator.phases_s().items():
                 columns[name][at] = value
+        in_cell = np.isin(request.rows, list(self.varying.sharers))
+        if in_cell.any():  # their transfers end when `SharedAir` says
+            columns["download_s"][in_cell & ~request.has_model] = np.inf
+            columns["upload_s"][in_cell] = np.inf
+            exchanges = replace(exchanges, in_cell=in_cell)
 
         gone_s = np.full(len(request.rows), np.inf)
         for at, row in varying:
@@ -217,6 +236,32 @@ class PhaseModel:
         if not self._varies(row):
             return None
         return self._integrator(request, 0, row, heats).upload_s(granted_s)
+
+    def pull_start(self, request: CohortRequest, heats: dict[int, Heat]) -> tuple[float, float]:
+        """Return when the download of the request's first device begins, and its bits."""
+        return self._first(request, heats).pull_start()
+
+    def after_pull_s(
+        self, request: CohortRequest, heats: dict[int, Heat], carried: float
+    ) -> dict[str, float]:
+        """Return all phases but the upload, for a model that has left the line at `carried`."""
+        integrator = self._first(request, heats)
+        return integrator.phases_after_pull_s(integrator.arrival(carried, MODEL))[0]
+
+    def upload_start(
+        self, request: CohortRequest, heats: dict[int, Heat], granted_s: float
+    ) -> tuple[float, float]:
+        """Return when an upload begins that is granted `granted_s` after the request; its bits."""
+        return self._first(request, heats).upload_start(granted_s)
+
+    def update_arrival(
+        self, request: CohortRequest, heats: dict[int, Heat], carried: float
+    ) -> float:
+        """Return when an update arrives that has left the line at `carried`."""
+        return self._first(request, heats).arrival(carried, UPDATE)
+
+    def _first(self, request: CohortRequest, heats: dict[int, Heat]) -> "_PhaseIntegrator":
+        return self._integrator(request, 0, int(request.rows[0]), heats)
 
     def _under_constant_conditions(self, request: CohortRequest) -> Exchanges:
         rows, means, sizes = request.rows, self.means, self.sizes
@@ -319,8 +364,19 @@ class _PhaseIntegrator:
 
     def phases_s(self) -> dict[str, float]:
         """Return the duration of each phase, with an upload that is granted at once."""
-        requested = self._message(self.now, TRAIN)
-        pulled = requested if self.has_model else self._pulled(requested)
+        pulled = self._requested if self.has_model else self._pulled()
+        phases, offered = self.phases_after_pull_s(pulled)
+        if offered == np.inf:
+            return phases | {"upload_s": np.inf}
+        return phases | {"upload_s": self.upload_s(offered - self.now)}
+
+    def phases_after_pull_s(self, pulled: float) -> tuple[dict[str, float], float]:
+        """Return the duration of each phase but the upload, and when the update is offered.
+
+        Args:
+            pulled: When the device has the model.
+        """
+        requested = self._requested
         decoded = self._optional(pulled, self.decode_work_s * self.noise_factors[DECODING])
         loaded = self._loaded(decoded) if self.is_cold else decoded
         evaluated = self.processor.work(loaded, self.evaluate_work_s * self.noise_factors[2])
@@ -329,8 +385,8 @@ class _PhaseIntegrator:
         encoded = self._optional(personal, self.encode_work_s * self.noise_factors[ENCODING])
         offered = self._message(encoded, OFFER)
         if offered == np.inf:
-            return dict.fromkeys(PHASES, 0.0) | {"signal_s": np.inf, "upload_s": np.inf}
-        return {
+            return dict.fromkeys(PHASES[:-1], 0.0) | {"signal_s": np.inf}, np.inf
+        phases = {
             "signal_s": (requested - self.now) + (offered - encoded),
             "download_s": pulled - requested,
             "decode_s": decoded - pulled,
@@ -339,24 +395,41 @@ class _PhaseIntegrator:
             "train_s": trained - evaluated,
             "personal_s": personal - trained,
             "encode_s": encoded - personal,
-            "upload_s": self.upload_s(offered - self.now),
         }
+        return phases, offered
+
+    def pull_start(self) -> tuple[float, float]:
+        """Return when the first bit of the model is sent, and the bits of the model."""
+        start = self._message(self._requested, CHUNK_REQUEST)
+        return start, self.down_bits * self.noise_factors[0]
+
+    def upload_start(self, granted_s: float) -> tuple[float, float]:
+        """Return when an upload begins that is granted `granted_s` after the request; its bits."""
+        start = self._message(self.now + granted_s, GRANT)
+        return start, self.up_bits * self.noise_factors[4]
+
+    def arrival(self, carried: float, message: int) -> float:
+        """Return when a model or an update arrives that has left the line at `carried`."""
+        return carried + self._delay_s(carried, message)
 
     def upload_s(self, granted_s: float) -> float:
         """Return the duration of an upload that is granted `granted_s` after the request."""
-        granted = self.now + granted_s
-        start = self._message(granted, GRANT)
-        carried = self.link.transfer(start, self.up_bits * self.noise_factors[4], "up")
-        return carried + self._delay_s(carried, UPDATE) - granted
+        start, bits = self.upload_start(granted_s)
+        carried = self.link.transfer(start, bits, "up")
+        return self.arrival(carried, UPDATE) - (self.now + granted_s)
 
     def gone_s(self, over_s: float) -> float:
         """Return when the device is lost, after the request; `inf` if not within `over_s`."""
         return self.link.gone_at(self.now, self.now + over_s) - self.now
 
-    def _pulled(self, start: float) -> float:
-        requested = self._message(start, CHUNK_REQUEST)
-        carried = self.link.transfer(requested, self.down_bits * self.noise_factors[0], "down")
-        return carried + self._delay_s(carried, MODEL)
+    @property
+    def _requested(self) -> float:
+        """When the device has the request."""
+        return self._message(self.now, TRAIN)
+
+    def _pulled(self) -> float:
+        start, bits = self.pull_start()
+        return self.arrival(self.link.transfer(start, bits, "down"), MODEL)
 
     def _loaded(self, start: float) -> float:
         if self.cold_start_s is not None:

@@ -15,20 +15,23 @@ from fairbed.coordinator.algorithms.random_streams import uniforms
 from fairbed.coordinator.rounds.async_dispatch import DRAINING
 from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
 from fairbed.device_agent.sensors import MIN_FREE_CORES
+from fairbed.testbed.emulation.cell import Direction
 from fairbed.testbed.emulation.device import NOTICED_SHARE
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.replay.world.columns import FleetConditions, MeanConditions, VaryingConditions
-from fairbed.testbed.replay.world.integrals import Direction, LinkIntegral
+from fairbed.testbed.replay.world.integrals import LinkIntegral
 from fairbed.testbed.replay.world.measured_rates import MeasuredRates, Probes
 from fairbed.testbed.replay.world.phases import (
     MESSAGES,
+    PHASES,
     CohortRequest,
     PhaseModel,
     Purpose,
     cohort_noise,
 )
+from fairbed.testbed.replay.world.shared_air import Carried, SharedAir, TransferKey
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, LastRound, ReplayedExchange
 
@@ -103,6 +106,14 @@ class ProfileWorld:
         self._held_version: Ints = np.full(n, -1, dtype=np.int64)
         """The model version that each device pulled last, -1 for none."""
         self._version = 0
+        self.air: SharedAir | None = None
+        """All transfers in cells; None without cells."""
+        if varying.sharers:
+            links = {
+                row: LinkIntegral(varying.links[row], GIVE_UP_RATIO * deadline_s)
+                for row in varying.sharers
+            }
+            self.air = SharedAir(varying.cells, varying.sharers, links)
 
     def __len__(self) -> int:
         """Return the number of devices, N."""
@@ -144,7 +155,8 @@ class ProfileWorld:
     def loss_query(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the loss queries of devices that are sent `now`, rows (K,)."""
         request = self._request(round_id, now, rows, Purpose.LOSS_QUERY)
-        return self._query_phases.exchanges(request, self._heats)
+        planned = self._query_phases.exchanges(request, self._heats)
+        return planned if planned.in_cell is None else self._queried_in_cells(request, planned)
 
     def on_replies(
         self, now: float, queries: Exchanges, rows: Ints, over_s: Floats, has_replied: Bools
@@ -172,6 +184,34 @@ class ProfileWorld:
         request = self._request(exchange.round, exchange.started_s, row)
         upload_s = self._phases.upload_s(request, self._heats, granted_s)
         return exchange.upload_s if upload_s is None else upload_s
+
+    def begin_transfer(self, exchange: ReplayedExchange, granted_s: float | None) -> None:
+        """Begin the download of an exchange, or its upload `granted_s` after the dispatch."""
+        assert self.air is not None, "an exchange in a cell has an air"
+        request, key = self._request_of(exchange), TransferKey(exchange.row, exchange.round)
+        offset_s = exchange.started_s - exchange.dispatched_at_s
+        direction: Direction = "down" if granted_s is None else "up"
+        if granted_s is None:
+            start, bits = self._phases.pull_start(request, self._heats)
+        else:
+            start, bits = self._phases.upload_start(request, self._heats, granted_s)
+        self.air.add(key, direction, start - offset_s, bits, offset_s)
+
+    def on_carried(self, exchange: ReplayedExchange, carried: Carried) -> None:
+        """Set the phases of an exchange that are known when a transfer has ended."""
+        exchange.cell_wait_s += carried.lost_s
+        if carried.at == np.inf:
+            return
+        request = self._request_of(exchange)
+        at = carried.at + (exchange.started_s - exchange.dispatched_at_s)
+        if carried.direction == "up":
+            entry = exchange.entry
+            assert entry.granted is not None, "an upload was granted"
+            granted = exchange.started_s + (entry.granted - entry.dispatched)
+            exchange.upload_s = self._phases.update_arrival(request, self._heats, at) - granted
+            return
+        for name, value in self._phases.after_pull_s(request, self._heats, at).items():
+            setattr(exchange, name, value)
 
     def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
         """Update the measured rates of downlinks."""
@@ -219,6 +259,7 @@ class ProfileWorld:
             "holds": self._held_version.tobytes(),
             "version": self._version,
             "idle_at": self._draining.to_state(),
+            "air": [] if self.air is None else self.air.to_state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -232,6 +273,41 @@ class ProfileWorld:
         self._held_version = np.frombuffer(state["holds"], dtype=np.int64).copy()
         self._version = state["version"]
         self._draining.load_state(state["idle_at"])
+        if self.air is not None:
+            self.air.load_state(state["air"])
+
+    def _queried_in_cells(self, request: CohortRequest, planned: Exchanges) -> Exchanges:
+        """Return planned loss queries with the downloads of devices in cells."""
+        assert self.air is not None, "a query in a cell has an air"
+        assert planned.in_cell is not None, "the caller checked it"
+        ones = {
+            int(request.rows[at]): (at, request.of_one(at))
+            for at in np.flatnonzero(planned.in_cell).tolist()
+        }
+        phases, heats = self._query_phases, self._heats
+        ended = self.air.queried(
+            {
+                TransferKey(row, 0, is_query=True): phases.pull_start(one, heats)
+                for row, (_, one) in ones.items()
+            }
+        )
+        columns = {name: getattr(planned, name).copy() for name in PHASES}
+        for row, (at, one) in ones.items():
+            columns["upload_s"][at] = 0.0
+            if ended[row] < np.inf:
+                for name, value in phases.after_pull_s(one, heats, ended[row]).items():
+                    columns[name][at] = value
+        return replace(planned, **columns)
+
+    def _request_of(self, x: ReplayedExchange) -> CohortRequest:
+        """Return the request of an exchange as it was at its dispatch."""
+        row = np.array([x.row], dtype=np.int64)
+        return replace(
+            self._request(x.round, x.started_s, row),
+            is_cold=np.array([x.load_s > 0.0]),
+            has_model=np.array([x.bytes_down == 0]),
+            is_packed=np.array([x.codec_down != "float32"]),
+        )
 
     def _request(
         self, round_id: int, now: float, rows: Ints, delays: Purpose = Purpose.DELAY

@@ -7,7 +7,7 @@ seconds on the virtual clock; phases of an exchange are durations.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fairbed.coordinator.algorithms.estimation.base import COLD, CONTEXT, DOWN, 
 from fairbed.coordinator.records.rows import KnownAtSelection
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import transfer_times
+from fairbed.testbed.replay.world.shared_air import Carried, SharedAir
 from fairbed.wire.messages import DEVICE_PHASES
 
 
@@ -118,6 +119,9 @@ class Exchanges:
     """When each device counts as lost, after the dispatch; `inf` or None is never."""
     steps: Ints
     """Mini-batches."""
+    in_cell: Bools | None = None
+    """Devices whose transfers share a cell: download and upload are `inf` until they have ended.
+    None is no device."""
 
     @property
     def until_gone_s(self) -> Floats:
@@ -173,6 +177,10 @@ class ReplayedExchange:
     loss: float
     """Reported training loss, nats; NaN if there is none."""
     entry: Exchange
+    in_cell: bool = False
+    """Its transfers share a cell with others; they are `inf` until they have ended."""
+    cell_wait_s: float = 0.0
+    """Time that its transfers lost to others of the cell."""
 
     @property
     def ready_s(self) -> float:
@@ -244,6 +252,24 @@ class ReplayedExchange:
         """done, late, lost, cancelled or failed; a late exchange may go on."""
         x = self.entry
         return ExchangeState.LATE.value if x.is_open_late else x.state.value
+
+
+@runtime_checkable
+class SharingWorld(Protocol):
+    """A world with transfers that share cells; its exchanges are planned piece by piece."""
+
+    @property
+    def air(self) -> SharedAir | None:
+        """All transfers in cells, on the virtual clock of the run; None without cells."""
+        ...
+
+    def begin_transfer(self, exchange: ReplayedExchange, granted_s: float | None) -> None:
+        """Begin the download of an exchange, or its upload `granted_s` after the dispatch."""
+        ...
+
+    def on_carried(self, exchange: ReplayedExchange, carried: Carried) -> None:
+        """Set the phases of an exchange that are known when a transfer has ended."""
+        ...
 
 
 class World(Protocol):

@@ -15,8 +15,12 @@ LINE = {"name": "line", "down_bps": 50e6, "up_bps": 5e6}
 
 
 def experiment(*cells: dict[str, Any], **group: Any) -> Experiment:
-    document = {"name": "x", "fleet": [PI | {"cell": "ap"} | group], "cell": list(cells)}
-    document["selection"] = {"per_round": 1, "beta": 0.0}
+    document = {
+        "name": "x",
+        "fleet": [PI | {"cell": "ap"} | group],
+        "cell": list(cells),
+        "selection": {"per_round": 1, "beta": 0.0},
+    }
     return make_experiment(document, "x.toml")
 
 
