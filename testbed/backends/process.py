@@ -97,7 +97,19 @@ class ProcessBackend:
         log = pool.logs / "proxy.log"
         try:  # in this order: on exit agents disconnect through their links
             self._links = await self._stack.enter_async_context(
-                shaped_links(address.host, address.port, shapes, log, pool.on_end, self._seed)
+                shaped_links(
+                    address.host,
+                    address.port,
+                    shapes,
+                    log,
+                    pool.on_end,
+                    self._seed,
+                    cells={
+                        name: (spec.cells, spec.priority)
+                        for name, spec in pool.fleet.items()
+                        if spec.cells
+                    },
+                )
             )
             await self._stack.enter_async_context(pool.open(self._site, self._method))
             self._applier = ConditionApplier(pool, self._links)
@@ -172,7 +184,9 @@ class ProcessBackend:
 
 
 def _has_own_link(spec: DeviceSpec) -> bool:
-    return spec.is_driven or (spec.shape is not None and not spec.shape.is_plain)
+    return (
+        spec.is_driven or bool(spec.cells) or (spec.shape is not None and not spec.shape.is_plain)
+    )
 
 
 def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:

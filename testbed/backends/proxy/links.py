@@ -1,11 +1,11 @@
 """Starts the proxy processes, changes their links while they run, and lists the device ports."""
 
-import math
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
 import anyio
 import msgspec
@@ -19,11 +19,21 @@ from fairbed.testbed.backends.helper import (
     end_helper,
     open_helper,
 )
-from fairbed.testbed.backends.proxy.protocol import ChangeReply, LinkState, ProxySpec, Shape
+from fairbed.testbed.backends.proxy.protocol import (
+    Cell,
+    ChangeReply,
+    LinkState,
+    Membership,
+    ProxySpec,
+    Shape,
+)
 from fairbed.testbed.errors import BackendError
 
 DEVICES_PER_PROCESS = 50
 """A proxy process takes about 1 % of a core per Mbit/s of traffic."""
+
+DeviceCells: TypeAlias = Mapping[str, tuple[Sequence[Cell], int]]
+"""Of a device, its cell with those in front of it, the nearest first, and its priority."""
 
 MAX_LINE_BYTES = 1 << 16
 """Longest reply: 50 names with their ports take 2 kB."""
@@ -154,6 +164,23 @@ class ShapedLinks:
             )
 
 
+def devices_by_process(names: Iterable[str], cells: DeviceCells) -> list[list[str]]:
+    """Return the devices of each process: at most `DEVICES_PER_PROCESS`, or one more cell.
+
+    One process must know all transfers of a cell, and of the cells behind the same line.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        path = cells.get(name, ((), 0))[0]
+        groups.setdefault(f"cell {path[-1].name}" if path else name, []).append(name)
+    found = list[list[str]]()
+    for group in groups.values():
+        if not found or len(found[-1]) + len(group) > DEVICES_PER_PROCESS:
+            found.append([])
+        found[-1] += group
+    return found
+
+
 @asynccontextmanager
 async def shaped_links(
     host: str,
@@ -163,6 +190,7 @@ async def shaped_links(
     on_end: OnEnd,
     seed: int = 0,
     listen_host: str = "127.0.0.1",
+    cells: DeviceCells = MappingProxyType({}),
 ) -> AsyncIterator[ShapedLinks]:
     """Shape the links of devices to a broker.
 
@@ -174,25 +202,31 @@ async def shaped_links(
         on_end: Called for every process that ends.
         seed: Seed of the jitter.
         listen_host: Address of this machine at which devices find their ports.
+        cells: Of each device in a cell, the cell with those in front of it, and its priority.
 
     Raises:
         BackendError: A process cannot be started.
     """
-    names = iter(shapes)
     processes = [
         _ProxyProcess(
             f"proxy-{index}",
             ProxySpec(
                 host=host,
                 port=port,
-                devices={name: shapes[name] for name in islice(names, DEVICES_PER_PROCESS)},
+                devices={name: shapes[name] for name in names},
+                cells={cell.name: cell for name in names for cell in cells.get(name, ((), 0))[0]},
+                members={
+                    name: Membership(cell=cells[name][0][0].name, priority=cells[name][1])
+                    for name in names
+                    if name in cells
+                },
                 seed=seed,
                 listen_host=listen_host,
             ),
             log,
             on_end,
         )
-        for index in range(math.ceil(len(shapes) / DEVICES_PER_PROCESS))
+        for index, names in enumerate(devices_by_process(shapes, cells))
     ]
     async with anyio.create_task_group() as tasks:
         try:

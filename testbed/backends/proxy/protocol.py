@@ -6,9 +6,17 @@ The first message is a `ProxySpec`; its reply is `{name: port}`. Any number of c
 
 from msgspec import Struct
 
+from fairbed.testbed.emulation.cell import Cell
 from fairbed.testbed.emulation.conditions import Shape
 
-__all__ = ["ChangeReply", "LinkState", "ProxySpec", "Shape"]
+__all__ = ["Cell", "ChangeReply", "LinkState", "Membership", "ProxySpec", "Shape"]
+
+
+class Membership(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part of a device in a cell."""
+
+    cell: str
+    priority: int = 0
 
 
 class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,6 +27,10 @@ class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: int
     """Port of the broker."""
     devices: dict[str, Shape]
+    cells: dict[str, Cell] = {}
+    """Cells whose rates devices share, by name."""
+    members: dict[str, Membership] = {}
+    """Cell of each device that has one."""
     seed: int = 0
     """Seed of the jitter."""
     listen_host: str = "127.0.0.1"

@@ -24,8 +24,9 @@ import select
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from math import inf
 from random import Random
 
@@ -35,8 +36,17 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from fairbed.testbed.backends.priority import raise_priority
-from fairbed.testbed.backends.proxy.protocol import ChangeReply, LinkState, ProxySpec, Shape
+from fairbed.testbed.backends.proxy.protocol import (
+    Cell,
+    ChangeReply,
+    LinkState,
+    Membership,
+    ProxySpec,
+    Shape,
+)
+from fairbed.testbed.emulation.cell import Direction, Sharer
 from fairbed.testbed.emulation.link import QUEUE_S, LinkDirection, Piece, set_up_s
+from fairbed.testbed.emulation.shared_link import SharedLinks
 from fairbed.testbed.host.guard import die_with_parent
 
 MAX_IN_FLIGHT_BYTES = 4 << 20
@@ -72,6 +82,8 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         lateness: Records the lateness of this end.
         on_made: Called with this end when its socket is connected; reading waits for
             `start_reading`.
+        on_sent: Called with the current time when a chunk was sent over a link in a cell; may
+            change the link.
     """
 
     def __init__(
@@ -80,6 +92,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         alive: "set[ConnectionEnd]",
         lateness: WorstLateness,
         on_made: Callable[["ConnectionEnd"], None] | None = None,
+        on_sent: Callable[[float], None] | None = None,
     ) -> None:
         self.peer = self
         """The other end; see `connect_ends`."""
@@ -90,7 +103,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         self._link = link
         self._alive = alive
         self._lateness = lateness
-        self._on_made = on_made
+        self._on_made, self._on_sent = on_made, on_sent
         self._transport: asyncio.Transport | None = None
         self._buffer = memoryview(bytearray(0))
         self._not_before = 0.0
@@ -165,6 +178,8 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         piece = self._link.send(now, nbytes, self._not_before)
         self._in_flight.append((piece, bytes(self._buffer[:nbytes])))
         self._in_flight_bytes += nbytes
+        if self._on_sent is not None:
+            self._on_sent(now)
         if piece.due <= now:
             self._deliver(now)
         else:
@@ -280,17 +295,61 @@ CONNECT_TIMEOUT_S = 10.0
 _READ_BYTES = 1 << 16
 
 
+class _CellDirection:
+    """One direction of the cells of a process: timers around `emulation.shared_link`."""
+
+    def __init__(self, cells: Mapping[str, Cell], direction: Direction) -> None:
+        self.links = SharedLinks(cells, direction)
+        self._on_change: dict[str, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(
+        self, name: str, link: LinkDirection, sharer: Sharer, on_change: Callable[[], None]
+    ) -> None:
+        """Add a device; `on_change` is called after each change of its link."""
+        self.links.add(name, link, sharer)
+        self._on_change[name] = on_change
+
+    def on_sent(self, name: str, now: float) -> None:
+        """Note that data was sent over a link."""
+        self._changed(self.links.on_sent(name, now))
+
+    def change(self, name: str, now: float, own_bps: float | None, shape: Shape) -> None:
+        """Change the own link of a device."""
+        self._changed(self.links.change(name, now, own_bps, shape.delay_s, shape.jitter_s))
+
+    def _changed(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._on_change[name]()
+        at = self.links.next_at
+        if at < inf and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(at, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._changed(self.links.update(asyncio.get_running_loop().time()))
+
+
 class _DeviceLink:
-    """The access link of one device: two directions, shared by all its connections."""
+    """The access link of one device: two directions, shared by all its connections.
+
+    In a cell, the rates of both are its shares.
+    """
 
     def __init__(
         self,
+        name: str,
         shape: Shape,
         address: tuple[str, int],
         tasks: TaskGroup,
         lateness: WorstLateness,
         random: Random,
+        cells: "tuple[_CellDirection, _CellDirection]",
+        member: Membership | None = None,
     ) -> None:
+        self._name, self._member = name, member
+        self._cells = cells
+        """Directions down and up of the cells; not used without a cell."""
         self._state = LinkState(shape=shape)
         self._address, self._tasks, self._lateness = address, tasks, lateness
         self._gauss = random.gauss
@@ -303,8 +362,14 @@ class _DeviceLink:
         """Return the protocol of a new connection of the device."""
         if not self._state.is_plugged:
             return ConnectionEnd(self._up, self._ends, self._lateness, on_made=ConnectionEnd.abort)
-        device = ConnectionEnd(self._up, self._ends, self._lateness, on_made=self._start_connecting)
-        connect_ends(device, ConnectionEnd(self._down, self._ends, self._lateness))
+        down_sent = up_sent = None
+        if self._member is not None:
+            down_sent, up_sent = (partial(one.on_sent, self._name) for one in self._cells)
+        device = ConnectionEnd(
+            self._up, self._ends, self._lateness, on_made=self._start_connecting, on_sent=up_sent
+        )
+        broker = ConnectionEnd(self._down, self._ends, self._lateness, on_sent=down_sent)
+        connect_ends(device, broker)
         return device
 
     def change(self, state: LinkState) -> None:
@@ -315,10 +380,13 @@ class _DeviceLink:
             self.disconnect()
             self._make_links()
         down_bps, up_bps = (shape.down_bps, shape.up_bps) if state.is_covered else (0.0, 0.0)
-        self._up.change(now, up_bps, shape.delay_s, shape.jitter_s)
-        self._down.change(now, down_bps, shape.delay_s, shape.jitter_s)
-        for end in list(self._ends):
-            end.on_change()
+        if self._member is not None:
+            for cells, own_bps in zip(self._cells, (down_bps, up_bps), strict=True):
+                cells.change(self._name, now, own_bps, shape)
+        else:
+            self._up.change(now, up_bps, shape.delay_s, shape.jitter_s)
+            self._down.change(now, down_bps, shape.delay_s, shape.jitter_s)
+        self._on_change()
         if state.is_covered:
             self._covered.set()
         else:
@@ -335,6 +403,17 @@ class _DeviceLink:
         self._down = LinkDirection(
             shape.down_bps, shape.delay_s, shape.jitter_s, self._standard_normal
         )
+        if self._member is None:
+            return
+        member, links = self._member, (self._down, self._up)
+        for cells, link in zip(self._cells, links, strict=True):
+            own_bps = inf if link.rate_bps is None else link.rate_bps
+            sharer = Sharer(member.cell, own_bps, member.priority)
+            cells.add(self._name, link, sharer, self._on_change)
+
+    def _on_change(self) -> None:
+        for end in list(self._ends):
+            end.on_change()
 
     def _standard_normal(self) -> float:
         return self._gauss(0.0, 1.0)
@@ -379,9 +458,11 @@ class Proxies:
         """
         loop = asyncio.get_running_loop()
         address = (spec.host, spec.port)
+        cells = _CellDirection(spec.cells, "down"), _CellDirection(spec.cells, "up")
         for name, shape in spec.devices.items():
             random = Random(f"{spec.seed} {name}")
-            device = _DeviceLink(shape, address, tasks, self._lateness, random)
+            member = spec.members.get(name)
+            device = _DeviceLink(name, shape, address, tasks, self._lateness, random, cells, member)
             server = await loop.create_server(device.accept, spec.listen_host, 0)
             servers.callback(server.close)
             self._devices[name] = device

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import SocketAttribute, SocketStream
+from msgspec import structs
 
-from fairbed.testbed.backends.proxy.protocol import ProxySpec, Shape
+from fairbed.testbed.backends.proxy.links import DEVICES_PER_PROCESS, devices_by_process
+from fairbed.testbed.backends.proxy.protocol import Cell, Membership, ProxySpec, Shape
 from fairbed.testbed.backends.proxy.server import proxies
 
 R = TypeVar("R")
@@ -152,6 +154,39 @@ def test_a_link_of_twice_the_rate_carries_twice_as_much(direction: str) -> None:
     assert rates["fast"] / rates["slow"] == pytest.approx(2.0, rel=0.15)
 
 
+@pytest.mark.full
+@pytest.mark.alone
+def test_devices_of_a_cell_share_its_rate() -> None:
+    """Each of three has a third while all transfer, at most the rate of its own link."""
+    rates: dict[str, float] = {}
+
+    async def broker(stream: SocketStream) -> None:
+        await stream.send(bytes(200_000))
+        await read_all(stream)
+
+    async def device(name: str, port: int, size: int) -> None:
+        async with await connect(port) as stream:
+            rates[name] = await receiving_rate(stream, size)
+
+    async def test() -> None:
+        async with listen(broker) as port:
+            shapes = {"slow": Shape(down_bps=1e6), "one": Shape(down_bps=50e6), "other": Shape()}
+            sizes = {"slow": 75_000, "one": 150_000, "other": 150_000}
+            cell = Cell(name="ap", down_bps=5e6, up_bps=5e6)
+            members = {name: Membership(cell="ap") for name in shapes}
+            shared = structs.replace(spec(port, **shapes), cells={"ap": cell}, members=members)
+            async with proxies(shared) as opened, anyio.create_task_group() as tasks:
+                for name, size in sizes.items():
+                    tasks.start_soon(device, name, opened.ports[name], size)
+
+    run(test)
+    assert rates == {
+        "slow": pytest.approx(1e6, rel=0.1),
+        "one": pytest.approx(2e6, rel=0.1),
+        "other": pytest.approx(2e6, rel=0.1),
+    }
+
+
 def test_a_round_trip_takes_twice_the_delay_and_a_connection_one_more() -> None:
     delay_s = 0.05
 
@@ -191,6 +226,17 @@ def test_fifty_devices_share_one_process() -> None:
 
     run(test)
     assert received == payloads
+
+
+def test_one_process_has_all_devices_behind_one_line() -> None:
+    line = Cell(name="line", down_bps=1e6, up_bps=1e6)
+    cells = [Cell(name=f"ap-{k}", down_bps=1e6, up_bps=1e6, behind="line") for k in range(2)]
+    names = [f"d{k}" for k in range(3 * DEVICES_PER_PROCESS)]
+    in_cells = {name: ((cells[k % 2], line), 0) for k, name in enumerate(names[::2])}
+    found = devices_by_process(names, in_cells)
+    assert sorted(name for group in found for name in group) == sorted(names)
+    assert sum(bool(in_cells.keys() & set(group)) for group in found) == 1
+    assert max(len(group) for group in found if not in_cells.keys() & set(group)) == 50
 
 
 def test_a_closed_connection_is_closed_at_the_broker_too() -> None:
