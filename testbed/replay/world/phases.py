@@ -213,7 +213,7 @@ class PhaseModel:
             for name, value in integrator.phases_s().items():
                 columns[name][at] = value
         in_cell = np.isin(request.rows, list(self.varying.sharers))
-        if in_cell.any():  # their transfers end when `SharedAir` says
+        if in_cell.any():  # `SharedAir` computes when their transfers end
             columns["download_s"][in_cell & ~request.has_model] = np.inf
             columns["upload_s"][in_cell] = np.inf
             exchanges = replace(exchanges, in_cell=in_cell)

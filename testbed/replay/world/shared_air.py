@@ -5,7 +5,7 @@ event is the begin or the end of a transfer or of one of its windows in TCP slow
 the link of a device that transfers, or a transfer that is abandoned. The ends of all transfers are
 computed anew at each event, from the bits that are left.
 
-A transfer without others in its cell ends when `LinkIntegral.transfer` says: it sends window after
+A transfer without others in its cell ends as in `LinkIntegral.transfer`: it sends window after
 window until one keeps the line busy. Between two windows the others have its share.
 
 The result does not depend on the order in which transfers are added, and the state is plain
