@@ -37,6 +37,9 @@ from fairbed.testbed.shape.process_tree import ProcessTree
 RUN, NAME = "shape", "device"
 """Parts of the names of namespaces and groups: `fairbed.shape.TAG.device`."""
 
+WATCH_S = 0.1
+"""Time between two readings of the counters of a group, seconds: one reading takes 0.2 ms."""
+
 LEAST_S = 1e-3
 """The shortest run time that a report divides by."""
 
@@ -142,6 +145,16 @@ class ShapedDevice:
         if self.group is not None:
             return self.group.usage()
         return None if self.pacer is None else self.pacer.usage()
+
+    async def watch(self) -> None:
+        """Read the counters often, for the contended time, until cancelled.
+
+        Raises:
+            BackendError: A counter cannot be read: the group or its limit has been removed.
+        """
+        while True:
+            await anyio.sleep(WATCH_S)
+            self.usage()
 
     async def received(self) -> ReceivedShare:
         """Return the resources that the command received since it began.

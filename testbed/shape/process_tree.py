@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fairbed.testbed.backends.cpu_time import cpu_s
 from fairbed.testbed.errors import BackendError
+from fairbed.testbed.host.thread_times import tasks
 
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h."""
@@ -66,9 +67,9 @@ class ProcessTree:
         alive_s = sum((cpu_s(pid) or 0.0) + _ended_children_s(pid) for pid in members)
         return alive_s + _ended_s() - self._ended_before_s
 
-    def waited_s(self) -> float:
-        """Return the total time for which the living processes waited for a processor."""
-        return sum(map(_run_delay_s, self.members()))
+    def threads(self) -> list[str]:
+        """Return the folders of all threads in /proc."""
+        return [task for pid in self.members() for task in tasks(pid)]
 
     def reap(self) -> None:
         """Reap orphaned processes that have ended."""
@@ -135,13 +136,6 @@ def _ended_children_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS_PER_S
-
-
-def _run_delay_s(pid: int) -> float:
-    try:
-        return int((PROC / str(pid) / "schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, IndexError):
-        return 0.0
 
 
 def _ended_s() -> float:

@@ -163,6 +163,8 @@ class ShapeSession:
                     group.start_soon(self._pace, device.pacer, stop_waiting, name="shape.pacer")
                 if not self._plan.is_steady:
                     group.start_soon(self._drive, device, name="shape.driver")
+                if device.group is not None:
+                    group.start_soon(self._watch, device, name="shape.watch")
                 self._status = await self._process.wait()
                 group.cancel_scope.cancel()
         finally:
@@ -175,6 +177,14 @@ class ShapeSession:
         """Apply the schedule of the device; kill the command if that fails."""
         try:
             await ScheduleDriver(device, {NAME: self._plan.follower}).run()
+        except BackendError as exc:
+            self._problem = exc
+            self._process.kill()
+
+    async def _watch(self, device: ShapedDevice) -> None:
+        """Watch the device; kill the command if its limits have been removed."""
+        try:
+            await device.watch()
         except BackendError as exc:
             self._problem = exc
             self._process.kill()

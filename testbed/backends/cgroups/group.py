@@ -1,14 +1,22 @@
 """The control groups of one device: make, limit, measure and remove them."""
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairbed.testbed.backends.cgroups.contention import (
+    GroupCounters,
+    MeanShare,
+    QuotaContention,
+    new_counters,
+)
 from fairbed.testbed.backends.cgroups.files import CgroupError, read, read_fields, write_checked
 from fairbed.testbed.backends.cgroups.places import WHAT_TO_DO, CgroupPlaces
 from fairbed.testbed.backends.cgroups.quota import Quota
 from fairbed.testbed.backends.cgroups.removal import lock_group, remove_folders
 from fairbed.testbed.backends.sandbox import Sandbox
+from fairbed.testbed.host.thread_times import HAS_WAITS, ThreadWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +25,12 @@ class GroupUsage:
 
     cpu_s: float
     throttled_s: float
-    """Time for which the quota stopped at least one process."""
-    waiting_s: float | None
-    """Time for which at least one process was ready but not running, for any reason; None is
-    unknown."""
+    """Time for which the quota stopped the processes, mean of the processors that they used."""
+    contended_s: float | None
+    """Time for which they were ready and allowed to run, but this machine was busy; None is
+    unknown. Frequent readings are more exact: `QuotaContention`."""
     memory_kills: int
     """Processes killed because the group's memory was full."""
-
-    @property
-    def contended_s(self) -> float | None:
-        """Time of waiting without throttling, because this machine was busy; None is unknown.
-
-        Pressure includes throttling: 1559 ms against 1548 ms throttled on a nearly idle machine.
-        """
-        return None if self.waiting_s is None else max(0.0, self.waiting_s - self.throttled_s)
 
 
 class Group:
@@ -48,6 +48,10 @@ class Group:
         self._accounting = places.accounting / name
         self._unified = None if places.unified is None else places.unified / name
         self._quota = Quota(self._cpu, self._cpu_version)
+        self._threads = ThreadWindows()
+        now = time.monotonic()
+        self._share = MeanShare(now)
+        self._contention = QuotaContention(new_counters(now), len(os.sched_getaffinity(0)))
         self._lock: int | None = None
         """Descriptor of the lock that keeps other processes from removing the group."""
 
@@ -85,7 +89,8 @@ class Group:
             ValueError: The share is below the kernel's minimum.
             CgroupError: The kernel rejected the limit.
         """
-        self._quota.set(share)
+        quota = self._quota.set(share)
+        self._share.set(time.monotonic(), quota)
 
     def limit_memory(self, n_bytes: int) -> None:
         """Limit the memory of the group, without swap; a process that needs more is killed.
@@ -107,20 +112,41 @@ class Group:
         """Return the usage of the processes.
 
         Raises:
-            CgroupError: The group does not exist.
+            CgroupError: The group does not exist, or its limit has been removed.
         """
-        stat = read_fields(self._cpu / "cpu.stat")
-        if self._cpu_version == 2:
-            cpu_s, throttled_s = stat["usage_usec"] * 1e-6, stat["throttled_usec"] * 1e-6
-        else:
-            cpu_s = int(read(self._accounting / "cpuacct.usage")) * 1e-9
-            throttled_s = stat["throttled_time"] * 1e-9
+        now = self._counters()
+        self._contention.add(now, *self._share.take(now.now))
         events = "memory.events" if self._memory_version == 2 else "memory.oom_control"
         return GroupUsage(
-            cpu_s=cpu_s,
-            throttled_s=throttled_s,
-            waiting_s=self._pressure_s(),
+            cpu_s=now.cpu_s,
+            throttled_s=self._contention.throttled_s,
+            contended_s=self._contention.contended_s,
             memory_kills=read_fields(self._memory / events).get("oom_kill", 0),
+        )
+
+    def _counters(self) -> GroupCounters:
+        stat = read_fields(self._cpu / "cpu.stat")
+        name, unit_s = (
+            ("throttled_usec", 1e-6) if self._cpu_version == 2 else ("throttled_time", 1e-9)
+        )
+        if name not in stat:
+            raise CgroupError(
+                f"{self._cpu}: must limit the processor, but the limit is gone; another program "
+                "has changed the groups above it (systemd does when a service with Delegate= ends)"
+            )
+        cpu_s = (
+            stat["usage_usec"] * 1e-6
+            if self._cpu_version == 2
+            else int(read(self._accounting / "cpuacct.usage")) * 1e-9
+        )
+        tasks = read(self._cpu / ("cgroup.threads" if self._cpu_version == 2 else "tasks")).split()
+        return GroupCounters(
+            now=time.monotonic(),
+            cpu_s=cpu_s,
+            throttled_s=stat[name] * unit_s,
+            periods=stat["nr_periods"],
+            pressure_s=self._pressure_s(),
+            threads=self._threads.update(f"/proc/{task}" for task in tasks) if HAS_WAITS else None,
         )
 
     def remove(self) -> None:
@@ -144,7 +170,9 @@ class Group:
         if self._unified is None:
             return None
         try:
-            some = read(self._unified / "cpu.pressure").splitlines()[0]
+            lines = read(self._unified / "cpu.pressure").splitlines()
         except CgroupError:  # the kernel was started without pressure counters
             return None
-        return int(some.rpartition("total=")[2]) * 1e-6
+        # `full`, the last line, has no waits for threads of the group itself; before Linux 5.13
+        # there is only `some`
+        return int(lines[-1].rpartition("total=")[2]) * 1e-6

@@ -187,6 +187,51 @@ def test_a_busy_command_gets_its_share_and_no_more(
         assert "not valid: the command or its packets waited" in done.stderr
 
 
+THREADS = """
+import hashlib, sys, threading, time
+n, lasting_s = int(sys.argv[1]), float(sys.argv[2])
+block, begun, used_s = bytes(1 << 20), time.monotonic(), []
+def work():
+    while time.monotonic() < begun + lasting_s:
+        hashlib.sha256(block)  # without the lock of the interpreter
+    used_s.append(time.thread_time())
+threads = [threading.Thread(target=work) for _ in range(n)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(sum(used_s) / (time.monotonic() - begun))
+"""
+
+HOG = "while True: pass"
+
+
+@pytest.mark.alone
+@pytest.mark.full
+@pytest.mark.parametrize("hogs", [0, 4])
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
+def test_a_threaded_command_that_this_machine_held_back_is_not_valid(
+    shape: Shape, backend: tuple[str, ...], tmp_path: Path, hogs: int
+) -> None:
+    busy = max(2, os.cpu_count() or 1)
+    cores = 0.75 * busy
+    others = [subprocess.Popen([sys.executable, "-S", "-c", HOG]) for _ in range(hogs * busy // 2)]
+    try:
+        words = ("--cpu", f"{cores:g}", "--json", "how.json", *backend[2:])
+        done = shape(*words, "--", sys.executable, "-S", "-c", THREADS, str(busy), "2")
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    report = json.loads((tmp_path / "how.json").read_text())
+    lost_ratio = 1.0 - float(done.stdout) / cores
+    assert (lost_ratio > 0.1) or hogs == 0  # the others take two thirds
+    if lost_ratio > 0.1:
+        assert not report["is_valid"]
+        assert report["contended_ratio"] > 0.5 * lost_ratio
+    if lost_ratio < 0.02:
+        assert report["is_valid"]
+    assert report["cpu"]["throttled_s"] <= report["wall_s"]
+
+
 def test_a_hub_without_a_link_is_this_machine_itself(
     shape: Shape, backend: tuple[str, ...]
 ) -> None:

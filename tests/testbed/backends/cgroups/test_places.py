@@ -12,13 +12,13 @@ from fairbed.testbed.backends.cgroups.removal import sweep
 CPU_STAT_V2 = """usage_usec 1500000
 user_usec 1000000
 system_usec 500000
-nr_periods 100
-nr_throttled 90
+nr_periods 700
+nr_throttled 400
 throttled_usec 4000000
 """
 
-PRESSURE = """some avg10=0.00 avg60=0.00 avg300=0.00 total=4250000
-full avg10=0.00 avg60=0.00 avg300=0.00 total=0
+PRESSURE = """some avg10=0.00 avg60=0.00 avg300=0.00 total=5000000
+full avg10=0.00 avg60=0.00 avg300=0.00 total=4250000
 """
 
 
@@ -111,6 +111,7 @@ def test_a_group_of_version_2_writes_and_reads_its_own_files(tmp_path: Path) -> 
         "memory.max": "max\n",
         "memory.swap.max": "max\n",
         "cpu.stat": CPU_STAT_V2,
+        "cgroup.threads": "",
         "cpu.pressure": PRESSURE,
         "memory.events": "low 0\noom 2\noom_kill 1\n",
     }.items():
@@ -122,12 +123,13 @@ def test_a_group_of_version_2_writes_and_reads_its_own_files(tmp_path: Path) -> 
     group.limit_memory((64 << 20) + 1)
     assert (folder / "memory.max").read_text() == str(64 << 20)
     assert (folder / "memory.swap.max").read_text() == "0"
+    group.limit_cpu(0.25)
     usage = group.usage()
     assert (usage.cpu_s, usage.throttled_s, usage.memory_kills) == (1.5, 4.0, 1)
-    assert usage.waiting_s == pytest.approx(4.25)
-    assert usage.contended_s == pytest.approx(0.25)
-    (folder / "cpu.pressure").unlink()
-    assert group.usage().contended_s is None
+    assert usage.contended_s == pytest.approx(0.25)  # 4 s of the pressure are throttling
+    (folder / "cpu.stat").write_text("usage_usec 1500000\n")
+    with pytest.raises(CgroupError, match="must limit the processor, but the limit is gone"):
+        group.usage()
     assert group.sandbox().procs == (str(folder / "cgroup.procs"),)
 
 
