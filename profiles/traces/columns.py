@@ -203,7 +203,7 @@ def factor_of(where: str, number: str, column: Column) -> float | None:
         last = re.split(r"[^a-zA-Z0-9%]", column.name)[-1].lower()
         if last in units:
             return units[last]
-        if number not in ("down", "up", "rate", "delay", "jitter"):
+        if number not in ("down", "up", "rate", "delay", "jitter", DURATION):
             return 1.0
     elif number == TIME and ("%" in unit or unit == "iso"):
         return None

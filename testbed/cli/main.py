@@ -299,7 +299,9 @@ def make_parser() -> argparse.ArgumentParser:
     _enroll(command("enroll", "print the line to paste on a device: it joins the lab, for good"))
     _devices(command("devices", "list, rename or revoke the devices of the lab"))
 
-    _profiles(command("profiles", "list, show, check, plot or import device profiles and links"))
+    _profiles(
+        command("profiles", "list, show, check, plot or import device profiles, links and logs")
+    )
 
     _record(command("record", "write the profile of a device from measurements"))
 
@@ -487,6 +489,23 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--source", help="origin of the trace")
     importing.add_argument("--licence", help="licence of the trace")
     importing.add_argument("--force", action="store_true", help="replace existing files")
+    log = action("import-log", "make exchange times for replays from a log of exchanges")
+    log.add_argument("log", type=Path, help="CSV file with a header, one row per exchange")
+    log.add_argument("--name", help="name of the exchange times (default: from the file)")
+    log.add_argument(
+        "--to", type=Path, default=Path(), metavar="DIR", help="folder (default: this one)"
+    )
+    log.add_argument(
+        "--columns",
+        metavar="NAMES",
+        help="columns and units: device=client,round=rnd,total=took_ms (also start, end, and the "
+        "phases download, decode, load, evaluate, train, personal, encode, upload), or "
+        "wide=A|B|C:s for one row per round with the total of each device",
+    )
+    log.add_argument("--title", help="one line about the log")
+    log.add_argument("--source", help="origin of the log")
+    log.add_argument("--licence", help="licence of the log")
+    log.add_argument("--force", action="store_true", help="replace existing files")
 
 
 LAB_OPTION = "folder of the lab (default: FAIRBED_LAB, else the first that was made)"

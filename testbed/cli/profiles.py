@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from fairbed import profiles
@@ -23,8 +24,16 @@ from fairbed.profiles import (
     numbers,
     schedule_text,
 )
-from fairbed.profiles.importing import Description, Imported, import_link
+from fairbed.profiles.exchange_log import (
+    TOTAL,
+    ExchangeLog,
+    format_exchange_log,
+    parse_log_columns,
+    read_exchange_log,
+)
+from fairbed.profiles.importing import SHARES, Description, Imported, import_link
 from fairbed.profiles.load import kind_of
+from fairbed.profiles.quantities import Floats
 from fairbed.profiles.traces import Trace
 from fairbed.profiles.traces.columns import Column, parse_columns, read_columns
 from fairbed.profiles.traces.files import parse_trace, read_file
@@ -42,10 +51,7 @@ MAHIMAHI_STEP_S = 1.0
 def import_trace(options: argparse.Namespace) -> int:
     """Write a link and its traces, and print what was imported; return the exit code."""
     name = options.name or _name_of(options.down)
-    if NAME.fullmatch(name) is None:
-        raise UsageError(
-            f"--name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; choose another"
-        )
+    _check_name(name)
     step_s = None if options.step is None else _number("--step", options.step)
     if step_s is not None and step_s <= 0.0:
         raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
@@ -154,6 +160,51 @@ def _number(option: str, text: str) -> float:
         return rate_bps(text) if option == "--up-rate" else duration_s(text)
     except ValueError as exc:
         raise UsageError(f"{option}: {exc}") from exc
+
+
+def import_log(options: argparse.Namespace) -> int:
+    """Write a log of exchanges in our format, and print what it has; return the exit code."""
+    name = options.name or _name_of(options.log)
+    _check_name(name)
+    try:
+        columns = None if options.columns is None else parse_log_columns(options.columns)
+    except ValueError as exc:
+        raise UsageError(f"--columns: {exc}") from exc
+    log = read_exchange_log(read_file(options.log), str(options.log), columns)
+    notes = {
+        "title": options.title or f"Exchanges imported from {options.log.name}",
+        "source": f"{options.source or f'imported from {options.log.name}'}: {log}",
+        "licence": options.licence or "not stated at import: ask the owner before publishing",
+    }
+    imported = Imported(files={f"{name}.csv": format_exchange_log(log, notes)}, found=())
+    _write(options.to, imported, force=options.force)
+    print(log)
+    for key, values in log.durations_s.items():
+        print(_duration_line(log, key, values))
+    path = options.to / f"{name}.csv"
+    print(f"wrote {path}; use it in a replay as: exchange_times = {str(path)!r}")
+    return DONE
+
+
+def _duration_line(log: ExchangeLog, key: str, values: Floats) -> str:
+    """Return the mean, the quantiles and the spread between devices of one duration."""
+    sums = np.bincount(log.device, weights=values)
+    means = sums / np.bincount(log.device)
+    shares = np.quantile(values, SHARES)
+    quantiles = ", ".join(
+        f"p{round(100 * share)} {value:.4g}" for share, value in zip(SHARES, shares, strict=True)
+    )
+    return (
+        f"{key if key == TOTAL else f'{key}_s'}: mean {values.mean():.4g} s, {quantiles}; "
+        f"means of devices {means.min():.4g} to {means.max():.4g} s"
+    )
+
+
+def _check_name(name: str) -> None:
+    if NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"--name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; choose another"
+        )
 
 
 SortKey: TypeAlias = Literal["name", "speed", "cores", "memory", "down", "up", "delay"]
@@ -309,7 +360,7 @@ def main(options: argparse.Namespace) -> int:
             from fairbed.testbed.cli.profiles_plot import plot
 
             return plot(options)
-        return import_trace(options)
+        return import_log(options) if options.action == "import-log" else import_trace(options)
     except ProfileError as exc:
         raise UsageError(str(exc)) from exc
 

@@ -150,6 +150,9 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     """Name of the `[[cell]]` whose rate the devices share with others; not set: none."""
     priority: Annotated[int, Meta(ge=0, le=LOWEST_PRIORITY)] | None = None
     """In a cell with `share = "priority"`: 0 takes its rate first, 7 last; not set: 0."""
+    exchange_times: Annotated[str, Meta(min_length=1)] | None = None
+    """A log of exchanges from which a replay draws their durations (`fairbed profiles import-log`);
+    a live run takes those of profile and link."""
     outage: tuple[OutageConfig, ...] = ()
     malicious: MaliciousConfig | None = None
     """not set: all devices are honest."""
@@ -181,15 +184,22 @@ class FleetConfig(Section, frozen=True, kw_only=True):
                 'theta must be given with model = "linear" and only then, got '
                 f"{self.theta} with model {self.model!r}; give three numbers: [1.0, 1.0, 0.15]"
             )
-        if self.model is not None and (self.profile or self.population or self.link or self.trace):
+        if self.model is not None and (
+            self.profile or self.population or self.link or self.trace or self.exchange_times
+        ):
             raise ValueError(
-                "model excludes profile, population, link and trace, got both; remove model or "
-                "the others"
+                "model excludes profile, population, link, trace and exchange_times, got both; "
+                "remove model or the others"
             )
         if self.model is not None and self.cell is not None:
             raise ValueError(
                 f"model excludes cell, got both, with cell {self.cell!r}; remove one: only "
                 "devices with a profile share a cell"
+            )
+        if self.exchange_times is not None and self.cell is not None:
+            raise ValueError(
+                f"exchange_times excludes cell, got both, with cell {self.cell!r}; remove one: a "
+                "log has what its devices lost to each other"
             )
         for hours in self.available_hours:
             try:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,6 +18,8 @@ from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.store.tables import DeviceRow, Record
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.profiles import Profile
+from fairbed.profiles.exchange_log import read_exchange_log
+from fairbed.profiles.traces.files import read_file
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.power import PhasePower, phase_power
 from fairbed.testbed.experiment.datasets.dataset import Dataset
@@ -36,6 +39,7 @@ from fairbed.testbed.replay.vector_fleet import DeviceNames, is_vector_fleet, ve
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions, columns_of
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
+from fairbed.testbed.replay.world.recorded_times import LoggedGroup, RecordedTimes
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import World
 from fairbed.testbed.run.preflight import PreflightFinding, engine_findings, settings_findings
@@ -322,8 +326,26 @@ def _world(
         noise=experiment.replay.noise,
         deadline_s=experiment.round.late_limit_s or experiment.round.deadline_s,
         limit_s=experiment.selection.loss_query_timeout_s,
+        recorded=_recorded_times(experiment),
     )
     return world, decisions
+
+
+def _recorded_times(experiment: Experiment) -> RecordedTimes | None:
+    """Return the durations of the groups with a log of exchanges; None without any.
+
+    Raises:
+        TraceError: A log cannot be read, or violates a rule.
+    """
+    groups, first = list[LoggedGroup](), 0
+    for group in experiment.fleet:
+        if group.exchange_times is not None:
+            path = Path(group.exchange_times)
+            log = read_exchange_log(read_file(path), str(path))
+            groups.append(LoggedGroup(first, group.size, log))
+        first += group.size
+    seed = experiment.seed_for("traces")
+    return RecordedTimes(groups, first, seed) if groups else None
 
 
 def _task_of(experiment: Experiment, dataset: Dataset) -> Artifact:

@@ -286,6 +286,14 @@ def preflight_findings(
         )
         if (line := not_emulated(devices, backend.name)) is not None:
             yield PreflightFinding("not-emulated", line, "warning")
+    logs = [group.exchange_times for group in experiment.fleet if group.exchange_times is not None]
+    if logs:
+        yield PreflightFinding(
+            "not-emulated",
+            f"fleet.exchange_times: only a replay draws durations from a log, got {_short(logs)}; "
+            "this run has those of its profiles and links",
+            "warning",
+        )
     if dilation != 1.0:
         yield PreflightFinding(
             "dilated",

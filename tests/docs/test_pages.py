@@ -23,6 +23,7 @@ PAGES = (
     "own-estimator",
     "own-local-training",
     "links",
+    "from-logs",
     "long-runs",
     "steering",
     "many-runs",

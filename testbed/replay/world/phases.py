@@ -51,6 +51,8 @@ class Purpose(IntEnum):
     """Delays of the messages of a loss query, as `DELAY`."""
     DECODE = 38
     ENCODE = 40
+    RECORDED_ROW = 50
+    """Row of a log (`testbed.replay.world.recorded_times`)."""
 
 
 NOISY = (

@@ -31,6 +31,7 @@ from fairbed.testbed.replay.world.phases import (
     Purpose,
     cohort_noise,
 )
+from fairbed.testbed.replay.world.recorded_times import RecordedTimes
 from fairbed.testbed.replay.world.shared_air import Carried, SharedAir, TransferKey
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, LastRound, ReplayedExchange
@@ -58,6 +59,7 @@ class ProfileWorld:
         noise: Every phase takes exp(noise z) times as long, z standard normal.
         deadline_s: Deadline of an exchange; an exchange that takes much longer never ends.
         limit_s: Time limit of a loss query; a query that takes much longer never ends.
+        recorded: Durations of exchanges from logs; None takes those of profiles and links.
     """
 
     def __init__(
@@ -71,10 +73,11 @@ class ProfileWorld:
         noise: float,
         deadline_s: float,
         limit_s: float = 0.0,
+        recorded: RecordedTimes | None = None,
     ) -> None:
         self.slots: int | None = sizes.slots
         self._means, self._sizes, self._work = means, sizes, work
-        self._seed, self._noise = seed, noise
+        self._seed, self._noise, self._recorded = seed, noise, recorded
         self._phases = PhaseModel(means, varying, sizes, work, GIVE_UP_RATIO * deadline_s)
         no_training_s = np.zeros(len(means))
         query = replace(
@@ -150,7 +153,10 @@ class ProfileWorld:
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the exchanges of a cohort that is dispatched `now`, rows (K,)."""
         self._dispatched_in[rows] = round_id
-        return self._phases.exchanges(self._request(round_id, now, rows), self._heats)
+        exchanges = self._phases.exchanges(self._request(round_id, now, rows), self._heats)
+        if self._recorded is None:
+            return exchanges
+        return self._recorded.applied(round_id, rows, exchanges)
 
     def loss_query(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the loss queries of devices that are sent `now`, rows (K,)."""
@@ -181,6 +187,8 @@ class ProfileWorld:
     def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
         """Return the duration of an upload that is granted `granted_s` after the dispatch."""
         row = np.array([exchange.row], dtype=np.int64)
+        if self._recorded is not None and self._recorded.has(row).all():
+            return exchange.upload_s
         request = self._request(exchange.round, exchange.started_s, row)
         upload_s = self._phases.upload_s(request, self._heats, granted_s)
         return exchange.upload_s if upload_s is None else upload_s
@@ -393,7 +401,10 @@ class ProfileWorld:
             decode_s, encode_s = self._phases.coding_s(speed, is_packed)
             expected_s += decode_s + encode_s
         expected_s += self._work.personal_s / speed
-        return expected_s
+        if self._recorded is None:
+            return expected_s
+        recorded_s = self._recorded.mean_total_s
+        return np.where(np.isnan(recorded_s), expected_s, recorded_s)
 
     def _speed_and_phases(self, now: float) -> tuple[Floats, Floats]:
         """Return `speed` (N,) and `base_s` (5, N) at `now`; the caller must not change them.

@@ -236,6 +236,25 @@ def test_import_replaces_files_only_with_force(
     assert path.read_text() == "t_s,mbps\n0,1\n"
 
 
+def test_import_log_writes_exchange_times_and_states_what_the_log_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Boards.csv").write_text("pi,rnd,took_ms\na,1,1000\nb,1,3000\na,2,\nb,2,5000\n")
+    command = ("import-log", str(tmp_path / "Boards.csv"), "--to", str(tmp_path / "out"))
+    columns = ("--columns", "device=pi,round=rnd,total=took_ms")
+    lines = printed(capsys, *command, *columns)
+    assert lines[0] == "3 exchanges of 2 devices, 2 rounds; 1 rows without a value left out"
+    assert lines[1].startswith("total: mean 3 s, p5 1.2, p25 2, p50 3, p75 4, p95 4.8; means of")
+    assert lines[1].endswith("devices 1 to 4 s")
+    assert lines[2].endswith(f"exchange_times = {str(tmp_path / 'out' / 'boards.csv')!r}")
+    written = (tmp_path / "out" / "boards.csv").read_text()
+    assert "# source = imported from Boards.csv: 3 exchanges of 2 devices" in written
+    assert "exists already" in refused(capsys, *command, *columns)
+    assert "--columns: must name the device" in refused(capsys, *command, "--columns", "total=x")
+    assert "must name the device, got" in refused(capsys, *command)
+    assert "--name: must be 1 to 32" in refused(capsys, *command, "--name", "My Pis")
+
+
 def test_plot_draws_heat_and_names_what_can_be_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "plot", "radxa-rock-5a")
     assert lines[-1].split()[0] == "thermal"

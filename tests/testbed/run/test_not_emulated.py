@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from fairbed.testbed.backends.choice import BackendChoice
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
 from fairbed.testbed.experiment.fleet import plan_fleet
-from fairbed.testbed.run.preflight import not_emulated
+from fairbed.testbed.run.preflight import not_emulated, preflight_findings
 
 LINK = """
 title = "A link that moves"
@@ -44,3 +45,15 @@ def test_one_line_names_the_missing_keys_and_their_profiles(tmp_path: Path) -> N
     )
     assert words.endswith("link.loss_ratio (raspberry-pi-4b and 1 more)")
     assert "\n" not in words
+
+
+def test_a_live_run_warns_that_it_has_no_exchange_times_of_a_log() -> None:
+    fleet = (FleetConfig(profile="raspberry-pi-4b", exchange_times="office.csv", count=9),)
+    of = Experiment(name="logged", fleet=fleet)
+    choice = BackendChoice("process", {}, (), Path())
+    found = list(preflight_findings(of, plan_fleet(of, {}), choice, 1.0))
+    (warning,) = (finding for finding in found if finding.kind == "not-emulated")
+    assert warning.level == "warning"
+    assert "fleet.exchange_times: only a replay draws durations from a log, got office.csv" in (
+        warning.text
+    )
