@@ -8,7 +8,7 @@ A backend starts devices, changes their conditions while they run, and reports t
 with `async with` before use; leaving it ends all devices and frees their resources.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from fairbed.profiles import Link, Profile
-from fairbed.testbed.emulation.cell import Cell
+from fairbed.testbed.emulation.cell import Cell, DeviceCells
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.emulation.device import EmulatedDevice, emulated_device
 from fairbed.testbed.emulation.malicious import Attack
@@ -53,6 +53,11 @@ class DeviceSpec:
             shape=self.shape and self.shape.dilated(dilation),
             cells=tuple(cell.dilated(dilation) for cell in self.cells),
         )
+
+
+def cells_of(fleet: Iterable[DeviceSpec]) -> DeviceCells:
+    """Return the cells and priorities of the devices that have a cell."""
+    return {spec.name: (spec.cells, spec.priority) for spec in fleet if spec.cells}
 
 
 def device_spec(

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import anyio.to_thread
 
-from fairbed.testbed.backends.base import Backend, DeviceSpec, without_loss
+from fairbed.testbed.backends.base import Backend, DeviceSpec, cells_of, without_loss
 from fairbed.testbed.backends.cgroups.fleet import check_share, try_groups
 from fairbed.testbed.backends.containers.engine import ContainerEngine, find_engine
 from fairbed.testbed.backends.helper import OnEnd
@@ -140,6 +140,7 @@ async def open_backend(
         delayed=[spec.name for spec in fleet if spec.is_driven],
         seed=seed,
         log=logs / "relay.log",
+        cells=cells_of(fleet),
     ) as network:
         yield BackendChoice(name, rejected, fleet, folder, seed, network, engine)
 
@@ -169,6 +170,8 @@ async def problem_with(name: BackendName, fleet: Sequence[DeviceSpec] = ()) -> s
     if name == "process":
         return None
     try:
+        if problem := time_share_problem(fleet):
+            return problem
         for spec in fleet:
             check_share(spec.name, None if spec.device is None else spec.device.speed_ratio)
         support = await probe()
@@ -179,6 +182,26 @@ async def problem_with(name: BackendName, fleet: Sequence[DeviceSpec] = ()) -> s
         return str(exc)
     if support.delay is None and any(_is_delayed(spec) for spec in fleet):
         return support.delay_problem
+    return None
+
+
+def time_share_problem(fleet: Sequence[DeviceSpec]) -> str | None:
+    """Return why the kernel cannot share the cells of a fleet; None if it can.
+
+    HTB shares bytes. Equal shares of time are equal shares of bytes only where all links are as
+    fast as the cell.
+    """
+    for spec in fleet:
+        cell, shape = (spec.cells[0] if spec.cells else None), spec.shape or Shape()
+        if cell is None or cell.share != "proportional-fair":
+            continue
+        pairs = (shape.down_bps, cell.down_bps), (shape.up_bps, cell.up_bps)
+        if spec.is_driven or any(own is not None and own < bps for own, bps in pairs):
+            return (
+                f"{spec.name}: a namespace or container shares a cell by bytes, got share = "
+                f'"proportional-fair" for {cell.name!r} and a link that is slower than the cell; '
+                'use emulation.backend = "process", share = "equal", or a replay'
+            )
     return None
 
 

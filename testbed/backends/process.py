@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fairbed.testbed.backends.agent_pool import AgentPool, Method, Site
 from fairbed.testbed.backends.apply_conditions import ConditionApplier, loss_problem
-from fairbed.testbed.backends.base import DeviceSpec, Usage
+from fairbed.testbed.backends.base import DeviceSpec, Usage, cells_of
 from fairbed.testbed.backends.helper import OnEnd
 from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
 from fairbed.testbed.backends.proxy.protocol import Shape
@@ -104,11 +104,7 @@ class ProcessBackend:
                     log,
                     pool.on_end,
                     self._seed,
-                    cells={
-                        name: (spec.cells, spec.priority)
-                        for name, spec in pool.fleet.items()
-                        if spec.cells
-                    },
+                    cells=cells_of(pool.fleet.values()),
                 )
             )
             await self._stack.enter_async_context(pool.open(self._site, self._method))

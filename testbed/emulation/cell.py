@@ -65,6 +65,10 @@ class Cell(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+DeviceCells: TypeAlias = Mapping[str, tuple[Sequence[Cell], int]]
+"""Of a device, its cell with those in front of it, the nearest first, and its priority."""
+
+
 class Sharer(NamedTuple):
     """A device that transfers now in one direction."""
 

@@ -7,11 +7,12 @@ host's namespace gets one link, one address and one route.
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import MappingProxyType
 
 import anyio
 import msgspec
@@ -32,12 +33,14 @@ from fairbed.testbed.backends.network.plan.change import (
     UNLIMITED,
     Changes,
     DelayedBy,
+    LinkCell,
     NetworkLink,
     State,
     add_change,
     check_shape,
     impairment_of,
     next_state,
+    within_cell,
 )
 from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT
 from fairbed.testbed.backends.network.plan.names import (
@@ -54,6 +57,7 @@ from fairbed.testbed.backends.network.probe import probe
 from fairbed.testbed.backends.network.programs import run_module, run_program
 from fairbed.testbed.backends.network.relays import Relays, open_relays
 from fairbed.testbed.backends.network.sweep import NAMESPACES, remove, sweep_alone
+from fairbed.testbed.emulation.cell import Cell, DeviceCells
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 from fairbed.testbed.errors import BackendError
 
@@ -240,6 +244,8 @@ class Network:
                 link, before = self._links[name], self._now[name]
                 if wanted.shape is not None:
                     _check(name, link, wanted.shape)
+                shape = within_cell(wanted.shape or UNLIMITED, link.cell)
+                wanted = msgspec.structs.replace(wanted, shape=shape)
                 after = states[name] = next_state(before, wanted)
                 add_change(changes, name, link, before, after)
             self._now.update(states)
@@ -254,7 +260,7 @@ class Network:
             BackendError: `tc` fails.
         """
         counted = await read_counters(
-            self._names.hub, {name: link.index for name, link in self._links.items()}
+            self._names.hub, {name: link.lanes for name, link in self._links.items()}
         )
         for name, lost in (await self._relays.lost()).items():
             each = counted[name]
@@ -274,6 +280,7 @@ async def open_network(
     delayed: Collection[str] = (),
     seed: int = 0,
     log: Path = NO_LOG,
+    cells: DeviceCells = MappingProxyType({}),
 ) -> AsyncIterator[Network]:
     """Make a namespace and a shaped link to this machine for each device.
 
@@ -287,6 +294,7 @@ async def open_network(
         delayed: Devices that will have delay, jitter or loss later.
         seed: Seed of loss and jitter.
         log: Receives the output of helper processes.
+        cells: Of each device in a cell, the cell with those in front of it, and its priority.
 
     Raises:
         BackendError: This machine cannot make the network; see `testbed.backends.network.probe`.
@@ -295,7 +303,8 @@ async def open_network(
         raise BackendError(
             f"fleet: must have at most {MAX_DEVICES} devices per network, got {len(shapes)}"
         )
-    made = await _links(shapes, delayed)
+    in_front = _cells_in_front(cells)
+    made = _with_cells(await _links(shapes, delayed), cells, in_front)
     host = identity()
     async with AsyncExitStack() as stack:
         names, addresses = await claim(stack, run_id, len(shapes))
@@ -315,13 +324,16 @@ async def open_network(
         )
         host_lines = "\n".join([*links.host_lines(names, addresses), ""])
         await run_program(["ip", "-batch", "-"], host_lines.encode())
+        if in_front:
+            await ip.run(links.cell_lines())
         await set_up_namespaces(names, addresses, made, host)
         shaping = [
             line
             for link in made.values()
             for line in htb.device_lines(addresses, link.index, link.lanes)
         ]
-        await tc.run([*htb.hub_lines(), *shaping])
+        shared = htb.cell_class_lines(in_front) if in_front else []
+        await tc.run([*htb.hub_lines(), *shared, *shaping])
         network = Network(names, addresses, made, (ip, tc), relays)
         await network.apply(
             {name: Conditions(speed_ratio=None, shape=shape) for name, shape in shapes.items()}
@@ -334,6 +346,29 @@ async def open_network(
             ]
         )
         yield network
+
+
+def _cells_in_front(cells: DeviceCells) -> list[Cell]:
+    """Return all cells, each after those in front of it."""
+    paths = [cell for path, _ in cells.values() for cell in reversed(path)]
+    return list({cell.name: cell for cell in paths}.values())
+
+
+def _with_cells(
+    made: Mapping[str, NetworkLink], cells: DeviceCells, in_front: Sequence[Cell]
+) -> dict[str, NetworkLink]:
+    """Return the links with their cells."""
+    numbers = {cell.name: number for number, cell in enumerate(in_front)}
+    found = dict(made)
+    for name, (path, priority) in cells.items():
+        cell = LinkCell(
+            numbers[path[0].name],
+            min(one.down_bps for one in path),
+            min(one.up_bps for one in path),
+            priority,
+        )
+        found[name] = replace(found[name], cell=cell)
+    return found
 
 
 async def _links(

@@ -1,11 +1,10 @@
 """Starts the proxy processes, changes their links while they run, and lists the device ports."""
 
 import signal
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
 import anyio
 import msgspec
@@ -20,20 +19,17 @@ from fairbed.testbed.backends.helper import (
     open_helper,
 )
 from fairbed.testbed.backends.proxy.protocol import (
-    Cell,
     ChangeReply,
     LinkState,
     Membership,
     ProxySpec,
     Shape,
 )
+from fairbed.testbed.emulation.cell import DeviceCells
 from fairbed.testbed.errors import BackendError
 
 DEVICES_PER_PROCESS = 50
 """A proxy process takes about 1 % of a core per Mbit/s of traffic."""
-
-DeviceCells: TypeAlias = Mapping[str, tuple[Sequence[Cell], int]]
-"""Of a device, its cell with those in front of it, the nearest first, and its priority."""
 
 MAX_LINE_BYTES = 1 << 16
 """Longest reply: 50 names with their ports take 2 kB."""

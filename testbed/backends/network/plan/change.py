@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairment
 from fairbed.testbed.backends.network.plan.htb import (
@@ -17,6 +17,7 @@ from fairbed.testbed.backends.network.plan.htb import (
     MIN_BPS,
     OUTAGE_BPS,
     Lane,
+    cell_lanes,
     down_lane,
     leaf_line,
     rate_line,
@@ -28,6 +29,19 @@ from fairbed.testbed.emulation.conditions import Conditions, Shape
 
 UNLIMITED = Shape()
 
+
+def within_cell(shape: Shape, cell: "LinkCell | None") -> Shape:
+    """Return a link that is at most as fast as its cell: so its queue fits the cell's rate."""
+    if cell is None:
+        return shape
+    down_bps, up_bps = shape.down_bps, shape.up_bps
+    return structs.replace(
+        shape,
+        down_bps=cell.down_bps if down_bps is None else min(down_bps, cell.down_bps),
+        up_bps=cell.up_bps if up_bps is None else min(up_bps, cell.up_bps),
+    )
+
+
 MAX_DELAY_S = 60.0
 """Longest delay and jitter, seconds; use an outage for more."""
 
@@ -36,15 +50,31 @@ DelayedBy: TypeAlias = Literal["netem", "relay"] | None
 
 
 @dataclass(frozen=True)
+class LinkCell:
+    """The cell of a link."""
+
+    number: int
+    """Number of the cell in the network."""
+    down_bps: float
+    """Rate towards a device that is alone in the cell, bit/s."""
+    up_bps: float
+    """Rate away from a device that is alone in the cell, bit/s."""
+    priority: int = 0
+
+
+@dataclass(frozen=True)
 class NetworkLink:
     """The link of one device, as it was made."""
 
     index: int
     delayed_by: DelayedBy = None
+    cell: LinkCell | None = None
 
     @cached_property
     def lanes(self) -> tuple[Lane, Lane]:
         """The lanes towards the device and away from it."""
+        if self.cell is not None:
+            return cell_lanes(self.index, self.cell.number, self.cell.priority)
         packet_bytes = IP_BYTES if self.delayed_by == "relay" else FRAME_BYTES
         return down_lane(self.index, packet_bytes), up_lane(self.index)
 

@@ -3,7 +3,17 @@
     down   HTB on the hub's link to the device, one class
     up     HTB on the hub's link to the host, one class per device, selected by source address
 
-Both are in the hub, where a process in the device's namespace cannot change them. HTB is used
+    cell   on both of the links that all its devices share (`plan.links`), a class above theirs
+
+A class in a cell has no rate of its own to speak of: it borrows from the cell, up to the rate of
+its own link. The kernel lends to classes of one priority in turn, packet by packet, so that they
+have equal shares; a class of a later priority gets what the others leave. A cell behind another
+borrows from that one in the same way.
+
+    class of a device, or of a cell behind another     rate 8 kbit/s, ceil = its own rate
+    class of a cell that is behind no other            rate = ceil = its own rate
+
+All are in the hub, where a process in the device's namespace cannot change them. HTB is used
 instead of TBF, because TBF refills its bucket at each change: a trace of 10 Hz then delivers 14 to
 18 % too much.
 
@@ -21,12 +31,20 @@ A kernel with netem delays and drops packets in the same leaf. Its lines were on
 for want of a kernel with netem; `probe` tests whether the kernel has it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from ipaddress import IPv4Address
 from math import ceil
 
 from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairment
-from fairbed.testbed.backends.network.plan.names import HUB_LINK, Addresses, hub_side
+from fairbed.testbed.backends.network.plan.names import (
+    CELL_LINK,
+    HUB_LINK,
+    Addresses,
+    hub_side,
+)
+from fairbed.testbed.emulation.cell import Cell
 
 PAYLOAD_BYTES = 1448
 """TCP payload of a full IPv4 packet with time stamps."""
@@ -56,6 +74,12 @@ _DEVICE_CLASS, _DEVICE_LEAF = 0x10, 0x10
 _HUB = 0xFFFF
 """Class of the hub's own packets: ICMP errors about a disconnected device."""
 
+_CELL_CLASS = 0x8000
+"""Class of the first cell, beyond those of devices."""
+
+_BORROWS = "rate 8000bit burst 1600"
+"""Options of a class that borrows all of its rate but for one packet per 1.5 s."""
+
 _BLACK, _NETEM = 0x8000, 0x4000
 """Offsets of leaf ids by qdisc kind, as an id cannot change its kind."""
 
@@ -78,11 +102,16 @@ class Lane:
     leaf_id: int
     packet_bytes: int = FRAME_BYTES
     """Bytes that the shaper counts for a packet with `PAYLOAD_BYTES`."""
+    cell_id: int | None = None
+    """The class of its cell; None is no cell."""
+    priority: int = 0
+    """In the cell, 0 first."""
 
     @cached_property
     def class_words(self) -> str:
         """The words of `tc` that select the class."""
-        return f"dev {self.link} parent 1: classid 1:{self.class_id:x} htb"
+        parent = "" if self.cell_id is None else f"{self.cell_id:x}"
+        return f"dev {self.link} parent 1:{parent} classid 1:{self.class_id:x} htb"
 
 
 def down_lane(index: int, packet_bytes: int = FRAME_BYTES) -> Lane:
@@ -95,15 +124,63 @@ def up_lane(index: int) -> Lane:
     return Lane(HUB_LINK, index + 0x10, index + 0x10)
 
 
+def cell_lanes(index: int, cell: int, priority: int) -> tuple[Lane, Lane]:
+    """Return the lanes of a device in a cell: towards it, and away from it.
+
+    Args:
+        index: Index of the device.
+        cell: Number of the cell.
+        priority: Priority in the cell.
+    """
+    down, up = (
+        Lane(link, index + 0x10, index + 0x10, cell_id=_CELL_CLASS + cell, priority=priority)
+        for link in (CELL_LINK, HUB_LINK)
+    )
+    return down, up
+
+
+def cell_class_lines(cells: Sequence[Cell]) -> list[str]:
+    """Return the lines that set up the cells, after `hub_lines`; no device has a class yet.
+
+    Args:
+        cells: All cells, at least one; those in front before those behind them.
+    """
+    dev, numbers = f"dev {CELL_LINK}", {cell.name: at for at, cell in enumerate(cells)}
+    lines = [
+        f"qdisc add {dev} root handle 1: htb default {_HUB:x}",
+        f"class add {dev} parent 1: classid 1:{_HUB:x} htb rate 1mbit quantum {FRAME_BYTES}",
+        *_hash_lines(CELL_LINK, "1:", 16),
+        f"qdisc add dev {HUB_LINK} handle ffff: ingress",
+        *_hash_lines(HUB_LINK, "ffff:", 16),
+    ]
+    for at, cell in enumerate(cells):
+        parent = "" if cell.behind is None else f"{_CELL_CLASS + numbers[cell.behind]:x}"
+        for link, goodput_bps in ((CELL_LINK, cell.down_bps), (HUB_LINK, cell.up_bps)):
+            bps = wire_bps(goodput_bps, FRAME_BYTES)
+            own = f"rate {bps}bit burst {burst_bytes(bps)}" if not parent else _BORROWS
+            lines.append(
+                f"class add dev {link} parent 1:{parent} classid 1:{_CELL_CLASS + at:x} htb {own} "
+                f"ceil {bps}bit cburst {burst_bytes(bps)} quantum {FRAME_BYTES}"
+            )
+    return lines
+
+
 def hub_lines() -> list[str]:
     """Return the lines that set up the hub's link to the host, before any device."""
     dev = f"dev {HUB_LINK}"
     return [
         f"qdisc add {dev} root handle 1: htb default {_HUB:x}",
         f"class add {dev} parent 1: classid 1:{_HUB:x} htb rate 1mbit quantum {FRAME_BYTES}",
-        f"filter add {dev} parent 1: protocol ip prio 1 handle {_BUCKETS}: u32 divisor 256",
-        f"filter add {dev} parent 1: protocol ip prio 1 u32 ht 800:: match u32 0 0 "
-        f"hashkey mask 0x000000ff at 12 link {_BUCKETS}:",
+        *_hash_lines(HUB_LINK, "1:", 12),
+    ]
+
+
+def _hash_lines(link: str, parent: str, offset: int) -> list[str]:
+    """Return the lines of a hash table over the last byte of the IP address at an offset."""
+    add = f"filter add dev {link} parent {parent} protocol ip prio 1"
+    return [
+        f"{add} handle {_BUCKETS}: u32 divisor 256",
+        f"{add} u32 ht 800:: match u32 0 0 hashkey mask 0x000000ff at {offset} link {_BUCKETS}:",
     ]
 
 
@@ -116,16 +193,41 @@ def device_lines(addresses: Addresses, index: int, lanes: tuple[Lane, Lane]) -> 
         lanes: Towards the device, and away from it.
     """
     down, up = lanes
-    source = addresses.device(index)
+    address = addresses.device(index)
+    if down.cell_id is None:
+        root = [f"qdisc add dev {down.link} root handle 1: htb default {_DEVICE_CLASS:x}"]
+        towards = []
+    else:
+        root, towards = (
+            [],
+            [
+                _filter_line(down.link, "1:", "dst", address, f"flowid 1:{down.class_id:x}"),
+                _filter_line(
+                    HUB_LINK,
+                    "ffff:",
+                    "dst",
+                    address,
+                    f"action mirred egress redirect dev {CELL_LINK}",
+                ),
+            ],
+        )
     return [
-        f"qdisc add dev {down.link} root handle 1: htb default {_DEVICE_CLASS:x}",
+        *root,
         _class_line("add", down, None),
         leaf_line(down, None),
+        *towards,
         _class_line("add", up, None),
         leaf_line(up, None),
-        f"filter add dev {up.link} parent 1: protocol ip prio 1 u32 "
-        f"ht {_BUCKETS}:{int(source) & 0xFF:x}: match ip src {source}/32 flowid 1:{up.class_id:x}",
+        _filter_line(up.link, "1:", "src", address, f"flowid 1:{up.class_id:x}"),
     ]
+
+
+def _filter_line(link: str, parent: str, side: str, address: IPv4Address, then: str) -> str:
+    """Return the line that classifies packets with an address on a link of many devices."""
+    return (
+        f"filter add dev {link} parent {parent} protocol ip prio 1 u32 "
+        f"ht {_BUCKETS}:{int(address) & 0xFF:x}: match ip {side} {address}/32 {then}"
+    )
 
 
 def rate_line(lane: Lane, goodput_bps: float | None) -> str:
@@ -171,6 +273,11 @@ def queue_bytes(rate_bps: int) -> int:
 def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
     rate = wire_bps(goodput_bps, lane.packet_bytes)
     burst = burst_bytes(rate)
+    if lane.cell_id is not None:
+        return (
+            f"class {verb} {lane.class_words} prio {lane.priority} {_BORROWS} ceil {rate}bit "
+            f"cburst {burst} quantum {FRAME_BYTES}"
+        )
     return (
         f"class {verb} {lane.class_words} rate {rate}bit burst {burst} cburst {burst} "
         f"quantum {FRAME_BYTES}"

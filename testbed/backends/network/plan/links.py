@@ -9,6 +9,13 @@ The two ends of a link share one fixed hardware address and do not use ARP (`arp
 ARP packet waits in the queue of a slow link and no entry expires in an outage. The hub has routes
 to the host's address on its link and to the devices, and to nothing else.
 
+Packets towards devices in cells pass one more link of the hub, because a cell is one HTB class
+above those of its devices, and so all of them must leave by one link. It is an intermediate
+functional block: what arrives from the host for such a device is redirected to it, and goes on as
+if it had just arrived.
+
+    hub0 ------- cells (IFB) ------- routes ------- d0, d1
+
 One packet is one frame (`gso_max_segs 1`): otherwise the kernel passes up to 64 KiB at once, which
 a shaper or a loss treats as one unit.
 
@@ -20,6 +27,7 @@ machine must not change.
 from collections.abc import Sequence
 
 from fairbed.testbed.backends.network.plan.names import (
+    CELL_LINK,
     DEVICE_LINK,
     FIRST_DEVICE,
     HUB_LINK,
@@ -62,6 +70,11 @@ def hub_up_lines(addresses: Addresses) -> list[str]:
         f"addr add {addresses.hub}/30 dev {HUB_LINK}",
         f"link set {HUB_LINK} up",
     ]
+
+
+def cell_lines() -> list[str]:
+    """Return the lines that make the link for packets towards devices in cells; run in the hub."""
+    return [f"link add {CELL_LINK} type ifb", f"link set {CELL_LINK} up"]
 
 
 def host_lines(names: NetworkNames, addresses: Addresses) -> list[str]:

@@ -4,6 +4,7 @@
     fairbed.RUN.TAG.DEVICE    the namespace of a device
     fbTAG                     the one link in the host's namespace
     hub0, dN                  links inside the hub: to the host, to device N
+    cells                     a link in the hub that packets towards devices in cells pass
     eth0                      a device's one link
 
 RUN is for readers. TAG is random, so that two runs with the same name do not collide, nor does a
@@ -81,6 +82,8 @@ def choose_addresses(n_devices: int, taken: Iterable[IPv4Network], start: int) -
 PREFIX = "fairbed"
 HUB_LINK = "hub0"
 DEVICE_LINK = "eth0"
+CELL_LINK = "cells"
+"""All packets towards devices in cells pass this link (IFB) of the hub."""
 
 TAG_BYTES = 4
 """Random bytes of a tag; an interface name has at most 15 characters."""
