@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from benchmarks._fidelity import cpu, delay_and_loss, dilation, fleets, link, outage, trace
+from benchmarks._fidelity import cells, cpu, delay_and_loss, dilation, fleets, link, outage, trace
 from benchmarks._fidelity.measure import Plan, print_row
 from benchmarks._fidelity.measured_device import MeasuredDevice, open_measured_device
 from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
@@ -42,6 +42,7 @@ GROUPS: Mapping[str, Group] = {
     "trace": Group(near=(trace.traces,)),
     "trace-steps": Group(near=(trace.short_steps,)),
     "dilation": Group(near=(dilation.steps, dilation.transfers), far=(dilation.delays,)),
+    "cell": Group(fleet=(cells.shares,)),
     "driver": Group(fleet=(fleets.drivers,)),
     "fleet": Group(fleet=(fleets.set_ups,)),
 }

@@ -35,6 +35,9 @@ RETRY_S = 1.0
 """A stream resumes within the length of a hole plus this time after its end: TCP doubles its
 retransmission time."""
 
+SHARE_OF_CELL = 0.03
+"""Of each of several streams in a cell."""
+
 LOSS = 0.10
 """Relative."""
 

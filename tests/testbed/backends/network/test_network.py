@@ -15,6 +15,7 @@ from anyio.to_thread import run_sync
 from benchmarks._traffic import Peer, traffic
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.plan.names import owner_of
+from fairbed.testbed.emulation.cell import Cell
 from fairbed.testbed.emulation.conditions import Outage, Shape
 from fairbed.testbed.errors import BackendError
 from tests.testbed.backends.network.conditions import linked
@@ -58,6 +59,32 @@ def test_a_device_and_the_host_transfer_in_both_directions() -> None:
             await run_sync(transfer, network, name)
 
     _with_network(test)
+
+
+def test_devices_share_a_cell_by_priority_and_go_on_when_alone() -> None:
+    """The second waits until the first has all its bytes."""
+    cell = Cell(name="ap", down_bps=8e6, up_bps=8e6, share="priority")
+    ends: dict[str, float] = {}
+
+    def transfer(network: Network, name: str) -> None:
+        with traffic(network.namespace(name), network.hub_address) as peer:
+            _, down = peer.stream_down(n_bytes=400_000)
+        ends[name] = down.marks[-1][0]
+
+    async def run() -> None:
+        cells = {name: ((cell,), number) for number, name in enumerate(("first", "second"))}
+        async with open_network("test", dict.fromkeys(cells), cells=cells) as network:
+            before = await network.counters()
+            async with anyio.create_task_group() as tasks:
+                for name in cells:
+                    tasks.start_soon(run_sync, transfer, network, name)
+            after = await network.counters()
+        for name in cells:
+            carried = after[name].down_bytes - before[name].down_bytes
+            assert carried == pytest.approx(420_000, rel=0.1)
+
+    _run(run)
+    assert ends["second"] - ends["first"] == pytest.approx(0.4, abs=0.15)
 
 
 def test_the_bytes_of_each_device_are_counted_on_its_own() -> None:

@@ -4,6 +4,7 @@ from ipaddress import IPv4Network
 
 from fairbed.testbed.backends.network.counters import LinkCounters, parse_counters
 from fairbed.testbed.backends.network.network import parse_ranges
+from fairbed.testbed.backends.network.plan.change import LinkCell, NetworkLink
 
 ADDRESSES = b"""[{"ifname":"lo","addr_info":[{"local":"127.0.0.1","prefixlen":8}]},
 {"ifname":"eth0","addr_info":[{"local":"192.0.2.2","prefixlen":24}]},{},{"ifname":"ifb0"}]"""
@@ -32,6 +33,15 @@ def test_a_bare_namespace_has_no_ranges() -> None:
 
 
 def test_counters_are_of_the_root_down_and_of_the_class_up() -> None:
-    assert parse_counters(QDISCS, CLASSES, {"pi": 0}) == {
+    lanes = NetworkLink(0).lanes
+    assert parse_counters(QDISCS, {"hub0": CLASSES}, {"pi": lanes}) == {
         "pi": LinkCounters(down_bytes=700, up_bytes=300, dropped_packets=6)
+    }
+
+
+def test_counters_of_a_device_in_a_cell_are_of_its_class_in_both_directions() -> None:
+    lanes = NetworkLink(0, cell=LinkCell(0, 1e6, 1e6)).lanes
+    towards = CLASSES.replace("Sent 300", "Sent 500")
+    assert parse_counters(b"[]", {"hub0": CLASSES, "cells": towards}, {"pi": lanes}) == {
+        "pi": LinkCounters(down_bytes=500, up_bytes=300, dropped_packets=8)
     }

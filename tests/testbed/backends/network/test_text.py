@@ -8,14 +8,17 @@ from fairbed.testbed.backends.network.plan import htb, links
 from fairbed.testbed.backends.network.plan.change import (
     INITIAL_STATE,
     Changes,
+    LinkCell,
     NetworkLink,
     add_change,
     check_shape,
     next_state,
+    within_cell,
 )
 from fairbed.testbed.backends.network.plan.delay import Impairment
 from fairbed.testbed.backends.network.plan.names import Addresses, make_names
 from fairbed.testbed.backends.network.plan.relay_protocol import RelayedLinkState
+from fairbed.testbed.emulation.cell import Cell
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 from tests.testbed.backends.network.conditions import linked
 
@@ -117,6 +120,49 @@ def test_a_new_device_gets_a_class_each_way_and_is_selected_by_its_address() -> 
         "filter add dev hub0 parent 1: protocol ip prio 1 u32 ht 2:7: "
         "match ip src 10.1.2.7/32 flowid 1:13",
     ]
+
+
+def test_a_cell_is_a_class_above_those_of_its_devices_each_way() -> None:
+    line = Cell(name="line", down_bps=12e6, up_bps=6e6)
+    cell = Cell(name="ap", down_bps=20e6, up_bps=10e6, behind="line")
+    assert links.cell_lines() == ["link add cells type ifb", "link set cells up"]
+    lines = htb.cell_class_lines([line, cell])
+    assert lines[4:6] == [
+        "qdisc add dev hub0 handle ffff: ingress",
+        "filter add dev hub0 parent ffff: protocol ip prio 1 handle 2: u32 divisor 256",
+    ]
+    assert lines[7:] == [
+        "class add dev cells parent 1: classid 1:8000 htb rate 12546961bit burst 3200 "
+        "ceil 12546961bit cburst 3200 quantum 1514",
+        "class add dev hub0 parent 1: classid 1:8000 htb rate 6273481bit burst 3200 "
+        "ceil 6273481bit cburst 3200 quantum 1514",
+        "class add dev cells parent 1:8000 classid 1:8001 htb rate 8000bit burst 1600 "
+        "ceil 20911602bit cburst 3200 quantum 1514",
+        "class add dev hub0 parent 1:8000 classid 1:8001 htb rate 8000bit burst 1600 "
+        "ceil 10455801bit cburst 3200 quantum 1514",
+    ]
+    lanes = NetworkLink(3, cell=LinkCell(1, 12e6, 6e6, priority=2)).lanes
+    own = [line for line in htb.device_lines(ADDRESSES, 3, lanes) if "filter" in line]
+    assert own == [
+        "filter add dev cells parent 1: protocol ip prio 1 u32 ht 2:7: "
+        "match ip dst 10.1.2.7/32 flowid 1:13",
+        "filter add dev hub0 parent ffff: protocol ip prio 1 u32 ht 2:7: "
+        "match ip dst 10.1.2.7/32 action mirred egress redirect dev cells",
+        "filter add dev hub0 parent 1: protocol ip prio 1 u32 ht 2:7: "
+        "match ip src 10.1.2.7/32 flowid 1:13",
+    ]
+    assert htb.rate_line(lanes[0], 10e6) == (
+        "class change dev cells parent 1:8001 classid 1:13 htb prio 2 rate 8000bit burst 1600 "
+        "ceil 10455801bit cburst 3200 quantum 1514"
+    )
+
+
+def test_a_link_is_at_most_as_fast_as_its_cell_so_that_its_queue_fits() -> None:
+    cell = LinkCell(0, 12e6, 6e6)
+    assert within_cell(Shape(), cell) == Shape(down_bps=12e6, up_bps=6e6)
+    slow = Shape(down_bps=1e6, up_bps=50e6, delay_s=0.01)
+    assert within_cell(slow, cell) == Shape(down_bps=1e6, up_bps=6e6, delay_s=0.01)
+    assert within_cell(slow, None) == slow
 
 
 def _change(before: Conditions, after: Conditions, link: NetworkLink = WIRE) -> Changes:
