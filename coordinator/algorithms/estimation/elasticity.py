@@ -1,4 +1,4 @@
-"""Log-linear regression of times on nominal times: a level per device, slopes of the fleet."""
+"""Log-linear regression of times on nominal times: level and slopes of a device, and the fleet."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +19,12 @@ TOLERANCE = 0.2
 """H, in logarithms: a residual above a fifth has no more influence than one of a fifth, which
 is more than the scatter of times on a constant link."""
 
-FLEET_LIMIT = 20.0
-"""Upper bound of F, the weight of the fleet's level, in observations."""
+FLEET_LIMIT = 5.0
+"""Upper bound of F, the weight of the fleet's level, in observations: devices that were alike so
+far may part."""
+
+SLOPE_WEIGHT = 20.0
+"""Weight of the fleet's slopes in those of a device, in its observations."""
 
 _FEATURES = 4
 """1, x, q and z; the sums are of the products of any two, in the order of `np.triu_indices`."""
@@ -30,22 +34,27 @@ _COLUMNS = 1 + len(_FIRST)
 
 
 class Elasticities:
-    """Learns y = e^(a + d q) c^b: a level a for each device, slopes b and d common to all.
+    """Learns y = e^(a + d q) c^b for each device: a level a, and slopes b and d near the fleet's.
 
         x = ln c,   z = ln y,   sums over a device's observations with weights w_i = g_i h_i
-        g_i = gamma^(k - i),   h_i = min(1, H / |z_i - zhat_i|),  zhat_i as predicted when it came
-        b, d = (P + sum_n S_n)^-1 (P (1, 0) + sum_n s_n)  within [0, 1],  P a penalty;
+        g_i = gamma^(k - i),   h_i = min(1, H / |z_i - zhat_i|),  zhat_i with the fleet's slopes
+        S = P + sum_n S_n,   s = P (1, 0) + sum_n s_n,   P a penalty;
                S_n of x and q, s_n of them and z, both centred for each device
-        a_n = mean (z - b x - d q),   a = sum W_n a_n / sum W_n,   W_n = sum of w_i
-        F = sigma^2 / tau^2 within [0, 20],  the spread of times about a_n, and that of the a_n
-        zhat = (W_n a_n + F a) / (W_n + F) + b x + d q
-        y_hat = k / (k + lambda) exp(zhat),   width = |c| / sqrt(k + lambda),   k = sum of g_i
+        b, d = S^-1 s   within [0, 1]: the slopes of the fleet
+        b_n, d_n = (S_n + f S)^-1 (s_n + f s)   within [0, 1],   f = 20 / max(W - N, 1)
+        a_n = mean of device n of (z - b_n x - d_n q),   W_n = sum of its w_i
+        a = mean of all observations of (z - b_n x - d_n q),   W = sum of all w_i,   N devices
+        F = sigma^2 / tau^2 within [0, 5],  the spread of times about a_n, and that of the a_n,
+               both with the fleet's slopes
+        zhat = (W_n a_n + F a) / (W_n + F) + b_n x + d_n q
+        y_hat = exp(zhat), 0 before the first;   width = |c| / sqrt(k + lambda),   k = sum of g_i
 
     Here c is the nominal time of a transfer, its size over the last measured rate, or 1 for a time
     without a nominal time; q is the rate change since that measurement, in logarithms. On a
     constant link y is proportional to c, and b stays at its prior, 1. On a varying link the
-    measured rate is old when it is used, and the new rate tends back to the device's usual rate; b,
-    learned from the whole fleet, is how far (regression to the mean). In logarithms a time twice
+    measured rate is old when it is used, and the new rate tends back to the device's usual rate; b
+    is how far (regression to the mean). A device with few observations has the fleet's slopes; with
+    many its own, because a link in a train is not like one on a desk. In logarithms a time twice
     as long weighs like one half as long, and h reduces the weight of outliers, so that seconds
     without coverage do not set the level. A device with few observations on varying links borrows
     from the level of the fleet, with weight F, which is larger the more alike the devices are.
@@ -53,15 +62,16 @@ class Elasticities:
 
     Source:
         Own, of parts that are textbook: b and d are the pooled within-group estimator (analysis of
-        covariance); h are the weights of Huber, Ann. Math. Statist. 1964, in one pass; F is the
-        random-effects estimate of DerSimonian and Laird, Control. Clin. Trials 1986.
+        covariance), towards which b_n and d_n are shrunk; h are the weights of Huber, Ann. Math.
+        Statist. 1964, in one pass; F is the random-effects estimate of DerSimonian and Laird,
+        Control. Clin. Trials 1986.
     """
 
     def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
         """Set the prior.
 
         Args:
-            lambda_: Penalty of the level, in observations, > 0.
+            lambda_: Weight of the prior in the width, in observations, > 0.
             discount: Gamma in (0, 1]: factor on the weight of an observation at each later one of
                 the same device; 1 forgets nothing.
 
@@ -84,15 +94,17 @@ class Elasticities:
             rate_change: q, shape (N,); None is 0 for all.
         """
         (places, rows), fit = self._places.known(len(c)), _fit(self._totals)
-        k, weight, x_sum, q_sum, z_sum = self._sums[places, : _Z + 1].T
-        own = z_sum - fit.b * x_sum - fit.d * q_sum
-        zhat = (own + fit.fleet_weight * fit.level) / (weight + fit.fleet_weight)
+        sums = self._sums[places]
+        k, weight, x_sum, q_sum, z_sum = sums[:, : _Z + 1].T
+        b, d = _device_slopes(sums, self._totals)
+        own = z_sum - b * x_sum - d * q_sum
+        zhat = (own + fit.fleet_weight * _levels(self._totals, b, d)) / (weight + fit.fleet_weight)
         nominal = c[rows]
-        zhat += fit.b * np.log(nominal, out=np.zeros(len(rows)), where=nominal > 0.0)
-        zhat += 0.0 if rate_change is None else fit.d * rate_change[rows]
+        zhat += b * np.log(nominal, out=np.zeros(len(rows)), where=nominal > 0.0)
+        zhat += 0.0 if rate_change is None else d * rate_change[rows]
         count, y_hat = np.zeros(len(c)), np.zeros(len(c))
         count[rows] = k
-        y_hat[rows] = np.where(nominal > 0.0, k / (k + self._lambda) * np.exp(zhat), 0.0)
+        y_hat[rows] = np.where(nominal > 0.0, np.exp(zhat), 0.0)
         width = np.abs(c) / np.sqrt(count + self._lambda)
         return y_hat, width
 
@@ -188,16 +200,49 @@ def _contribution(sums: Floats) -> Floats:
     return np.concatenate([counted, seen.sum(axis=0), outer.sum(axis=0)])
 
 
+def _device_slopes(sums: Floats, totals: Floats) -> tuple[Floats, Floats]:
+    """Return b_n and d_n of devices, each of shape (K,).
+
+    Args:
+        sums: Their sums, shape (K, 11).
+        totals: Contribution of all devices, shape (19,).
+    """
+    three = sums[:, _X : _Z + 1]
+    first, second = np.triu_indices(3)
+    own = sums[:, _Z + 1 :] - three[:, first] * three[:, second] / sums[:, [_WEIGHT]]
+    fleet = np.array(_normal_equations(totals.tolist()))
+    of_fleet = SLOPE_WEIGHT / max(float(totals[3] - totals[0]), 1.0)
+    own[:, [0, 3]] = np.maximum(own[:, [0, 3]], 0.0)
+    xx, xq, xz, qq, qz = (own[:, :5] + of_fleet * fleet).T
+    determinant = xx * qq - xq * xq
+    b = np.clip((qq * xz - xq * qz) / determinant, 0.0, 1.0)
+    d = np.clip((xx * qz - xq * xz) / determinant, 0.0, 1.0)
+    return b, d
+
+
+def _levels(totals: Floats, b: Floats, d: Floats) -> Floats:
+    """Return a, the level of the fleet, for the slopes of each device, shape (K,)."""
+    w, x, q, z = totals[3:7]
+    level: Floats = (z - b * x - d * q) / max(float(w), 1e-300)
+    return level
+
+
+def _normal_equations(totals: list[float]) -> tuple[float, float, float, float, float]:
+    """Return the fleet's sums of x^2, x q, x z, q^2 and q z within devices, with the penalty."""
+    products, outer = totals[7:13], totals[13:]
+    xx, xq, xz, qq, qz, _ = (whole - mean for whole, mean in zip(products, outer, strict=True))
+    (b_prior, d_prior), penalty = SLOPE_PRIORS, SLOPE_PENALTY
+    xx, qq = penalty + max(xx, 0.0), penalty + max(qq, 0.0)
+    return xx, xq, penalty * b_prior + xz, qq, penalty * d_prior + qz
+
+
 def _fit(totals: Floats) -> _Fit:
     """Return slopes, level and F, given the contribution of all devices."""
     numbers = totals.tolist()
     n, w_squared, k, w, x, q, z = numbers[:7]
     products, outer = numbers[7:13], numbers[13:]
     within = [whole - mean for whole, mean in zip(products, outer, strict=True)]
-    xx, xq, xz, qq, qz, _ = within
-    (b_prior, d_prior), penalty = SLOPE_PRIORS, SLOPE_PENALTY
-    xx, qq = penalty + max(xx, 0.0), penalty + max(qq, 0.0)
-    xz, qz = penalty * b_prior + xz, penalty * d_prior + qz
+    xx, xq, xz, qq, qz = _normal_equations(numbers)
     determinant = xx * qq - xq * xq
     b = min(max((qq * xz - xq * qz) / determinant, 0.0), 1.0)
     d = min(max((xx * qz - xq * xz) / determinant, 0.0), 1.0)

@@ -32,6 +32,10 @@ from fairbed.coordinator.algorithms.estimation.elasticity import Elasticities
 NEWEST_SHARE = 0.5
 """Weight of the newest transfer in a reported rate (`device_agent.state.link_estimate`)."""
 
+LEVEL_DISCOUNT = 0.9
+"""Gamma of transfers, a factor on the discount of the estimator: the usual rate of a moving device
+is that of its last ten transfers, not that of an hour ago."""
+
 MAX_RATIO = 4.0
 """Limit on nominal time / measured time, and on its inverse: beyond it the rate was measured again
 in between, or the link had an outage."""
@@ -54,12 +58,13 @@ class Transfers:
     """
 
     def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
-        """Set the prior: see `Elasticities`.
+        """Set the prior: see `Elasticities`, which gets `LEVEL_DISCOUNT` times the discount.
 
         Raises:
             ValueError: The penalty is not positive, or the discount outside (0, 1].
         """
-        self._times = Elasticities(lambda_, discount)
+        check_prior("phases", lambda_, discount)
+        self._times = Elasticities(lambda_, LEVEL_DISCOUNT * discount)
         self._ratio: Floats = np.zeros(0)
         """r of each device, shape (N,); 0 before its first transfer."""
 
@@ -109,13 +114,13 @@ def _rate_change(ratio: Floats) -> Floats:
 class Proportions:
     """Learns y = theta c of each device, where errors of y grow with c.
 
-        k = sum_i g_i,   theta_hat = sum_i g_i (y_i / c_i) / (k + lambda),   g_i = gamma^(k - i)
+        k = sum_i g_i,   theta_hat = sum_i g_i (y_i / c_i) / k,   g_i = gamma^(k - i)
         y_hat = theta_hat c,   width = |c| / sqrt(k + lambda)
 
-    over the observations i of a device: ridge regression of y / c on a constant, that is, of y on c
-    with weights 1 / c^2, which suits relative errors. Lambda is in observations for every unit of
-    c, and a wrong c (a link measured on its first packets) affects one observation only. A device
-    never measured has y_hat = 0 and width |c| / sqrt(lambda).
+    over the observations i of a device: regression of y on c with weights 1 / c^2, which suits
+    relative errors. A wrong c (a link measured on its first packets) affects one observation only.
+    Lambda counts observations, for every unit of c, and only in the width: a time seen once is the
+    best prediction of the next. A device never measured has y_hat = 0 and width |c| / sqrt(lambda).
 
     Source:
         Own; weighted least squares for proportional errors is textbook (Aitken 1935).
@@ -125,7 +130,7 @@ class Proportions:
         """Set the prior.
 
         Args:
-            lambda_: Penalty, in observations, > 0.
+            lambda_: Weight of the prior in the width, in observations, > 0.
             discount: Gamma in (0, 1]: factor on the weight of an observation at each later one of
                 the same device; 1 forgets nothing.
 
@@ -142,7 +147,7 @@ class Proportions:
         rows = np.flatnonzero(self._sums[: len(c), 0])
         weight, ratios = self._sums[rows].T
         y_hat, width = np.zeros(len(c)), np.abs(c) / math.sqrt(self._lambda)
-        y_hat[rows] = ratios / (weight + self._lambda) * c[rows]
+        y_hat[rows] = ratios / weight * c[rows]
         width[rows] = np.abs(c[rows]) / np.sqrt(weight + self._lambda)
         return y_hat, width
 

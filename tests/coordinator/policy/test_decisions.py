@@ -380,7 +380,7 @@ def test_the_phase_estimator_learns_seen_phases_and_bounds_the_rest(on_timeout: 
         assert (late_s, offered_s) == (0.0, 0.0)
     else:
         assert late_s == 30.0, "the deadline"
-        assert offered_s == pytest.approx(10.0 / 2 + 20.0, rel=0.05)
+        assert offered_s == pytest.approx(10.0 + 20.0, rel=0.05)
 
 
 POW_D = {"policy": "power-of-choice", "variant": "pow-d", "candidates": 4}

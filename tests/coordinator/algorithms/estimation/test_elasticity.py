@@ -9,8 +9,10 @@ import pytest
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation.elasticity import (
     FLEET_LIMIT,
+    SLOPE_WEIGHT,
     TOLERANCE,
     Elasticities,
+    _device_slopes,
     _fit,
 )
 from fairbed.coordinator.algorithms.estimation.phases import Proportions
@@ -51,7 +53,7 @@ def test_one_exchange_by_hand() -> None:
     model.observe(of(1), np.array([2.0]), np.array([3.0]))
     assert slopes(model) == (1.0, 0.0)
     predicted, width = model.predict(np.array([4.0]))
-    assert predicted == pytest.approx([6.0 / 2.0])
+    assert predicted == pytest.approx([6.0])
     assert width == pytest.approx([4.0 / math.sqrt(2.0)])
 
 
@@ -160,6 +162,37 @@ def test_a_rate_change_that_is_noise_is_ignored() -> None:
         x, q = 0.3 * rng.standard_normal((2, 8))
         model.observe(np.arange(8), np.exp(x), np.exp(x + 0.02 * rng.standard_normal(8)), q)
     assert slopes(model) == pytest.approx((1.0, 0.0), abs=0.01)
+
+
+def test_a_device_with_many_exchanges_has_slopes_of_its_own() -> None:
+    """Five devices whose old rates say nothing, and one whose rates hold."""
+    rng = np.random.default_rng(17)
+    model = Elasticities(1e-12)
+    for _ in range(100):
+        x = 0.3 * rng.standard_normal(6)
+        z = np.append(0.02 * rng.standard_normal(5), x[5])
+        model.observe(np.arange(6), np.exp(x), np.exp(z))
+    assert slopes(model)[0] < 0.4
+    b, d = _device_slopes(model._sums, model._totals)
+    assert b[:5] == pytest.approx(np.zeros(5), abs=0.1)
+    assert b[5] > 0.7
+    assert ((d >= 0.0) & (d <= 1.0)).all()
+
+
+def test_slopes_of_a_device_by_hand() -> None:
+    """Devices 0 and 1 with two exchanges each: S_n and s_n from the deviations of their means."""
+    model = Elasticities(1e-12)
+    x, z = np.array([[-0.1, 0.1], [-0.1, 0.1]]), np.array([[-0.05, 0.05], [0.0, 0.0]])
+    for at in range(2):
+        model.observe(np.arange(2), np.exp(x[:, at]), np.exp(z[:, at]))
+    of_fleet = SLOPE_WEIGHT / 2.0  # four observations of two devices
+    fleet_xx, fleet_xz = 0.1 + 0.04, 0.1 + 0.01
+    expected = [
+        (own_xz + of_fleet * fleet_xz) / (0.02 + of_fleet * fleet_xx) for own_xz in (0.01, 0.0)
+    ]
+    b, d = _device_slopes(model._sums, model._totals)
+    assert b == pytest.approx(expected)
+    assert d == pytest.approx([0.0, 0.0])
 
 
 def test_a_link_that_never_moves_is_proportional_but_for_noise() -> None:

@@ -64,9 +64,9 @@ def test_one_transfer_by_hand() -> None:
     model = Transfers(1.0)
     model.observe(rows(0), numbers(2.0), numbers(4.0))
     predicted, width = model.predict(numbers(2.0))
-    assert predicted == pytest.approx([4.0 / 2.0])
+    assert predicted == pytest.approx([4.0])
     assert width == pytest.approx([2.0 / math.sqrt(2.0)])
-    assert model.predict(numbers(4.0))[0] == pytest.approx([8.0 / 2.0])
+    assert model.predict(numbers(4.0))[0] == pytest.approx([8.0])
 
 
 def test_the_rate_change_corrects_the_mean_of_an_agent_to_its_newest_transfer() -> None:
