@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks._estimators_replayed import PHASES, Replayed, replay
 from experiments.oracle.errors import KNOWN
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.report.quantities import percent
+from fairbed.coordinator.report.quantities import MISSING, percent
 from fairbed.testbed.experiment.file import Experiment, FleetConfig, load_experiment
 
 UP_RATIO = 0.25
@@ -98,8 +98,8 @@ BOARDS = {
 }
 """Boards of a fleet in turn, by `is_fast`."""
 
-SETTINGS: Mapping[str, tuple[int, int]] = {"8 of 8": (8, 8), "3 of 9": (9, 3)}
-"""Devices of the fleet, and of each round."""
+SETTINGS: Mapping[str, tuple[int, int, int]] = {"8 of 8": (8, 8, 40), "3 of 9": (9, 3, 120)}
+"""Devices of the fleet and of each round, and rounds: about as many exchanges in both."""
 
 
 def recordings(family: Family, data: Path) -> Recordings:
@@ -163,8 +163,8 @@ def experiment_of(
         folder: Receives the traces of the devices.
         seed: Draws recordings and offsets.
     """
-    family, (devices, per_round) = FAMILIES[name], SETTINGS[setting]
-    settings = ["replay.training=false", f"selection.per_round={per_round}"]
+    family, (devices, per_round, rounds) = FAMILIES[name], SETTINGS[setting]
+    settings = ["replay.training=false", f"selection.per_round={per_round}", f"rounds={rounds}"]
     if family.is_fast:
         settings += ['exchange.up="float32"', 'exchange.down="float32"']
     settings += given
@@ -224,12 +224,13 @@ def families_table(replayed: Sequence[Replayed]) -> str:
     """Return one row for each family and setting, as a Markdown table."""
     seeds = replayed[0].seeds
     lines = [
-        f"Median errors, median of {seeds} seeds, {replayed[0].rounds} rounds each:",
+        f"Median errors, median of {seeds} seeds; the second halves of 40 rounds with all 8 "
+        "devices, and of 120 rounds with 3 of 9:",
         "",
         f"| links, devices per round | tuned on | on the wire | {LAST} | {MEAN} | `ridge` | "
         f"`{PHASES}` | `{KNOWN}` | {PHASES} / {KNOWN} | seeds in which `{PHASES}` is at most the "
-        f"{LAST} |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"{LAST} | in 80 % intervals of `{PHASES}`, `ridge` | upper over lower end |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in replayed:
         names = LAST, MEAN, "ridge", PHASES, KNOWN
@@ -238,6 +239,12 @@ def families_table(replayed: Sequence[Replayed]) -> str:
         pairs = zip(one.errors[PHASES], one.errors[LAST], strict=True)
         at_most = sum(phases <= last for phases, last in pairs)
         cells += [f"{statistics.median(one.ratios):.2f}", f"{at_most} of {seeds}"]
+        inside, ends = (
+            [statistics.mean(of[name]) for name in (PHASES, "ridge") if name in of]
+            for of in (one.coverage, one.interval)
+        )
+        cells.append(", ".join(map(percent, inside)) or MISSING)
+        cells.append(", ".join(f"{ratio:.2f}" for ratio in ends) or MISSING)
         wire = f"{100 * one.wire_median:.0f} %"
         lines.append(f"| {one.fleet} | {tuned} | {wire} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -38,6 +38,10 @@ class Replayed:
     """Statistic of the errors of a seed: median or mean."""
     errors: dict[str, list[float]]
     """By estimator, one per seed, of the second half of the rounds."""
+    coverage: dict[str, list[float]]
+    """Share of these exchanges within their interval of 80 %, of the seeds with intervals."""
+    interval: dict[str, list[float]]
+    """Median of upper over lower end of these intervals."""
 
     @property
     def ratios(self) -> list[float]:
@@ -61,7 +65,7 @@ def replay(
         SystemExit: A seed has no exchange in its second half.
     """
     number = "mean" if fleet == CONSTANT else "median"
-    errors = dict[str, list[float]]()
+    errors, coverage, interval = (dict[str, list[float]]() for _ in range(3))
     shares, experiment = list[float](), experiment_of(1)
     for seed in tracked(range(1, seeds + 1), "seeds", fleet):
         experiment = experiment_of(seed)
@@ -69,6 +73,9 @@ def replay(
         replay_experiment(experiment, run, run.name, lambda replayed: None)
         for name, found in errors_of_run(run, counted_after=experiment.rounds / 2).items():
             errors.setdefault(name, []).append(_number(found, number, f"{fleet}, seed {seed}"))
+            if found.coverage is not None and found.interval is not None:
+                coverage.setdefault(name, []).append(found.coverage)
+                interval.setdefault(name, []).append(found.interval)
         with RunReader(run) as reader:
             done = [x for x in reader.exchanges() if x.outcome == "done" and x.tau_s]
         shares += [((x.download_s or 0.0) + (x.upload_s or 0.0)) / (x.tau_s or 1.0) for x in done]
@@ -80,6 +87,8 @@ def replay(
         wire_median=statistics.median(shares),
         number=number,
         errors=errors,
+        coverage=coverage,
+        interval=interval,
     )
 
 

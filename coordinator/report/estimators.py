@@ -53,7 +53,7 @@ def compare_estimators(
         {fleet.round: _all_devices(fleet) for fleet in reader.fleet_contexts()},
         reader.audits(),
     )
-    return prequential({**_learners(settings), **(others or {})}, trials, alpha_of(settings))
+    return prequential({**_learners(settings), **(others or {})}, trials)
 
 
 def alpha_of(settings: PlannedSelection) -> float:
@@ -185,20 +185,21 @@ def estimates_table(found: Mapping[str, Errors]) -> str:
         tables.append(_table("on all devices", of_all))
     tables.append(
         "errors of tau_hat against tau, on all devices against the true expected tau; each is "
-        "predicted from earlier exchanges; by known: median by number of known exchanges of the "
+        "predicted from earlier exchanges; in 80 %: share of exchanges within their interval of "
+        "80 %, from earlier errors; by known: median by number of known exchanges of the "
         "device"
     )
     return "\n\n".join(tables)
 
 
 def _table(sample: str, found: Mapping[str, Errors]) -> str:
-    columns = (sample, "count", "median", "mean", "p95", "bias", "within alpha", "by known")
+    columns = (sample, "count", "median", "mean", "p95", "bias", "in 80 %", "by known")
     width = max(20, *(len(name) + 2 for name in found))
-    lines = ["{:<{width}}{:>10}{:>9}{:>9}{:>9}{:>9}{:>14}   {}".format(*columns, width=width)]
+    lines = ["{:<{width}}{:>10}{:>9}{:>9}{:>9}{:>9}{:>9}   {}".format(*columns, width=width)]
     for name, e in found.items():
         numbers = percent(e.median_ape), percent(e.mape), percent(e.p95_ape)
         signed, inside = percent(e.bias, is_signed=True), percent(e.coverage)
         known = ", ".join(f"{n}+ {percent(ape)}" for n, ape in e.median_ape_from.items()) or MISSING
         cells = "".join(f"{number:>9}" for number in (*numbers, signed))
-        lines.append(f"{name:<{width}}{e.count:>10}{cells}{inside:>14}   {known}")
+        lines.append(f"{name:<{width}}{e.count:>10}{cells}{inside:>9}   {known}")
     return "\n".join(lines)

@@ -32,7 +32,7 @@ from fairbed.coordinator.algorithms.estimation.prequential import (
     EstimatorTrial,
     prequential,
 )
-from fairbed.coordinator.report.estimators import alpha_of, compare_estimators, observed_rounds
+from fairbed.coordinator.report.estimators import compare_estimators, observed_rounds
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.profiles.errors import ProfileError
@@ -215,9 +215,9 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
             is_counted = one_round[0].round > counted_after
             of_predictor.append(EstimatorTrial(cohort, context, measured, is_counted))
         last.update({x.device: x for x in one_round})
-    predictor, alpha = OraclePredictor(np.zeros(len(rows))), alpha_of(reader.plan.selection)
+    predictor = OraclePredictor(np.zeros(len(rows)))
     return {
-        name: prequential({name: predictor}, of_predictor, alpha)[name]
+        name: prequential({name: predictor}, of_predictor)[name]
         for name, of_predictor in trials.items()
     }
 
@@ -241,4 +241,4 @@ def _oracle_errors(folder: Path, reader: RunReader, counted_after: float) -> Err
         if (kept := [x for x in one_round if x.device in truth_of])
     ]
     known, trials = oracle_trials(rounds, rows, truth_of, work_s, counted_after)
-    return prequential({KNOWN: known}, trials, alpha_of(reader.plan.selection))[KNOWN]
+    return prequential({KNOWN: known}, trials)[KNOWN]

@@ -22,6 +22,7 @@ ERRORS = Errors(
     p95_ape=0.5,
     bias=0.0,
     coverage=None,
+    interval=None,
     median_ape_from={},
 )
 

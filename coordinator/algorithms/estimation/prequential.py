@@ -7,7 +7,8 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
-from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Learner, Measured, Prediction
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Learner, Measured
+from fairbed.coordinator.algorithms.estimation.intervals import ConformalIntervals
 
 SEEN: tuple[int, ...] = (1, 2, 5, 10, 20)
 """Lower ends of the ranges by which errors are grouped: number of known exchanges of the device."""
@@ -52,7 +53,10 @@ class Errors:
     bias: float | None
     """Mean of (tau_hat - tau) / tau; positive if predictions are too long."""
     coverage: float | None
-    """Share of exchanges with |tau_hat - tau| <= alpha width; None if all widths are 0."""
+    """Share of exchanges within their interval (`ConformalIntervals`), which states 80 %; None if
+    none was bounded."""
+    interval: float | None
+    """Median of the upper end over the lower end of these intervals."""
     median_ape_from: dict[str, float]
     """Median by number of known exchanges of the device; the key is the lower end of a range."""
     audit: "Errors | None" = None
@@ -63,25 +67,20 @@ class Errors:
 
 
 def prequential(
-    learners: Mapping[str, Learner], trials: Sequence[EstimatorTrial], alpha: float
+    learners: Mapping[str, Learner], trials: Sequence[EstimatorTrial]
 ) -> dict[str, Errors]:
     """Return the errors by name of untrained learners, each run over all trials in order.
 
     If true expected times are known, `noise floor` is the error of predicting them.
-
-    Args:
-        learners: Learners by name.
-        trials: Rounds in order.
-        alpha: Half of a confidence interval, in widths.
     """
     n = max((int(trial.rows.max()) + 1 for trial in trials if trial.rows.size), default=0)
     found = {}
     for name, learner in learners.items():
         measured, expected = _run(learner, trials, n)
-        found[name] = _all_errors(measured, expected, alpha)
+        found[name] = _all_errors(measured, expected)
     floor = _floor(trials, n)
     if floor is not None:
-        found[NOISE_FLOOR] = _all_errors(floor, None, alpha)
+        found[NOISE_FLOOR] = _all_errors(floor, None)
     return found
 
 
@@ -94,7 +93,9 @@ class _Predicted:
     """Predicted and true exchange times; each of shape (M,)."""
 
     tau_hat_s: Floats
-    width_s: Floats
+    low_s: Floats
+    """Lower end of the interval; NaN if it states none."""
+    high_s: Floats
     tau_s: Floats
     known: Ints
     """Earlier exchanges of the device."""
@@ -108,7 +109,8 @@ class _Predicted:
         nothing = np.zeros(0)
         return cls(
             tau_hat_s=np.concatenate([nothing, *(part.tau_hat_s for part in parts)]),
-            width_s=np.concatenate([nothing, *(part.width_s for part in parts)]),
+            low_s=np.concatenate([nothing, *(part.low_s for part in parts)]),
+            high_s=np.concatenate([nothing, *(part.high_s for part in parts)]),
             tau_s=np.concatenate([nothing, *(part.tau_s for part in parts)]),
             known=np.concatenate([nothing.astype(np.int64), *(part.known for part in parts)]),
             counts=np.concatenate([nothing.astype(np.bool_), *(part.counts for part in parts)]),
@@ -119,7 +121,8 @@ class _Predicted:
         """Return the entries selected by `mask`."""
         return _Predicted(
             tau_hat_s=self.tau_hat_s[mask],
-            width_s=self.width_s[mask],
+            low_s=self.low_s[mask],
+            high_s=self.high_s[mask],
             tau_s=self.tau_s[mask],
             known=self.known[mask],
             counts=self.counts[mask],
@@ -133,6 +136,7 @@ def _run(
     """Return the exchanges in order, and all devices of the rounds with known true times."""
     seen: Ints = np.zeros(n, dtype=np.int64)
     measured, expected = list[_Predicted](), list[_Predicted]()
+    intervals = ConformalIntervals()
     for trial in trials:
         all_devices, rows = trial.all_devices, trial.rows
         context = np.zeros((n, CONTEXT))
@@ -142,12 +146,15 @@ def _run(
             context[: len(all_devices.context)] = all_devices.context
         context[rows] = trial.context
         predicted = learner.predict(context)
-        measured.append(_of(predicted, rows, trial.measured.tau_s, seen, trial))
+        tau_hat_s, tau_s = predicted.tau_hat_s, trial.measured.tau_s
+        bounds_s = intervals.bounds(tau_hat_s)
+        measured.append(_of(tau_hat_s, rows, tau_s, seen, trial, bounds_s))
+        intervals.observe(rows, tau_hat_s[rows], tau_s)
         if all_devices is not None and all_devices.true_tau_s is not None:
             every_row = np.arange(len(all_devices.true_tau_s))
             without_audit = replace(trial, is_audit=None)
             truth_s = all_devices.true_tau_s
-            expected.append(_of(predicted, every_row, truth_s, seen, without_audit))
+            expected.append(_of(tau_hat_s, every_row, truth_s, seen, without_audit))
         learner.observe(rows, trial.context, trial.measured)
         seen = seen.copy()
         np.add.at(seen, rows, 1)
@@ -155,12 +162,20 @@ def _run(
 
 
 def _of(
-    predicted: Prediction, rows: Ints, tau_s: Floats, seen: Ints, trial: EstimatorTrial
+    tau_hat_s: Floats,
+    rows: Ints,
+    tau_s: Floats,
+    seen: Ints,
+    trial: EstimatorTrial,
+    bounds_s: tuple[Floats, Floats] | None = None,
 ) -> _Predicted:
     none = np.zeros(len(rows), dtype=np.bool_)
+    unknown = np.full(len(rows), np.nan)
+    low_s, high_s = (unknown, unknown) if bounds_s is None else (end[rows] for end in bounds_s)
     return _Predicted(
-        tau_hat_s=predicted.tau_hat_s[rows],
-        width_s=predicted.width_s[rows],
+        tau_hat_s=tau_hat_s[rows],
+        low_s=low_s,
+        high_s=high_s,
         tau_s=tau_s,
         known=seen[rows],
         counts=none | trial.counts,
@@ -175,31 +190,31 @@ def _floor(trials: Sequence[EstimatorTrial], n: int) -> _Predicted | None:
     for trial in trials:
         all_devices = trial.all_devices
         if all_devices is not None and all_devices.true_tau_s is not None:
-            nothing = np.zeros(len(all_devices.true_tau_s))
-            known = Prediction(all_devices.true_tau_s, nothing, nothing)
-            parts.append(_of(known, trial.rows, trial.measured.tau_s, seen, trial))
+            true_s = all_devices.true_tau_s
+            parts.append(_of(true_s, trial.rows, trial.measured.tau_s, seen, trial))
         np.add.at(seen, trial.rows, 1)
     return _Predicted.of(parts) if parts else None
 
 
-def _all_errors(measured: _Predicted, expected: _Predicted | None, alpha: float) -> Errors:
+def _all_errors(measured: _Predicted, expected: _Predicted | None) -> Errors:
     """Return the errors on exchanges, on the audit sample, and on all devices."""
     is_audit = measured.is_audit
     return replace(
-        _errors(measured, alpha),
-        audit=_errors(measured.where(is_audit), alpha) if is_audit.any() else None,
-        all_devices=None if expected is None else _errors(expected, alpha),
+        _errors(measured),
+        audit=_errors(measured.where(is_audit)) if is_audit.any() else None,
+        all_devices=None if expected is None else _errors(expected),
     )
 
 
-def _errors(predicted: _Predicted, alpha: float) -> Errors:
+def _errors(predicted: _Predicted) -> Errors:
     is_number = np.isfinite(predicted.tau_s) & np.isfinite(predicted.tau_hat_s)
     counted: Bools = predicted.counts & (predicted.known >= SEEN[0]) & (predicted.tau_s > 0.0)
     counted &= is_number
-    tau_hat_s, width_s = predicted.tau_hat_s[counted], predicted.width_s[counted]
-    tau_s, known = predicted.tau_s[counted], predicted.known[counted]
+    tau_hat_s, tau_s, known = (
+        column[counted] for column in (predicted.tau_hat_s, predicted.tau_s, predicted.known)
+    )
     if not tau_s.size:
-        return Errors(0, None, None, None, None, None, {})
+        return Errors(0, None, None, None, None, None, None, {})
     relative: Floats = (tau_hat_s - tau_s) / tau_s
     ape: Floats = np.abs(relative)
     group = np.searchsorted(SEEN, known, side="right") - 1
@@ -208,13 +223,17 @@ def _errors(predicted: _Predicted, alpha: float) -> Errors:
         for index, first in enumerate(SEEN)
         if (group == index).any()
     }
-    is_inside = np.abs(tau_hat_s - tau_s) <= alpha * width_s
+    low_s, high_s = predicted.low_s[counted], predicted.high_s[counted]
+    is_bounded: Bools = np.isfinite(low_s) & np.isfinite(high_s)
+    low_s, high_s, bounded_s = low_s[is_bounded], high_s[is_bounded], tau_s[is_bounded]
+    is_inside = (low_s <= bounded_s) & (bounded_s <= high_s)
     return Errors(
         count=int(tau_s.size),
         mape=float(ape.mean()),
         median_ape=float(np.median(ape)),
         p95_ape=float(np.percentile(ape, 95)),
         bias=float(relative.mean()),
-        coverage=float(is_inside.mean()) if (width_s > 0.0).any() else None,
+        coverage=float(is_inside.mean()) if is_inside.size else None,
+        interval=float(np.median(high_s / low_s)) if is_inside.size else None,
         median_ape_from=medians,
     )

@@ -43,7 +43,7 @@ def errors_of(
     known, trials = oracle_trials(
         [[x] for x in exchanges], {"pi-1": 0}, {"pi-1": past}, work_s, counted_after
     )
-    return prequential({"known": known}, trials, alpha=0.1)["known"]
+    return prequential({"known": known}, trials)["known"]
 
 
 def condition(

@@ -27,7 +27,7 @@ def simple(trials: list[EstimatorTrial]) -> dict[str, list[float]]:
         "device": DeviceMean(),
         "all": GlobalMean(),
     }
-    found = prequential(learners, trials, alpha=0.1)
+    found = prequential(learners, trials)
     return {name: [e.mape or 0.0, e.bias or 0.0, e.count] for name, e in found.items()}
 
 
@@ -48,24 +48,27 @@ def test_the_first_exchange_of_a_device_has_no_error() -> None:
 
 def test_errors_are_grouped_by_known_exchanges() -> None:
     steady = [trial({0: 2.0}) for _ in range(12)]
-    (errors,) = prequential({"ridge": RidgeEstimator(1.0)}, steady, alpha=0.1).values()
+    (errors,) = prequential({"ridge": RidgeEstimator(1.0)}, steady).values()
     assert list(errors.median_ape_from) == ["1", "2", "5", "10"]
     medians = list(errors.median_ape_from.values())
     assert medians == sorted(medians, reverse=True), "it learns"
 
 
-def test_coverage_is_the_share_within_alpha_widths() -> None:
-    steady = [trial({0: 2.0}) for _ in range(12)]
-    wide, narrow = (
-        prequential({"ridge": RidgeEstimator(1.0)}, steady, alpha)["ridge"].coverage
-        for alpha in (9.0, 1e-9)
-    )
-    assert (wide, narrow) == (1.0, 0.0)
-    assert prequential({"last": LastValue()}, steady, 1.0)["last"].coverage is None
+def test_coverage_is_that_of_intervals_from_earlier_errors() -> None:
+    """Whatever the estimator: the intervals are learned from its errors."""
+    rng = np.random.default_rng(5)
+    trials = [trial(dict(enumerate(np.exp(0.3 * rng.standard_normal(4))))) for _ in range(200)]
+    learners: dict[str, Learner] = {"last": LastValue(), "ridge": RidgeEstimator(1.0)}
+    for errors in prequential(learners, trials).values():
+        assert errors.coverage == pytest.approx(0.8, abs=0.03)
+        assert errors.interval is not None
+        assert 1.5 < errors.interval < 4.0
+    (few,) = prequential({"last": LastValue()}, trials[:2]).values()
+    assert (few.coverage, few.interval) == (None, None), "too few errors for a quantile"
 
 
 def test_no_exchange_at_all_is_no_error() -> None:
-    (errors,) = prequential({"last": LastValue()}, [], 0.1).values()
+    (errors,) = prequential({"last": LastValue()}, []).values()
     assert (errors.count, errors.mape, errors.median_ape_from) == (0, None, {})
 
 
