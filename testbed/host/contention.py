@@ -19,10 +19,12 @@ import math
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from fairbed.testbed.emulation.link import QUEUE_S
 
@@ -147,8 +149,9 @@ class WaitTimeline:
     def delay_s(self, start: float, end: float) -> float:
         """Return by how much waits between two instants delayed a transfer, seconds."""
         longest_s = idle_s = 0.0
-        for period in reversed(self._periods):
-            if period.end <= start:
+        first = bisect_right(self._periods, start, key=lambda period: period.end)
+        for period in islice(self._periods, first, None):
+            if period.start >= end:
                 break
             overlap_s = min(period.end, end) - max(period.start, start)
             waited_s = max(0.0, min(period.waited_s, overlap_s))
