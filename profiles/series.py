@@ -141,6 +141,10 @@ class Series:
                 values.append(value)
         return Series(tuple(times), tuple(values), self.period_s)
 
+    def scaled(self, factor: float) -> "Series":
+        """Return the series with its values multiplied by `factor`."""
+        return Series(self.t_s, tuple(factor * value for value in self.values), self.period_s)
+
     def integral(self, start: float, end: float) -> float:
         """Return the integral between two times, in value times seconds."""
         return self._until(end) - self._until(start)

@@ -59,6 +59,7 @@ from fairbed.testbed.experiment.cells import CellConfig, CellName, cells_problem
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
 from fairbed.testbed.experiment.malicious import MaliciousConfig
+from fairbed.testbed.experiment.noise import NoiseConfig
 from fairbed.testbed.experiment.notify import NotifyConfig
 from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.models import GROUP
@@ -316,6 +317,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
     cell: tuple[CellConfig, ...] = ()
+    noise: NoiseConfig = NoiseConfig()
     emulation: EmulationConfig = EmulationConfig()
     replay: ReplayConfig = ReplayConfig()
     seeds: SeedsConfig = SeedsConfig()
@@ -340,6 +342,11 @@ class Experiment(Section, frozen=True, kw_only=True):
             )
         if problem := cells_problem(self.cell, [group.cell for group in self.fleet]):
             raise ValueError(problem)
+        if self.noise != NoiseConfig() and any(group.model is not None for group in self.fleet):
+            raise ValueError(
+                'noise must not be set with model = "linear" devices, whose deviation is '
+                "fleet.noise; remove [noise]"
+            )
         self._check_names()
         model = self.model.name
         if model not in MODELS and not is_path(model) and model not in installed(GROUP):

@@ -13,6 +13,7 @@ from fairbed.profiles import DeviceTracks, Link, Profile, Varying, device_tracks
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
+from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.base import DeviceSpec, device_spec, without_loss
 from fairbed.testbed.emulation.cell import Cell, lines_of
 from fairbed.testbed.emulation.malicious import Attack
@@ -26,6 +27,7 @@ from fairbed.testbed.emulation.schedule import (
 from fairbed.testbed.experiment.cells import make_cells
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
+from fairbed.testbed.experiment.noise import NoiseConfig, device_levels
 from fairbed.wire.models import package_of, path_of
 from fairbed.wire.plugins import is_path
 
@@ -69,6 +71,9 @@ class PlannedDevice:
     outages: tuple[OutageWindow, ...] = ()
     is_physical: bool = False
     """It joins a live run by itself; a replay takes its recorded profile."""
+    levels: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Factors on the durations of download, computing and upload (`testbed.experiment.noise`);
+    the tracks and the `spec` have those of the link already."""
 
     @property
     def schedule(self) -> Schedule:
@@ -76,7 +81,7 @@ class PlannedDevice:
         return device_schedule(
             self.profile,
             self.tracks,
-            self.host_core_speed,
+            self.host_core_speed * self.levels[1],
             unavailable_as=self.unavailable_as,
             outages=self.outages,
         )
@@ -126,10 +131,10 @@ class PlannedDevice:
         return TruthRow(
             name=self.spec.name,
             profile=profile.name if profile else "this-machine",
-            cpu_speed=profile.training_speed if profile else 1.0,
+            cpu_speed=profile.training_speed / self.levels[1] if profile else 1.0,
             cores=profile.cores if profile else 1,
-            down_bps=link.down_bps if link else None,
-            up_bps=link.up_bps if link else None,
+            down_bps=link.down_bps / self.levels[0] if link else None,
+            up_bps=link.up_bps / self.levels[2] if link else None,
             delay_s=link.delay_s if link else 0.0,
             malicious=None if self.spec.attack is None else self.spec.attack.kind,
             details=msgspec.json.encode(
@@ -222,7 +227,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             link = own_link or (profile.link if profile is not None else None)
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
-            spec = device_spec(name, profile, link, speed)
+            levels = (1.0, 1.0, 1.0) if group.physical else _levels(experiment, len(devices))
+            spec = _on_levels(device_spec(name, profile, link, speed * levels[1]), levels)
             spec = replace(
                 spec,
                 local_rules=local_rules,
@@ -232,6 +238,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             )
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
+            if tracks.link is not None and levels != (1.0, 1.0, 1.0):
+                tracks = replace(tracks, link=_track_on_levels(tracks.link, levels))
             if group.available_hours:
                 hours = hours_series(group.available_hours, experiment.emulation.start_time)
                 tracks = replace(tracks, available=hours)
@@ -245,10 +253,44 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
                 unavailable_as,
                 outages,
                 is_physical=bool(group.physical),
+                levels=levels,
             )
             devices.append(planned.with_is_driven())
     attacks = attacks_of(experiment, members)
     return [device.with_attack(attacks.get(device.spec.name)) for device in devices]
+
+
+def _levels(experiment: Experiment, row: int) -> tuple[float, float, float]:
+    """Return the levels of the device of a row: download, compute, upload."""
+    if experiment.noise == NoiseConfig():
+        return (1.0, 1.0, 1.0)
+    rows = np.array([row], dtype=np.int64)
+    found = device_levels(experiment.noise, experiment.seed_for("traces"), rows)[:, 0].tolist()
+    return (found[0], found[1], found[2])
+
+
+def _on_levels(spec: DeviceSpec, levels: tuple[float, float, float]) -> DeviceSpec:
+    """Return a device whose rates have their levels."""
+    shape = spec.shape
+    if shape is None or levels == (1.0, 1.0, 1.0):
+        return spec
+    return replace(
+        spec,
+        shape=msgspec.structs.replace(
+            shape,
+            down_bps=None if shape.down_bps is None else shape.down_bps / levels[0],
+            up_bps=None if shape.up_bps is None else shape.up_bps / levels[2],
+        ),
+    )
+
+
+def _track_on_levels(link: LinkTracks, levels: tuple[float, float, float]) -> LinkTracks:
+    """Return the schedules of a link whose rates have their levels."""
+    return replace(
+        link,
+        down_bps=link.down_bps.scaled(1.0 / levels[0]),
+        up_bps=link.up_bps.scaled(1.0 / levels[2]),
+    )
 
 
 def _check_names(number: int, prefix: str, names: Sequence[str], physical: Sequence[str]) -> None:

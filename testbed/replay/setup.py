@@ -326,6 +326,7 @@ def _world(
         noise=experiment.replay.noise,
         deadline_s=experiment.round.late_limit_s or experiment.round.deadline_s,
         limit_s=experiment.selection.loss_query_timeout_s,
+        own_noise=experiment.noise,
         recorded=_recorded_times(experiment),
     )
     return world, decisions

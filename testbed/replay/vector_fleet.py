@@ -24,6 +24,7 @@ from fairbed.profiles.tracks import DAY_S
 from fairbed.testbed.emulation.power import POWERS, PhasePower, phase_powers
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
+from fairbed.testbed.experiment.noise import device_levels
 from fairbed.testbed.replay.world.columns import (
     AvailabilityCycles,
     MeanConditions,
@@ -200,10 +201,14 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
     ]
     rows = np.arange(experiment.devices, dtype=np.int64)
     seed = experiment.seed_for("traces")
+    numbers = _joined([group.numbers for group in drawn])
+    down, compute, up = device_levels(experiment.noise, seed, rows)
+    for key, level in (("down_bps", down), ("per_core", compute), ("up_bps", up)):
+        numbers[key] = numbers[key] / level
     return VectorFleet(
         DeviceNames([(prefix, group.count) for prefix, group, _ in groups]),
         tuple(population.name for _, _, population in groups),
-        MeanConditions(**_joined([group.numbers for group in drawn])),
+        MeanConditions(**numbers),
         AvailabilityCycles(
             np.concatenate([group.share for group in drawn]),
             np.concatenate([group.cycle_s for group in drawn]),

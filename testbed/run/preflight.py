@@ -286,6 +286,13 @@ def preflight_findings(
         )
         if (line := not_emulated(devices, backend.name)) is not None:
             yield PreflightFinding("not-emulated", line, "warning")
+    if experiment.noise.varies_exchanges:
+        yield PreflightFinding(
+            "not-emulated",
+            "noise.*.exchange: only a replay varies single exchanges; this run has the levels of "
+            "its devices (noise.*.device); a clock_ratio or rate with a schedule varies over time",
+            "warning",
+        )
     logs = [group.exchange_times for group in experiment.fleet if group.exchange_times is not None]
     if logs:
         yield PreflightFinding(

@@ -240,7 +240,7 @@ def columns_of(devices: Sequence[PlannedDevice]) -> tuple[MeanConditions, Varyin
         return np.array(means, dtype=np.float64)
 
     means = MeanConditions(
-        per_core=of_profile(lambda p: p.core_speed),
+        per_core=of_profile(lambda p: p.core_speed) / [device.levels[1] for device in devices],
         cores=of_profile(lambda p: p.cores),
         threads=of_profile(lambda p: p.engine_threads),
         busy_cores=of_profile(lambda p: p.background_load),

@@ -27,6 +27,7 @@ from fairbed.coordinator.algorithms.random_streams import normals
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import slow_start_s
+from fairbed.testbed.experiment.noise import NoiseConfig, exchange_factors
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import ComputeIntegral, LinkIntegral
 from fairbed.testbed.replay.world.work import Sizes, Work
@@ -52,7 +53,8 @@ class Purpose(IntEnum):
     DECODE = 38
     ENCODE = 40
     RECORDED_ROW = 50
-    """Row of a log (`testbed.replay.world.recorded_times`)."""
+    """Row of a log (`testbed.replay.world.recorded_times`). From 60 on: `[noise]`
+    (`testbed.experiment.noise`)."""
 
 
 NOISY = (
@@ -65,6 +67,9 @@ NOISY = (
     Purpose.ENCODE,
 )
 """The phases with noise, in the order of `CohortRequest.noise_factors`."""
+
+PART_OF = [{Purpose.DOWNLOAD: 0, Purpose.UPLOAD: 2}.get(phase, 1) for phase in NOISY]
+"""The part of an exchange of each phase of `NOISY` (`testbed.experiment.noise.PARTS`)."""
 
 DECODING, ENCODING = NOISY.index(Purpose.DECODE), NOISY.index(Purpose.ENCODE)
 
@@ -113,6 +118,7 @@ def cohort_noise(
     rows: Ints,
     noise: float,
     *,
+    own: NoiseConfig | None = None,
     jitters: bool = True,
     delays: Purpose = Purpose.DELAY,
 ) -> tuple[Floats, Floats]:
@@ -124,6 +130,8 @@ def cohort_noise(
     factors = np.ones((len(NOISY), len(rows)))
     if noise > 0.0:
         factors = np.exp(noise * np.stack([normals(seed, round_id, rows, p) for p in NOISY]))
+    if own is not None and own.varies_exchanges:
+        factors = factors * exchange_factors(own, seed, round_id, rows)[PART_OF]
     if not jitters:
         return factors, np.zeros((MESSAGES, len(rows)))
     purposes = [delays + 2 * message for message in range(MESSAGES)]

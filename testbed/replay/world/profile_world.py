@@ -20,6 +20,7 @@ from fairbed.testbed.emulation.device import NOTICED_SHARE
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import slow_start_s
+from fairbed.testbed.experiment.noise import NoiseConfig
 from fairbed.testbed.replay.world.columns import FleetConditions, MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import LinkIntegral
 from fairbed.testbed.replay.world.measured_rates import MeasuredRates, Probes
@@ -59,6 +60,7 @@ class ProfileWorld:
         noise: Every phase takes exp(noise z) times as long, z standard normal.
         deadline_s: Deadline of an exchange; an exchange that takes much longer never ends.
         limit_s: Time limit of a loss query; a query that takes much longer never ends.
+        own_noise: Factors of exchanges; the levels of devices are in their conditions.
         recorded: Durations of exchanges from logs; None takes those of profiles and links.
     """
 
@@ -73,11 +75,13 @@ class ProfileWorld:
         noise: float,
         deadline_s: float,
         limit_s: float = 0.0,
+        own_noise: NoiseConfig | None = None,
         recorded: RecordedTimes | None = None,
     ) -> None:
         self.slots: int | None = sizes.slots
         self._means, self._sizes, self._work = means, sizes, work
-        self._seed, self._noise, self._recorded = seed, noise, recorded
+        self._seed, self._noise, self._own_noise = seed, noise, own_noise
+        self._recorded = recorded
         self._phases = PhaseModel(means, varying, sizes, work, GIVE_UP_RATIO * deadline_s)
         no_training_s = np.zeros(len(means))
         query = replace(
@@ -323,7 +327,13 @@ class ProfileWorld:
         """Return the requests to a cohort at `now`, rows (K,)."""
         jitters = bool(self._means.jitter_s[rows].any())
         noise_factors, delay_noise = cohort_noise(
-            self._seed, round_id, rows, self._noise, jitters=jitters, delays=delays
+            self._seed,
+            round_id,
+            rows,
+            self._noise,
+            own=self._own_noise,
+            jitters=jitters,
+            delays=delays,
         )
         has_model = self._has_model[rows]
         return CohortRequest(

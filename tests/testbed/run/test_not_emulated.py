@@ -5,6 +5,7 @@ from pathlib import Path
 from fairbed.testbed.backends.choice import BackendChoice
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
 from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.experiment.noise import NoiseConfig, PartNoise
 from fairbed.testbed.run.preflight import not_emulated, preflight_findings
 
 LINK = """
@@ -57,3 +58,19 @@ def test_a_live_run_warns_that_it_has_no_exchange_times_of_a_log() -> None:
     assert "fleet.exchange_times: only a replay draws durations from a log, got office.csv" in (
         warning.text
     )
+
+
+def test_a_live_run_warns_that_its_exchanges_do_not_vary() -> None:
+    def kinds(noise: NoiseConfig) -> list[str]:
+        fleet = (FleetConfig(profile="raspberry-pi-4b", count=9),)
+        of = Experiment(name="noisy", fleet=fleet, noise=noise)
+        choice = BackendChoice("process", {}, (), Path())
+        return [
+            found.text
+            for found in preflight_findings(of, plan_fleet(of, {}), choice, 1.0)
+            if found.kind == "not-emulated"
+        ]
+
+    assert kinds(NoiseConfig(compute=PartNoise(device=0.2))) == []
+    (words,) = kinds(NoiseConfig(compute=PartNoise(exchange=0.2)))
+    assert words.startswith("noise.*.exchange: only a replay varies single exchanges")
