@@ -12,7 +12,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -180,10 +180,16 @@ def table_of(content: bytes, where: str) -> tuple[list[str], int, Iterable[list[
     for row, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             delimiter = max(",;\t", key=line.count)
-            names = next(csv.reader([line], delimiter=delimiter))
-            rest = csv.reader(io.StringIO("".join(lines[row:])), delimiter=delimiter)
-            return [name.strip() for name in names], row, rest
+            names, *_ = list(_rows([line], delimiter, where)) or [[]]
+            return [name.strip() for name in names], row, _rows(lines[row:], delimiter, where)
     raise TraceError(f"{where}: a trace must have a header, got comments only; record it again")
+
+
+def _rows(lines: list[str], delimiter: str, where: str) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(io.StringIO("".join(lines), newline=""), delimiter=delimiter)
+    except csv.Error as exc:
+        raise TraceError(f"{where}: must be a table, got: {exc}; correct it") from exc
 
 
 def factor_of(where: str, number: str, column: Column) -> float | None:

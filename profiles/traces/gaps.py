@@ -32,8 +32,6 @@ class Gaps:
     rule: GapRule
 
     def __str__(self) -> str:
-        if not self.count:
-            return f"no gap of more than {self.longest_s:.6g} s"
         done = {"cut": "cut", "hold": "held the last values", "zero": "set to a rate of 0"}
         return (
             f"{self.count} gap{'s' * (self.count > 1)} of more than {self.longest_s:.6g} s, "

@@ -109,6 +109,11 @@ def _read(
     """Return the trace of a file, and append what was changed in it to `notes`."""
     content, where = read_file(path), str(path)
     if is_mahimahi(content):  # it has no gaps: a time without a packet is a rate of 0
+        if columns is not None or gap_s is not None:
+            raise UsageError(
+                f"{path}: a mahimahi trace has no columns and no gaps, got --columns or --gap; "
+                "remove it"
+            )
         return parse_trace(content, where, step_s or MAHIMAHI_STEP_S)
     if columns is None:
         trace = parse_trace(content, where)

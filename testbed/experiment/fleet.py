@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,8 +12,10 @@ from fairbed.coordinator.store.tables import TruthRow
 from fairbed.device_agent.availability import DAY_S, parse_hours, parse_time
 from fairbed.profiles import DeviceTracks, Link, Profile, Varying, device_tracks
 from fairbed.profiles.errors import TraceError
+from fairbed.profiles.exchange_log import ExchangeLog, read_exchange_log
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
+from fairbed.profiles.traces.files import read_file
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.base import DeviceSpec, device_spec, without_loss
 from fairbed.testbed.emulation.cell import Cell, lines_of
@@ -154,6 +157,19 @@ def check_fleet(experiment: Experiment, environ: Mapping[str, str]) -> None:
     """
     emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
     plan_fleet(msgspec.structs.replace(experiment, emulation=emulation), environ)
+    for group in experiment.fleet:
+        exchange_log_of(group)
+
+
+def exchange_log_of(group: FleetConfig) -> ExchangeLog | None:
+    """Return the log from which a replay draws the durations of a group; None without one.
+
+    Raises:
+        TraceError: It cannot be read, or violates a rule.
+    """
+    if group.exchange_times is None:
+        return None
+    return read_exchange_log(read_file(Path(group.exchange_times)), group.exchange_times)
 
 
 def cells_of(experiment: Experiment) -> dict[str, Cell]:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,8 +17,6 @@ from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.store.tables import DeviceRow, Record
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.profiles import Profile
-from fairbed.profiles.exchange_log import read_exchange_log
-from fairbed.profiles.traces.files import read_file
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.power import PhasePower, phase_power
 from fairbed.testbed.experiment.datasets.dataset import Dataset
@@ -29,6 +26,7 @@ from fairbed.testbed.experiment.fleet import (
     MAX_NAME,
     PlannedDevice,
     attacks_of,
+    exchange_log_of,
     plan_fleet,
 )
 from fairbed.testbed.experiment.shards import FleetData, load_examples
@@ -340,9 +338,7 @@ def _recorded_times(experiment: Experiment) -> RecordedTimes | None:
     """
     groups, first = list[LoggedGroup](), 0
     for group in experiment.fleet:
-        if group.exchange_times is not None:
-            path = Path(group.exchange_times)
-            log = read_exchange_log(read_file(path), str(path))
+        if (log := exchange_log_of(group)) is not None:
             groups.append(LoggedGroup(first, group.size, log))
         first += group.size
     seed = experiment.seed_for("traces")

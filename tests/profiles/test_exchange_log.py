@@ -15,6 +15,7 @@ client,rnd,begin,finish,fit_ms
 a,1,100,140,30000
 b,1,101,121,15000
 a,2,200,250,
+
 b,2,200,230,16000
 """
 
@@ -42,7 +43,7 @@ def test_a_log_is_read_by_column_and_written_in_our_format() -> None:
 
 
 def test_a_table_with_a_column_per_device_is_read() -> None:
-    log = read(",A,B B,note\n0,1000,2000,x\n1,-,4000,\n", "wide=A|B B:ms")
+    log = read(",A,B B,note\n0,1000,2000,x\n\n1,-,4000,\n", "wide=A|B B:ms")
     assert log.devices == ("A", "B B")
     assert log.durations_s["total"].tolist() == [1.0, 2.0, 4.0]
     assert (log.n_rounds, log.left_out) == (2, 1)

@@ -1,7 +1,7 @@
 """Any file either loads as a profile or gives an error in one line that names the file."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from fairbed import profiles
 from fairbed.profiles import ProfileError
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.exchange_log import parse_log_columns, read_exchange_log
+from fairbed.profiles.traces.columns import parse_columns, read_columns
 from tests.tiers import examples
 
 TEXTS = {
@@ -52,4 +55,34 @@ def test_a_file_with_any_value_anywhere(folder: Path, name: str, data: st.DataOb
     else:
         return
     assert error.startswith(f"{path}: ")
+    assert len(error.splitlines()) == 1
+
+
+TABLE = "at;dev;dl_kbps;took_s\n2024-05-01T08:00:00;a;1;2\n2024-05-01T08:00:01;b;3;4\n"
+READERS = (
+    lambda content: read_columns(content, "x.csv", parse_columns("t=at,down=dl_kbps")),
+    lambda content: read_exchange_log(
+        content, "x.csv", parse_log_columns("device=dev,total=took_s")
+    ),
+    lambda content: read_exchange_log(content, "x.csv", parse_log_columns("wide=took_s|dl_kbps:s")),
+    lambda content: read_exchange_log(content, "x.csv"),
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.sampled_from(READERS), st.data())
+def test_a_table_with_any_value_anywhere(
+    read: Callable[[bytes], object], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(TABLE)))
+    end = data.draw(st.integers(start, min(len(TABLE), start + 30)))
+    words = st.sampled_from((*WORDS, "\r", "\t", "#", "1e300", "0001-01-01T00:00:00"))
+    text = TABLE[:start] + data.draw(words | st.text(max_size=5)) + TABLE[end:]
+    try:
+        read(text.encode("utf-8", "surrogatepass"))
+    except TraceError as exc:
+        error = str(exc)
+    else:
+        return
+    assert error.startswith("x.csv: ")
     assert len(error.splitlines()) == 1

@@ -39,9 +39,9 @@ def test_columns_are_read_by_name_and_unit() -> None:
     [
         (("0", "2", "3"), "t=at", [0.0, 2.0, 3.0]),
         (("1700000000500", "1700000001000", "1700000002500"), "t=at:ms", [0.0, 0.5, 2.0]),
-        (("2023-10-01T12:00:00", "2023-10-01T12:00:01.5", "2023-10-01 12:01:00"), "t=at", None),
+        (("2023-10-01T12:00:00", "2023-10-01T12:00:01.500", "2023-10-01 12:01:00"), "t=at", None),
         (
-            ("2023-10-01T12:00:00Z", "2023-10-01T12:00:01.5Z", "2023-10-01T14:01:00+02:00"),
+            ("2023-10-01T12:00:00Z", "2023-10-01T12:00:01.500Z", "2023-10-01T14:01:00+02:00"),
             "t=at:iso",
             None,
         ),
@@ -112,3 +112,8 @@ def test_a_bad_table_is_one_line(text: str, columns: str, words: str) -> None:
     with pytest.raises(TraceError, match=r"^log\.csv: ") as caught:
         read(text, columns)
     assert words in str(caught.value)
+
+
+def test_a_field_without_end_is_one_line() -> None:
+    with pytest.raises(TraceError, match=r"^log\.csv: must be a table, got: field larger than"):
+        read(f"at,dl\n0,{'1' * 140_000}\n", "t=at,down=dl:bit")

@@ -209,6 +209,11 @@ def test_import_bins_mahimahi_and_converts_it_once(
         ("t_s,mbps\n0,1\n", ("--columns", "t_s,mbps"), "--columns: must be NUMBER=COLUMN:UNIT"),
         ("time,dl\n0,1\n", (), "or import it with --columns t=NAME,down=NAME:kbit"),
         ("t_s,mbps\n0,1\n", ("--gap", "0s"), "a.csv: gaps must be longer than 0 s, got 0 s"),
+        (
+            "0\n5\n9\n",
+            ("--columns", "t=a,rate=b:bit"),
+            "a mahimahi trace has no columns and no gaps",
+        ),
         ("t_s,mbps\n0,1\n", ("--gap", "long"), "--gap: must be a duration such as 20ms"),
     ],
 )

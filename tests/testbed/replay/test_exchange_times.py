@@ -16,7 +16,7 @@ from fairbed.profiles.exchange_log import (
     read_exchange_log,
 )
 from fairbed.testbed.experiment.file import ExperimentError
-from fairbed.testbed.replay.engine.engine import column
+from fairbed.testbed.replay.engine.engine import ReplayEngine, column
 from fairbed.testbed.replay.setup import setup_of
 from tests.testbed.replay.fleets import experiment, replay_rounds
 
@@ -134,6 +134,24 @@ def test_the_known_exchange_time_is_the_mean_of_the_log(tmp_path: Path) -> None:
     snapshot = world.observe(1, 0.0, one.snapshot.last)
     assert snapshot.true_tau_s is not None
     assert snapshot.true_tau_s[1:].tolist() == [20.0, 5.0]
+
+
+def test_an_upload_that_waits_for_a_slot_keeps_the_duration_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "pis.csv"
+    path.write_text("device,upload_s\na,2\n")
+    of = experiment(
+        {"profile": "raspberry-pi-4b", "exchange_times": str(path), "count": 2},
+        {"profile": "raspberry-pi-4b", "link": "lte-driving"},
+        selection={"per_round": 3},
+        round={"deadline_s": 1e4},
+    )
+    setup = setup_of(of)
+    setup.world.slots = 1
+    engine = ReplayEngine(setup.decisions, setup.world)
+    exchanges = {x.row: x for x in next(iter(engine.replay(1))).exchanges}
+    assert [exchanges[row].upload_s for row in (0, 1)] == [2.0, 2.0]
+    starts = sorted(x.over_s - x.upload_s for x in exchanges.values())
+    assert starts[1] >= min(x.over_s for x in exchanges.values()) - 1e-9  # one after the other
 
 
 def test_a_bad_log_is_refused_and_a_linear_device_has_none(tmp_path: Path) -> None:
