@@ -223,9 +223,10 @@ LAST, MEAN = "last value", "device mean"
 def families_table(replayed: Sequence[Replayed]) -> str:
     """Return one row for each family and setting, as a Markdown table."""
     seeds = replayed[0].seeds
+    rounds = dict.fromkeys(f"{one.fleet.split(', ')[1]}: {one.rounds}" for one in replayed)
     lines = [
-        f"Median errors, median of {seeds} seeds; the second halves of 40 rounds with all 8 "
-        "devices, and of 120 rounds with 3 of 9:",
+        f"Median errors of the second half of the rounds ({', '.join(rounds)}), median of {seeds} "
+        "seeds:",
         "",
         f"| links, devices per round | tuned on | on the wire | {LAST} | {MEAN} | `ridge` | "
         f"`{PHASES}` | `{KNOWN}` | {PHASES} / {KNOWN} | seeds in which `{PHASES}` is at most the "

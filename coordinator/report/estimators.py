@@ -56,13 +56,6 @@ def compare_estimators(
     return prequential({**_learners(settings), **(others or {})}, trials)
 
 
-def alpha_of(settings: PlannedSelection) -> float:
-    """Return half of a confidence interval, in widths; a schedule counts as the default."""
-    alpha = settings.alpha if isinstance(settings.alpha, float) else _DEFAULT.alpha
-    assert isinstance(alpha, float)
-    return alpha
-
-
 def _learners(settings: PlannedSelection) -> dict[str, Learner]:
     prior = settings.ridge_lambda or _DEFAULT.ridge_lambda, settings.discount or _DEFAULT.discount
     return {

@@ -5,12 +5,13 @@ tau - tau_hat; its error is the residual relative to the measured time, with the
 `estimation.prequential`: positive if the prediction was too long.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.estimation.intervals import ConformalIntervals
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.wire.messages import DEVICE_PHASES
@@ -38,8 +39,10 @@ class Predictions:
     device: tuple[str, ...]
     tau_s: Floats
     tau_hat_s: Floats
-    width_s: Floats
-    """Widths of the confidence intervals; NaN where the estimator states none."""
+    low_s: Floats
+    """Lower ends of their 80 % intervals (`ConformalIntervals`)."""
+    high_s: Floats
+    """Upper ends; infinity where too few errors were known."""
     phases_s: Mapping[str, Floats]
     """Time of each phase; their sum and `REST` are tau."""
 
@@ -59,9 +62,9 @@ class PredictionErrors:
     bias: float | None
     """Mean of (tau_hat - tau) / tau."""
     coverage: float | None
-    """Share with |tau_hat - tau| <= alpha width; None if no width is known."""
+    """Share within their 80 % interval; None if no interval is bounded."""
     width: float | None
-    """Median of alpha width / tau_hat; None if no width is known."""
+    """Median of the width of the interval / tau_hat; None if no interval is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +104,24 @@ def read_predictions(reader: RunReader, until_round: int, limit: int = LIMIT) ->
     columns = [f"{phase}_s" for phase in MEASURED_PHASES]
     rows = reader.columns(
         ExchangeRow,
-        ("round", "device", "tau_s", "tau_hat_s", "width_s", *columns),
+        ("round", "device", "tau_s", "tau_hat_s", *columns),
         "WHERE round <= ? AND outcome = 'done' AND is_valid AND tau_s > 0 AND tau_hat_s > 0 "
         "ORDER BY round DESC, attempt DESC, device DESC LIMIT ?",
         (until_round, limit),
     )[::-1]
     numbers = np.array([[row[0], *row[2:]] for row in rows], dtype=np.float64)
-    numbers = numbers.reshape(-1, 4 + len(columns))
-    phases_s = np.nan_to_num(numbers[:, 4:])
+    numbers = numbers.reshape(-1, 3 + len(columns))
+    phases_s = np.nan_to_num(numbers[:, 3:])
+    rounds, tau_s, tau_hat_s = numbers[:, 0].astype(np.int64), numbers[:, 1], numbers[:, 2]
+    device = tuple(row[1] for row in rows)
+    low_s, high_s = intervals_of(rounds, device, tau_s, tau_hat_s)
     return Predictions(
-        round=numbers[:, 0].astype(np.int64),
-        device=tuple(row[1] for row in rows),
-        tau_s=numbers[:, 1],
-        tau_hat_s=numbers[:, 2],
-        width_s=numbers[:, 3],
+        round=rounds,
+        device=device,
+        tau_s=tau_s,
+        tau_hat_s=tau_hat_s,
+        low_s=low_s,
+        high_s=high_s,
         phases_s={
             **dict(zip(MEASURED_PHASES, phases_s.T, strict=True)),
             REST: numbers[:, 1] - phases_s.sum(axis=1),
@@ -122,36 +129,56 @@ def read_predictions(reader: RunReader, until_round: int, limit: int = LIMIT) ->
     )
 
 
-def errors_of(found: Predictions, alpha: float, mask: Bools | None = None) -> PredictionErrors:
-    """Return the errors of all exchanges, or of those in a mask of shape (M,).
+def intervals_of(
+    rounds: Ints, device: Sequence[str], tau_s: Floats, tau_hat_s: Floats
+) -> tuple[Floats, Floats]:
+    """Return the ends of the interval of each prediction, learned from earlier rounds.
 
     Args:
-        found: The exchanges.
-        alpha: Half of a confidence interval, in widths.
-        mask: The exchanges that count.
+        rounds: Round of each exchange, ascending, shape (M,).
+        device: Its device.
+        tau_s: Its time, seconds, shape (M,).
+        tau_hat_s: Its prediction, seconds, shape (M,).
     """
+    names, rows = np.unique(np.array(device, dtype=str), return_inverse=True)
+    low_s, high_s = np.zeros(len(rows)), np.full(len(rows), np.inf)
+    intervals, predicted_s = ConformalIntervals(), np.zeros(len(names))
+    starts = np.flatnonzero(np.diff(rounds, prepend=-1)).tolist()
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        at = slice(start, end)
+        predicted_s[rows[at]] = tau_hat_s[at]
+        ends = intervals.bounds(predicted_s)
+        low_s[at], high_s[at] = (of_device[rows[at]] for of_device in ends)
+        intervals.observe(rows[at], tau_hat_s[at], tau_s[at])
+    return low_s, high_s
+
+
+def errors_of(found: Predictions, mask: Bools | None = None) -> PredictionErrors:
+    """Return the errors of all exchanges, or of those in a mask of shape (M,)."""
     counted = np.ones(len(found.tau_s), dtype=np.bool_) if mask is None else mask
     error, tau_hat_s, tau_s = (x[counted] for x in (found.error, found.tau_hat_s, found.tau_s))
     if not error.size:
         return PredictionErrors(0, None, None, None, None)
-    half_s = alpha * found.width_s[counted]
-    is_known: Bools = np.asarray(half_s > 0.0)
-    inside = np.abs(tau_hat_s - tau_s)[is_known] <= half_s[is_known]
+    low_s, high_s = found.low_s[counted], found.high_s[counted]
+    is_bounded = np.isfinite(high_s)
+    is_inside = ((low_s <= tau_s) & (tau_s <= high_s))[is_bounded]
     return PredictionErrors(
         count=int(error.size),
         median_ape=float(np.median(np.abs(error))),
         bias=float(error.mean()),
-        coverage=float(inside.mean()) if inside.size else None,
-        width=float(np.median((half_s / tau_hat_s)[is_known])) if inside.size else None,
+        coverage=float(is_inside.mean()) if is_inside.size else None,
+        width=float(np.median(((high_s - low_s) / tau_hat_s)[is_bounded]))
+        if is_inside.size
+        else None,
     )
 
 
-def drift(found: Predictions, alpha: float) -> tuple[PredictionErrors, PredictionErrors]:
+def drift(found: Predictions) -> tuple[PredictionErrors, PredictionErrors]:
     """Return the errors of the newest rounds and of as many rounds before."""
     last = int(found.round.max()) if found.round.size else 0
     recent: Bools = np.asarray(found.round > last - RECENT_ROUNDS)
     before: Bools = np.asarray(~recent & (found.round > last - 2 * RECENT_ROUNDS))
-    return errors_of(found, alpha, recent), errors_of(found, alpha, before)
+    return errors_of(found, recent), errors_of(found, before)
 
 
 def errors_by_round(found: Predictions) -> list[tuple[int, float, float]]:
@@ -200,7 +227,7 @@ def parts_of_residual(found: Predictions) -> list[PartOfResidual]:
     return sorted(parts, key=lambda part: -(part.share or 0.0))
 
 
-def errors_by_device(found: Predictions, alpha: float) -> list[DeviceError]:
+def errors_by_device(found: Predictions) -> list[DeviceError]:
     """Return the errors of each device, the largest median first."""
     names, group = np.unique(np.array(found.device, dtype=str), return_inverse=True)
     devices = []
@@ -210,7 +237,7 @@ def errors_by_device(found: Predictions, alpha: float) -> list[DeviceError]:
         devices.append(
             DeviceError(
                 device=name,
-                errors=errors_of(found, alpha, mask),
+                errors=errors_of(found, mask),
                 tau_s=float(found.tau_s[last]),
                 tau_hat_s=float(found.tau_hat_s[last]),
             )

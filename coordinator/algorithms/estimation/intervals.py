@@ -97,7 +97,7 @@ class ConformalIntervals:
         """
         is_pair = np.isfinite(tau_hat_s) & np.isfinite(tau_s) & (tau_hat_s > 0.0) & (tau_s > 0.0)
         order = np.flatnonzero(is_pair)
-        order = order[np.argsort(rows[order])]
+        order = order[np.argsort(rows[order], kind="stable")]
         if not order.size:
             return
         rows, tau_hat_s, tau_s = rows[order], tau_hat_s[order], tau_s[order]

@@ -10,7 +10,6 @@ from textual.containers import Horizontal
 from textual.events import Resize
 from textual.widgets import Static
 
-from fairbed.coordinator.report.estimators import alpha_of
 from fairbed.coordinator.report.predictions import (
     RECENT_ROUNDS,
     DeviceError,
@@ -45,7 +44,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("count", "Exchanges that count: predicted, and valid for the estimator."),
     ("error", "Median of |predicted - measured| / measured."),
     ("bias", "Mean of (predicted - measured) / measured; + means that predictions are too long."),
-    ("width", "Half of the confidence interval / prediction, median."),
+    ("width", "Width of the 80 % interval / prediction, median."),
     ("pred. s", "Prediction of the newest exchange, seconds."),
     ("τ s", "Measured time of the newest exchange, seconds."),
 )
@@ -67,17 +66,16 @@ class Accuracy:
 
 def read_accuracy(until_round: int, reader: RunReader) -> Accuracy:
     """Read the exchanges up to a round, and return their errors."""
-    alpha = alpha_of(reader.plan.selection)
     found = read_predictions(reader, until_round)
-    recent, before = drift(found, alpha)
+    recent, before = drift(found)
     newest = zip(found.tau_s[-SCATTERED:], found.tau_hat_s[-SCATTERED:], strict=True)
     return Accuracy(
-        every=errors_of(found, alpha),
+        every=errors_of(found),
         recent=recent,
         before=before,
         by_round=errors_by_round(found),
         parts=parts_of_residual(found),
-        devices=errors_by_device(found, alpha)[:WORST_DEVICES],
+        devices=errors_by_device(found)[:WORST_DEVICES],
         points=tuple((float(tau_s), float(tau_hat_s)) for tau_s, tau_hat_s in newest),
     )
 
@@ -183,7 +181,11 @@ class EstimatorScreen(RunScreen):
         """Return the columns and the parts of a residual."""
         return (
             *COLUMNS,
-            ("within the interval", "Share of measured times within predicted ± alpha width."),
+            (
+                "80 % interval",
+                "A range around each prediction, from the errors of earlier ones, that about 80 % "
+                "of measured times are within.",
+            ),
             ("equal", "The line on which predicted and measured times are equal."),
             ("spread", "Standard deviation of a phase around the mean of its device."),
             (
@@ -201,13 +203,14 @@ def facts_text(name: str, found: Accuracy) -> str:
     every = found.every
     if not every.count:
         return f"{name}: no prediction yet that can be compared with a measured time"
-    width = "" if every.width is None else f", interval ± {percent(every.width)}"
-    inside = (
-        f", {percent(every.coverage)} within the interval" if every.coverage is not None else ""
+    interval = (
+        f", 80 % interval {percent(every.width)} wide, {percent(every.coverage)} within"
+        if every.width is not None
+        else ""
     )
     return (
         f"{name}, {every.count:,} exchanges: median error {percent(every.median_ape)}, "
-        f"bias {percent(every.bias, is_signed=True)}{width}{inside}\n"
+        f"bias {percent(every.bias, is_signed=True)}{interval}\n"
         f"newest {RECENT_ROUNDS} rounds: median error {percent(found.recent.median_ape)}, bias "
         f"{percent(found.recent.bias, is_signed=True)}; {RECENT_ROUNDS} before: "
         f"{percent(found.before.median_ape)}, {percent(found.before.bias, is_signed=True)}"

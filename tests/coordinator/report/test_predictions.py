@@ -17,6 +17,7 @@ from fairbed.coordinator.report.predictions import (
     errors_by_device,
     errors_by_round,
     errors_of,
+    intervals_of,
     parts_of_residual,
     read_predictions,
 )
@@ -30,7 +31,7 @@ def exchanges(
     *,
     device: str = "",
     train_s: list[float] | None = None,
-    width_s: float = 0.1,
+    half_s: float = 0.2,
 ) -> Predictions:
     """Return one exchange per round; a letter of `device` is the device of each."""
     tau = np.array(tau_s)
@@ -40,38 +41,53 @@ def exchanges(
         device=tuple(device or "a" * len(tau)),
         tau_s=tau,
         tau_hat_s=np.array(tau_hat_s),
-        width_s=np.full(len(tau), width_s),
+        low_s=np.array(tau_hat_s) - half_s,
+        high_s=np.array(tau_hat_s) + half_s,
         phases_s={"train": train, REST: tau - train},
     )
 
 
 def test_errors_are_relative_to_the_measured_time() -> None:
-    found = errors_of(exchanges([1.0, 2.0, 4.0], [1.1, 1.8, 6.0]), alpha=2.0)
+    found = errors_of(exchanges([1.0, 2.0, 4.0], [1.1, 1.8, 6.0]))
     assert found.count == 3
     assert found.median_ape == pytest.approx(0.1)
     assert found.bias == pytest.approx((0.1 - 0.1 + 0.5) / 3)
-    assert found.coverage == pytest.approx(2 / 3)  # 0.1, 0.2 and 2.0 s off, half an interval 0.2 s
-    assert found.width == pytest.approx(0.2 / 1.8)
+    assert found.coverage == pytest.approx(
+        2 / 3
+    )  # 0.1, 0.2 and 2.0 s off, intervals of 0.2 s each way
+    assert found.width == pytest.approx(0.4 / 1.8)
 
 
-def test_an_estimator_without_widths_has_no_interval() -> None:
-    found = errors_of(exchanges([1.0, 2.0], [1.0, 2.0], width_s=float("nan")), alpha=2.0)
+def test_predictions_before_enough_errors_have_no_interval() -> None:
+    found = errors_of(exchanges([1.0, 2.0], [1.0, 2.0], half_s=float("inf")))
     assert (found.median_ape, found.coverage, found.width) == (0.0, None, None)
+
+
+def test_intervals_come_from_the_errors_of_earlier_rounds() -> None:
+    rng = np.random.default_rng(8)
+    rounds, tau_s = np.repeat(np.arange(1, 201), 2), np.exp(0.2 * rng.standard_normal(400))
+    low_s, high_s = intervals_of(rounds, ("a", "b") * 200, tau_s, np.ones(400))
+    assert np.isinf(high_s[:10]).all(), "nine errors are needed, and each round has two"
+    assert np.isfinite(high_s[10:]).all()
+    inside = (low_s <= tau_s) & (tau_s <= high_s)
+    assert inside[40:].mean() == pytest.approx(0.8, abs=0.04)
+    shorter = intervals_of(rounds[:100], ("a", "b") * 50, tau_s[:100], np.ones(100))
+    assert shorter[0].tolist() == low_s[:100].tolist(), "later rounds have no effect"
 
 
 def test_without_exchanges_nothing_is_known() -> None:
     nothing = exchanges([], [])
-    assert errors_of(nothing, 2.0).median_ape is None
-    assert drift(nothing, 2.0)[0].count == 0
+    assert errors_of(nothing).median_ape is None
+    assert drift(nothing)[0].count == 0
     assert errors_by_round(nothing) == []
     assert parts_of_residual(nothing) == []
-    assert errors_by_device(nothing, 2.0) == []
+    assert errors_by_device(nothing) == []
 
 
 def test_the_newest_rounds_are_compared_with_those_before() -> None:
     rounds = 3 * RECENT_ROUNDS
     tau_hat_s = [3.0] * RECENT_ROUNDS + [1.5] * RECENT_ROUNDS + [1.1] * RECENT_ROUNDS
-    recent, before = drift(exchanges([1.0] * rounds, tau_hat_s), alpha=2.0)
+    recent, before = drift(exchanges([1.0] * rounds, tau_hat_s))
     assert (recent.count, before.count) == (RECENT_ROUNDS, RECENT_ROUNDS)
     assert recent.median_ape == pytest.approx(0.1)
     assert before.median_ape == pytest.approx(0.5)
@@ -109,7 +125,7 @@ def test_a_prediction_that_follows_a_phase_leaves_nothing_of_it() -> None:
 def test_a_constant_error_of_a_device_is_no_spread() -> None:
     found = exchanges([1.0, 1.0, 5.0, 5.0], [2.0, 2.0, 4.0, 4.0], device="aabb")
     assert {part.share for part in parts_of_residual(found)} == {None}
-    assert [x.errors.bias for x in errors_by_device(found, 2.0)] == [
+    assert [x.errors.bias for x in errors_by_device(found)] == [
         pytest.approx(1.0),
         pytest.approx(-0.2),
     ]
@@ -117,7 +133,7 @@ def test_a_constant_error_of_a_device_is_no_spread() -> None:
 
 def test_devices_stand_in_the_order_of_their_errors() -> None:
     found = exchanges([1.0, 1.0, 2.0, 1.0], [1.1, 1.5, 2.2, 1.4], device="abca")
-    devices = errors_by_device(found, 2.0)
+    devices = errors_by_device(found)
     assert [device.device for device in devices] == ["b", "a", "c"]
     assert (devices[1].tau_s, devices[1].tau_hat_s, devices[1].errors.count) == (1.0, 1.4, 2)
 
