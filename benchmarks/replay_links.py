@@ -29,9 +29,10 @@ import msgspec
 from benchmarks._fidelity.host_contention import HostContention, children, watch
 from benchmarks._fidelity.table import placed
 from benchmarks._link_transfers import Transfers, measure
+from fairbed.profiles import LinkQueue
 from fairbed.testbed.backends.network.network import open_network
-from fairbed.testbed.backends.network.plan.htb import FRAME_BYTES, IP_BYTES, queue_bytes, wire_bps
 from fairbed.testbed.emulation.conditions import Shape
+from fairbed.testbed.emulation.queues import depth_bytes
 from fairbed.testbed.emulation.tcp import TcpPath, TcpSender, transfer_end
 
 PAUSE_S = 0.7
@@ -65,12 +66,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     def path(self, direction: str) -> TcpPath:
         """Return the path of the model in a direction."""
-        packet_bytes = IP_BYTES if direction == "down" else FRAME_BYTES
         return TcpPath.constant(
             self.rate_bps,
             self.delay_s,
             self.loss_ratio,
-            queue_bytes=queue_bytes(wire_bps(self.rate_bps, packet_bytes)),
+            queue_bytes=depth_bytes(LinkQueue(), self.rate_bps),
             is_lossy_first=direction == "up",
         )
 

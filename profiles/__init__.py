@@ -17,7 +17,15 @@ from fairbed.profiles.numbers import numbers, schedule_text, unknown_numbers
 from fairbed.profiles.population import Population
 from fairbed.profiles.quantities import Quantity, Varying
 from fairbed.profiles.sampling import sample
-from fairbed.profiles.schema import CellProfile, CellShare, Link, LinkProfile, Profile
+from fairbed.profiles.schema import (
+    CellProfile,
+    CellShare,
+    Discipline,
+    Link,
+    LinkProfile,
+    LinkQueue,
+    Profile,
+)
 from fairbed.profiles.tracks import DeviceTracks, LinkTracks, device_tracks
 from fairbed.profiles.write import to_toml
 
@@ -25,8 +33,10 @@ __all__ = [
     "CellProfile",
     "CellShare",
     "DeviceTracks",
+    "Discipline",
     "Link",
     "LinkProfile",
+    "LinkQueue",
     "LinkTracks",
     "Population",
     "Profile",

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fairbed.profiles.quantities import Varying
-from fairbed.profiles.schema import Link, LinkProfile
+from fairbed.profiles.quantities import Quantity, Varying
+from fairbed.profiles.schema import DROP_TAIL, Link, LinkProfile, LinkQueue
 from fairbed.profiles.traces.table import format_table
 from fairbed.profiles.traces.trace import ONE_WAY, Trace
 from fairbed.profiles.write import to_toml
@@ -45,6 +45,7 @@ def import_link(
     description: Description,
     up_bps: float | None = None,
     delay_s: float | None = None,
+    queue: LinkQueue = DROP_TAIL,
 ) -> Imported:
     """Return a link whose rates follow traces.
 
@@ -56,6 +57,7 @@ def import_link(
         description: Title, source and licence.
         up_bps: A constant uplink rate instead, bit/s.
         delay_s: One-way delay, seconds, if the traces have none; None takes 0.
+        queue: The queue of each direction.
 
     Raises:
         ValueError: A rate is missing, or always 0.
@@ -78,6 +80,15 @@ def import_link(
         else _given(delay_s or 0.0, NOT_RECORDED if delay_s is None else GIVEN),
         jitter=followed("jitter_s", down, down_file) if down.has("jitter_s") else None,
         loss=followed("loss_ratio", down, down_file) if down.has("loss_ratio") else None,
+        queue_depth=None
+        if queue.depth_s is None
+        else Quantity(value=1000.0 * queue.depth_s, tag="literature", source=GIVEN),
+        queue_size=None
+        if queue.depth_bytes is None
+        else Quantity(value=queue.depth_bytes, tag="literature", source=GIVEN),
+        discipline=None
+        if queue.discipline == "drop-tail"
+        else Quantity(value=queue.discipline, tag="literature", source=GIVEN),
     )
     profile = LinkProfile(
         name=name, title=_line(description.title), licence=_line(description.licence), link=link

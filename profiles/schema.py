@@ -7,6 +7,7 @@ The docstring of an optional field states the meaning of its absence. Files of t
 without optional fields, keep their meaning.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, field
@@ -26,6 +27,13 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Rate at one time, bit/s; 0 is an outage."""
 Delay: TypeAlias = Annotated[float, Meta(ge=0.0, le=60.0)]
 Loss: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
+QueueMs: TypeAlias = Annotated[float, Meta(gt=0.0, le=60_000.0)]
+"""Depth of a queue, milliseconds at the fastest rate of its link."""
+QueueBytes: TypeAlias = Annotated[int, Meta(ge=3028, le=1 << 24)]
+"""Depth of a queue, bytes of Ethernet frames: two full packets to 16 MiB."""
+Discipline: TypeAlias = Literal["drop-tail", "fq_codel"]
+"""`drop-tail`: one queue, which drops what does not fit. `fq_codel`: a queue for each connection,
+each kept short (RFC 8290)."""
 ClockRatio: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_CLOCK_RATIO)]
 Celsius: TypeAlias = Annotated[float, Meta(ge=-60.0, le=150.0)]
 Watts: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e5)]
@@ -47,6 +55,21 @@ UNKNOWN_RATE = _unknown(94e6, "TCP payload of Fast Ethernet")
 UNKNOWN_DELAY = _unknown(0.0002, "half of a round trip of 0.4 ms in a local network")
 
 
+@dataclass(frozen=True, slots=True)
+class LinkQueue:
+    """The queue of each direction of a link: `testbed.emulation.queues` computes its size."""
+
+    depth_s: float | None = None
+    """Time in which the fastest rate of the direction sends a full queue; None is not stated."""
+    depth_bytes: int | None = None
+    """Bytes of Ethernet frames; None is not stated."""
+    discipline: Discipline = "drop-tail"
+
+
+DROP_TAIL = LinkQueue()
+"""The queue of a link that states none."""
+
+
 class Link(Strict, frozen=True, kw_only=True):
     """Access link of a device; rates are of TCP payload."""
 
@@ -60,6 +83,30 @@ class Link(Strict, frozen=True, kw_only=True):
     """Standard deviation of the one-way delay, seconds; absent is 0, a constant delay."""
     loss: Varying[Loss, Loss] | None = field(name="loss_ratio", default=None)
     """Share of packets lost in each direction; absent is 0."""
+    queue_depth: Quantity[QueueMs] | None = field(name="queue_ms", default=None)
+    """Depth of the queue of each direction, as time at the fastest rate of the link, milliseconds;
+    excludes `queue_bytes`; absent is 100 ms and at least 10 packets."""
+    queue_size: Quantity[QueueBytes] | None = field(name="queue_bytes", default=None)
+    """Depth of the queue of each direction, bytes of Ethernet frames; absent: see `queue_ms`."""
+    discipline: Quantity[Discipline] | None = field(name="queue", default=None)
+    """`drop-tail` or `fq_codel`; absent is `drop-tail`."""
+
+    def __post_init__(self) -> None:
+        if self.queue_depth is not None and self.queue_size is not None:
+            raise ValueError(
+                f"queue_ms and queue_bytes exclude each other, got {self.queue_depth.value:g} ms "
+                f"and {self.queue_size.value} bytes; remove one"
+            )
+
+    @property
+    def queue(self) -> LinkQueue:
+        """The queue of each direction."""
+        depth, size, discipline = self.queue_depth, self.queue_size, self.discipline
+        return LinkQueue(
+            depth_s=None if depth is None else depth.value / 1000.0,
+            depth_bytes=None if size is None else size.value,
+            discipline="drop-tail" if discipline is None else discipline.value,
+        )
 
     @property
     def down_bps(self) -> float:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fairbed.profiles.quantities import Spread, Varying, normal_shares
-from fairbed.profiles.schema import Availability, Link, Profile, Thermal
+from fairbed.profiles.schema import DROP_TAIL, Availability, Link, LinkQueue, Profile, Thermal
 from fairbed.profiles.series import Series
 
 DRAWN_S = 3600.0
@@ -98,6 +98,8 @@ class LinkTracks:
     delay_s: Series
     jitter_s: Series
     loss_ratio: Series
+    queue: LinkQueue = DROP_TAIL
+    """Constant: a queue keeps its size when the rates change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def device_tracks(
             delay_s=follow(link.delay, "delay_s", 0.0),
             jitter_s=follow(link.jitter, "jitter_s", 0.0),
             loss_ratio=follow(link.loss, "loss_ratio", 0.0),
+            queue=link.queue,
         ),
     )
 

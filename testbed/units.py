@@ -3,6 +3,11 @@
 import math
 import re
 
+from msgspec import ValidationError, convert
+
+from fairbed.profiles import LinkQueue
+from fairbed.profiles.schema import QueueBytes, QueueMs
+
 RATES_BPS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 DURATIONS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATIOS = {"%": 0.01, "": 1.0}
@@ -59,6 +64,25 @@ def size_bytes(text: str) -> int:
     if value < 1:
         raise ValueError(f"must be an amount of memory such as 512M or 2G, got {text!r}")
     return value
+
+
+def queue_depth(text: str) -> LinkQueue:
+    """Return a drop-tail queue of a depth, given as a time or in bytes.
+
+    Raises:
+        ValueError: The text is neither, or no link can have such a queue.
+    """
+    try:
+        if text.strip().lower().endswith("s"):
+            depth_s = duration_s(text)
+            convert(1000.0 * depth_s, QueueMs)
+            return LinkQueue(depth_s=depth_s)
+        return LinkQueue(depth_bytes=convert(size_bytes(text), QueueBytes))
+    except (ValueError, ValidationError):
+        raise ValueError(
+            "must be a time up to 60s such as 300ms, or an amount from 3k to 16m such as 64k, "
+            f"got {text!r}"
+        ) from None
 
 
 def _read(text: str, units: dict[str, float], expected: str) -> float:

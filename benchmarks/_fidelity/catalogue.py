@@ -8,7 +8,17 @@ from typing import TypeAlias
 
 import msgspec
 
-from benchmarks._fidelity import cells, cpu, delay_and_loss, dilation, fleets, link, outage, trace
+from benchmarks._fidelity import (
+    cells,
+    cpu,
+    delay_and_loss,
+    dilation,
+    fleets,
+    link,
+    outage,
+    queues,
+    trace,
+)
 from benchmarks._fidelity.measure import Plan, print_row
 from benchmarks._fidelity.measured_device import MeasuredDevice, open_measured_device
 from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
@@ -38,6 +48,7 @@ GROUPS: Mapping[str, Group] = {
     "transfer": Group(near=(link.transfers,)),
     "delay": Group(far=(delay_and_loss.delays, delay_and_loss.jitters)),
     "loss": Group(far=(delay_and_loss.losses,)),
+    "queue": Group(near=(queues.under_load,)),
     "outage": Group(near=(outage.outages,)),
     "trace": Group(near=(trace.traces,)),
     "trace-steps": Group(near=(trace.short_steps,)),

@@ -166,9 +166,16 @@ async def _measured_delays(
 async def one_way_s(
     measured: MeasuredDevice, direction: Direction, count: int, gap_s: float
 ) -> list[float]:
+    """Return the one-way delay of each of `count` messages over a new connection, seconds."""
+    await measured.connect()
+    return await message_delays_s(measured, direction, count, gap_s)
+
+
+async def message_delays_s(
+    measured: MeasuredDevice, direction: Direction, count: int, gap_s: float
+) -> list[float]:
     """Return the one-way delay of each of `count` messages, seconds."""
     sender, receiver = ends(measured, direction)
-    await measured.connect()
     limit_s = count * gap_s + 30.0
     delays_s, _ = await both(
         receiver.request(ReceiveMessages(count=count, limit_s=limit_s), Delays, limit_s + 30.0),

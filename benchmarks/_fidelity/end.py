@@ -1,8 +1,8 @@
 """A measuring end: one process, inside a device or outside, that executes commands.
 
 `python -m benchmarks._fidelity.end PARENT [first]` executes `end_commands` from stdin, one after
-the other, until stdin ends. It has one thread and blocking sockets, so that timestamps are taken
-directly at a transfer.
+the other, until stdin ends. It has blocking sockets, and one thread beside that of a load, so that
+timestamps are taken directly at a transfer.
 """
 
 import sys
@@ -31,6 +31,8 @@ class End:
             end_commands.ReceiveBlock: stream.receive_block,
             end_commands.SendMessages: stream.send_messages,
             end_commands.ReceiveMessages: stream.receive_messages,
+            end_commands.OpenLoad: stream.open_load,
+            end_commands.CloseLoad: stream.close_load,
             end_commands.OpenDatagrams: datagram_socket.open,
             end_commands.SendDatagrams: datagram_socket.send,
             end_commands.ReceiveDatagrams: datagram_socket.receive,

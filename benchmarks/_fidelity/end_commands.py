@@ -73,6 +73,18 @@ class ReceiveMessages(Command, frozen=True, kw_only=True):
     limit_s: float
 
 
+class OpenLoad(Command, frozen=True, kw_only=True):
+    """Open a second connection and fill the link with it, or drain it, until `CloseLoad`."""
+
+    sends: bool
+    towards: tuple[str, int] | None = None
+    """None accepts it."""
+
+
+class CloseLoad(Command, frozen=True, kw_only=True):
+    """Close the second connection."""
+
+
 class OpenDatagrams(Command, frozen=True, kw_only=True):
     """Receive datagrams at the address from which `towards` is reached; answered by `Address`."""
 
@@ -142,6 +154,8 @@ Commands: TypeAlias = (
     | ReceiveBlock
     | SendMessages
     | ReceiveMessages
+    | OpenLoad
+    | CloseLoad
     | OpenDatagrams
     | SendDatagrams
     | ReceiveDatagrams

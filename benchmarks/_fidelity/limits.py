@@ -41,6 +41,12 @@ SHARE_OF_CELL = 0.03
 LOSS = 0.10
 """Relative."""
 
+QUEUES_S = (0.05, 0.2, 1.0)
+"""Depths of a queue."""
+
+QUEUE = 0.15
+"""Of the delay under load. CUBIC keeps a queue 92.5 % full on average."""
+
 
 def goodput(backend: BackendName, rate_bps: float) -> float | None:
     """Return the limit of the error of a rate; None without a limit."""

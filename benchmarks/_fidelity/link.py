@@ -25,8 +25,8 @@ from benchmarks._fidelity.measure import Plan, measured_row
 from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row
 from benchmarks._fidelity.windows import Evidence, Window
-from fairbed.testbed.backends.network.plan.htb import FRAME_BYTES
 from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.emulation.queues import FRAME_BYTES
 
 Direction: TypeAlias = Literal["down", "up"]
 

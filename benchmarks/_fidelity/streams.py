@@ -1,18 +1,22 @@
-"""One TCP connection at a time, with the instants of sending and arrival."""
+"""One TCP connection at a time, with the instants of sending and arrival, and one beside it."""
 
 import socket
 import struct
+import threading
 import time
+from contextlib import suppress
 
 from benchmarks._fidelity.end_commands import (
     Accept,
     Address,
     Arrivals,
+    CloseLoad,
     Connect,
     Delays,
     Done,
     Instant,
     Listen,
+    OpenLoad,
     ReceiveBlock,
     ReceiveMessages,
     ReceiveStream,
@@ -40,6 +44,7 @@ class Stream:
     def __init__(self) -> None:
         self._server: socket.socket | None = None
         self._socket: socket.socket | None = None
+        self._load: socket.socket | None = None
 
     def listen(self, command: Listen) -> Address:
         """Listen on a free port."""
@@ -141,6 +146,28 @@ class Stream:
             data = data[whole:]
         return Delays(seconds=seconds)
 
+    def open_load(self, command: OpenLoad) -> Done:
+        """Fill the link over a second connection in a thread, or drain that connection."""
+        if command.towards is not None:
+            self._load = socket.create_connection(command.towards, OPEN_S)
+        else:
+            assert self._server is not None
+            self._load = self._server.accept()[0]
+        self._load.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._load.settimeout(None)
+        transfer = _fill if command.sends else _drain
+        threading.Thread(target=transfer, args=(self._load,), daemon=True).start()
+        return Done()
+
+    def close_load(self, _: CloseLoad) -> Done:
+        """End the thread by closing its connection."""
+        if self._load is not None:
+            with suppress(OSError):  # the other end has closed
+                self._load.shutdown(socket.SHUT_RDWR)
+            self._load.close()
+            self._load = None
+        return Done()
+
     @property
     def _open(self) -> socket.socket:
         if self._socket is None:
@@ -156,3 +183,17 @@ class Stream:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _fill(load: socket.socket) -> None:
+    piece = bytes(READ_BYTES)
+    with suppress(OSError):  # the connection is closed
+        while True:
+            load.send(piece)
+
+
+def _drain(load: socket.socket) -> None:
+    buffer = bytearray(READ_BYTES)
+    with suppress(OSError):
+        while load.recv_into(buffer):
+            pass

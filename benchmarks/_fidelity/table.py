@@ -14,6 +14,7 @@ TITLES = {
     "transfer": "time of 64 KB to 1 MB",
     "delay": "one-way delay and jitter",
     "loss": "packet loss",
+    "queue": "delay in a full queue, 50 ms to 1 s",
     "outage": "holes in the link",
     "trace": "replay of cellular traces",
     "dilation": "time dilated 4 times against not",

@@ -50,8 +50,8 @@ class ConditionApplier:
     def _check(self, spec: DeviceSpec, wanted: Conditions) -> None:
         check_speed(spec, wanted)
         shape = wanted.shape or Shape()
-        if shape.loss_ratio > 0.0:
-            raise BackendError(loss_problem(spec.name, shape.loss_ratio))
+        if (problem := proxy_problem(spec.name, shape)) is not None:
+            raise BackendError(problem)
         is_shaped = not shape.is_plain or wanted.outage in ("coverage", "unplugged")
         if is_shaped and spec.name not in self._ports:
             raise BackendError(
@@ -111,9 +111,16 @@ def check_speed(spec: DeviceSpec, wanted: Conditions) -> None:
         )
 
 
-def loss_problem(name: str, loss_ratio: float) -> str:
-    """Return the message that a TCP proxy cannot drop packets."""
-    return (
-        f"{name}: the process backend relays TCP and cannot drop packets, got loss_ratio "
-        f'{loss_ratio:g}; use emulation.backend = "namespace", or a link without loss'
-    )
+def proxy_problem(name: str, shape: Shape) -> str | None:
+    """Return why a TCP proxy cannot emulate a link; None if it can."""
+    if shape.loss_ratio > 0.0:
+        return (
+            f"{name}: the process backend relays TCP and cannot drop packets, got loss_ratio "
+            f'{shape.loss_ratio:g}; use emulation.backend = "namespace", or a link without loss'
+        )
+    if shape.codel_target_s is not None:
+        return (
+            f"{name}: the process backend relays TCP and has drop-tail queues only, got fq_codel; "
+            'use emulation.backend = "namespace", or queue = "drop-tail"'
+        )
+    return None

@@ -8,7 +8,7 @@ A backend starts devices, changes their conditions while they run, and reports t
 with `async with` before use; leaving it ends all devices and frees their resources.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,9 +17,10 @@ import msgspec
 
 from fairbed.profiles import Link, Profile
 from fairbed.testbed.emulation.cell import Cell, DeviceCells
-from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.emulation.conditions import Conditions, Congestion, LinkFeature, Outage, Shape
 from fairbed.testbed.emulation.device import EmulatedDevice, emulated_device
 from fairbed.testbed.emulation.malicious import Attack
+from fairbed.testbed.emulation.queues import codel_target_s, depth_bytes
 from fairbed.testbed.emulation.work import WorkCosts
 
 
@@ -44,6 +45,8 @@ class DeviceSpec:
     """The cell whose rate it shares with other devices, and the cells in front of that one."""
     priority: int = 0
     """In a cell with priorities: 0 is first."""
+    congestion: Congestion = "cubic"
+    """Congestion control of its uploads."""
 
     def dilated(self, dilation: float) -> "DeviceSpec":
         """Return the device that this machine must emulate under time dilation."""
@@ -83,20 +86,29 @@ def device_spec(
     )
 
 
-def without_loss(spec: DeviceSpec) -> DeviceSpec:
-    """Return the same device on a link without loss, for a backend that cannot drop packets."""
-    if spec.shape is None:
-        return spec
-    return replace(spec, shape=msgspec.structs.replace(spec.shape, loss_ratio=0.0))
+def without(spec: DeviceSpec, lacking: Collection[LinkFeature]) -> DeviceSpec:
+    """Return the same device without features that its backend lacks."""
+    if "bbr" in lacking:
+        spec = replace(spec, congestion="cubic")
+    shape = spec.shape
+    if shape is not None and "loss" in lacking:
+        shape = msgspec.structs.replace(shape, loss_ratio=0.0)
+    if shape is not None and "fq_codel" in lacking:
+        shape = msgspec.structs.replace(shape, codel_target_s=None)
+    return replace(spec, shape=shape)
 
 
 def _shape(link: Link) -> Shape:
+    queue = link.queue
     return Shape(
         down_bps=link.down_bps,
         up_bps=link.up_bps,
         delay_s=link.delay_s,
         jitter_s=link.jitter_s,
         loss_ratio=link.loss_ratio,
+        down_queue_bytes=depth_bytes(queue, link.down.highest),
+        up_queue_bytes=depth_bytes(queue, link.up.highest),
+        codel_target_s=codel_target_s(queue),
     )
 
 

@@ -11,13 +11,13 @@ replaced silently.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import anyio.to_thread
 
-from fairbed.testbed.backends.base import Backend, DeviceSpec, cells_of, without_loss
+from fairbed.testbed.backends.base import Backend, DeviceSpec, cells_of, without
 from fairbed.testbed.backends.cgroups.fleet import check_share, try_groups
 from fairbed.testbed.backends.containers.engine import ContainerEngine, find_engine
 from fairbed.testbed.backends.helper import OnEnd
@@ -25,7 +25,7 @@ from fairbed.testbed.backends.namespace import NamespaceBackend
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.probe import probe
 from fairbed.testbed.backends.process import ProcessBackend
-from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.emulation.conditions import Congestion, LinkFeature, Shape
 from fairbed.testbed.errors import BackendError, BackendUnavailable
 
 BackendName: TypeAlias = Literal["namespace", "container", "process"]
@@ -51,6 +51,9 @@ class BackendChoice:
     network: Network | None = None
     engine: ContainerEngine | None = None
     """Runs a container for each device; None without containers."""
+    lacks: Mapping[LinkFeature, str] = field(default_factory=dict)
+    """Features of links that the backend does not emulate here, each with what to do about it, or
+    nothing; the devices in `fleet` are without them (`testbed.run.preflight` warns of it)."""
 
     @property
     def broker_host(self) -> str | None:
@@ -88,10 +91,9 @@ class BackendChoice:
                 on_end=on_end,
                 engine=self.engine,
             )
-        fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.run.preflight` warns of it
         return ProcessBackend(
             broker_url,
-            fleet,
+            self.fleet,
             self.folder,
             tenant=tenant,
             passwords=passwords,
@@ -109,6 +111,7 @@ async def open_backend(
     *,
     image: str | None = None,
     seed: int = 0,
+    congestion: Congestion = "cubic",
 ) -> AsyncIterator[BackendChoice]:
     """Choose a backend for a fleet and open the network that it needs.
 
@@ -119,14 +122,17 @@ async def open_backend(
         run_id: Name of the run.
         image: Container image; None is the root file system of this machine.
         seed: Seed of the jitter and loss of links.
+        congestion: Congestion control of this machine towards the devices.
 
     Raises:
         BackendUnavailable: The named backend does not work.
         BackendError: The network cannot be made.
     """
     name, rejected = await choose(choice, fleet)
+    lacks = await _lacking(name, fleet, congestion)
+    fleet = [without(spec, lacks) for spec in fleet] if lacks else fleet
     if name == "process":
-        yield BackendChoice(name, rejected, fleet, folder, seed)
+        yield BackendChoice(name, rejected, fleet, folder, seed, lacks=lacks)
         return
     try:
         logs = folder / "logs"
@@ -141,8 +147,23 @@ async def open_backend(
         seed=seed,
         log=logs / "relay.log",
         cells=cells_of(fleet),
+        congestion={spec.name: spec.congestion for spec in fleet},
+        host_congestion="cubic" if "bbr" in lacks else congestion,
     ) as network:
-        yield BackendChoice(name, rejected, fleet, folder, seed, network, engine)
+        yield BackendChoice(name, rejected, fleet, folder, seed, network, engine, lacks)
+
+
+async def _lacking(
+    name: BackendName, fleet: Sequence[DeviceSpec], congestion: Congestion
+) -> Mapping[LinkFeature, str]:
+    """Return the features that a backend does not emulate on this machine."""
+    if name == "process":
+        return dict.fromkeys(get_args(LinkFeature), "")
+    needs_probe = congestion == "bbr" or any(
+        spec.congestion == "bbr" or (spec.shape or Shape()).codel_target_s is not None
+        for spec in fleet
+    )
+    return (await probe()).lacks if needs_probe else {}
 
 
 async def choose(
@@ -211,4 +232,4 @@ def _unavailable(choice: BackendKind, why: str) -> str:
 
 def _is_delayed(spec: DeviceSpec) -> bool:
     shape = spec.shape or Shape()
-    return spec.is_driven or shape != Shape(down_bps=shape.down_bps, up_bps=shape.up_bps)
+    return spec.is_driven or shape.is_impaired

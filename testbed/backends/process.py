@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from fairbed.testbed.backends.agent_pool import AgentPool, Method, Site
-from fairbed.testbed.backends.apply_conditions import ConditionApplier, loss_problem
+from fairbed.testbed.backends.apply_conditions import ConditionApplier, proxy_problem
 from fairbed.testbed.backends.base import DeviceSpec, Usage, cells_of
 from fairbed.testbed.backends.helper import OnEnd
 from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
@@ -187,8 +187,8 @@ def _has_own_link(spec: DeviceSpec) -> bool:
 
 def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:
     for spec in fleet:
-        if spec.shape is not None and spec.shape.loss_ratio > 0.0:
-            raise BackendError(loss_problem(spec.name, spec.shape.loss_ratio))
+        if (problem := proxy_problem(spec.name, spec.shape or Shape())) is not None:
+            raise BackendError(problem)
     try:
         if any(_has_own_link(spec) for spec in fleet):
             redirected(broker_url, "127.0.0.1", 1)

@@ -485,6 +485,18 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
         "--up-rate", metavar="RATE", help="rate of the uplink, if no file has it: 5mbit"
     )
     importing.add_argument("--delay", metavar="TIME", help="one-way delay: 30ms (default 0)")
+    importing.add_argument(
+        "--queue",
+        metavar="DEPTH",
+        help="depth of the queue of each direction: 300ms of the fastest rate, or 64k "
+        "(default 100ms)",
+    )
+    importing.add_argument(
+        "--queue-discipline",
+        choices=("drop-tail", "fq_codel"),
+        default="drop-tail",
+        help="kind of these queues (default drop-tail)",
+    )
     importing.add_argument("--title", help="one line about the link")
     importing.add_argument("--source", help="origin of the trace")
     importing.add_argument("--licence", help="licence of the trace")

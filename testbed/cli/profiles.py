@@ -5,6 +5,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from fairbed.profiles import (
     CellProfile,
     Link,
     LinkProfile,
+    LinkQueue,
     Population,
     Profile,
     ProfileError,
@@ -40,8 +42,9 @@ from fairbed.profiles.traces.files import parse_trace, read_file
 from fairbed.profiles.traces.gaps import GapRule, bridge_gaps
 from fairbed.profiles.traces.mahimahi import is_mahimahi
 from fairbed.testbed.cli import DONE, FAILED
+from fairbed.testbed.emulation.queues import depth_bytes, depth_s
 from fairbed.testbed.errors import UsageError
-from fairbed.testbed.units import duration_s, rate_bps
+from fairbed.testbed.units import duration_s, queue_depth, rate_bps
 
 NAME = re.compile(r"[a-z0-9-]{1,32}")
 
@@ -85,10 +88,18 @@ def _imported(
     )
     delay_s = None if options.delay is None else _number("--delay", options.delay)
     try:
-        return import_link(name, down, up, description, up_rate, delay_s)
+        return import_link(name, down, up, description, up_rate, delay_s, _queue(options))
     except ValueError as exc:
         hint = "give the uplink as a second file or with --up-rate"
         raise UsageError(f"{options.down}: {exc}; {hint}") from exc
+
+
+def _queue(options: argparse.Namespace) -> LinkQueue:
+    try:
+        queue = LinkQueue() if options.queue is None else queue_depth(options.queue)
+    except ValueError as exc:
+        raise UsageError(f"--queue: {exc}") from exc
+    return replace(queue, discipline=options.queue_discipline)
 
 
 def _columns(text: str | None) -> dict[str, Column] | None:
@@ -242,6 +253,10 @@ class LinkRow(Struct, frozen=True, kw_only=True):
     delay_s: float
     jitter_s: float
     loss_ratio: float
+    queue_s: float | None
+    """Time in which a full queue is sent at the fastest rate downwards; None is not stated."""
+    queue: str
+    """Discipline of the queues."""
     schedule: str
     """Schedule of the downlink rate: constant, series, trace or spread."""
     is_measured: bool
@@ -306,6 +321,10 @@ def link_row(profile: LinkProfile) -> LinkRow:
         delay_s=link.delay_s,
         jitter_s=link.jitter_s,
         loss_ratio=link.loss_ratio,
+        queue_s=None
+        if link.queue_depth is None and link.queue_size is None
+        else depth_s(depth_bytes(link.queue, link.down.highest), link.down.highest),
+        queue=link.queue.discipline,
         schedule=schedules[0] if schedules else "constant",
         is_measured=_is_measured(link),
     )
@@ -407,10 +426,12 @@ def _device_lines(rows: list[ProfileListRow]) -> list[str]:
 
 def _link_lines(rows: list[LinkRow]) -> list[str]:
     head = f"{'link':<{NAME_WIDTH}}{'down':>8}{'up':>8}{'delay':>9}{'jitter':>9}{'loss':>7}"
+    head += f"{'queue':>9}"
     return [f"{head}  {'schedule':<11}rates"] * bool(rows) + [
         f"{row.name:<{NAME_WIDTH}}{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}"
         f"{_ms(row.delay_s):>9}{_ms(row.jitter_s) if row.jitter_s else '-':>9}"
-        f"{f'{row.loss_ratio:.1%}' if row.loss_ratio else '-':>7}  {row.schedule:<11}"
+        f"{f'{row.loss_ratio:.1%}' if row.loss_ratio else '-':>7}"
+        f"{'-' if row.queue_s is None else _ms(row.queue_s):>9}  {row.schedule:<11}"
         f"{'measured' if row.is_measured else ''}".rstrip()
         for row in rows
     ]

@@ -114,7 +114,9 @@ def _of_tracks(tracks: DeviceTracks) -> dict[str, Series]:
     }
     if tracks.link is not None:
         for field in fields(tracks.link):
-            found[f"link.{field.name}"] = getattr(tracks.link, field.name)
+            series = getattr(tracks.link, field.name)
+            if isinstance(series, Series):
+                found[f"link.{field.name}"] = series
     return found
 
 

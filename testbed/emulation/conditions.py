@@ -8,6 +8,12 @@ Outage: TypeAlias = Literal["coverage", "unplugged", "frozen"]
 """`coverage`: packets are lost, as without radio coverage. `unplugged`: the link is down, as in
 airplane mode. `frozen`: the processes of the device are stopped."""
 
+Congestion: TypeAlias = Literal["cubic", "bbr"]
+"""Congestion control of TCP: CUBIC (RFC 9438), the default of Linux, or BBR."""
+
+LinkFeature: TypeAlias = Literal["loss", "fq_codel", "bbr"]
+"""A feature of links that some backends or kernels lack."""
+
 
 class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The access link of one device; rates count TCP payload."""
@@ -22,6 +28,13 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Standard deviation of the one-way delay, seconds; packets keep their order."""
     loss_ratio: float = 0.0
     """Share of packets lost in each direction, 0 to 1."""
+    down_queue_bytes: int | None = None
+    """Size of the queue towards the device, bytes of Ethernet frames; None: 100 ms at the fastest
+    rate so far (`testbed.emulation.queues`)."""
+    up_queue_bytes: int | None = None
+    """Size of the queue away from the device."""
+    codel_target_s: float | None = None
+    """Waiting time that fq_codel allows, seconds; None is a drop-tail queue."""
 
     def dilated(self, dilation: float) -> "Shape":
         """Return the link that this machine must shape under time dilation."""
@@ -31,12 +44,18 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             up_bps=None if self.up_bps is None else self.up_bps / dilation,
             delay_s=self.delay_s * dilation,
             jitter_s=self.jitter_s * dilation,
+            codel_target_s=None if self.codel_target_s is None else self.codel_target_s * dilation,
         )
+
+    @property
+    def is_impaired(self) -> bool:
+        """Whether packets are delayed or lost."""
+        return max(self.delay_s, self.jitter_s, self.loss_ratio) > 0.0
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing is shaped, so that the device needs no emulated link."""
-        return self == Shape()
+        return self.down_bps is None and self.up_bps is None and not self.is_impaired
 
 
 class Conditions(Struct, frozen=True):

@@ -5,7 +5,8 @@
 
 A link carries TCP payload: headers, loss and slow start are not modelled. The sender sends pieces
 of at most `chunk_bytes` and waits while the link `is_full`. The rate then holds over every time
-window, up to one piece, and the short queue keeps the latency of control messages low.
+window, up to one piece. A message waits behind all pieces in the queue, as in the drop-tail queue
+of a real link; a full queue drops nothing, because its senders wait.
 
 A link may change while pieces are on it. Bits that were sent keep their arrival time; the rest is
 sent at the new rate, so that the volume is the integral of the rate. Rate 0 is an outage: the
@@ -17,8 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
+from fairbed.testbed.emulation.queues import depth_s
+
 QUEUE_S = 0.1
-"""A link with more than this time of data in its queue is full, seconds."""
+"""Depth of the queue of a link that states none, seconds of its rate."""
+
+REFILL_RATIO = 0.85
+"""A sender that waits for a full queue continues at this share of its depth, so that the queue is
+92.5 % full on average, as with CUBIC: its window W falls to 0.7 W and grows back by a cubic, whose
+mean is W (1 - 0.3 / 4) (RFC 9438, sections 4.2 and 4.6)."""
 
 CHUNK_S = 2e-3
 """Transmission time of one piece, seconds: a compromise between smoothness and cost."""
@@ -63,6 +71,8 @@ class LinkDirection:
     """Standard deviation of the delay."""
     draw: Callable[[], float] = _no_jitter
     """Returns standard normal numbers."""
+    queue_bytes: int | None = None
+    """Size of the queue, bytes of Ethernet frames; None is `QUEUE_S`. It may be set at any time."""
     free_at: float = 0.0
     """The link is busy until this time; `inf` in an outage with pieces in the queue."""
     last_due: float = 0.0
@@ -122,12 +132,19 @@ class LinkDirection:
 
     def is_full(self, now: float) -> bool:
         """Return whether the sender should wait."""
-        return self.free_at - now > QUEUE_S
+        return self.free_at - now > self.queue_s
+
+    @property
+    def queue_s(self) -> float:
+        """Time in which the link sends a full queue at its present rate, seconds."""
+        if self.queue_bytes is None or not self.rate_bps:
+            return QUEUE_S
+        return depth_s(self.queue_bytes, self.rate_bps)
 
     @property
     def ready_at(self) -> float:
-        """When a waiting sender may continue: the queue is half empty then."""
-        return self.free_at - QUEUE_S / 2.0
+        """When a waiting sender may continue."""
+        return self.free_at - REFILL_RATIO * self.queue_s
 
     def _place(self, piece: Piece) -> None:
         """Set the times of a piece, behind all pieces that were placed before it."""

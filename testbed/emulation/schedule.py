@@ -18,6 +18,7 @@ from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.emulation.heat import Heat
+from fairbed.testbed.emulation.queues import codel_target_s, queue_bytes
 
 UnavailableAs: TypeAlias = Literal["unwilling", "unplugged"]
 """A device that is not available either reports that, or cannot be reached."""
@@ -93,7 +94,12 @@ class Schedule:
         unavailable_as: UnavailableAs = "unwilling",
         outages: tuple[OutageWindow, ...] = (),
     ) -> None:
-        self._speed, self._has_link, self._unavailable_as = speed, link is not None, unavailable_as
+        self._speed, self._unavailable_as = speed, unavailable_as
+        self._queues: tuple[int, int] | None = None
+        self._codel_target_s: float | None = None
+        if link is not None:
+            self._queues = queue_bytes(link, "down"), queue_bytes(link, "up")
+            self._codel_target_s = codel_target_s(link.queue)
         self._outages = outages
         self._edges = sorted(edge for o in outages for edge in (o.start_s, o.end_s))
         series = _series(available, speed, link)
@@ -125,11 +131,11 @@ class Schedule:
         self._read(t)
         available, clock, load, down_bps, up_bps, delay_s, jitter_s, loss_ratio = self._values
         is_available, is_outage = available > 0.0, False
-        speed = shape = None
+        speed = None
         if self._speed is not None:
             speed = self._speed.of(clock, load) * heat_clock_ratio
-        if self._has_link:
-            shape = _shape(down_bps, up_bps, delay_s, jitter_s, loss_ratio)
+        shape = self._shape(down_bps, up_bps, delay_s, jitter_s, loss_ratio)
+        if shape is not None:
             is_outage = down_bps == 0.0 or up_bps == 0.0
         return Conditions(
             speed_ratio=speed,
@@ -184,7 +190,7 @@ class Schedule:
             outage = None if covered_s > ROUNDING_S else "coverage"
         return Conditions(
             speed_ratio=None if self._speed is None else speed * heat_clock_ratio,
-            shape=_shape(down_bps, up_bps, *others) if self._has_link else None,
+            shape=self._shape(down_bps, up_bps, *others),
             outage=outage,
             clock_ratio=clock * heat_clock_ratio,
             temperature_celsius=celsius,
@@ -207,9 +213,26 @@ class Schedule:
 
     def _is_hole(self, t: float, down_bps: float, up_bps: float) -> bool:
         """Return whether there is no coverage at `t`, with these rates."""
-        if self._has_link and (down_bps == 0.0 or up_bps == 0.0):
+        if self._queues is not None and (down_bps == 0.0 or up_bps == 0.0):
             return True
         return any(o.kind == "coverage" and o.start_s <= t < o.end_s for o in self._outages)
+
+    def _shape(
+        self, down_bps: float, up_bps: float, delay_s: float, jitter_s: float, loss_ratio: float
+    ) -> Shape | None:
+        """Return the link with these numbers; None is this machine's own."""
+        if self._queues is None:
+            return None
+        return Shape(
+            down_bps=max(down_bps, MIN_BPS),
+            up_bps=max(up_bps, MIN_BPS),
+            delay_s=delay_s,
+            jitter_s=jitter_s,
+            loss_ratio=loss_ratio,
+            down_queue_bytes=self._queues[0],
+            up_queue_bytes=self._queues[1],
+            codel_target_s=self._codel_target_s,
+        )
 
     def _read(self, t: float) -> None:
         """Update values and next change of all series to `t`; the last `t` is cached."""
@@ -231,18 +254,6 @@ class Schedule:
         if not is_available and self._unavailable_as == "unplugged":
             found.append("unplugged")
         return max(found, key=_SEVERITY.__getitem__, default=None)
-
-
-def _shape(
-    down_bps: float, up_bps: float, delay_s: float, jitter_s: float, loss_ratio: float
-) -> Shape:
-    return Shape(
-        down_bps=max(down_bps, MIN_BPS),
-        up_bps=max(up_bps, MIN_BPS),
-        delay_s=delay_s,
-        jitter_s=jitter_s,
-        loss_ratio=loss_ratio,
-    )
 
 
 def _series(

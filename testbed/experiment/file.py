@@ -52,8 +52,9 @@ from fairbed.coordinator.policy.plugins import (
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.availability import parse_hours
 from fairbed.device_agent.privacy import buffers_problem
+from fairbed.profiles.schema import Discipline, QueueBytes, QueueMs
 from fairbed.testbed.emulation.cell import LOWEST_PRIORITY
-from fairbed.testbed.emulation.conditions import Outage
+from fairbed.testbed.emulation.conditions import Congestion, Outage
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.cells import CellConfig, CellName, cells_problem
 from fairbed.testbed.experiment.data import DataConfig
@@ -154,6 +155,16 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     exchange_times: Annotated[str, Meta(min_length=1)] | None = None
     """A log of exchanges from which a replay draws their durations (`fairbed profiles import-log`);
     a live run takes those of profile and link."""
+    queue_ms: QueueMs | None = None
+    """Depth of the queue of each direction of the link, as time at its fastest rate, milliseconds;
+    excludes `queue_bytes`; not set: that of the link, or 100 ms and at least 10 packets."""
+    queue_bytes: QueueBytes | None = None
+    """Depth of the queue of each direction of the link, bytes of Ethernet frames."""
+    queue: Discipline | None = None
+    """Discipline of the queues: `drop-tail` or `fq_codel`; not set: that of the link, or
+    `drop-tail`."""
+    congestion: Congestion = "cubic"
+    """TCP congestion control of the devices, for their uploads."""
     outage: tuple[OutageConfig, ...] = ()
     malicious: MaliciousConfig | None = None
     """not set: all devices are honest."""
@@ -191,6 +202,17 @@ class FleetConfig(Section, frozen=True, kw_only=True):
             raise ValueError(
                 "model excludes profile, population, link, trace and exchange_times, got both; "
                 "remove model or the others"
+            )
+        if self.queue_ms is not None and self.queue_bytes is not None:
+            raise ValueError(
+                f"queue_ms and queue_bytes exclude each other, got {self.queue_ms:g} ms and "
+                f"{self.queue_bytes} bytes; remove one"
+            )
+        has_queue = any(one is not None for one in (self.queue_ms, self.queue_bytes, self.queue))
+        if self.model is not None and has_queue:
+            raise ValueError(
+                "model excludes queue_ms, queue_bytes and queue, got both; remove one: only "
+                "devices with a profile have a link with a queue"
             )
         if self.model is not None and self.cell is not None:
             raise ValueError(
@@ -288,6 +310,8 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
     """Time of day at which the run begins, for `fleet.available_hours`."""
     unavailable_as: Literal["unwilling", "unplugged"] = "unwilling"
     """Behaviour of an unavailable device: report itself unwilling, or lose its link."""
+    congestion: Congestion = "cubic"
+    """TCP congestion control of the broker's machine, for the downloads of all devices."""
     dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0
     """Seconds of this machine in one second of the fleet; auto takes the smallest with which the
     devices of one round fit into this machine at the same time."""

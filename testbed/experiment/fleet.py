@@ -1,6 +1,6 @@
 """Plan the fleet of an experiment: the devices and the profile, link and seed of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,16 +10,18 @@ import numpy as np
 from fairbed import profiles
 from fairbed.coordinator.store.tables import TruthRow
 from fairbed.device_agent.availability import DAY_S, parse_hours, parse_time
-from fairbed.profiles import DeviceTracks, Link, Profile, Varying, device_tracks
+from fairbed.profiles import DeviceTracks, Link, Profile, Quantity, Varying, device_tracks
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.exchange_log import ExchangeLog, read_exchange_log
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.profiles.traces.files import read_file
 from fairbed.profiles.tracks import LinkTracks
-from fairbed.testbed.backends.base import DeviceSpec, device_spec, without_loss
+from fairbed.testbed.backends.base import DeviceSpec, device_spec, without
 from fairbed.testbed.emulation.cell import Cell, lines_of
+from fairbed.testbed.emulation.conditions import LinkFeature
 from fairbed.testbed.emulation.malicious import Attack
+from fairbed.testbed.emulation.queues import queue_bytes
 from fairbed.testbed.emulation.schedule import (
     OutageWindow,
     Schedule,
@@ -111,14 +113,15 @@ class PlannedDevice:
         """Return the device with this behaviour; None is honest."""
         return replace(self, spec=replace(self.spec, attack=attack))
 
-    def without_loss(self) -> "PlannedDevice":
-        """Return the device on a link without packet loss, for a backend that cannot drop any."""
+    def without(self, lacking: Collection[LinkFeature]) -> "PlannedDevice":
+        """Return the device without features that its backend lacks; profile and link stay."""
         link = self.tracks.link
-        if link is None:
-            return self
-        lossless = replace(link, loss_ratio=Series.constant(0.0))
-        tracks = replace(self.tracks, link=lossless)
-        return replace(self, spec=without_loss(self.spec), tracks=tracks).with_is_driven()
+        if link is not None and "loss" in lacking:
+            link = replace(link, loss_ratio=Series.constant(0.0))
+        if link is not None and "fq_codel" in lacking:
+            link = replace(link, queue=replace(link.queue, discipline="drop-tail"))
+        tracks = replace(self.tracks, link=link)
+        return replace(self, spec=without(self.spec, lacking), tracks=tracks).with_is_driven()
 
     def dilated(self, dilation: float) -> "PlannedDevice":
         """Return the device as this machine must emulate it; profile and link are unchanged."""
@@ -243,6 +246,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             link = own_link or (profile.link if profile is not None else None)
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
+            link = _queued(link, group, number)
             levels = (1.0, 1.0, 1.0) if group.physical else _levels(experiment, len(devices))
             spec = _on_levels(device_spec(name, profile, link, speed * levels[1]), levels)
             spec = replace(
@@ -251,11 +255,13 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
                 models=models,
                 cells=tuple(cells[one] for one in lines_of(group.cell or "", cells)),
                 priority=group.priority or 0,
+                congestion=group.congestion,
             )
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
             if tracks.link is not None and levels != (1.0, 1.0, 1.0):
                 tracks = replace(tracks, link=_track_on_levels(tracks.link, levels))
+            spec = _with_queues(spec, tracks.link)
             if group.available_hours:
                 hours = hours_series(group.available_hours, experiment.emulation.start_time)
                 tracks = replace(tracks, available=hours)
@@ -307,6 +313,18 @@ def _track_on_levels(link: LinkTracks, levels: tuple[float, float, float]) -> Li
         down_bps=link.down_bps.scaled(1.0 / levels[0]),
         up_bps=link.up_bps.scaled(1.0 / levels[2]),
     )
+
+
+def _with_queues(spec: DeviceSpec, link: LinkTracks | None) -> DeviceSpec:
+    """Return a device whose queues have the size that the schedules of its link give them."""
+    if spec.shape is None or link is None:
+        return spec
+    shape = msgspec.structs.replace(
+        spec.shape,
+        down_queue_bytes=queue_bytes(link, "down"),
+        up_queue_bytes=queue_bytes(link, "up"),
+    )
+    return replace(spec, shape=shape)
 
 
 def _check_names(number: int, prefix: str, names: Sequence[str], physical: Sequence[str]) -> None:
@@ -376,11 +394,39 @@ def _traced(link: Link | None, name: str, read_trace: TraceReader) -> Link:
         source = f"mean of the trace {name}"
         return Varying(value=series.mean, tag="measured", source=source, trace=name)
 
-    rates = {"down": rate("down_bps"), "up": rate("up_bps")}
-    if link is not None:
-        return msgspec.structs.replace(link, **rates)
-    source = "no link was named beside the trace"
-    return Link(**rates, delay=Varying(value=0.0, tag="literature", source=source))
+    if link is None:
+        source = "no link was named beside the trace"
+        link = Link(delay=Varying(value=0.0, tag="literature", source=source))
+    return msgspec.structs.replace(link, down=rate("down_bps"), up=rate("up_bps"))
+
+
+def _queued(link: Link | None, group: FleetConfig, number: int) -> Link | None:
+    """Return a link with the queue of its group.
+
+    Raises:
+        ExperimentError: There is no link that could have a queue.
+    """
+    given = {
+        "queue_depth": group.queue_ms,
+        "queue_size": group.queue_bytes,
+        "discipline": group.queue,
+    }
+    if not any(value is not None for value in given.values()):
+        return link
+    if link is None:
+        raise ExperimentError(
+            f"fleet[{number}]: a queue needs a link, got none; give the group a link or a profile"
+        )
+    if group.queue is None:
+        del given["discipline"]
+    if group.queue_ms is None and group.queue_bytes is None:
+        del given["queue_depth"], given["queue_size"]
+    source = f"fleet[{number}] of the experiment"
+    numbers = {
+        key: None if value is None else Quantity(value=value, tag="literature", source=source)
+        for key, value in given.items()
+    }
+    return msgspec.structs.replace(link, **numbers)
 
 
 def stream(seed: int, number: int) -> np.random.Generator:

@@ -11,7 +11,7 @@ preflight_findings    the results for the event log of a run
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,8 +23,7 @@ from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, s
 from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
-from fairbed.profiles import Link
-from fairbed.testbed.backends.choice import BackendChoice, BackendName
+from fairbed.testbed.backends.choice import BackendChoice
 from fairbed.testbed.emulation.capacity import (
     RESERVE_CORES,
     Demand,
@@ -32,6 +31,7 @@ from fairbed.testbed.emulation.capacity import (
     fitting_dilation,
     has_enough_cores,
 )
+from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.wire.artifact import Artifact
@@ -40,12 +40,26 @@ DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
 """Policies that draw devices, or candidates, in proportion to n_k."""
 
 
-def not_emulated(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
-    """Return one line with the keys that are not emulated, and their profiles; None if all are."""
+def not_emulated(
+    devices: Sequence[PlannedDevice],
+    backend: str,
+    lacks: Mapping[LinkFeature, str],
+    congestion: Congestion = "cubic",
+) -> str | None:
+    """Return one line with the keys that are not emulated, and their profiles; None if all are.
+
+    Args:
+        devices: The emulated devices.
+        backend: Name of the backend.
+        lacks: Features of links that it does not emulate, each with what to do, or nothing.
+        congestion: Congestion control of this machine towards the devices.
+    """
     profiles_by_key: dict[str, set[str]] = defaultdict(set)
-    affected = 0
+    affected, advice = 0, dict[str, None]()
     for planned in devices:
-        keys = list(_unsupported_keys(planned.link, backend))
+        missing = [(key, lacks[one]) for key, one in _features(planned, congestion) if one in lacks]
+        keys = [key for key, _ in missing]
+        advice.update((line, None) for _, line in missing if line)
         affected += bool(keys)
         for key in keys:
             profiles_by_key[key].add(planned.profile.name if planned.profile else planned.spec.name)
@@ -54,14 +68,21 @@ def not_emulated(devices: Sequence[PlannedDevice], backend: BackendName) -> str 
     found = "; ".join(f"{key} ({_short(sorted(names))})" for key, names in profiles_by_key.items())
     return (
         f"{affected} of {len(devices)} devices have settings that the {backend} backend does not "
-        f"emulate: {found}"
+        f"emulate: {'; '.join([found, *advice])}"
     )
 
 
-def _unsupported_keys(link: Link | None, backend: BackendName) -> Iterator[str]:
-    loses = link is not None and link.loss is not None and link.loss.highest > 0.0
-    if loses and backend == "process":
-        yield "link.loss_ratio"
+def _features(planned: PlannedDevice, congestion: Congestion) -> Iterator[tuple[str, LinkFeature]]:
+    """Yield the keys of a device that need a feature of links, each with the feature."""
+    link = planned.link
+    if link is not None and link.loss is not None and link.loss.highest > 0.0:
+        yield "link.loss_ratio", "loss"
+    if link is not None and link.queue.discipline == "fq_codel":
+        yield "link.queue", "fq_codel"
+    if planned.spec.congestion == "bbr":
+        yield "fleet.congestion", "bbr"
+    if congestion == "bbr":
+        yield "emulation.congestion", "bbr"
 
 
 def _short(names: Sequence[str]) -> str:
@@ -284,7 +305,9 @@ def preflight_findings(
         yield PreflightFinding(
             "backend", f"devices are emulated by the {backend.name} backend{others}"
         )
-        if (line := not_emulated(devices, backend.name)) is not None:
+        congestion = experiment.emulation.congestion
+        line = not_emulated(devices, backend.name, backend.lacks, congestion)
+        if line is not None:
             yield PreflightFinding("not-emulated", line, "warning")
     if experiment.noise.varies_exchanges:
         yield PreflightFinding(

@@ -285,6 +285,7 @@ async def _choose_backend(
         plan.run_id,
         image=experiment.emulation.image,
         seed=experiment.seed_for("traces"),
+        congestion=experiment.emulation.congestion,
     ) as choice:
         yield choice
 
@@ -338,9 +339,9 @@ async def _report_not_enrolled(
 
 def _as_emulated(devices: list[PlannedDevice], choice: BackendChoice | None) -> list[PlannedDevice]:
     """Return the devices as their backend emulates them: a TCP proxy cannot drop packets."""
-    if choice is None or choice.name != "process":
+    if choice is None or not choice.lacks:
         return devices
-    return [device.without_loss() for device in devices]
+    return [device.without(choice.lacks) for device in devices]
 
 
 async def _costs(

@@ -54,6 +54,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--jitter", metavar="TIME", help="standard deviation of the delay: 5ms")
     add("--loss", metavar="SHARE", help="share of packets lost in each direction: 1%%")
     add(
+        "--queue",
+        metavar="DEPTH",
+        help="depth of the queue of each direction, as time at the fastest rate, 300ms, or in "
+        "bytes, 64k (default: that of the link, or 100ms)",
+    )
+    add(
+        "--queue-discipline",
+        choices=("drop-tail", "fq_codel"),
+        help="kind of these queues; fq_codel needs it in the kernel",
+    )
+    add(
         "--trace",
         metavar="FILE",
         help="rates over time, repeated: a CSV file (t_s,down_mbps,up_mbps), a mahimahi trace, "

@@ -8,6 +8,7 @@ The device is always available: the availability of the profile is ignored.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -158,15 +159,26 @@ def _link_tracks(
     if request.trace is not None:
         found = _traced(found, request.trace, read_trace)
     _check_link(request)
-    given = {
-        "down_bps": request.down_bps,
-        "up_bps": request.up_bps,
-        "delay_s": request.delay_s,
-        "jitter_s": request.jitter_s,
-        "loss_ratio": request.loss_ratio,
-    }
-    constants = {key: Series.constant(value) for key, value in given.items() if value is not None}
-    return replace(found, **constants)
+    is_limited = min(found.down_bps.lowest, found.up_bps.lowest) < UNLIMITED_BPS
+    if request.queue is not None and not (is_limited or request.down_bps or request.up_bps):
+        raise RequestError(
+            "--queue: needs a rate, got a link without limits; add --down and --up, or a link"
+        )
+
+    def given(value: float | None, otherwise: Series) -> Series:
+        return otherwise if value is None else Series.constant(value)
+
+    return LinkTracks(
+        down_bps=given(request.down_bps, found.down_bps),
+        up_bps=given(request.up_bps, found.up_bps),
+        delay_s=given(request.delay_s, found.delay_s),
+        jitter_s=given(request.jitter_s, found.jitter_s),
+        loss_ratio=given(request.loss_ratio, found.loss_ratio),
+        queue=replace(
+            request.queue or found.queue,
+            discipline=request.discipline or found.queue.discipline,
+        ),
+    )
 
 
 def _is_delayed(link: LinkTracks) -> bool:
@@ -189,7 +201,7 @@ def _check_link(request: DeviceRequest) -> None:
 
 def _traced(link: LinkTracks, name: str, read_trace: ReadTrace) -> LinkTracks:
     """Return the link with every column of a trace in place of its own values."""
-    found: dict[str, Series] = {}
+    found: dict[str, Any] = {}
     problem: TraceError | None = None
     for column in ("down_bps", "up_bps", "delay_s", "jitter_s", "loss_ratio"):
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
+from fairbed.profiles import Discipline, LinkQueue
 from fairbed.testbed import units
 
 T = TypeVar("T")
@@ -40,6 +41,9 @@ class DeviceRequest:
     delay_s: float | None = None
     jitter_s: float | None = None
     loss_ratio: float | None = None
+    queue: LinkQueue | None = None
+    """Has the depth."""
+    discipline: Discipline | None = None
     trace: str | None = None
     seed: int = 0
     is_paced: bool = False
@@ -54,6 +58,8 @@ class DeviceRequest:
             "--delay": self.delay_s,
             "--jitter": self.jitter_s,
             "--loss": self.loss_ratio,
+            "--queue": self.queue,
+            "--queue-discipline": self.discipline,
             "--trace": self.trace,
         }
         return [option for option, value in given.items() if value is not None]
@@ -77,6 +83,8 @@ def device_request(options: argparse.Namespace) -> DeviceRequest:
         delay_s=_unless_absent("--delay", options.delay, units.duration_s),
         jitter_s=_unless_absent("--jitter", options.jitter, units.duration_s),
         loss_ratio=_unless_absent("--loss", options.loss, units.ratio),
+        queue=_unless_absent("--queue", options.queue, units.queue_depth),
+        discipline=options.queue_discipline,
         trace=options.trace,
         seed=_seed(options.seed),
         is_paced=options.backend == "process",

@@ -77,3 +77,12 @@ def test_a_missing_or_zero_rate_is_refused() -> None:
         import_link("walk", trace(down_bps=[1e6]), None, DESCRIPTION)
     with pytest.raises(ValueError, match=r"^down_bps must be above 0 at some time, got only zeros"):
         import_link("walk", trace(bps=[0.0, 0.0]), None, DESCRIPTION)
+
+
+def test_a_queue_is_written_with_the_link(tmp_path: Path) -> None:
+    queue = profiles.LinkQueue(depth_s=0.3, discipline="fq_codel")
+    both = trace(bps=[1e6, 3e6])
+    imported = import_link("walk", both, None, DESCRIPTION, queue=queue)
+    assert loaded(imported, tmp_path).link.queue == queue
+    sized = import_link("run", both, None, DESCRIPTION, queue=profiles.LinkQueue(None, 64_000))
+    assert loaded(sized, tmp_path, "run").link.queue == profiles.LinkQueue(None, 64_000)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fairbed.testbed.units import duration_s, rate_bps, ratio, size_bytes
+from fairbed.profiles import LinkQueue
+from fairbed.testbed.units import duration_s, queue_depth, rate_bps, ratio, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,15 @@ def test_memory_is_counted_in_powers_of_1024(text: str, n_bytes: int) -> None:
 def test_an_invalid_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be an amount of memory such as 512M"):
         size_bytes(text)
+
+
+def test_a_depth_is_a_time_or_an_amount() -> None:
+    assert queue_depth("300ms") == LinkQueue(depth_s=0.3)
+    assert queue_depth(" 1.5s ") == LinkQueue(depth_s=1.5)
+    assert queue_depth("64k") == LinkQueue(depth_bytes=1 << 16)
+
+
+@pytest.mark.parametrize("text", ["", "0ms", "61s", "300", "2k", "17m", "0k", "long", "nan s"])
+def test_a_depth_that_no_queue_can_have_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a time up to 60s such as 300ms, or an amount"):
+        queue_depth(text)

@@ -58,7 +58,7 @@ from fairbed.testbed.backends.network.programs import run_module, run_program
 from fairbed.testbed.backends.network.relays import Relays, open_relays
 from fairbed.testbed.backends.network.sweep import NAMESPACES, remove, sweep_alone
 from fairbed.testbed.emulation.cell import Cell, DeviceCells
-from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.emulation.conditions import Conditions, Congestion, LinkFeature, Shape
 from fairbed.testbed.errors import BackendError
 
 
@@ -170,7 +170,10 @@ async def set_up_namespaces(
                 namespace=str(NAMESPACES / names.device(name)),
                 settings=DEVICE_SETTINGS,
                 lines=links.device_side_lines(
-                    addresses, link.index, is_relayed=link.delayed_by == "relay"
+                    addresses,
+                    link.index,
+                    is_relayed=link.delayed_by == "relay",
+                    congestion=link.congestion,
                 ),
             )
             for name, link in made.items()
@@ -180,6 +183,7 @@ async def set_up_namespaces(
 
 
 NO_LOG = Path(os.devnull)
+NO_CONGESTION: Mapping[str, Congestion] = MappingProxyType({})
 
 
 class Network:
@@ -281,6 +285,8 @@ async def open_network(
     seed: int = 0,
     log: Path = NO_LOG,
     cells: DeviceCells = MappingProxyType({}),
+    congestion: Mapping[str, Congestion] = NO_CONGESTION,
+    host_congestion: Congestion = "cubic",
 ) -> AsyncIterator[Network]:
     """Make a namespace and a shaped link to this machine for each device.
 
@@ -295,6 +301,8 @@ async def open_network(
         seed: Seed of loss and jitter.
         log: Receives the output of helper processes.
         cells: Of each device in a cell, the cell with those in front of it, and its priority.
+        congestion: Congestion control of devices, for their uploads; cubic for the others.
+        host_congestion: Congestion control of this machine towards the devices.
 
     Raises:
         BackendError: This machine cannot make the network; see `testbed.backends.network.probe`.
@@ -304,7 +312,8 @@ async def open_network(
             f"fleet: must have at most {MAX_DEVICES} devices per network, got {len(shapes)}"
         )
     in_front = _cells_in_front(cells)
-    made = _with_cells(await _links(shapes, delayed), cells, in_front)
+    plain = await _links(shapes, delayed, congestion, host_congestion)
+    made = _with_cells(plain, cells, in_front)
     host = identity()
     async with AsyncExitStack() as stack:
         names, addresses = await claim(stack, run_id, len(shapes))
@@ -322,7 +331,7 @@ async def open_network(
                 if name not in relayed
             ]
         )
-        host_lines = "\n".join([*links.host_lines(names, addresses), ""])
+        host_lines = "\n".join([*links.host_lines(names, addresses, host_congestion), ""])
         await run_program(["ip", "-batch", "-"], host_lines.encode())
         if in_front:
             await ip.run(links.cell_lines())
@@ -372,7 +381,10 @@ def _with_cells(
 
 
 async def _links(
-    shapes: Mapping[str, Shape | None], delayed: Collection[str]
+    shapes: Mapping[str, Shape | None],
+    delayed: Collection[str],
+    congestion: Mapping[str, Congestion],
+    host_congestion: Congestion,
 ) -> dict[str, NetworkLink]:
     """Return how each link is made.
 
@@ -388,16 +400,30 @@ async def _links(
         for name, each in known.items()
         if impairment_of(each) != NO_IMPAIRMENT or name in delayed
     }
+    codel = {name for name, each in known.items() if each.codel_target_s is not None}
+    features: dict[LinkFeature, bool] = {
+        "fq_codel": bool(codel),
+        "bbr": "bbr" in (host_congestion, *congestion.values()),
+    }
     by: DelayedBy = None
-    if need:
+    if need or any(features.values()):
         support = await probe()
-        if support.delay is None:
+        if need and support.delay is None:
             raise BackendError(
                 f"{min(need)}: needs delay or loss; {support.problem or support.delay_problem}"
             )
         by = support.delay
+        for feature, is_needed in features.items():
+            if is_needed and (support.problem or feature in support.lacks):
+                raise BackendError(support.problem or support.lacks[feature])
     made = {
-        name: NetworkLink(index, by if name in need else None) for index, name in enumerate(shapes)
+        name: NetworkLink(
+            index,
+            by if name in need else None,
+            congestion=congestion.get(name, "cubic"),
+            has_codel=name in codel,
+        )
+        for index, name in enumerate(shapes)
     }
     for name, link in made.items():
         _check(name, link, known[name])

@@ -3,8 +3,8 @@
 import shutil
 import socket
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from fairbed.testbed.backends.network.owner import FOLDER
 from fairbed.testbed.backends.network.programs import run_module
 from fairbed.testbed.backends.network.trial import TrialResult
+from fairbed.testbed.emulation.conditions import LinkFeature
 from fairbed.testbed.errors import BackendError
 
 _USE_PROCESS = "or use the process backend, which shapes by proxies"
@@ -27,6 +28,8 @@ class Support:
     """How packets are delayed and dropped: by the kernel or by a relay; None if neither works."""
     delay_problem: str | None = None
     """Why neither works, and what to do."""
+    lacks: Mapping[LinkFeature, str] = field(default_factory=dict)
+    """Why a feature of links does not work, and what to do."""
 
 
 async def probe() -> Support:
@@ -73,16 +76,33 @@ def support_from(trial: TrialResult, try_run_folder: Callable[[], str]) -> Suppo
             f"{FOLDER} must be writable, got: {folder_problem}; be root, or in a user namespace "
             "mount a /run of its own: mount -t tmpfs none /run"
         )
+    lacks = dict(_missing(trial))
     if not trial.netem:
-        return Support(None, "netem")
+        return Support(None, "netem", lacks=lacks)
     if not trial.tun:
-        return Support(None, "relay")
+        return Support(None, "relay", lacks=lacks)
     return Support(
         None,
         None,
         f"delay and loss need netem or a TUN device, got: {trial.netem}; {trial.tun}; "
         "sudo modprobe sch_netem, or give this machine /dev/net/tun",
+        lacks,
     )
+
+
+def _missing(trial: TrialResult) -> Iterator[tuple[LinkFeature, str]]:
+    if trial.fq_codel:
+        yield (
+            "fq_codel",
+            f'queue = "fq_codel" needs this qdisc in the kernel, got: {trial.fq_codel}; '
+            'sudo modprobe sch_fq_codel, or set queue = "drop-tail"',
+        )
+    if trial.bbr:
+        yield (
+            "bbr",
+            f'congestion = "bbr" needs it in the kernel, got: {trial.bbr}; '
+            'sudo modprobe tcp_bbr, or set congestion = "cubic"',
+        )
 
 
 def _no_namespace(trial: TrialResult) -> str:

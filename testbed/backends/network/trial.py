@@ -29,6 +29,12 @@ _SHAPER = (
     "filter add dev try0 parent 1: protocol ip prio 1 handle 2: u32 divisor 256",
 )
 _NETEM = ("qdisc add dev try1 root netem delay 1ms",)
+_CODEL = ("qdisc replace dev try0 parent 1:10 handle 30: fq_codel limit 20 noecn",)
+_BBR = (
+    "addr add 192.0.2.1/30 dev try0",
+    "link set try0 up",
+    "route add 192.0.2.8/30 via 192.0.2.2 dev try0 congctl bbr",
+)
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +50,10 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """TUN links."""
     netem: str = ""
     """netem."""
+    fq_codel: str = ""
+    """The qdisc fq_codel."""
+    bbr: str = ""
+    """BBR as congestion control of a route."""
     has_user_namespaces: bool = False
     """Whether user namespaces work; tested only if network namespaces fail without them."""
 
@@ -62,6 +72,8 @@ def run_trial() -> TrialResult:
         shaper=_run("tc", _SHAPER),
         tun=_try_tun(),
         netem=_run("tc", _NETEM),
+        fq_codel=_run("tc", _CODEL),
+        bbr=_run("ip", _BBR),
     )
 
 

@@ -380,6 +380,8 @@ class _DeviceLink:
             self.disconnect()
             self._make_links()
         down_bps, up_bps = (shape.down_bps, shape.up_bps) if state.is_covered else (0.0, 0.0)
+        self._up.queue_bytes = shape.up_queue_bytes
+        self._down.queue_bytes = shape.down_queue_bytes
         if self._member is not None:
             for cells, own_bps in zip(self._cells, (down_bps, up_bps), strict=True):
                 cells.change(self._name, now, own_bps, shape)
@@ -398,10 +400,11 @@ class _DeviceLink:
             end.abort()
 
     def _make_links(self) -> None:
-        shape = self._state.shape
-        self._up = LinkDirection(shape.up_bps, shape.delay_s, shape.jitter_s, self._standard_normal)
+        shape, normal = self._state.shape, self._standard_normal
+        delay_s, jitter_s = shape.delay_s, shape.jitter_s
+        self._up = LinkDirection(shape.up_bps, delay_s, jitter_s, normal, shape.up_queue_bytes)
         self._down = LinkDirection(
-            shape.down_bps, shape.delay_s, shape.jitter_s, self._standard_normal
+            shape.down_bps, delay_s, jitter_s, normal, shape.down_queue_bytes
         )
         if self._member is None:
             return

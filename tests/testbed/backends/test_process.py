@@ -17,6 +17,7 @@ from fairbed.testbed.backends.base import DeviceSpec, device_spec
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.backends.process import ProcessBackend
 from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.emulation.queues import depth_bytes
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.run.broker import find_broker, start_broker
 from fairbed.wire.codec import decode
@@ -281,8 +282,10 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
 
 def test_a_link_may_be_that_of_another_profile() -> None:
     pi, lte = profiles.load("raspberry-pi-4b"), profiles.load_link("lte-driving")
-    assert device_spec("a", pi).shape == Shape(down_bps=108e6, up_bps=108e6, delay_s=0.0025)
-    assert device_spec("a", pi, lte.link).shape == Shape(
-        down_bps=6.08e6, up_bps=1.07e6, delay_s=0.03
-    )
+    own, other = device_spec("a", pi).shape, device_spec("a", pi, lte.link).shape
+    assert own is not None
+    assert (own.down_bps, own.up_bps, own.delay_s) == (108e6, 108e6, 0.0025)
+    assert own.up_queue_bytes == depth_bytes(pi.link.queue, 108e6)
+    assert other is not None
+    assert (other.down_bps, other.up_bps, other.delay_s) == (6.08e6, 1.07e6, 0.03)
     assert device_spec("a", None) == DeviceSpec("a")

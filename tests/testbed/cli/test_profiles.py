@@ -215,6 +215,7 @@ def test_import_bins_mahimahi_and_converts_it_once(
             "a mahimahi trace has no columns and no gaps",
         ),
         ("t_s,mbps\n0,1\n", ("--gap", "long"), "--gap: must be a duration such as 20ms"),
+        ("t_s,mbps\n0,1\n", ("--queue", "0ms"), "--queue: must be a time up to 60s such as 300ms"),
     ],
 )
 def test_a_bad_import_is_one_line(
@@ -258,6 +259,21 @@ def test_import_log_writes_exchange_times_and_states_what_the_log_has(
     assert "--columns: must name the device" in refused(capsys, *command, "--columns", "total=x")
     assert "must name the device, got" in refused(capsys, *command)
     assert "--name: must be 1 to 32" in refused(capsys, *command, "--name", "My Pis")
+
+
+def test_a_queue_of_an_import_is_listed_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    csv, link = tmp_path / "walk.csv", str(tmp_path / "walk.toml")
+    csv.write_text("t_s,down_mbps,up_mbps\n0,8,1\n10,4,1\n", encoding="utf-8")
+    options = ["--queue", "64k", "--queue-discipline", "fq_codel", "--force"]
+    printed(capsys, "import", str(csv), "--to", str(tmp_path), *options)
+    (row,) = json.loads(printed(capsys, "list", link, "--json")[0])["links"]
+    assert row["queue"] == "fq_codel"
+    assert row["queue_s"] == pytest.approx(8 * 65_536 * 1448 / 1514 / 6e6)  # at the mean rate
+    shown = [line.split()[:3] for line in printed(capsys, "show", link)]
+    assert ["link.queue_bytes", "65536", "literature"] in shown
+    assert ["link.queue", "fq_codel", "literature"] in shown
 
 
 def test_plot_draws_heat_and_names_what_can_be_drawn(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,15 @@ def test_a_dilated_link_is_slower_and_loses_the_same_share() -> None:
     assert one_way.dilated(2.0) == Shape(down_bps=None, up_bps=3e6)
 
 
+def test_a_dilated_queue_has_the_same_bytes_and_a_longer_target() -> None:
+    shape = Shape(down_bps=8e6, down_queue_bytes=40_000, codel_target_s=0.005)
+    assert shape.dilated(4.0) == Shape(down_bps=2e6, down_queue_bytes=40_000, codel_target_s=0.02)
+
+
 def test_only_a_link_without_limits_is_plain() -> None:
     assert Shape().is_plain
     assert not Shape(loss_ratio=0.1).is_plain
+    assert not Shape(up_bps=1e6).is_plain
 
 
 def test_dilated_conditions_have_a_slower_processor_and_link() -> None:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbed.profiles import LinkQueue
 from fairbed.testbed.emulation.link import MIN_CHUNK_BYTES, QUEUE_S, LinkDirection, set_up_s
+from fairbed.testbed.emulation.queues import depth_bytes
 
 rates = st.floats(1e4, 1e9)
 delays = st.floats(0.0, 2.0)
@@ -74,6 +76,32 @@ def test_a_sender_that_waits_when_full_keeps_the_queue_short(rate: float, delay:
         if link.is_full(now):
             now = link.ready_at
             assert now < link.free_at  # it continues before the link is idle
+
+
+@pytest.mark.parametrize("depth_s", [0.02, 0.3, 1.5])
+def test_a_message_waits_behind_a_stream_for_the_depth_of_the_queue(depth_s: float) -> None:
+    rate_bps = 4e6
+    size = depth_bytes(LinkQueue(depth_s=depth_s), rate_bps)
+    link = LinkDirection(rate_bps, 0.0, queue_bytes=size)
+    now, waits = 0.0, []
+    for _ in range(2000):
+        while not link.is_full(now):
+            link.send(now, link.chunk_bytes)
+        waits.append(link.free_at - now)
+        now += (link.ready_at - now) / 7.0
+    assert max(waits) <= depth_s + 8 * link.chunk_bytes / rate_bps
+    assert min(waits) >= 0.85 * depth_s - 1e-9
+
+
+def test_a_queue_keeps_its_bytes_when_its_link_becomes_slower() -> None:
+    link = LinkDirection(8e6, 0.0, queue_bytes=depth_bytes(LinkQueue(), 8e6))
+    assert link.queue_s == pytest.approx(0.1, rel=1e-4)
+    link.change(1.0, 1e6, 0.0)
+    assert link.queue_s == pytest.approx(0.8, rel=1e-4)
+
+
+def test_a_link_that_states_no_queue_has_a_tenth_of_a_second_at_any_rate() -> None:
+    assert LinkDirection(1e6, 0.0).queue_s == LinkDirection(1e9, 0.0).queue_s == QUEUE_S
 
 
 def test_a_smaller_delay_keeps_the_order_of_pieces() -> None:

@@ -1,12 +1,14 @@
 """A schedule returns the conditions at a time, and the time of the next change."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed import profiles
-from fairbed.profiles import device_tracks
+from fairbed.profiles import LinkQueue, device_tracks
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.base import device_spec
@@ -62,7 +64,9 @@ def test_this_machine_is_neither_slowed_nor_shaped() -> None:
 def test_a_rate_of_zero_is_a_coverage_outage() -> None:
     schedule = Schedule(link=link(Series((0.0, 2.0), (1e6, 0.0), 4.0), Series.constant(5e5)))
     assert schedule.conditions(1.0).outage is None
-    assert schedule.conditions(1.0).shape == Shape(down_bps=1e6, up_bps=5e5)
+    assert schedule.conditions(1.0).shape == Shape(
+        down_bps=1e6, up_bps=5e5, down_queue_bytes=15_140, up_queue_bytes=15_140
+    )
     outage = schedule.conditions(2.0)
     assert outage.outage == "coverage"
     assert outage.shape is not None
@@ -164,7 +168,7 @@ def test_the_mean_of_a_tick_has_the_volume_of_the_trace() -> None:
     now = fast.mean_conditions(0.0, 0.1)
     assert now.outage is None
     assert rates(now) == pytest.approx([10e6, 10e6])
-    assert fast.conditions(0.0).shape == Shape(down_bps=20e6, up_bps=20e6)
+    assert rates(fast.conditions(0.0)) == [20e6, 20e6]
 
 
 def test_a_whole_tick_without_coverage_is_an_outage_and_a_part_is_in_the_mean() -> None:
@@ -258,3 +262,13 @@ def test_a_device_without_a_profile_is_this_machine_with_a_link() -> None:
     tracks = device_tracks(None, None, lambda trace, column: ONE, np.random.default_rng(7))
     now = device_schedule(None, tracks).conditions(3.0)
     assert (now.speed_ratio, now.shape, now.outage, now.is_willing) == (None, None, None, True)
+
+
+def test_a_queue_keeps_the_size_that_its_fastest_rate_gives_it() -> None:
+    rates = Series((0.0, 2.0), (1e6, 8e6), 4.0)
+    queue = LinkQueue(depth_s=0.3, discipline="fq_codel")
+    schedule = Schedule(link=replace(link(rates, Series.constant(1e6)), queue=queue))
+    shapes = [schedule.conditions(t).shape for t in (1.0, 3.0)]
+    assert [shape and shape.down_queue_bytes for shape in shapes] == [313_674, 313_674]
+    assert [shape and shape.up_queue_bytes for shape in shapes] == [39_209, 39_209]
+    assert [shape and shape.codel_target_s for shape in shapes] == [0.005, 0.005]

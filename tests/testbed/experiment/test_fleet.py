@@ -7,9 +7,10 @@ from msgspec import structs
 
 from fairbed import profiles
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
-from fairbed.profiles import UnknownProfile
+from fairbed.profiles import LinkQueue, UnknownProfile
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.queues import queue_bytes
 from fairbed.testbed.experiment.file import (
     EmulationConfig,
     Experiment,
@@ -308,7 +309,7 @@ loss_ratio = { value = 0.01, tag = "measured", source = "made up" }
     shape = device.schedule.conditions(1.0).shape
     assert shape is not None
     assert shape.loss_ratio == 0.01
-    clean = device.without_loss().dilated(4.0)
+    clean = device.without(["loss"]).dilated(4.0)
     shape = clean.schedule.conditions(1.0).shape
     assert shape is not None
     assert (shape.loss_ratio, shape.down_bps) == (0.0, 2e6)
@@ -354,3 +355,75 @@ def test_a_bad_outage_is_one_line(outage: dict[str, object], message: str) -> No
     raw = {"name": "holes", "fleet": [{"outage": [outage]}]}
     with pytest.raises(ExperimentError, match=message):
         parse_experiment(raw, "holes.toml")
+
+
+def test_a_group_may_state_the_queues_of_its_link() -> None:
+    (timed,) = planned(
+        FleetConfig(
+            profile="raspberry-pi-4b", link="gigabit-ethernet", queue_ms=5, queue="fq_codel"
+        )
+    )
+    assert timed.link is not None
+    assert timed.link.queue == LinkQueue(0.005, None, "fq_codel")
+    assert timed.link.delay == profiles.load_link("gigabit-ethernet").link.delay
+    shape = timed.schedule.conditions(0.0).shape
+    assert shape == timed.spec.shape
+    assert shape is not None
+    assert (shape.down_queue_bytes, shape.codel_target_s) == (614_278, 0.005)
+    (sized,) = planned(FleetConfig(profile="raspberry-pi-4b", queue_bytes=64_000))
+    shape = sized.schedule.conditions(0.0).shape
+    assert shape is not None
+    assert (shape.down_queue_bytes, shape.up_queue_bytes) == (64_000, 64_000)
+
+
+def test_a_backend_without_fq_codel_and_bbr_has_the_same_depth_and_the_default() -> None:
+    group = FleetConfig(profile="raspberry-pi-4b", queue_ms=5, queue="fq_codel", congestion="bbr")
+    (device,) = planned(group)
+    assert device.spec.congestion == "bbr"
+    plain = device.without(["fq_codel", "bbr"])
+    shape = plain.schedule.conditions(0.0).shape
+    assert shape == plain.spec.shape
+    assert shape is not None
+    assert shape.codel_target_s is None
+    assert device.spec.shape is not None
+    assert shape.down_queue_bytes == device.spec.shape.down_queue_bytes
+    assert plain.spec.congestion == "cubic"
+    assert plain.truth_row() == device.truth_row()
+
+
+@pytest.mark.parametrize(
+    ("keys", "rule"),
+    [
+        (
+            {"profile": "raspberry-pi-4b", "queue_ms": 100, "queue_bytes": 20_000},
+            "queue_ms and queue_bytes exclude each other, got 100 ms and 20000 bytes; remove one",
+        ),
+        ({"profile": "raspberry-pi-4b", "queue_ms": 0}, "queue_ms"),
+        ({"profile": "raspberry-pi-4b", "queue_bytes": 1000}, "queue_bytes"),
+        ({"profile": "raspberry-pi-4b", "queue": "codel"}, "queue"),
+        ({"profile": "raspberry-pi-4b", "congestion": "reno"}, "congestion"),
+        (
+            {"model": "linear", "theta": [1.0, 1.0, 0.1], "queue_ms": 100},
+            "model excludes queue_ms, queue_bytes and queue, got both",
+        ),
+    ],
+)
+def test_a_queue_that_no_group_can_have_is_refused(keys: dict[str, object], rule: str) -> None:
+    with pytest.raises(ExperimentError, match=rule):
+        parse_experiment({"name": "queues", "fleet": [keys]}, "queues.toml")
+
+
+def test_a_queue_needs_a_link() -> None:
+    with pytest.raises(ExperimentError, match=r"^fleet\[0\]: a queue needs a link, got none; give"):
+        planned(FleetConfig(queue_ms=100))
+
+
+def test_a_device_starts_with_the_queues_of_its_schedule() -> None:
+    fleet = (FleetConfig(profile="raspberry-pi-4b", link="lte-driving"),)
+    (drawn,) = plan_fleet(experiment(1, fleet), {})
+    shape = drawn.schedule.conditions(0.0).shape
+    assert shape is not None
+    assert drawn.spec.shape is not None
+    assert drawn.tracks.link is not None
+    assert shape.down_queue_bytes == drawn.spec.shape.down_queue_bytes
+    assert shape.down_queue_bytes == queue_bytes(drawn.tracks.link, "down")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fairbed.testbed.backends.choice import BackendChoice
+from fairbed.testbed.emulation.conditions import LinkFeature
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.experiment.noise import NoiseConfig, PartNoise
@@ -23,12 +24,17 @@ source = "made up"
 """
 
 
+PROXY: dict[LinkFeature, str] = {"loss": "", "fq_codel": "", "bbr": ""}
+"""A proxy emulates none of the features."""
+
+
 def test_a_constant_fleet_is_fully_emulated() -> None:
     fleet = (
         FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet", count=3),
         FleetConfig(),
     )
-    assert not_emulated(plan_fleet(Experiment(name="still", fleet=fleet), {}), "process") is None
+    devices = plan_fleet(Experiment(name="still", fleet=fleet), {})
+    assert not_emulated(devices, "process", PROXY) is None
 
 
 def test_one_line_names_the_missing_keys_and_their_profiles(tmp_path: Path) -> None:
@@ -39,7 +45,8 @@ def test_one_line_names_the_missing_keys_and_their_profiles(tmp_path: Path) -> N
         FleetConfig(profile="raspberry-pi-5", link=str(path)),
         FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet"),
     )
-    words = not_emulated(plan_fleet(Experiment(name="moving", fleet=fleet), {}), "process")
+    devices = plan_fleet(Experiment(name="moving", fleet=fleet), {})
+    words = not_emulated(devices, "process", PROXY)
     assert words is not None
     assert words.startswith(
         "3 of 4 devices have settings that the process backend does not emulate"
@@ -74,3 +81,21 @@ def test_a_live_run_warns_that_its_exchanges_do_not_vary() -> None:
     assert kinds(NoiseConfig(compute=PartNoise(device=0.2))) == []
     (words,) = kinds(NoiseConfig(compute=PartNoise(exchange=0.2)))
     assert words.startswith("noise.*.exchange: only a replay varies single exchanges")
+
+
+def test_a_kernel_without_fq_codel_or_bbr_is_reported_with_what_to_do() -> None:
+    fleet = (
+        FleetConfig(profile="raspberry-pi-4b", queue="fq_codel", congestion="bbr", count=3),
+        FleetConfig(profile="raspberry-pi-5", congestion="bbr"),
+    )
+    devices = plan_fleet(Experiment(name="short", fleet=fleet), {})
+    assert not_emulated(devices, "namespace", {}) is None
+    lacks: dict[LinkFeature, str] = {"fq_codel": "sudo modprobe sch_fq_codel", "bbr": "modprobe b"}
+    assert not_emulated(devices, "namespace", lacks) == (
+        "4 of 4 devices have settings that the namespace backend does not emulate: "
+        "link.queue (raspberry-pi-4b); fleet.congestion (raspberry-pi-4b and 1 more); "
+        "sudo modprobe sch_fq_codel; modprobe b"
+    )
+    words = not_emulated(devices, "process", PROXY, "bbr")
+    assert words is not None
+    assert "emulation.congestion (raspberry-pi-4b and 1 more)" in words

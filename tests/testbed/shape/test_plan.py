@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from fairbed import profiles
+from fairbed.profiles import LinkQueue
 from fairbed.profiles.errors import ProfileError, TraceError
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.backends.network.plan.htb import UNLIMITED_BPS
+from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.shape.plan import ShapePlan, make_plan
 from fairbed.testbed.shape.request import DeviceRequest, RequestError
 
@@ -16,6 +18,12 @@ CORES, MEMORY_BYTES = 2.0, 8 << 30
 
 def plan(request: DeviceRequest) -> ShapePlan:
     return make_plan(request, TraceReader({}), CORES, MEMORY_BYTES)
+
+
+def shape_of(made: ShapePlan) -> Shape:
+    shape = made.follower.conditions(0.0).shape
+    assert shape is not None
+    return shape
 
 
 def test_a_profile_gives_processor_memory_and_link() -> None:
@@ -148,3 +156,16 @@ def test_a_trace_of_zeros_is_refused(tmp_path: Path) -> None:
     path.write_text("t_s,mbps\n0,0\n1,0\n", encoding="utf-8")
     with pytest.raises(TraceError, match="above 0 at some time"):
         plan(DeviceRequest(trace=str(path)))
+
+
+def test_options_state_the_queues_of_the_link() -> None:
+    shape = shape_of(plan(DeviceRequest(down_bps=8e6, up_bps=8e5, queue=LinkQueue(depth_s=0.3))))
+    assert (shape.down_queue_bytes, shape.up_queue_bytes) == (313_674, 31_367)
+    assert shape.codel_target_s is None
+    fair = plan(DeviceRequest(profile="raspberry-pi-4b", cpu="none", discipline="fq_codel"))
+    assert shape_of(fair).codel_target_s == 0.005
+
+
+def test_a_queue_needs_a_rate() -> None:
+    with pytest.raises(RequestError, match="--queue: needs a rate, got a link without limits; add"):
+        plan(DeviceRequest(delay_s=0.02, queue=LinkQueue(depth_s=0.3)))

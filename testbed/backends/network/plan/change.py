@@ -10,22 +10,24 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct, structs
 
+from fairbed.profiles import LinkQueue
 from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairment
 from fairbed.testbed.backends.network.plan.htb import (
-    FRAME_BYTES,
     IP_BYTES,
     MIN_BPS,
     OUTAGE_BPS,
     Lane,
+    Leaf,
     cell_lanes,
     down_lane,
-    leaf_line,
+    leaf_lines,
     rate_line,
     up_lane,
 )
 from fairbed.testbed.backends.network.plan.links import plug_line
 from fairbed.testbed.backends.network.plan.relay_protocol import RelayedLinkState
-from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.emulation.conditions import Conditions, Congestion, Shape
+from fairbed.testbed.emulation.queues import FRAME_BYTES, depth_bytes
 
 UNLIMITED = Shape()
 
@@ -69,6 +71,10 @@ class NetworkLink:
     index: int
     delayed_by: DelayedBy = None
     cell: LinkCell | None = None
+    congestion: Congestion = "cubic"
+    """Congestion control of the device."""
+    has_codel: bool = False
+    """Whether its queues may be fq_codel."""
 
     @cached_property
     def lanes(self) -> tuple[Lane, Lane]:
@@ -85,9 +91,10 @@ class LaneState(Struct, frozen=True):
     rate_bps: float | None = None
     """`OUTAGE_BPS` in an outage."""
     fastest_bps: float | None = None
-    """Fastest rate since the lane last had no limit; determines the size of its queue."""
-    leaf_bps: float | None = None
-    """Rate for which the leaf qdisc is made: `fastest_bps`, or `OUTAGE_BPS`."""
+    """Fastest rate since the lane last had no limit; determines the size of a queue that its link
+    does not state."""
+    leaf: Leaf | None = Leaf()
+    """None in an outage."""
 
 
 class State(Struct, frozen=True):
@@ -107,31 +114,41 @@ INITIAL_STATE = State()
 def next_state(before: State, wanted: Conditions) -> State:
     """Return the state of a link after a change to these conditions."""
     (down, up), shape = before.lanes, wanted.shape or UNLIMITED
-    is_outage = wanted.outage == "coverage"
+    is_outage, target_s = wanted.outage == "coverage", shape.codel_target_s
     return State(
         lanes=(
-            _next_lane_state(down, shape.down_bps, is_outage=is_outage),
-            _next_lane_state(up, shape.up_bps, is_outage=is_outage),
+            _next_lane_state(
+                down, shape.down_bps, shape.down_queue_bytes, target_s, is_outage=is_outage
+            ),
+            _next_lane_state(up, shape.up_bps, shape.up_queue_bytes, target_s, is_outage=is_outage),
         ),
         impairment=impairment_of(shape),
         is_plugged=wanted.outage != "unplugged",
     )
 
 
-def _next_lane_state(before: LaneState, goodput_bps: float | None, *, is_outage: bool) -> LaneState:
+def _next_lane_state(
+    before: LaneState,
+    goodput_bps: float | None,
+    queue_bytes: int | None,
+    codel_target_s: float | None,
+    *,
+    is_outage: bool,
+) -> LaneState:
     fastest_bps = before.fastest_bps or 0.0
     if is_outage or (goodput_bps is not None and goodput_bps < MIN_BPS):
-        return LaneState(OUTAGE_BPS, fastest_bps, OUTAGE_BPS)
+        return LaneState(OUTAGE_BPS, fastest_bps, None)
     if goodput_bps is None:
         return LaneState()
-    if goodput_bps > fastest_bps:
-        fastest_bps = goodput_bps
-    return LaneState(goodput_bps, fastest_bps, fastest_bps)
+    fastest_bps = max(fastest_bps, goodput_bps)
+    if queue_bytes is None:
+        queue_bytes = depth_bytes(LinkQueue(), fastest_bps)
+    return LaneState(goodput_bps, fastest_bps, Leaf(queue_bytes, fastest_bps, codel_target_s))
 
 
 def impairment_of(shape: Shape) -> Impairment:
     """Return the delay, jitter and loss of a link."""
-    if not (shape.delay_s or shape.jitter_s or shape.loss_ratio):
+    if not shape.is_impaired:
         return NO_IMPAIRMENT
     return Impairment(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
 
@@ -148,15 +165,15 @@ class Changes:
 
 def add_change(changes: Changes, name: str, link: NetworkLink, before: State, after: State) -> None:
     """Add the commands that change one link from one state to another."""
-    has_netem = link.delayed_by == "netem"
-    is_impairment_new = has_netem and after.impairment != before.impairment
+    by_netem = [
+        each.impairment if link.delayed_by == "netem" else NO_IMPAIRMENT for each in (before, after)
+    ]
     for lane, old, new in zip(link.lanes, before.lanes, after.lanes, strict=True):
         if new.rate_bps != old.rate_bps and new.rate_bps != OUTAGE_BPS:
             changes.tc.append(rate_line(lane, new.rate_bps))
-        if new.leaf_bps != old.leaf_bps or is_impairment_new:
-            changes.tc.append(
-                leaf_line(lane, new.leaf_bps, after.impairment if has_netem else NO_IMPAIRMENT)
-            )
+        if new.leaf != old.leaf or by_netem[0] != by_netem[1]:
+            lines = leaf_lines(lane, new.leaf, by_netem[1])
+            changes.tc += lines if lines != leaf_lines(lane, old.leaf, by_netem[0]) else []
     if link.delayed_by == "relay":
         if (after.impairment, after.is_plugged) != (before.impairment, before.is_plugged):
             changes.impairment[name] = RelayedLinkState(
@@ -182,6 +199,11 @@ def check_shape(link: NetworkLink, shape: Shape) -> None:
         raise ValueError(
             f"delay and loss must be 0 on a link that was opened without them, got {impairment}; "
             "name the device in `delayed` when the network is opened"
+        )
+    if shape.codel_target_s is not None and not link.has_codel:
+        raise ValueError(
+            "a queue must be drop-tail on a link that was opened with such queues, got fq_codel; "
+            "choose another link"
         )
 
 

@@ -19,16 +19,17 @@ instead of TBF, because TBF refills its bucket at each change: a trace of 10 Hz 
 
     wire rate = goodput * packet / 1448           a full packet carries 1448 bytes of payload
     burst     = max(3200 B, 0.5 ms of the rate)   2.5 % of 256 KiB at 100 Mbit/s
-    queue     = max(10 packets, 100 ms of the fastest rate of the link)
+    queue     = `testbed.emulation.queues`, the same for all rates of the link
 
 A queue keeps its size when its link becomes slower, as in a base station; most steps of a trace
-then cost one line, not two.
+then cost one line, not two. It drops what does not fit, or is an fq_codel where the kernel has it.
 
 In an outage the leaf is a blackhole, which drops all packets including the queued ones: TCP resumes
 after its retransmission timeout, as in a real coverage hole.
 
-A kernel with netem delays and drops packets in the same leaf. Its lines were only tested as text,
-for want of a kernel with netem; `probe` tests whether the kernel has it.
+A kernel with netem delays and drops packets in the same leaf, in front of an fq_codel. The lines
+for netem and fq_codel were only tested as text, for want of a kernel with them; `probe` tests
+whether the kernel has them.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Address
 from math import ceil
+
+from msgspec import Struct
 
 from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairment
 from fairbed.testbed.backends.network.plan.names import (
@@ -45,21 +48,18 @@ from fairbed.testbed.backends.network.plan.names import (
     hub_side,
 )
 from fairbed.testbed.emulation.cell import Cell
-
-PAYLOAD_BYTES = 1448
-"""TCP payload of a full IPv4 packet with time stamps."""
-
-FRAME_BYTES = 1514
-"""Bytes that a shaper counts for a full packet on Ethernet."""
+from fairbed.testbed.emulation.queues import (
+    CODEL_INTERVAL_S,
+    CODEL_TARGET_S,
+    FRAME_BYTES,
+    MAX_QUEUE_BYTES,
+    PAYLOAD_BYTES,
+)
 
 IP_BYTES = 1500
 """Bytes that a shaper counts for a full packet on a TUN link."""
 
 MIN_BURST_BYTES, BURST_S = 3200, 0.5e-3
-MIN_QUEUE_PACKETS, QUEUE_S = 10, 0.1
-MAX_QUEUE_BYTES = 1 << 24
-"""Limit of a queue: 100 ms at 1 Gbit/s. Links without a limit build up no queue."""
-
 UNLIMITED_BPS = 100_000_000_000
 """Wire rate of a direction without a limit; the class stays, so that a limit can be set later."""
 
@@ -80,7 +80,7 @@ _CELL_CLASS = 0x8000
 _BORROWS = "rate 8000bit burst 1600"
 """Options of a class that borrows all of its rate but for one packet per 1.5 s."""
 
-_BLACK, _NETEM = 0x8000, 0x4000
+_BLACK, _NETEM, _CODEL = 0x8000, 0x4000, 0xB000
 """Offsets of leaf ids by qdisc kind, as an id cannot change its kind."""
 
 NETEM_JITTERS = 4.0
@@ -91,6 +91,18 @@ NETEM_ORDER_BPS = 100e9
 
 _BUCKETS = "2"
 """Hash table of the classifier, with one bucket per last byte of an address."""
+
+
+class Leaf(Struct, frozen=True):
+    """The queue of a lane."""
+
+    queue_bytes: int = MAX_QUEUE_BYTES
+    """Bytes of Ethernet frames; packets beyond it are dropped. Links without a limit build up no
+    queue."""
+    fastest_bps: float | None = None
+    """Fastest rate of TCP payload, bit/s; None is not limited."""
+    codel_target_s: float | None = None
+    """Waiting time that fq_codel allows, seconds; None is a drop-tail queue."""
 
 
 @dataclass(frozen=True)
@@ -214,10 +226,10 @@ def device_lines(addresses: Addresses, index: int, lanes: tuple[Lane, Lane]) -> 
     return [
         *root,
         _class_line("add", down, None),
-        leaf_line(down, None),
+        *leaf_lines(down, Leaf()),
         *towards,
         _class_line("add", up, None),
-        leaf_line(up, None),
+        *leaf_lines(up, Leaf()),
         _filter_line(up.link, "1:", "src", address, f"flowid 1:{up.class_id:x}"),
     ]
 
@@ -235,21 +247,30 @@ def rate_line(lane: Lane, goodput_bps: float | None) -> str:
     return _class_line("change", lane, goodput_bps)
 
 
-def leaf_line(lane: Lane, goodput_bps: float | None, impairment: Impairment = NO_IMPAIRMENT) -> str:
-    """Return the line that replaces the leaf qdisc of a lane by one for a rate.
+def leaf_lines(lane: Lane, leaf: Leaf | None, impairment: Impairment = NO_IMPAIRMENT) -> list[str]:
+    """Return the lines that replace the leaf qdisc of a lane.
 
     Args:
         lane: The lane.
-        goodput_bps: The fastest rate, bit/s; None is not limited, `OUTAGE_BPS` drops all packets.
+        leaf: Its queue; None drops all packets.
         impairment: Impairment by netem; without any, netem is not used.
     """
-    at = f"qdisc replace dev {lane.link} parent 1:{lane.class_id:x} handle"
-    if goodput_bps == OUTAGE_BPS:
-        return f"{at} {lane.leaf_id + _BLACK:x}: blackhole"
-    rate = wire_bps(goodput_bps, lane.packet_bytes)
+    dev = f"qdisc replace dev {lane.link}"
+    at = f"{dev} parent 1:{lane.class_id:x} handle"
+    if leaf is None:
+        return [f"{at} {lane.leaf_id + _BLACK:x}: blackhole"]
+    codel = f"handle {lane.leaf_id + _CODEL:x}: fq_codel {_codel_options(leaf)}"
     if impairment == NO_IMPAIRMENT:
-        return f"{at} {lane.leaf_id:x}: bfifo limit {queue_bytes(rate)}"
-    return f"{at} {lane.leaf_id + _NETEM:x}: netem {_netem_options(rate, impairment)}"
+        if leaf.codel_target_s is not None:
+            return [f"{dev} parent 1:{lane.class_id:x} {codel}"]
+        # queues hold packets of the lane: a TUN link counts fewer bytes per packet
+        limit_bytes = leaf.queue_bytes * lane.packet_bytes // FRAME_BYTES
+        return [f"{at} {lane.leaf_id:x}: bfifo limit {limit_bytes}"]
+    netem = lane.leaf_id + _NETEM
+    lines = [f"{at} {netem:x}: netem {_netem_options(lane, leaf, impairment)}"]
+    if leaf.codel_target_s is not None:
+        lines.append(f"{dev} parent {netem:x}:1 {codel}")
+    return lines
 
 
 def wire_bps(goodput_bps: float | None, packet_bytes: int) -> int:
@@ -262,12 +283,6 @@ def wire_bps(goodput_bps: float | None, packet_bytes: int) -> int:
 def burst_bytes(rate_bps: int) -> int:
     """Return the size of a burst after a pause."""
     return max(MIN_BURST_BYTES, int(rate_bps * BURST_S / 8))
-
-
-def queue_bytes(rate_bps: int) -> int:
-    """Return the queue limit of a lane; packets beyond it are dropped."""
-    wanted = int(rate_bps * QUEUE_S / 8)
-    return min(max(MIN_QUEUE_PACKETS * FRAME_BYTES, wanted), MAX_QUEUE_BYTES)
 
 
 def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
@@ -284,13 +299,14 @@ def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
     )
 
 
-def _netem_options(rate_bps: int, impairment: Impairment) -> str:
+def _netem_options(lane: Lane, leaf: Leaf, impairment: Impairment) -> str:
     """Return the options of netem.
 
     `rate` is no limit here: netem keeps packets in order only if it has a rate.
     """
     latest_s = impairment.delay_s + NETEM_JITTERS * impairment.jitter_s
-    in_flight_bytes = min(rate_bps * latest_s / 8, MAX_QUEUE_BYTES) + queue_bytes(rate_bps)
+    rate_bps = wire_bps(leaf.fastest_bps, lane.packet_bytes)
+    in_flight_bytes = min(rate_bps * latest_s / 8, MAX_QUEUE_BYTES) + leaf.queue_bytes
     options = [f"limit {ceil(in_flight_bytes / FRAME_BYTES)}"]
     if impairment.delay_s or impairment.jitter_s:
         options.append(f"delay {_us(impairment.delay_s)}us")
@@ -301,6 +317,14 @@ def _netem_options(rate_bps: int, impairment: Impairment) -> str:
     if impairment.loss_ratio:
         options.append(f"loss {100 * impairment.loss_ratio:.4f}%")
     return " ".join(options)
+
+
+def _codel_options(leaf: Leaf) -> str:
+    """Return the options of fq_codel: its interval grows with the target under time dilation."""
+    target_s = leaf.codel_target_s or CODEL_TARGET_S
+    interval_s = target_s * CODEL_INTERVAL_S / CODEL_TARGET_S
+    packets = ceil(leaf.queue_bytes / FRAME_BYTES)
+    return f"limit {packets} target {_us(target_s)}us interval {_us(interval_s)}us noecn"
 
 
 def _us(seconds: float) -> int:

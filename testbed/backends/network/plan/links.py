@@ -19,9 +19,9 @@ if it had just arrived.
 One packet is one frame (`gso_max_segs 1`): otherwise the kernel passes up to 64 KiB at once, which
 a shaper or a loss treats as one unit.
 
-`congctl cubic` sets the congestion control per route, in both directions. As a setting of a
-namespace the kernel refuses it where the machine's default is another (bbr), and the setting of the
-machine must not change.
+`congctl` sets the congestion control per route: that of a device's route for its uploads, that of
+the host's route for the downloads. As a setting of a namespace the kernel refuses it where the
+machine's default is another (bbr), and the setting of the machine must not change.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,7 @@ from fairbed.testbed.backends.network.plan.names import (
     NetworkNames,
     hub_side,
 )
-
-CONGESTION_CONTROL = "cubic"
-"""The default of Linux, and so of the emulated devices."""
+from fairbed.testbed.emulation.conditions import Congestion
 
 TUN_QUEUE_PACKETS = 5000
 """Queue of a TUN link: 60 ms at 1 Gbit/s, 0.6 s at 100 Mbit/s."""
@@ -77,14 +75,16 @@ def cell_lines() -> list[str]:
     return [f"link add {CELL_LINK} type ifb", f"link set {CELL_LINK} up"]
 
 
-def host_lines(names: NetworkNames, addresses: Addresses) -> list[str]:
+def host_lines(
+    names: NetworkNames, addresses: Addresses, congestion: Congestion = "cubic"
+) -> list[str]:
     """Return the lines for the host's namespace; each line names only the link of the run."""
     link = names.host_link
     return [
         f"link set {link} addrgenmode none alias {names.stem}",
         f"addr add {addresses.host}/30 dev {link}",
         f"link set {link} up arp off",
-        f"route add {addresses.block} via {addresses.hub} dev {link} congctl {CONGESTION_CONTROL}",
+        f"route add {addresses.block} via {addresses.hub} dev {link} congctl {congestion}",
     ]
 
 
@@ -108,7 +108,9 @@ def hub_side_lines(addresses: Addresses, index: int, *, is_relayed: bool) -> lis
     ]
 
 
-def device_side_lines(addresses: Addresses, index: int, *, is_relayed: bool) -> list[str]:
+def device_side_lines(
+    addresses: Addresses, index: int, *, is_relayed: bool, congestion: Congestion = "cubic"
+) -> list[str]:
     """Return the lines that set up a device's end of its link; run them in its namespace."""
     own = addresses.device(index)
     return [
@@ -116,7 +118,7 @@ def device_side_lines(addresses: Addresses, index: int, *, is_relayed: bool) -> 
         "link set lo up",
         f"addr add {own}/32 dev {DEVICE_LINK}",
         f"link set {DEVICE_LINK} up arp off",
-        f"route add {addresses.host}/32 dev {DEVICE_LINK} src {own} congctl {CONGESTION_CONTROL}",
+        f"route add {addresses.host}/32 dev {DEVICE_LINK} src {own} congctl {congestion}",
     ]
 
 

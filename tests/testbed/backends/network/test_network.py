@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable
 import anyio
 import psutil
 import pytest
+from anyio import run_process
 from anyio.to_thread import run_sync
 
 from benchmarks._traffic import Peer, traffic
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.plan.names import owner_of
+from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.emulation.cell import Cell
-from fairbed.testbed.emulation.conditions import Outage, Shape
+from fairbed.testbed.emulation.conditions import Congestion, Outage, Shape
 from fairbed.testbed.errors import BackendError
 from tests.testbed.backends.network.conditions import linked
 from tests.testbed.backends.network.conftest import host_view, missing_since
@@ -183,7 +185,14 @@ def test_packets_with_the_address_of_another_device_are_dropped() -> None:
     _with_network(test)
 
 
-def test_both_ends_use_cubic_whatever_the_machine_uses() -> None:
+@pytest.mark.parametrize(
+    ("device", "host"), [("cubic", "cubic"), ("bbr", "cubic"), ("cubic", "bbr")]
+)
+def test_each_end_uses_its_own_congestion_control_whatever_the_machine_uses(
+    support: Support, device: Congestion, host: Congestion
+) -> None:
+    if "bbr" in (device, host) and "bbr" in support.lacks:
+        pytest.skip(support.lacks["bbr"])
     look = (
         "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10);"
         "print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())"
@@ -193,18 +202,49 @@ def test_both_ends_use_cubic_whatever_the_machine_uses() -> None:
         with socket.create_server((network.hub_address, 0)) as listener:
             port = str(listener.getsockname()[1])
             inside = ["nsenter", f"--net={network.namespace('pi-00')}"]
-            device = [*inside, sys.executable, "-c", look, network.hub_address, port]
-            done = subprocess.run(device, capture_output=True, text=True, timeout=30.0, check=True)
+            argv = [*inside, sys.executable, "-c", look, network.hub_address, port]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=30.0, check=True)
             near, _ = listener.accept()
             with near:
                 own = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        assert done.stdout.strip() == "cubic"
-        assert own.rstrip(b"\0") == b"cubic"
+        assert done.stdout.strip() == device
+        assert own.rstrip(b"\0").decode() == host
 
-    async def test(network: Network) -> None:
-        await run_sync(check, network)
+    async def test() -> None:
+        opened = open_network(
+            "test", {"pi-00": None}, congestion={"pi-00": device}, host_congestion=host
+        )
+        async with opened as network:
+            await run_sync(check, network)
 
-    _with_network(test)
+    _run(test)
+
+
+def test_a_queue_of_a_kind_that_the_kernel_lacks_is_refused(support: Support) -> None:
+    if "fq_codel" not in support.lacks:
+        pytest.skip("the kernel has fq_codel")
+
+    async def test() -> None:
+        with pytest.raises(BackendError, match=r'^queue = "fq_codel" needs this qdisc'):
+            async with open_network("test", {"pi": Shape(down_bps=1e6, codel_target_s=0.005)}):
+                raise AssertionError("must not open")
+
+    _run(test)
+
+
+def test_fq_codel_is_the_queue_where_the_kernel_has_it(support: Support) -> None:
+    if "fq_codel" in support.lacks:
+        pytest.skip(support.lacks["fq_codel"])
+
+    async def test() -> None:
+        shape = Shape(down_bps=1e6, down_queue_bytes=30_280, codel_target_s=0.005)
+        async with open_network("test", {"pi": shape}) as network:
+            hub = network.namespace("pi").name.rpartition(".")[0]
+            shown = await run_process(["tc", "-netns", hub, "qdisc", "show", "dev", "d0"])
+        assert b"fq_codel" in shown.stdout
+        assert b"limit 20p" in shown.stdout
+
+    _run(test)
 
 
 def test_the_host_is_untouched_while_a_network_is_up() -> None:

@@ -66,6 +66,16 @@ def test_without_netem_and_tun_links_still_have_rates() -> None:
     assert "Permission denied" in found.delay_problem
 
 
+def test_features_that_the_kernel_lacks_are_named_with_advice() -> None:
+    found = support_from(TrialResult(fq_codel=UNKNOWN, bbr="no such algorithm"), _writable)
+    assert found.problem is None
+    assert found.lacks["fq_codel"] == (
+        f'queue = "fq_codel" needs this qdisc in the kernel, got: {UNKNOWN}; '
+        'sudo modprobe sch_fq_codel, or set queue = "drop-tail"'
+    )
+    assert found.lacks["bbr"].startswith('congestion = "bbr" needs it in the kernel, got: no such')
+
+
 def test_this_machine_answers(support: Support) -> None:
     assert support.problem is None
 

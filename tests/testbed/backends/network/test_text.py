@@ -20,6 +20,7 @@ from fairbed.testbed.backends.network.plan.names import Addresses, make_names
 from fairbed.testbed.backends.network.plan.relay_protocol import RelayedLinkState
 from fairbed.testbed.emulation.cell import Cell
 from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.emulation.queues import FRAME_BYTES
 from tests.testbed.backends.network.conditions import linked
 
 NAMES = make_names("run", bytes.fromhex("0badcafe"))
@@ -79,27 +80,31 @@ def test_a_device_has_a_route_to_the_host_only() -> None:
     assert sum("route" in line for line in lines) == 1
 
 
+def test_each_side_has_its_own_congestion_control() -> None:
+    up = links.device_side_lines(ADDRESSES, 3, is_relayed=False, congestion="bbr")[-1]
+    down = links.host_lines(NAMES, ADDRESSES, "bbr")[-1]
+    assert up.endswith("congctl bbr")
+    assert down.endswith("congctl bbr")
+
+
 def test_the_wire_rate_carries_the_configured_payload_rate() -> None:
-    assert htb.wire_bps(10e6, htb.FRAME_BYTES) == 10_455_801
+    assert htb.wire_bps(10e6, FRAME_BYTES) == 10_455_801
     assert htb.wire_bps(10e6, htb.IP_BYTES) == 10_359_116
-    assert htb.wire_bps(None, htb.FRAME_BYTES) == 100_000_000_000
+    assert htb.wire_bps(None, FRAME_BYTES) == 100_000_000_000
 
 
 @pytest.mark.parametrize(
-    ("rate_bps", "burst", "queue"),
+    ("rate_bps", "burst"),
     [
-        (100_000, 3200, 15_140),
-        (1_000_000, 3200, 15_140),
-        (100_000_000, 6250, 1_250_000),
-        (500_000_000, 31_250, 6_250_000),
-        (10_000_000_000, 625_000, 1 << 24),
+        (100_000, 3200),
+        (1_000_000, 3200),
+        (100_000_000, 6250),
+        (500_000_000, 31_250),
+        (10_000_000_000, 625_000),
     ],
 )
-def test_burst_and_queue_grow_with_the_rate_from_a_minimum(
-    rate_bps: int, burst: int, queue: int
-) -> None:
+def test_a_burst_grows_with_the_rate_from_a_minimum(rate_bps: int, burst: int) -> None:
     assert htb.burst_bytes(rate_bps) == burst
-    assert htb.queue_bytes(rate_bps) == queue
 
 
 def test_a_relayed_link_queues_packets_that_its_relay_has_not_read() -> None:
@@ -204,6 +209,14 @@ def test_a_queue_fits_the_fastest_rate_since_the_link_had_no_limit() -> None:
     assert queues == [of_4, of_16, "blackhole", of_16, "16777216", of_1]
 
 
+def test_a_stated_queue_keeps_its_size_at_all_rates() -> None:
+    queue = {"down_queue_bytes": 45_420, "up_queue_bytes": 30_280}
+    slow, fast = (Shape(down_bps=rate, up_bps=4e6, **queue) for rate in (1e6, 16e6))
+    lines = _change(linked(), linked(slow)).tc
+    assert [line.split()[-1] for line in lines if "bfifo" in line] == ["45420", "30280"]
+    assert [line.split()[0] for line in _change(linked(slow), linked(fast)).tc] == ["class"]
+
+
 def test_a_relayed_link_counts_downlink_packets_without_a_frame() -> None:
     down, up = _change(linked(), linked(Shape(down_bps=1e6, up_bps=1e6)), RELAYED).tc[::2]
     assert "rate 1035912bit" in down  # 1500 / 1448
@@ -288,6 +301,13 @@ def test_netem_changes_with_the_rate_and_is_removed_with_the_delay() -> None:
 def test_a_shape_that_no_link_can_have_is_refused(shape: Shape, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         check_shape(RELAYED, shape)
+
+
+def test_a_link_without_fq_codel_cannot_get_one_later() -> None:
+    shape = Shape(down_bps=1e6, codel_target_s=0.005)
+    check_shape(NetworkLink(3, has_codel=True), shape)
+    with pytest.raises(ValueError, match="must be drop-tail on a link that was opened with such"):
+        check_shape(WIRE, shape)
 
 
 def test_a_link_without_delay_cannot_get_one_later() -> None:

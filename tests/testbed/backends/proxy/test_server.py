@@ -142,8 +142,10 @@ def test_a_link_of_twice_the_rate_carries_twice_as_much(direction: str) -> None:
     async def test() -> None:
         async with listen(broker) as port:
             shapes = {
-                "slow": Shape(**{f"{direction}_bps": 2e6}, delay_s=0.001),
-                "fast": Shape(**{f"{direction}_bps": 4e6}, delay_s=0.001),
+                name: Shape(down_bps=rate_bps, delay_s=0.001)
+                if direction == "down"
+                else Shape(up_bps=rate_bps, delay_s=0.001)
+                for name, rate_bps in (("slow", 2e6), ("fast", 4e6))
             }
             async with proxies(spec(port, **shapes)) as opened, anyio.create_task_group() as tasks:
                 for name in shapes:
