@@ -11,6 +11,7 @@ from benchmarks._fidelity.end_commands import (
     Accept,
     Address,
     Arrivals,
+    CloseLoad,
     Compute,
     Connect,
     Delays,
@@ -18,6 +19,7 @@ from benchmarks._fidelity.end_commands import (
     Instant,
     Listen,
     OpenDatagrams,
+    OpenLoad,
     ReceiveBlock,
     ReceiveDatagrams,
     ReceiveMessages,
@@ -75,6 +77,31 @@ def test_a_block_has_arrived_after_it_left(tmp_path: Path) -> None:
                 one.request(SendBlock(n_bytes=300_000), Instant),
             )
             assert end.at > begin.at
+
+    run(test)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_messages_pass_beside_a_load_that_can_be_closed_and_opened_again(
+    sends: bool, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with open_end(tmp_path / "a.log") as one, open_end(tmp_path / "b.log") as other:
+            place = await other.request(Listen(host=HERE), Address)
+            await one.request(Connect(host=place.host, port=place.port), Done)
+            await other.request(Accept(), Done)
+            for _ in range(2):
+                towards = (place.host, place.port)
+                await one.request(OpenLoad(sends=sends, towards=towards), Done)
+                await other.request(OpenLoad(sends=not sends), Done)
+                heard, _ = await both(
+                    other.request(ReceiveMessages(count=5, limit_s=30.0), Delays),
+                    one.request(SendMessages(count=5, gap_s=1e-3), Done),
+                )
+                assert len(heard.seconds) == 5
+                for end in (one, other):
+                    await end.request(CloseLoad(), Done)
+                    await end.request(CloseLoad(), Done)  # there is none any more
 
     run(test)
 
