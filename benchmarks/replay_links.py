@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
 
 import anyio
@@ -80,16 +80,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: Cell
     direction: str
+    transfers: Transfers
+    """Of each device."""
     count: int
+    """Of all devices."""
     live_s: float
     """Median of the measured durations."""
     live_p95_s: float
-    model_s: float
-    model_p95_s: float
-    error: float
+    model_s: float = nan
+    model_p95_s: float = nan
+    error: float = nan
     """Of the median of the model, relative."""
-    limit: float | None
-    ok: bool | None
+    limit: float | None = None
+    ok: bool | None = None
     """None if there is no limit, or the measurement is not valid."""
     waited: float
     """Greatest share of the time that a process on the path waited for a processor."""
@@ -116,14 +119,22 @@ def main(arguments: list[str]) -> int:
     add("--sizes", type=_numbers, default=[100.0, 1000.0], help="kB")
     add("--transfers", type=int, default=30, help="of each cell and direction, at least")
     add("--json", action="store_true")
-    add("--from", dest="sources", nargs="+", type=Path, default=[], metavar="FILE")
+    add(
+        "--from",
+        dest="sources",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="rows of earlier measurements (--json), compared with the model as it is now",
+    )
     add("--write", nargs="+", type=Path, default=[], metavar="FILE")
     options = parser.parse_args(arguments)
     if options.transfers < 1:
         parser.error(f"--transfers: must be at least 1, got {options.transfers}")
     if options.sources:
         rows = [
-            row
+            compared(row)
             for source in options.sources
             for row in msgspec.json.decode(source.read_bytes(), type=list[Row])
         ]
@@ -227,24 +238,33 @@ def _shape(cell: Cell) -> Shape:
 
 
 def _row(measurement: Measurement, direction: str, live: list[float], waited: float) -> Row:
-    cell = measurement.cell
-    model = modelled(cell, direction, measurement.transfers, MODELLED)
-    live_s, model_s = statistics.median(live), statistics.median(model)
-    error = model_s / live_s - 1.0
+    return compared(
+        Row(
+            cell=measurement.cell,
+            direction=direction,
+            transfers=measurement.transfers,
+            count=len(live),
+            live_s=statistics.median(live),
+            live_p95_s=_p95(live),
+            waited=waited,
+        )
+    )
+
+
+def compared(row: Row) -> Row:
+    """Return a row with the durations of the model, which repeats the same transfers."""
+    cell = row.cell
+    model = modelled(cell, row.direction, row.transfers, MODELLED)
+    error = statistics.median(model) / row.live_s - 1.0
     limit = next((limit for loss, limit in LIMITS if cell.loss_ratio <= loss), None)
-    is_judged = limit is not None and waited <= MAX_WAIT_SHARE
-    return Row(
-        cell=cell,
-        direction=direction,
-        count=len(live),
-        live_s=live_s,
-        live_p95_s=_p95(live),
-        model_s=model_s,
+    is_judged = limit is not None and row.waited <= MAX_WAIT_SHARE
+    return msgspec.structs.replace(
+        row,
+        model_s=statistics.median(model),
         model_p95_s=_p95(model),
         error=error,
         limit=limit,
         ok=abs(error) <= limit if is_judged and limit is not None else None,
-        waited=waited,
     )
 
 

@@ -37,6 +37,7 @@ from fairbed.testbed.recording.run_store import CONFIG, is_emulated, read_device
 from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_load
 from fairbed.testbed.replay.world.columns import columns_of
 from fairbed.testbed.replay.world.phases import MESSAGES, NOISY, CohortRequest, PhaseModel
+from fairbed.testbed.replay.world.tcp_links import TcpLinks
 from fairbed.testbed.replay.world.work import Sizes, Work
 
 MIN_EXCHANGES = 3
@@ -151,9 +152,10 @@ def twin_phases(
     tracks = device_tracks(profile, profile.link, TraceReader(environ), rng)
     spec = device_spec(profile.name, profile, profile.link)
     conditions = columns_of([PlannedDevice(spec, profile, profile.link, tracks)])
+    tcp = TcpLinks(conditions[1])
     found: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for x in exchanges:
-        model = PhaseModel(*conditions, _sizes(x), _work(x, task), GIVE_UP_S)
+        model = PhaseModel(*conditions, _sizes(x), _work(x, task), GIVE_UP_S, tcp)
         heat = None if profile.thermal is None else Heat(profile.thermal, x.dispatched_at_s)
         replayed = model.exchanges(_request(x, profile), {} if heat is None else {0: heat})
         for phase, times in found.items():
@@ -171,6 +173,7 @@ def _request(x: ExchangeRow, profile: Profile) -> CohortRequest:
         up_bps=np.array([profile.link.up_bps]),
         noise_factors=np.ones((len(NOISY), 1)),
         delay_noise=np.zeros((MESSAGES, 1)),
+        tcp_seeds=np.array([x.round]),
     )
 
 

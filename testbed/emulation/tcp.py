@@ -51,11 +51,12 @@ _FULL_BITS = 8.0 * PAYLOAD_BYTES
 MIN_RTO_S, FIRST_RTO_S, MAX_RTO_S = 0.2, 1.0, 120.0
 """Least time-out above the round trip, that of a new connection, and the greatest one."""
 
-BETA, CUBIC_PER_S3, RENO_ACKS = 717 / 1024, 0.41, 3.0 * (1024 + 717) / (1024 - 717) / 9.0
-"""Window after a loss, relative; steepness of the cubic; acknowledged windows for one packet of a
-Reno sender with this `BETA`."""
+BETA, CUBIC_PER_S3, RENO_WINDOWS_8, CUBIC_UPDATE_S = 717 / 1024, 410 / 1024, 15, 1 / 32
+"""Window after a loss, relative; steepness of the cubic; eight times the acknowledged windows for
+one packet of a Reno sender with this `BETA`; the growth is computed at most so often for the same
+window, seconds. All numbers of CUBIC are integers, as in Linux: windows are small under loss."""
 
-SLOW_CUBIC = 20.0
+SLOW_CUBIC = 20
 """Before the first loss the window grows by a packet per this many acknowledged ones, or faster."""
 
 HYSTART_WINDOW, HYSTART_SAMPLES, HYSTART_TRAIN_S = 16, 8, 2e-3
@@ -63,6 +64,9 @@ HYSTART_WINDOW, HYSTART_SAMPLES, HYSTART_TRAIN_S = 16, 8, 2e-3
 
 DUPLICATES = 3
 """Packets delivered behind a hole after which the hole is a loss, without waiting."""
+
+QUEUE_S, QUEUE_PACKETS = 0.1, 10
+"""Queue of a link that states none: this time at its fastest rate, at least these packets."""
 
 QUICK_ACKS, DELAYED_ACK_S = 16, 0.04
 """Packets acknowledged one by one after a pause; longest wait for a second packet."""
@@ -121,6 +125,36 @@ def transmission_s(bits: float, took_s: float, round_trip_s: float) -> float:
         if link_s <= 0.0:
             return took_s
     return link_s
+
+
+def expected_lossy_s(
+    bits: float | Floats, lossless_s: Floats, round_trip_s: Floats, loss_ratio: Floats
+) -> Floats:
+    """Return the expected duration of a transfer under loss, roughly and in closed form.
+
+        per packet = round trip sqrt(2 p / 3) + 0.4 t min(1, 3 sqrt(3 p / 8)) p (1 + 32 p^2)
+        duration   = (lossless^3 + (packets * per packet)^3)^(1/3),   t = round trip + 0.2 s
+
+    `transfer_end` has means within 35 % of it for 100 kB to 1 MB at 2 to 100 Mbit/s, delays of 20
+    to 60 ms and losses from 1 to 10 %; with less loss it is too long by up to 60 %.
+
+    Args:
+        bits: Size of the transfer, shape (K,) or one for all.
+        lossless_s: Its duration without loss, seconds, shape (K,).
+        round_trip_s: Shape (K,).
+        loss_ratio: p, shape (K,).
+
+    Source:
+        Padhye et al., SIGCOMM 1998, eq. 30, with one acknowledgement per packet.
+    Deviates:
+        The weight 0.4 of time-outs, because RACK and probes avoid most of them, and the sum with
+        the time of the link: both fitted to `transfer_end`.
+    """
+    p = loss_ratio
+    wait_s = (round_trip_s + MIN_RTO_S) * np.minimum(1.0, 3.0 * np.sqrt(3.0 * p / 8.0))
+    per_packet_s = round_trip_s * np.sqrt(2.0 * p / 3.0) + 0.4 * wait_s * p * (1.0 + 32.0 * p * p)
+    expected_s: Floats = np.cbrt(lossless_s**3 + (bits / _FULL_BITS * per_packet_s) ** 3)
+    return expected_s
 
 
 class Draws(Protocol):
@@ -183,18 +217,22 @@ class TcpSender:
 
     cwnd: int = FIRST_WINDOW
     ssthresh: float = inf
-    plateau: float = 0.0
+    plateau: int = 0
     """Window at the last loss; 0 is before the first."""
     epoch: float = -inf
     """Begin of the growth since the last loss; `-inf` is not begun."""
-    origin: float = 0.0
+    origin: int = 0
     k_s: float = 0.0
     """From `epoch` until the cubic reaches `origin`."""
-    reno: float = 0.0
+    reno: int = 0
     """The window that Reno would have: CUBIC is never slower."""
-    reno_acks: float = 0.0
-    grown: float = 0.0
+    reno_acks: int = 0
+    grown: int = 0
     """Acknowledged packets towards the next packet of the window."""
+    per_packet: int = 2
+    """Acknowledged packets that widen the window by one, computed for this window at this time."""
+    updated_for: int = 0
+    updated_at: float = -inf
     srtt_s: float = 0.0
     """Smoothed round trip; 0 is before the first."""
     rttvar_s: float = 0.0
@@ -235,9 +273,8 @@ class TcpSender:
 
     def on_loss(self) -> None:
         """Set the next threshold and the plateau of the cubic, with fast convergence."""
-        self.epoch = -inf
-        window = self.cwnd
-        self.plateau = window * (1.0 + BETA) / 2.0 if window < self.plateau else float(window)
+        self.epoch, self.grown, window = -inf, 0, self.cwnd
+        self.plateau = int(window * (1.0 + BETA) / 2.0) if window < self.plateau else window
         self.ssthresh = max(int(window * BETA), 2)
 
     def grow(self, acked: int, now: float) -> None:
@@ -248,32 +285,45 @@ class TcpSender:
             acked -= room
             if acked == 0:
                 return
-        self.grown += acked
         per_packet = self._acks_per_packet(acked, now)
+        if self.grown >= per_packet:  # credit from when a packet took more of them
+            self.grown = 0
+            self.cwnd += 1
+        self.grown += acked
         if self.grown >= per_packet:
-            packets = int(self.grown / per_packet)
-            self.cwnd += packets
-            self.grown -= packets * per_packet
+            self.cwnd += self.grown // per_packet
+            self.grown %= per_packet
 
-    def _acks_per_packet(self, acked: int, now: float) -> float:
-        cwnd = float(self.cwnd)
+    def _acks_per_packet(self, acked: int, now: float) -> int:
+        """Return the acknowledged packets that widen the window by one (`bictcp_update`)."""
+        cwnd = self.cwnd
+        self.reno_acks += acked
+        if self.updated_for == cwnd and now - self.updated_at <= CUBIC_UPDATE_S:
+            return self.per_packet
+        self.updated_for, self.updated_at = cwnd, now
         if self.epoch == -inf:
-            self.epoch, self.reno, self.reno_acks = now, cwnd, 0.0
+            self.epoch, self.reno, self.reno_acks = now, cwnd, acked
             self.origin = max(self.plateau, cwnd)
             self.k_s = ((self.origin - cwnd) / CUBIC_PER_S3) ** (1.0 / 3.0)
-        self.reno_acks += acked
         t = now + self.min_rtt_s - self.epoch - self.k_s
-        target = self.origin + CUBIC_PER_S3 * t * t * t
-        per_packet = cwnd / (target - cwnd) if target > cwnd else 100.0 * cwnd
-        if self.plateau == 0.0:
+        target = self.origin + int(CUBIC_PER_S3 * t * t * t)
+        per_packet = cwnd // (target - cwnd) if target > cwnd else 100 * cwnd
+        if self.plateau == 0:
             per_packet = min(per_packet, SLOW_CUBIC)
-        window = RENO_ACKS * cwnd
+        window = max(1, cwnd * RENO_WINDOWS_8 // 8)
         if self.reno_acks > window:
-            self.reno += int(self.reno_acks / window)
-            self.reno_acks %= window
+            more = (self.reno_acks - 1) // window
+            self.reno += more
+            self.reno_acks -= more * window
         if self.reno > cwnd:
-            per_packet = min(per_packet, cwnd / (self.reno - cwnd))
-        return max(per_packet, 2.0)
+            per_packet = min(per_packet, cwnd // (self.reno - cwnd))
+        self.per_packet = max(per_packet, 2)
+        return self.per_packet
+
+
+def usual_queue_bytes(fastest_bps: float) -> float:
+    """Return the queue of a link that states none, bytes on the wire."""
+    return max(QUEUE_PACKETS * WIRE_BYTES, fastest_bps * WIRE_BYTES / PAYLOAD_BYTES * QUEUE_S / 8.0)
 
 
 def transfer_end(
@@ -709,7 +759,7 @@ class _Transfer:
         tcp = self.tcp
         if self.mode == "open" or self.una >= self.high or self.timeouts == 0:
             tcp.on_loss()
-        tcp.plateau, tcp.has_left_slow_start, tcp.cwnd, tcp.grown = 0.0, False, 1, 0.0
+        tcp.plateau, tcp.has_left_slow_start, tcp.cwnd, tcp.grown = 0, False, 1, 0
         self.mode, self.high, self.probe = "loss", self.next, None
         self.void, self.pipe = self.serial, 0
         self.suspects.clear()

@@ -34,7 +34,13 @@ from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_costs
 from fairbed.testbed.replay.engine.rows import device_rows, linear_rows
 from fairbed.testbed.replay.vector_fleet import DeviceNames, is_vector_fleet, vector_fleet_of
-from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions, columns_of
+from fairbed.testbed.replay.world.columns import (
+    MeanConditions,
+    VaryingConditions,
+    columns_of,
+    is_interrupted,
+    loses_packets,
+)
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.recorded_times import LoggedGroup, RecordedTimes
@@ -76,12 +82,16 @@ class ReplaySetup:
     """Power of each device, by its row; empty if it is unknown."""
     artifact: Artifact | None = None
     """The task; None if the world does not depend on it."""
+    left_out: str | None = None
+    """What this replay leaves out of the fleet's links, as a line; None is nothing."""
 
     def findings(self) -> Iterator[PreflightFinding]:
         """Yield the warnings about settings before the first round."""
         data, trains = self.data, self.experiment.trains_in_replay
         n_k = None if data is None else np.array([len(rows) for rows in data.train_rows])
         yield from settings_findings(self.experiment, trains=trains, n_k=n_k)
+        if self.left_out is not None:
+            yield PreflightFinding("not-replayed", self.left_out, "warning")
         if self.artifact is not None:
             yield from engine_findings(self.artifact)
         replay, rule = self.experiment.replay, self.experiment.training.rule
@@ -269,7 +279,33 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
         attacks=attacks,
         powers=powers,
         artifact=artifact,
+        left_out=not_replayed(devices),
     )
+
+
+def not_replayed(devices: Sequence[PlannedDevice]) -> str | None:
+    """Return a line about the parts of links that a replay leaves out, or None.
+
+    Devices with loss have the TCP of Linux. Without loss a transfer continues at once after a
+    hole; a real one waits for its next retransmission, which the hole has delayed.
+    """
+    in_cells = [d.spec.name for d in devices if loses_packets(d) and d.spec.cells]
+    holes = [
+        d.spec.name for d in devices if is_interrupted(d) and (d.spec.cells or not loses_packets(d))
+    ]
+    parts = []
+    if in_cells:
+        parts.append(f"packet loss of devices in a cell ({_first_and_more(in_cells)})")
+    if holes:
+        parts.append(
+            f"waits of TCP after a coverage hole ({_first_and_more(holes)}; a transfer continues "
+            "at once, a real one up to as long after the hole as the hole lasted)"
+        )
+    return f"left out of this replay: {', '.join(parts)}" if parts else None
+
+
+def _first_and_more(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
@@ -294,7 +330,15 @@ def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     records = partial(fleet.device_records, examples=examples)
     return ReplaySetup(
-        experiment, fleet.names, world, decisions, (), data, records, powers=fleet.powers
+        experiment,
+        fleet.names,
+        world,
+        decisions,
+        (),
+        data,
+        records,
+        powers=fleet.powers,
+        left_out=fleet.left_out,
     )
 
 

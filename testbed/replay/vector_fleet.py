@@ -108,6 +108,18 @@ class VectorFleet:
     means: MeanConditions
     availability: AvailabilityCycles
     powers: PowerColumns
+    lossy: tuple[str, ...] = ()
+    """Groups whose links lose packets, which a replay of so many devices leaves out."""
+
+    @property
+    def left_out(self) -> str | None:
+        """What a replay leaves out of the links, as a line; None is nothing."""
+        if not self.lossy:
+            return None
+        return (
+            f"left out of this replay: packet loss of {', '.join(self.lossy)}; at most "
+            f"{MAX_EMULATED:,} devices are replayed with it"
+        )
 
     @property
     def varying(self) -> VaryingConditions:
@@ -218,6 +230,7 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
             np.concatenate([group.powers[0] for group in drawn]),
             np.concatenate([group.powers[1] for group in drawn]),
         ),
+        tuple(prefix for (prefix, _, _), group in zip(groups, drawn, strict=True) if group.loses),
     )
 
 
@@ -233,6 +246,8 @@ class _Drawn:
     """From one availability window to the next."""
     powers: tuple[Floats, Floats]
     """`transfer_w` and `compute_w`."""
+    loses: bool
+    """Links lose packets."""
 
 
 def _drawn(group: FleetConfig, population: Population, rng: np.random.Generator) -> _Drawn:
@@ -259,7 +274,8 @@ def _drawn(group: FleetConfig, population: Population, rng: np.random.Generator)
             np.divide(availability.session_s.value, share, out=cycle_s, where=share > 0.0)
     watts = {key: found[f"energy.{key}"] for key in POWERS if f"energy.{key}" in found}
     powers = phase_powers(watts, found["engine_threads"] / found["cores"])
-    return _Drawn(numbers, share, cycle_s, powers)
+    loss = found.get("link.loss_ratio", none) if link is None else np.array([link.loss_ratio])
+    return _Drawn(numbers, share, cycle_s, powers, loses=bool(loss.any()))
 
 
 def _fixed(link: Link, name: str, n: int) -> Floats:

@@ -11,6 +11,7 @@ from fairbed.profiles.schema import Thermal
 from fairbed.profiles.series import Series
 from fairbed.testbed.emulation.cell import Cell, Sharer, alone_bps
 from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Schedule, UnavailableAs
+from fairbed.testbed.emulation.tcp import usual_queue_bytes
 from fairbed.testbed.experiment.fleet import PlannedDevice
 
 
@@ -158,6 +159,9 @@ class VaryingConditions:
     speeds: Mapping[int, Schedule] = field(default_factory=dict)
     """Speed without throttling by heat, for the same rows."""
     unavailable_as: UnavailableAs = "unwilling"
+    lossy: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """Queues towards and away from each device whose link loses packets, bytes; such rows are in
+    `links` and `speeds`, too."""
     interrupted: frozenset[int] = frozenset()
     """Rows whose link is down at times."""
     cells: Mapping[str, Cell] = field(default_factory=dict)
@@ -265,11 +269,15 @@ def _varying(devices: Sequence[PlannedDevice]) -> VaryingConditions:
                 found[row] = series
         return found
 
-    links, speeds = {}, {}
+    links, speeds, lossy = {}, {}, {}
     for row, device in enumerate(devices):
         link, speed = link_and_speed_schedules(device)
+        tracks = device.tracks.link
+        if tracks is not None and loses_packets(device) and not device.spec.cells:
+            fastest_bps = tracks.down_bps.highest, tracks.up_bps.highest
+            lossy[row] = usual_queue_bytes(fastest_bps[0]), usual_queue_bytes(fastest_bps[1])
         is_steady = link.is_constant and speed.is_constant and device.tracks.thermal is None
-        if not is_steady or device.spec.cells:
+        if not is_steady or row in lossy or device.spec.cells:
             links[row], speeds[row] = link, speed
     return VaryingConditions(
         available=series_by_row("available"),
@@ -285,8 +293,9 @@ def _varying(devices: Sequence[PlannedDevice]) -> VaryingConditions:
         },
         links=links,
         speeds=speeds,
+        lossy=lossy,
         unavailable_as=devices[0].unavailable_as if devices else "unwilling",
-        interrupted=frozenset(row for row in links if _is_interrupted(devices[row])),
+        interrupted=frozenset(row for row in links if is_interrupted(devices[row])),
         cells={cell.name: cell for device in devices for cell in device.spec.cells},
         sharers={
             row: Sharer(device.spec.cells[0].name, np.inf, device.spec.priority)
@@ -310,7 +319,13 @@ def _within_cells(device: PlannedDevice) -> PlannedDevice:
     return replace(device, tracks=replace(device.tracks, link=link))
 
 
-def _is_interrupted(device: PlannedDevice) -> bool:
+def loses_packets(device: PlannedDevice) -> bool:
+    """Return whether the link of a device loses packets at random."""
+    link = device.tracks.link
+    return link is not None and link.loss_ratio.highest > 0.0
+
+
+def is_interrupted(device: PlannedDevice) -> bool:
     """Return whether the link of a device is down at times."""
     link, leaves = device.tracks.link, device.tracks.available.lowest == 0.0
     has_gaps = link is not None and 0.0 in (link.down_bps.lowest, link.up_bps.lowest)

@@ -27,6 +27,7 @@ from fairbed.testbed.emulation.cell import Direction
 from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import LinkIntegral
+from fairbed.testbed.replay.world.tcp_links import TcpLinks
 
 
 class MeasuredRates:
@@ -110,9 +111,11 @@ class Probes:
     Args:
         means: Conditions of all devices, as means.
         varying: Conditions that vary over time.
+        tcp: Connections of the devices whose packets are lost.
     """
 
-    def __init__(self, means: MeanConditions, varying: VaryingConditions) -> None:
+    def __init__(self, means: MeanConditions, varying: VaryingConditions, tcp: TcpLinks) -> None:
+        self._tcp = tcp
         self._trip_s: Floats = 2.0 * means.delay_s
         self._constant_s = {
             "down": _probe_s(means.down_bps, self._trip_s),
@@ -136,9 +139,13 @@ class Probes:
         """
         trip_s, took_s = self._trip_s[rows], self._constant_s[direction][rows]
         for at in np.flatnonzero(self._varies[rows]).tolist():
-            link = LinkIntegral(self._links[int(rows[at])], GIVE_UP_S)
-            start = float(t[at] + trip_s[at])
-            took_s[at] = link.transfer(start, _BITS, direction) - start
+            row, start = int(rows[at]), float(t[at] + trip_s[at])
+            if row in self._tcp:
+                end = self._tcp.probe(row, direction, start, _BITS, GIVE_UP_S)
+                took_s[at] = max(end - start - trip_s[at] / 2.0, 0.0)
+            else:
+                link = LinkIntegral(self._links[row], GIVE_UP_S)
+                took_s[at] = link.transfer(start, _BITS, direction) - start
         elapsed_s = took_s + trip_s
         least_s = np.maximum(MIN_TRANSFER_RATIO * elapsed_s, _BITS / MAX_BPS)
         rates: Floats = _BITS / np.maximum(took_s, least_s)

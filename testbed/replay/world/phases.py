@@ -24,12 +24,14 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.random_streams import normals
+from fairbed.testbed.emulation.cell import Direction
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.experiment.noise import NoiseConfig, exchange_factors
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import ComputeIntegral, LinkIntegral
+from fairbed.testbed.replay.world.tcp_links import StreamDraws, TcpLinks
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import Exchanges
 from fairbed.wire.chunks import suitable_chunk_bytes
@@ -52,6 +54,10 @@ class Purpose(IntEnum):
     """Delays of the messages of a loss query, as `DELAY`."""
     DECODE = 38
     ENCODE = 40
+    TCP = 42
+    """Losses of packets, from the seed of this number."""
+    TCP_QUERY = 43
+    """The same in a loss query."""
     RECORDED_ROW = 50
     """Row of a log (`testbed.replay.world.recorded_times`). From 60 on: `[noise]`
     (`testbed.experiment.noise`)."""
@@ -96,6 +102,8 @@ class CohortRequest:
     """Factors on the phases of `NOISY`, shape (7, K)."""
     delay_noise: Floats
     """Standard normal numbers for the delays of six messages, shape (6, K)."""
+    tcp_seeds: Ints
+    """Seeds of the losses of packets, shape (K,)."""
 
     def of_one(self, at: int) -> "CohortRequest":
         """Return the request to one device of the cohort."""
@@ -109,6 +117,7 @@ class CohortRequest:
             up_bps=self.up_bps[one],
             noise_factors=self.noise_factors[:, one],
             delay_noise=self.delay_noise[:, one],
+            tcp_seeds=self.tcp_seeds[one],
         )
 
 
@@ -148,6 +157,7 @@ class PhaseModel:
         sizes: Sizes of models and updates on the wire.
         work: Work of a round, device by device.
         give_up_s: A phase that takes longer never ends.
+        tcp: Connections of the devices whose packets are lost.
     """
 
     means: MeanConditions
@@ -155,6 +165,7 @@ class PhaseModel:
     sizes: Sizes
     work: Work
     give_up_s: float
+    tcp: TcpLinks
 
     def base_s(
         self, rows: "Ints | slice", speed: Floats, down_bps: Floats, up_bps: Floats
@@ -326,6 +337,9 @@ class PhaseModel:
         is_unpacked = bool(request.is_packed[at] & ~request.has_model[at])
         return _PhaseIntegrator(
             link=LinkIntegral(self.varying.links[row], self.give_up_s),
+            tcp=self.tcp if row in self.tcp else None,
+            row=row,
+            tcp_seed=int(request.tcp_seeds[at]),
             processor=ComputeIntegral(
                 self.varying.speeds[row],
                 None if heat is None else replace(heat),
@@ -355,6 +369,10 @@ class _PhaseIntegrator:
     """Integrates the phases of one exchange of a device under varying conditions."""
 
     link: LinkIntegral
+    tcp: TcpLinks | None
+    """None for a device whose packets are not lost."""
+    row: int
+    tcp_seed: int
     processor: ComputeIntegral
     now: float
     jitter_s: list[float]
@@ -425,8 +443,7 @@ class _PhaseIntegrator:
     def upload_s(self, granted_s: float) -> float:
         """Return the duration of an upload that is granted `granted_s` after the request."""
         start, bits = self.upload_start(granted_s)
-        carried = self.link.transfer(start, bits, "up")
-        return self.arrival(carried, UPDATE) - (self.now + granted_s)
+        return self._transferred(start, bits, "up", UPDATE) - (self.now + granted_s)
 
     def gone_s(self, over_s: float) -> float:
         """Return when the device is lost, after the request; `inf` if not within `over_s`."""
@@ -439,7 +456,18 @@ class _PhaseIntegrator:
 
     def _pulled(self) -> float:
         start, bits = self.pull_start()
-        return self.arrival(self.link.transfer(start, bits, "down"), MODEL)
+        return self._transferred(start, bits, "down", MODEL)
+
+    def _transferred(self, start: float, bits: float, direction: Direction, message: int) -> float:
+        """Return when the last byte of a transfer arrives."""
+        if self.tcp is None:
+            return self.arrival(self.link.transfer(start, bits, direction), message)
+        draws, give_up_s = self._draws(message), self.link.give_up_s
+        return self.tcp.transfer(self.row, direction, start, bits, draws, give_up_s)
+
+    def _draws(self, message: int) -> StreamDraws:
+        """Return the random numbers of a message, or of the transfer that ends with it."""
+        return StreamDraws(self.tcp_seed, message)
 
     def _loaded(self, start: float) -> float:
         if self.cold_start_s is not None:
@@ -453,6 +481,11 @@ class _PhaseIntegrator:
 
     def _message(self, sent: float, message: int) -> float:
         """Return when a message arrives; during an outage it waits for the end."""
+        if self.tcp is not None:
+            direction: Direction = "up" if message in (CHUNK_REQUEST, OFFER) else "down"
+            draws, give_up_s = self._draws(message), self.link.give_up_s
+            arrived = self.tcp.message(self.row, direction, sent, draws, give_up_s)
+            return max(sent, arrived + self.jitter_s[message])
         passes = self.link.carry(sent, 0.0, "down")
         return passes + self._delay_s(passes, message)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.random_streams import uniforms
+from fairbed.coordinator.algorithms.random_streams import seeds, uniforms
 from fairbed.coordinator.rounds.async_dispatch import DRAINING
 from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
 from fairbed.device_agent.sensors import MIN_FREE_CORES
@@ -19,7 +19,7 @@ from fairbed.testbed.emulation.cell import Direction
 from fairbed.testbed.emulation.device import NOTICED_SHARE
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
-from fairbed.testbed.emulation.tcp import slow_start_s
+from fairbed.testbed.emulation.tcp import expected_lossy_s, slow_start_s
 from fairbed.testbed.experiment.noise import NoiseConfig
 from fairbed.testbed.replay.world.columns import FleetConditions, MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import LinkIntegral
@@ -34,6 +34,7 @@ from fairbed.testbed.replay.world.phases import (
 )
 from fairbed.testbed.replay.world.recorded_times import RecordedTimes
 from fairbed.testbed.replay.world.shared_air import Carried, SharedAir, TransferKey
+from fairbed.testbed.replay.world.tcp_links import TcpLinks
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, LastRound, ReplayedExchange
 
@@ -81,8 +82,10 @@ class ProfileWorld:
         self.slots: int | None = sizes.slots
         self._means, self._sizes, self._work = means, sizes, work
         self._seed, self._noise, self._own_noise = seed, noise, own_noise
-        self._recorded = recorded
-        self._phases = PhaseModel(means, varying, sizes, work, GIVE_UP_RATIO * deadline_s)
+        self._recorded, self._tcp = recorded, TcpLinks(varying)
+        self._phases = PhaseModel(
+            means, varying, sizes, work, GIVE_UP_RATIO * deadline_s, self._tcp
+        )
         no_training_s = np.zeros(len(means))
         query = replace(
             work,
@@ -91,13 +94,15 @@ class ProfileWorld:
             evaluate_s=work.query_s,
             encode_s=0.0,
         )
-        self._query_phases = PhaseModel(means, varying, sizes, query, GIVE_UP_RATIO * limit_s)
+        self._query_phases = PhaseModel(
+            means, varying, sizes, query, GIVE_UP_RATIO * limit_s, self._tcp
+        )
         self._conditions = FleetConditions(means, varying)
         self._draining = Draining(means, varying, GIVE_UP_RATIO * deadline_s)
         n = len(means)
         rows = np.arange(n, dtype=np.int64)
         self._first_context_s = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
-        self._probes = Probes(means, varying)
+        self._probes = Probes(means, varying, self._tcp)
         self._down, self._up = self._first_rates(rows)
         self._heats = {row: Heat(thermal) for row, thermal in varying.thermal.items()}
         self._is_constant = not varying.links
@@ -157,6 +162,7 @@ class ProfileWorld:
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the exchanges of a cohort that is dispatched `now`, rows (K,)."""
         self._dispatched_in[rows] = round_id
+        self._tcp.begin(rows.tolist())
         exchanges = self._phases.exchanges(self._request(round_id, now, rows), self._heats)
         if self._recorded is None:
             return exchanges
@@ -164,6 +170,7 @@ class ProfileWorld:
 
     def loss_query(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the loss queries of devices that are sent `now`, rows (K,)."""
+        self._tcp.begin(rows.tolist())
         request = self._request(round_id, now, rows, Purpose.LOSS_QUERY)
         planned = self._query_phases.exchanges(request, self._heats)
         return planned if planned.in_cell is None else self._queried_in_cells(request, planned)
@@ -272,6 +279,7 @@ class ProfileWorld:
             "version": self._version,
             "idle_at": self._draining.to_state(),
             "air": [] if self.air is None else self.air.to_state(),
+            "tcp": self._tcp.to_state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -285,6 +293,8 @@ class ProfileWorld:
         self._held_version = np.frombuffer(state["holds"], dtype=np.int64).copy()
         self._version = state["version"]
         self._draining.load_state(state["idle_at"])
+        if "tcp" in state:  # checkpoints before packet loss was replayed have none
+            self._tcp.load_state(state["tcp"])
         if self.air is not None:
             self.air.load_state(state["air"])
 
@@ -345,6 +355,12 @@ class ProfileWorld:
             up_bps=self._up.bps()[rows],
             noise_factors=noise_factors,
             delay_noise=delay_noise,
+            tcp_seeds=seeds(
+                self._seed,
+                round_id,
+                rows,
+                Purpose.TCP if delays is Purpose.DELAY else Purpose.TCP_QUERY,
+            ),
         )
 
     def _measure_rates(
@@ -403,6 +419,7 @@ class ProfileWorld:
         phases_s[1, self._is_warm | self._has_model] = 0.0
         trip_s = 2.0 * self._means.delay_s
         phases_s[0] += slow_start_s(down_bits, phases_s[0], trip_s)
+        self._add_losses(now, phases_s)
         phases_s[0, self._has_model] = 0.0
         messages = MESSAGES - 2 * self._has_model
         expected_s: Floats = phases_s.sum(axis=0) + messages * self._means.delay_s
@@ -415,6 +432,18 @@ class ProfileWorld:
             return expected_s
         recorded_s = self._recorded.mean_total_s
         return np.where(np.isnan(recorded_s), expected_s, recorded_s)
+
+    def _add_losses(self, now: float, phases_s: Floats) -> None:
+        """Replace the expected transfers, shape (5, N), of the links that lose packets at `now`."""
+        rows = self._tcp.rows
+        if not rows:
+            return
+        states = [self._tcp.state(row, "down", now) for row in rows]
+        trip_s = 2.0 * np.array([state.delay_s for state in states])
+        loss = np.array([state.loss_ratio for state in states])
+        for phase, bits in zip((0, 4), self.transfer_bits, strict=True):
+            of_rows = np.broadcast_to(bits, len(self))[rows]
+            phases_s[phase, rows] = expected_lossy_s(of_rows, phases_s[phase, rows], trip_s, loss)
 
     def _speed_and_phases(self, now: float) -> tuple[Floats, Floats]:
         """Return `speed` (N,) and `base_s` (5, N) at `now`; the caller must not change them.

@@ -5,6 +5,7 @@ import random
 import statistics
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from fairbed.testbed.emulation.tcp import (
     PathState,
     TcpPath,
     TcpSender,
+    expected_lossy_s,
     message_s,
     transfer_end,
 )
@@ -162,7 +164,7 @@ def test_cubic_reaches_the_plateau_after_k_seconds() -> None:
     sender = TcpSender(cwnd=100, ssthresh=100.0, min_rtt_s=0.0)
     sender.on_loss()
     sender.cwnd = int(sender.ssthresh)
-    k_s = ((100 - sender.cwnd) / 0.41) ** (1 / 3)
+    k_s = ((100 - sender.cwnd) / 0.4) ** (1 / 3)
     windows = {}
     for tick in range(100):
         sender.grow(sender.cwnd, 0.1 * tick)
@@ -181,7 +183,7 @@ def seconds(loss: float, n: int, *, rate_bps: float, bits: float) -> Iterator[fl
         t = end + 2.0
 
 
-@pytest.mark.parametrize("loss", [0.01, 0.03])
+@pytest.mark.parametrize("loss", [0.005, 0.01])
 def test_long_transfers_follow_the_square_root_law(loss: float) -> None:
     """Rate = packet / round trip * sqrt(1.5 / p), for this `BETA`, too.
 
@@ -240,3 +242,18 @@ def test_a_transfer_is_never_faster_than_its_link_and_repeats_exactly(
     assert 1.0 + bits / rate_bps <= first < math.inf
     if jitter_s == 0.0:
         assert first >= 1.0 + bits / rate_bps + DELAY_S - 1e-9
+
+
+@pytest.mark.parametrize(("loss", "within"), [(0.0, 1e-9), (0.01, 0.35), (0.05, 0.35)])
+@pytest.mark.parametrize("rate_bps", [2e6, 2e7])
+def test_the_closed_form_under_loss_is_near_the_mean_of_the_simulation(
+    loss: float, within: float, rate_bps: float
+) -> None:
+    bits = 4e6
+    lossless_s = np.array([bits / rate_bps])
+    expected_s = expected_lossy_s(bits, lossless_s, np.array([2 * DELAY_S]), np.array([loss]))
+    if loss == 0.0:
+        assert expected_s == pytest.approx(lossless_s, rel=within)
+    else:
+        mean_s = statistics.mean(seconds(loss, 10, rate_bps=rate_bps, bits=bits))
+        assert float(expected_s[0]) == pytest.approx(mean_s, rel=within)

@@ -8,6 +8,7 @@ from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.schedule import OutageWindow, Schedule
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.measured_rates import GIVE_UP_S, Probes
+from fairbed.testbed.replay.world.tcp_links import TcpLinks
 
 BITS = 8.0 * 65_536
 FIRST = np.array([0, 1])
@@ -21,7 +22,8 @@ def probes(up_bps: float, *outages: OutageWindow) -> Probes:
     columns |= {"down_bps": np.full(2, 20e6), "up_bps": np.full(2, up_bps)}
     columns |= {"delay_s": np.full(2, 0.05)}
     links = {1: Schedule(link=tracks, outages=outages)}
-    return Probes(MeanConditions(**columns), VaryingConditions(links=links))
+    varying = VaryingConditions(links=links)
+    return Probes(MeanConditions(**columns), varying, TcpLinks(varying))
 
 
 def test_a_probe_finds_less_than_a_fast_link_has() -> None:

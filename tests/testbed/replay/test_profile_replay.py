@@ -26,6 +26,7 @@ from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.replay.world.columns import columns_of, link_and_speed_schedules
 from fairbed.testbed.replay.world.phases import CohortRequest, PhaseModel, cohort_noise
+from fairbed.testbed.replay.world.tcp_links import TcpLinks
 from fairbed.testbed.replay.world.work import Sizes, Work
 from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, replay_rounds
 
@@ -226,9 +227,12 @@ def test_integrating_constant_conditions_gives_the_closed_form() -> None:
         up_bps=means.up_bps,
         noise_factors=noise_factors,
         delay_noise=delay_noise,
+        tcp_seeds=np.arange(n),
     )
     sizes = Sizes.of(config, layout)
-    models = [PhaseModel(means, one, sizes, work, 1e3) for one in (varying, integrating)]
+    models = [
+        PhaseModel(means, one, sizes, work, 1e3, TcpLinks(one)) for one in (varying, integrating)
+    ]
     closed, integrated = (model.exchanges(request, {}) for model in models)
     for phase in ("signal", "download", "decode", "load", "evaluate", "train", "encode", "upload"):
         name = f"{phase}_s"

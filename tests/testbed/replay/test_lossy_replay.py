@@ -1,0 +1,96 @@
+"""Replays of devices whose packets are lost."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbed.testbed.replay.engine.engine import ReplayEngine
+from fairbed.testbed.replay.setup import setup_of
+from tests.testbed.replay.fleets import experiment, replay_rounds
+
+LINK = """
+title = "A link"
+licence = "CC0-1.0"
+
+[link]
+down_bps = {{ value = 6e6, tag = "literature", source = "invented" }}
+up_bps = {{ value = 4e6, tag = "literature", source = "invented" }}
+delay_s = {{ value = 0.03, tag = "literature", source = "invented" }}
+loss_ratio = {{ value = {loss}, tag = "literature", source = "invented" }}
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Any:
+    """Return a function that returns a group of two devices on a link with a loss ratio."""
+
+    def of(loss: float) -> dict[str, Any]:
+        file = tmp_path / f"link-{round(1000 * loss)}.toml"
+        file.write_text(LINK.format(loss=loss))
+        return {"profile": "raspberry-pi-4b", "count": 2, "name": "pi", "link": str(file)}
+
+    return of
+
+
+def test_loss_makes_transfers_longer_and_different(group: Any) -> None:
+    """At 2 % a transfer of a few windows waits for repeated packets."""
+    of = {}
+    for loss in (0.0, 0.02):
+        _, rounds = replay_rounds(experiment(group(loss), model={"name": "cnn"}), 30)
+        of[loss] = [x for one in rounds for x in one.exchanges]
+    for phase in ("download_s", "upload_s"):
+        clean, lossy = ([getattr(x, phase) for x in of[loss]] for loss in (0.0, 0.02))
+        assert len(set(clean)) == 1
+        assert len(set(lossy)) > 20
+        assert statistics.median(lossy) > 1.2 * clean[0]
+    assert len({x.signal_s for x in of[0.0]}) == 1
+    waited = [x.signal_s for x in of[0.02] if x.signal_s > 0.2]
+    assert 1 <= len(waited) <= 12
+
+
+def test_a_device_without_loss_has_the_times_of_a_fleet_without_loss(group: Any) -> None:
+    """The same bits, whoever else is in the fleet."""
+    lossy = group(0.02) | {"name": "rover"}
+    _, alone = replay_rounds(experiment(group(0.0)), 10)
+    _, beside = replay_rounds(experiment(group(0.0), lossy, selection={"per_round": 4}), 10)
+    for one, other in zip(alone, beside, strict=True):
+        mine = {x.row: x.tau_s for x in other.exchanges if x.row < 2}
+        assert {x.row: x.tau_s for x in one.exchanges} == mine
+
+
+def test_a_resumed_replay_has_the_connections_of_an_uninterrupted_one(group: Any) -> None:
+    setups = [setup_of(experiment(group(0.02), model={"name": "cnn"})) for _ in range(2)]
+    first, second = (setup.world for setup in setups)
+    assert len(list(ReplayEngine(setups[0].decisions, first).replay(3))) == 3
+    second.load_state(first.to_state())
+    rows = np.array([0, 1])
+    resumed, fresh = (
+        world.exchange(7, 100.0, rows)
+        for world in (second, setup_of(experiment(group(0.02))).world)
+    )
+    continued = first.exchange(7, 100.0, rows)
+    assert resumed.upload_s.tolist() == continued.upload_s.tolist()
+    assert fresh.upload_s.tolist() != continued.upload_s.tolist()
+
+
+def test_a_replay_that_leaves_out_waits_after_holes_has_one_warning(group: Any) -> None:
+    outage = [{"kind": "coverage", "start_s": 5, "duration_s": 2}]
+    setup = setup_of(experiment(group(0.0) | {"outage": outage}, group(0.02) | {"name": "rover"}))
+    (finding,) = [one for one in setup.findings() if one.kind == "not-replayed"]
+    assert "after a coverage hole (pi-1 and 1 more;" in finding.text
+    assert finding.level == "warning"
+    modelled = setup_of(experiment(group(0.02) | {"outage": outage}))
+    assert not [one for one in modelled.findings() if one.kind == "not-replayed"]
+
+
+def test_the_true_time_of_a_lossy_device_includes_its_repeated_packets(group: Any) -> None:
+    """The policies that are defined with the true times receive them."""
+    fleet = group(0.0), group(0.02) | {"name": "rover"}
+    _, rounds = replay_rounds(experiment(*fleet, model={"name": "cnn"}), 20)
+    expected_s = rounds[-1].snapshot.true_tau_s
+    assert expected_s[2] > 1.2 * expected_s[0]
+    took_s = [x.tau_s for one in rounds for x in one.exchanges if x.row >= 2 and not x.was_cold]
+    assert expected_s[2] == pytest.approx(statistics.mean(took_s), rel=0.35)
