@@ -19,15 +19,21 @@ from experiments.replay_fidelity.distances import (
     read_times,
 )
 from experiments.replay_fidelity.live import play_live
-from experiments.replay_fidelity.recorded import has_variable_link, record_fleet, replayed
+from experiments.replay_fidelity.recorded import (
+    has_variable_link,
+    record_fleet,
+    replayed,
+)
 from experiments.replay_fidelity.replays import close_s, replay_forced, replay_free
 from fairbed.coordinator.report.quantities import MISSING, percent
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
 from fairbed.testbed.host.speed import host_speed
+from fairbed.testbed.replay.world.columns import loses_packets
 
 TAU_LIMIT = 0.05
-"""Greatest median error of the exchange times on constant links (issue 5)."""
+"""Greatest median error of the exchange times on constant links (issue 5), and greatest bias on
+links that lose packets."""
 
 LEAST_REPEATS, MOST_REPEATS = 2, 50
 """Limits of the number of predicted live runs; their distance needs two of them."""
@@ -56,6 +62,8 @@ class FidelityComparison:
     devices: int
     has_moving_links: bool
     """Whether the rates of a link change over time."""
+    loses_packets: bool
+    """Whether a link loses packets."""
     counted: dict[str, int]
     """Valid exchanges of each live run."""
     forced: PairErrors
@@ -123,6 +131,7 @@ def compare_live_replay(
     return comparison_of(
         experiment,
         any(has_variable_link(device) for device in planned),
+        any(loses_packets(device) for device in planned),
         [read_times(run_a), *map(read_times, live)],
         read_times(forced, between_s),
         [read_times(run, between_s) for run in free],
@@ -132,6 +141,7 @@ def compare_live_replay(
 def comparison_of(
     experiment: Experiment,
     has_moving_links: bool,
+    has_loss: bool,
     live: list[RunTimes],
     forced: RunTimes,
     free: list[RunTimes],
@@ -141,6 +151,7 @@ def comparison_of(
     Args:
         experiment: The compared experiment.
         has_moving_links: Whether a link of the fleet varies.
+        has_loss: Whether a link of the fleet loses packets.
         live: A, B and its repeats.
         forced: The replay with the cohorts of B.
         free: The replays with their own selections.
@@ -159,14 +170,21 @@ def comparison_of(
             _verdict("gap of exchange times over the live gap", ratios["tau_ratio"], GAP_FACTOR),
             _verdict("gap of round times over the live gap", ratios["round_ratio"], GAP_FACTOR),
         ]
-    else:
+    elif not has_loss:
         what = "exchange times with imposed cohorts, median error"
         verdicts = [_verdict(what, forced_errors.tau.median, TAU_LIMIT)]
+    else:
+        verdicts = []
+    if has_loss:  # which packets are lost differs from run to run: a single time is random
+        bias = forced_errors.tau.bias
+        what = "exchange times with imposed cohorts, bias"
+        verdicts.append(_verdict(what, None if bias is None else abs(bias), TAU_LIMIT))
     return FidelityComparison(
         name=experiment.name,
         rounds=experiment.rounds,
         devices=experiment.devices,
         has_moving_links=has_moving_links,
+        loses_packets=has_loss,
         counted={
             "a" if number == 0 else f"b-{number}": len(run.tau_s) for number, run in enumerate(live)
         },
@@ -219,6 +237,7 @@ GAPS = {
 def report(found: FidelityComparison) -> str:
     """Return a comparison as text."""
     links = "variable links" if found.has_moving_links else "constant links"
+    links += " that lose packets" if found.loses_packets else ""
     gaps = f"mean distance of {len(found.counted) - 1} live runs and {found.replays} replays"
     counted = ", ".join(f"{count} in {run}" for run, count in found.counted.items())
     lines = [

@@ -20,6 +20,7 @@ from fairbed.testbed.recording.analysis.from_run import (
     findings_of_run,
 )
 from fairbed.testbed.recording.run_store import read_device, read_training
+from fairbed.testbed.replay.world.columns import loses_packets
 
 RECORDED_POLICY, RECORDED_SEED = "uniform", 1
 """Of run A; all devices take part in it equally."""
@@ -79,8 +80,8 @@ def record_fleet(run: Path, planned: Sequence[PlannedDevice], folder: Path) -> l
     """Write the profile of each device of a run; return the files in the order of the devices.
 
     Values that no run contains (storage, memory, heat) are those of the emulated profile. So are
-    the rates of a variable link: a recording observes it during transfers only, and the replay
-    uses the traces themselves, from the same instants as the live run.
+    the rates of a link that varies or loses packets: a recording observes it during transfers
+    only, and the replay uses the link itself, from the same instants as the live run.
 
     Args:
         run: Folder of the run.
@@ -108,8 +109,8 @@ def replayed(
             population=None,
             count=1,
             name=device.spec.name.rpartition("-")[0],
-            link=group.link if has_variable_link(device) else None,
-            trace=group.trace if has_variable_link(device) else None,
+            link=group.link if keeps_link(device) else None,
+            trace=group.trace if keeps_link(device) else None,
         )
         for group, device, file in zip(groups, planned, files, strict=True)
     ]
@@ -122,6 +123,14 @@ def has_variable_link(device: PlannedDevice) -> bool:
     return link is not None and not (link.down_bps.is_constant and link.up_bps.is_constant)
 
 
+def keeps_link(device: PlannedDevice) -> bool:
+    """Return whether a replay has the link of the experiment, not the recorded one.
+
+    A transfer does not measure the rate of such a link: it varies, or TCP under loss is slower.
+    """
+    return has_variable_link(device) or loses_packets(device)
+
+
 def _record(
     measured: DeviceOfRun, device: PlannedDevice, training: TrainingSettings, folder: Path
 ) -> Path:
@@ -130,7 +139,7 @@ def _record(
     if profile is None:
         raise ValueError(f"{name}: must have a profile to be recorded and replayed, got none")
     findings = findings_of_run(measured, training)
-    if has_variable_link(device):
+    if keeps_link(device):
         _omit_link_rates(findings)
     origin = f"device {name} of a live run, {measured.run_created}"
     identity = Identity(name, f"{profile.title[:200]}, recorded", profile.kind, origin)
@@ -152,4 +161,4 @@ def _omit_link_rates(findings: Findings) -> None:
     """Remove the measured rates, so that those of the profile are used."""
     for key in LINK_RATES:
         findings.found.pop(key, None)
-        findings.missing[key] = "it varies: a replay follows its trace"
+        findings.missing[key] = "no transfer measures it: it varies, or packets are lost"

@@ -111,7 +111,7 @@ def test_a_replay_that_is_there_is_kept(runs: Path) -> None:
 def test_gaps_are_means_over_all_pairs(runs: Path) -> None:
     a, b, forced, free = (read_times(runs / name) for name in ("a", "b-1", "forced", "free-1"))
     found = comparison.comparison_of(
-        experiment("lte-driving"), True, [a, b, forced, free], forced=forced, free=[free, a]
+        experiment("lte-driving"), True, False, [a, b, forced, free], forced=forced, free=[free, a]
     )
     live = [(b, forced), (b, free), (forced, free)]
     assert found.live_gap.tau_ratio == pytest.approx(mean(gap(x, y).tau_ratio for x, y in live))
@@ -122,13 +122,17 @@ def test_gaps_are_means_over_all_pairs(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_moving", "what"), [(False, "median error"), (True, "over the live gap")]
+    ("is_moving", "has_loss", "what"),
+    [(False, False, "median error"), (True, False, "over the live gap"), (False, True, "bias")],
 )
-def test_verdicts_are_those_of_the_kind_of_links(runs: Path, is_moving: bool, what: str) -> None:
+def test_verdicts_are_those_of_the_kind_of_links(
+    runs: Path, is_moving: bool, has_loss: bool, what: str
+) -> None:
     times = read_times(runs / "b-1")
     found = comparison.comparison_of(
         experiment("lte-steady"),
         is_moving,
+        has_loss,
         [times, times, times],
         forced=read_times(runs / "forced"),
         free=[read_times(runs / "free-1")],
