@@ -38,13 +38,14 @@ from fairbed.testbed.emulation.tcp import TcpPath, TcpSender, transfer_end
 PAUSE_S = 0.7
 """After a transfer: more than a retransmission time-out, as in an exchange."""
 
-MODELLED = 300
+MODELLED = 1000
 """Transfers of a cell by the model, at least."""
 
-DEVICES = 10
-"""Devices of a cell, at most."""
+DEVICES = 20
+"""Devices of a cell, at most. The transfers of one device are not independent: a connection keeps
+its window."""
 
-BUDGET_BPS = 12e6
+BUDGET_BPS = 24e6
 """Data of all devices at a time: a relay takes 50 to 75 us of a core per packet."""
 
 MAX_WAIT_SHARE = 0.05
