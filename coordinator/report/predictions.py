@@ -7,6 +7,7 @@ tau - tau_hat; its error is the residual relative to the measured time, with the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -144,7 +145,7 @@ def intervals_of(
     low_s, high_s = np.zeros(len(rows)), np.full(len(rows), np.inf)
     intervals, predicted_s = ConformalIntervals(), np.zeros(len(names))
     starts = np.flatnonzero(np.diff(rounds, prepend=-1)).tolist()
-    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+    for start, end in pairwise([*starts, len(rows)]):
         at = slice(start, end)
         predicted_s[rows[at]] = tau_hat_s[at]
         ends = intervals.bounds(predicted_s)

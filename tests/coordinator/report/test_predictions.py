@@ -73,6 +73,8 @@ def test_intervals_come_from_the_errors_of_earlier_rounds() -> None:
     assert inside[40:].mean() == pytest.approx(0.8, abs=0.04)
     shorter = intervals_of(rounds[:100], ("a", "b") * 50, tau_s[:100], np.ones(100))
     assert shorter[0].tolist() == low_s[:100].tolist(), "later rounds have no effect"
+    nothing = np.zeros(0)
+    assert intervals_of(rounds[:0], (), nothing, nothing)[1].tolist() == []
 
 
 def test_without_exchanges_nothing_is_known() -> None:
