@@ -25,6 +25,7 @@ from fairbed.profiles.schema import (
     LinkProfile,
     LinkQueue,
     Profile,
+    StepTime,
 )
 from fairbed.profiles.tracks import DeviceTracks, LinkTracks, device_tracks
 from fairbed.profiles.write import to_toml
@@ -42,6 +43,7 @@ __all__ = [
     "Profile",
     "ProfileError",
     "Quantity",
+    "StepTime",
     "TraceError",
     "UnknownProfile",
     "Varying",

@@ -21,6 +21,10 @@ Cores: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 BusyCores: TypeAlias = Annotated[float, Meta(ge=0.0, le=4096.0)]
 Speed: TypeAlias = Annotated[float, Meta(gt=0.0, le=1000.0)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=1 << 20, le=1 << 50)]
+Flops: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e16)]
+Efficiency: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
+Examples: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+StepSeconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e6)]
 BytesPerSecond: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e12)]
 BitsPerSecond: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e12)]
 Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
@@ -245,6 +249,18 @@ class Energy(Strict, frozen=True, kw_only=True):
     """The agent transfers a model; absent: `idle_w`."""
 
 
+class StepTime(Strict, frozen=True, kw_only=True):
+    """A published training step of a class of model on this device."""
+
+    model: Name
+    """The class, which an experiment names by `model.like`, such as `resnet-18`."""
+    batch_size: Examples
+    threads: Cores
+    """Threads of the measured step; 1 for a GPU."""
+    step: Quantity[StepSeconds] = field(name="step_s")
+    """Time of the step, seconds."""
+
+
 class Profile(Strict, frozen=True, kw_only=True):
     """`profiles/devices/NAME.toml`: a kind of device."""
 
@@ -266,6 +282,15 @@ class Profile(Strict, frozen=True, kw_only=True):
     """Cores busy with other work, on average; absent is unknown."""
     threads: Quantity[Cores] = field(name="engine_threads")
     """Threads of one training step."""
+    matrix: Quantity[Flops] | None = field(name="matrix_flops", default=None)
+    """Rate of all cores together in large float32 matrix products, operations per second; absent:
+    the time of a step follows from `core_speed` alone."""
+    moved: Quantity[BytesPerSecond] | None = field(name="memory_bytes_per_s", default=None)
+    """Rate at which all cores together read and write main memory, bytes/s; absent: unlimited."""
+    scaling: Quantity[Efficiency] | None = field(name="thread_scaling", default=None)
+    """Speed with a thread on every core, relative to as many single threads; absent is 1."""
+    train_s: tuple[StepTime, ...] = ()
+    """Published training steps, used for the classes of model that they name."""
     link: Link = Link()
     """Default link; an experiment may name another."""
     clock: Varying[ClockRatio, ClockRatio] | None = field(name="clock_ratio", default=None)

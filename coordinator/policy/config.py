@@ -42,6 +42,9 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 ModelEngine: TypeAlias = Literal["auto", "onnx", "torch"]
 
 
+ModelClass: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")]
+
+
 class ModelConfig(Section, frozen=True, kw_only=True):
     """`[model]`: the model that is trained."""
 
@@ -53,6 +56,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     engine: ModelEngine = "auto"
     """What trains it on devices: onnx exports it as graphs; torch imports the module on devices
     that have torch and whose owners allow it; auto takes torch if it cannot be exported."""
+    like: ModelClass | None = None
+    """Class of the model, such as resnet-18: a training step takes what a profile has measured for
+    it (`train_s`), if anything; not set: what follows from its arithmetic, memory and cost."""
 
 
 LOCAL_RULES = ("sgd", "propfair")

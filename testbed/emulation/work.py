@@ -11,7 +11,10 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
+from fairbed.testbed.emulation.step_speed import StepWork
+
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
+Work = Annotated[float, Meta(ge=0.0, le=1e18)]
 
 
 class StepCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +65,8 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     spread_ratio: Seconds | None = None
     """Half the distance of the quartiles of the windows in which the training step was measured,
     relative to their median; None is unknown."""
+    work: StepWork | None = None
+    """Arithmetic and memory traffic of the training step; None is unknown."""
     measured_at: float | None = None
     """Time of the measurement, seconds since 1970; None is unknown."""
 
@@ -97,6 +102,14 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Decoding one model with the codec of the run."""
     encode_s: Seconds = 0.0
     """Encoding one update with the codec of the run."""
+    conv_flops: Work = 0.0
+    """Arithmetic of convolutions in a training step, operations per example."""
+    matrix_flops: Work = 0.0
+    """Arithmetic of matrix products in it, operations per example."""
+    moved_bytes: Work = 0.0
+    """Bytes that a training step reads and writes, per example."""
+    fixed_bytes: Work = 0.0
+    """Bytes of a training step whatever its examples. All four are 0 if they are unknown."""
 
     @classmethod
     def of(cls, costs: WorkCosts, core_speed: float) -> "TaskCosts":
@@ -113,6 +126,19 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
             evaluation_example_s=costs.evaluate.per_example_s * core_speed,
             decode_s=costs.decode_s * core_speed,
             encode_s=costs.encode_s * core_speed,
+            **({} if costs.work is None else structs.asdict(costs.work)),
+        )
+
+    @property
+    def work(self) -> StepWork | None:
+        """Arithmetic and memory traffic of a training step; None is unknown."""
+        if self.conv_flops == self.matrix_flops == self.moved_bytes == 0.0:
+            return None
+        return StepWork(
+            conv_flops=self.conv_flops,
+            matrix_flops=self.matrix_flops,
+            moved_bytes=self.moved_bytes,
+            fixed_bytes=self.fixed_bytes,
         )
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 
 from fairbed import profiles
 from fairbed.coordinator.store.tables import TruthRow
+from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.availability import DAY_S, parse_hours, parse_time
 from fairbed.profiles import DeviceTracks, Link, Profile, Quantity, Varying, device_tracks
 from fairbed.profiles.errors import TraceError
@@ -29,6 +30,8 @@ from fairbed.testbed.emulation.schedule import (
     UnavailableAs,
     device_schedule,
 )
+from fairbed.testbed.emulation.step_speed import at_task
+from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.cells import make_cells
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
@@ -131,6 +134,20 @@ class PlannedDevice:
         """Return the device for a task with graphs: it imports no module with models."""
         return replace(self, spec=replace(self.spec, models=()))
 
+    def at_task(self, experiment: Experiment, costs: TaskCosts) -> "PlannedDevice":
+        """Return the device at the speed that it has at the task of an experiment."""
+        profile = self.profile
+        if profile is None or self.spec.device is None:
+            return self
+        found = profile_at_task(profile, experiment, costs)
+        if found is profile:
+            return self
+        factor = found.core_speed / profile.core_speed
+        device = msgspec.structs.replace(
+            self.spec.device, speed_ratio=self.spec.device.speed_ratio * factor
+        )
+        return replace(self, profile=found, spec=replace(self.spec, device=device))
+
     def truth_row(self) -> TruthRow:
         """Return the configured numbers for the store; only the analysis reads them."""
         profile, link = self.profile, self.link
@@ -147,6 +164,23 @@ class PlannedDevice:
                 {"profile": profile, "link": link, "attack": self.spec.attack}
             ).decode(),
         )
+
+
+def profile_at_task(profile: Profile, experiment: Experiment, costs: TaskCosts) -> Profile:
+    """Return a profile with the speed that it has at the task of an experiment.
+
+    A shipped model has the `core_speed` of the profile, unless `model.like` is given.
+
+    Args:
+        profile: The device.
+        experiment: Names the model, its class and the batch size.
+        costs: Costs of the task.
+    """
+    model, batch_size = experiment.model, experiment.training.batch_size
+    if model.name in MODELS and model.like is None:
+        return profile
+    reference_s = costs.train.seconds(batch_size)
+    return at_task(profile, reference_s, costs.work, batch_size, model.like)
 
 
 def check_fleet(experiment: Experiment, environ: Mapping[str, str]) -> None:

@@ -46,6 +46,7 @@ from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
+from fairbed.testbed.host.step_work import step_work
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.codecs import CODECS
@@ -302,7 +303,7 @@ def measure(probe: Probe) -> Measured:
     artifact = decode_artifact(probe.artifact)
     engine = open_own_engine(artifact)
     rule = None if probe.rule == "sgd" else make_rule(probe.rule, probe.rule_options)
-    reference = _reference_step()
+    reference = reference_step()
     training = _train_windows(engine, probe.hyperparameters, rule, reference)
     evaluation = _evaluation_windows(engine, reference)
     reference_steps = [*training.reference_s, *evaluation.reference_s]
@@ -312,6 +313,7 @@ def measure(probe: Probe) -> Measured:
         train=training.cost(reference_s),
         evaluate=evaluation.cost(reference_s),
         spread_ratio=spread_ratio,
+        work=step_work(artifact),
         measured_at=time.time(),
     )
     if probe.exchange is not None:
@@ -333,7 +335,7 @@ def reference_artifact() -> Artifact:
     return load_task(MODEL, SHAPE, CLASSES)
 
 
-def _reference_step() -> Callable[[], float]:
+def reference_step() -> Callable[[], float]:
     """Return a function that returns the processor time of the reference step now, seconds."""
     engine = open_own_engine(reference_artifact())
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=BATCH)

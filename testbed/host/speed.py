@@ -59,6 +59,8 @@ _CODE = (
     "device_agent/local_training.py",
     "device_agent/trainer.py",
     "testbed/host/calibration.py",
+    "testbed/host/step_work.py",
+    "testbed/host/torch_work.py",
     "wire/codecs",
 )
 """Files and folders of the code whose work is measured."""

@@ -21,6 +21,7 @@ from fairbed.testbed.recording.analysis.from_machine import (
 from fairbed.testbed.recording.analysis.readings import Reading
 from fairbed.testbed.recording.kernel import Window, kernels
 from fairbed.testbed.recording.machine import MachineReader, own_s, sample
+from fairbed.testbed.recording.rates import measured_rates
 
 FILE_BYTES = 64 << 20
 """A card that reads 20 MB/s takes three seconds."""
@@ -159,6 +160,8 @@ def record(session: RecordingSession, bar: Bar) -> tuple[MachineRecording, Recor
     storage = _storage(session.folder)
     bar.line(f"fairbed: training on one core for {SINGLE_CORE_S:g} s")
     single_core = _single_core(session, reader.began_s, bar)
+    bar.line("fairbed: multiplying matrices and copying memory on all cores")
+    rates = _rates(reader.sensors.cores())
     load: Sequence[Reading] = ()
     all_cores: Sequence[TrainingSpeed] = ()
     if session.load_s > 0.0 and not isinstance(single_core, NotMeasured):
@@ -173,6 +176,7 @@ def record(session: RecordingSession, bar: Bar) -> tuple[MachineRecording, Recor
         load=load,
         all_cores=all_cores,
         storage=storage,
+        rates=rates,
         probe=probe,
     )
     return recording, cost
@@ -181,6 +185,13 @@ def record(session: RecordingSession, bar: Bar) -> tuple[MachineRecording, Recor
 def _storage(folder: Path) -> Finding | NotMeasured:
     try:
         return read_rate(folder)
+    except NotMeasured as exc:
+        return exc
+
+
+def _rates(cores: int) -> tuple[Finding, Finding] | NotMeasured:
+    try:
+        return measured_rates(cores)
     except NotMeasured as exc:
         return exc
 

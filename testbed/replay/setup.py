@@ -263,6 +263,9 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
     names = [device.spec.name for device in devices]
     dataset = load_examples(experiment, os.environ)
     experiment = with_costs(experiment, dataset)
+    costs = experiment.replay.task_costs
+    assert costs is not None, "with_costs has set it"
+    devices = [device.at_task(experiment, costs) for device in devices]
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
     artifact = _task_of(experiment, dataset)

@@ -9,7 +9,7 @@ A schedule goes on meanwhile: its speed and rates are multiplied by the shares, 
 replaced.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -19,6 +19,7 @@ from msgspec import structs
 
 from fairbed import profiles
 from fairbed.coordinator.ports import CommandRefusedError
+from fairbed.profiles import Profile
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.backends.base import Backend, DeviceSpec, device_spec
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
@@ -77,6 +78,7 @@ class SteeredFleet:
         host_core_speed: Speed of one core of this machine, in cores of the reference machine.
         group: Ends faults when their time has passed.
         stop: Ends the run if a fault cannot be ended.
+        at_task: Returns a profile with the speed that it has at the task of the run.
     """
 
     def __init__(
@@ -87,8 +89,9 @@ class SteeredFleet:
         host_core_speed: float,
         group: TaskGroup,
         stop: StopControl,
+        at_task: Callable[[Profile], Profile] = lambda profile: profile,
     ) -> None:
-        self._backend = backend
+        self._backend, self._at_task = backend, at_task
         self._dilation, self._host_core_speed = dilation, host_core_speed
         self._specs = {spec.name: spec for spec in specs}
         self._group = group
@@ -192,7 +195,9 @@ class SteeredFleet:
         if device in self._faults:
             raise CommandRefusedError(f"{device} is {self._faults[device]}; wait for its end")
         try:
-            made = device_spec(device, profiles.load(name), None, self._host_core_speed)
+            made = device_spec(
+                device, self._at_task(profiles.load(name)), None, self._host_core_speed
+            )
         except ProfileError as exc:
             raise CommandRefusedError(str(exc)) from exc
         new = replace(spec, device=made.dilated(self._dilation).device)

@@ -30,10 +30,10 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.emulation.malicious import Attack
-from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import BrokerError, LabError, innermost
 from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
-from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet, profile_at_task
 from fairbed.testbed.experiment.notify import NotifySettings
 from fairbed.testbed.experiment.shards import FleetData, StoredShards, load_examples
 from fairbed.testbed.host.calibration import Probe
@@ -177,15 +177,17 @@ async def _run(
     data, artifact = await anyio.to_thread.run_sync(_load, plan, names, attacks)
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
+    costs = await _costs(plan, devices, artifact)
+    of_task = None if costs is None else TaskCosts.of(costs, _core_speed(devices))
+    if of_task is not None:
+        devices = [device.at_task(experiment, of_task) for device in devices]
     async with (
         _choose_backend(plan, devices) as choice,
         _endpoint(plan, choice, stop, group) as (endpoint, broker_pid),
         relay_on_demand(plan.folder) as on_watch,
         _fleet(plan, choice, endpoint, stop) as backend,
     ):
-        costs: WorkCosts | None = None
         if backend is not None:
-            costs = await _costs(plan, devices, artifact)
             await backend.start(costs)
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
             store, attempt, moved = await anyio.to_thread.run_sync(_open_store, plan, data, costs)
@@ -205,7 +207,15 @@ async def _run(
             steered = (
                 None
                 if backend is None
-                else SteeredFleet(backend, specs, plan.dilation, _core_speed(emulated), group, stop)
+                else SteeredFleet(
+                    backend,
+                    specs,
+                    plan.dilation,
+                    _core_speed(emulated),
+                    group,
+                    stop,
+                    lambda p: p if of_task is None else profile_at_task(p, experiment, of_task),
+                )
             )
             stop.coordinator = _coordinator(
                 plan, parts, monitor, _audit_of(plan, stop), steered, listener, waiting, alerts

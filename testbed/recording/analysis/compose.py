@@ -29,6 +29,9 @@ REQUIRED = (
 OPTIONAL = (
     "storage_read_bytes_per_s",
     "background_load",
+    "matrix_flops",
+    "memory_bytes_per_s",
+    "thread_scaling",
     "link.down_bps",
     "link.up_bps",
     "link.delay_s",

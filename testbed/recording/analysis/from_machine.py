@@ -163,6 +163,8 @@ class MachineRecording:
     all_cores: Sequence[TrainingSpeed] = ()
     """Training on one of these cores."""
     storage: Finding | NotMeasured = field(default_factory=lambda: NotMeasured("not requested"))
+    rates: tuple[Finding, Finding] | NotMeasured | None = None
+    """Matrix products and memory traffic of all cores together, per second; None: not requested."""
     probe: ProbeResult | None = None
 
 
@@ -175,6 +177,9 @@ def findings_of_machine(recording: MachineRecording) -> Findings:
     found.add("memory_bytes", recording.memory_bytes, "of the system, or of the control group")
     found.take("core_speed", lambda: _speed(recording.single_core))
     found.take("storage_read_bytes_per_s", lambda: _or_raise(recording.storage))
+    if recording.rates is not None:
+        for index, key in enumerate(("matrix_flops", "memory_bytes_per_s")):
+            found.take(key, partial(_rate, recording.rates, index))
     others = others_load(recording.idle)
     free = Sampled(others.t_s, [recording.cores - value for value in others.values])
     found.take("background_load", lambda: background_load(free, recording.cores, length_s))
@@ -189,6 +194,12 @@ def _or_raise(found: Finding | NotMeasured) -> Finding:
     if isinstance(found, NotMeasured):
         raise found
     return found
+
+
+def _rate(rates: tuple[Finding, Finding] | NotMeasured, index: int) -> Finding:
+    if isinstance(rates, NotMeasured):
+        raise rates
+    return rates[index]
 
 
 def _speed(single_core: Sequence[TrainingSpeed] | NotMeasured) -> Finding:

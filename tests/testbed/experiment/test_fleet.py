@@ -6,11 +6,12 @@ import pytest
 from msgspec import structs
 
 from fairbed import profiles
-from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.config import ModelConfig, RoundConfig, SelectionConfig
 from fairbed.profiles import LinkQueue, UnknownProfile
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
 from fairbed.testbed.emulation.queues import queue_bytes
+from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import (
     EmulationConfig,
     Experiment,
@@ -427,3 +428,34 @@ def test_a_device_starts_with_the_queues_of_its_schedule() -> None:
     assert drawn.tracks.link is not None
     assert shape.down_queue_bytes == drawn.spec.shape.down_queue_bytes
     assert shape.down_queue_bytes == queue_bytes(drawn.tracks.link, "down")
+
+
+def test_a_model_of_ones_own_has_the_speeds_of_the_device() -> None:
+    boards = ("raspberry-pi-4b", "visionfive-2")
+    fleet = tuple(FleetConfig(profile=board, count=2) for board in boards)
+    costs = TaskCosts(
+        step_s=0.01,
+        example_s=0.0,
+        evaluation_step_s=0.0,
+        evaluation_example_s=0.0,
+        conv_flops=1e9,
+        moved_bytes=1e6,
+    )
+
+    def planned(**model: str) -> list[PlannedDevice]:
+        experiment = Experiment(name="speeds", fleet=fleet, model=ModelConfig(**model))  # type: ignore[arg-type]
+        return [device.at_task(experiment, costs) for device in plan_fleet(experiment, {})]
+
+    shipped, *_ = planned(name="cnn")
+    own, _, without, _ = planned(name="my.models:Net")
+    assert own.profile is not None
+    assert shipped.profile is not None
+    assert without.profile is not None
+    assert own.spec.device is not None
+    assert shipped.spec.device is not None
+    slower = own.profile.core_speed / shipped.profile.core_speed
+    assert slower < 0.1
+    assert own.spec.device.speed_ratio == pytest.approx(slower * shipped.spec.device.speed_ratio)
+    assert without.profile.core_speed == 0.307, "it has one speed"
+    published, *_ = planned(name="cnn", like="resnet-18")
+    assert published.truth_row().cpu_speed == pytest.approx(0.01 / (10.92 * 20 / 16), rel=1e-6)

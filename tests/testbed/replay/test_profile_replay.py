@@ -80,6 +80,27 @@ def test_the_phases_of_an_exchange_follow_from_the_profile(device: str) -> None:
     assert rounds[1].duration_s == rounds[1].tau_s.max()
 
 
+def test_a_published_step_of_the_class_of_model_is_the_training_time(tmp_path: Path) -> None:
+    known = """
+[[train_s]]
+model = "resnet-18"
+batch_size = 20
+threads = 4
+step_s = { value = 3.0, tag = "literature", source = "made up" }
+"""
+    path = tmp_path / "known.toml"
+    path.write_text(DEVICE + known)
+    fleet = experiment({"profile": str(path), "count": 2})
+    model = msgspec.structs.replace(fleet.model, like="resnet-18")
+    _, rounds = replay_rounds(msgspec.structs.replace(fleet, model=model), 1)
+    # A full batch takes 3.0 s instead of 22 ms / 0.4, and the rest of the epoch as much more.
+    np.testing.assert_allclose(
+        column(rounds[0].exchanges, "train_s"), TRAIN_S * 3.0 / (22e-3 / SPEED)
+    )
+    (_, other) = replay_rounds(fleet, 1)
+    np.testing.assert_allclose(column(other[0].exchanges, "train_s"), TRAIN_S)
+
+
 POWERED = (
     DEVICE
     + """

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from fairbed import profiles
 from fairbed.coordinator.ports import CommandRefusedError
+from fairbed.profiles import Profile
 from fairbed.testbed.backends.base import Backend, DeviceSpec, device_spec
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 from fairbed.testbed.errors import BackendError
@@ -191,3 +192,19 @@ async def test_a_change_that_the_backend_refuses_leaves_the_device_as_it_was() -
             await steered.execute(command("link", "pi-1", lossy))
         await steered.apply({"pi-1": Conditions(0.2, SHAPE)})
         assert bench.now["pi-1"] == Conditions(0.2, SHAPE)
+
+
+async def test_another_profile_has_its_speed_at_the_task_of_the_run() -> None:
+    def halved(profile: Profile) -> Profile:
+        speed = structs.replace(profile.one_core, value=0.5 * profile.core_speed)
+        return structs.replace(profile, one_core=speed)
+
+    spec = device_spec("pi-1", profiles.load("raspberry-pi-4b"))
+    bench, stop = Bench(), StopControl()
+    async with anyio.create_task_group() as group:
+        steered = SteeredFleet(cast(Backend, bench), [spec], 1.0, 2.0, group, stop, halved)
+        await steered.execute(command("profile", "pi-1", "jetson-nano"))
+        nano = device_spec("x", profiles.load("jetson-nano"), None, 2.0).device
+        assert nano is not None
+        assert bench.now["pi-1"].speed_ratio == pytest.approx(0.5 * nano.speed_ratio)
+        group.cancel_scope.cancel()

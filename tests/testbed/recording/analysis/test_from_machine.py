@@ -156,3 +156,12 @@ def test_without_a_reading_of_free_memory_there_is_no_remark_on_it() -> None:
         "Memory" in remark for remark in findings_of_machine(_recording(idle=idle)).remarks
     )
     assert any("Memory" in remark for remark in findings_of_machine(_recording()).remarks)
+
+
+def test_a_machine_has_its_rates_or_the_reason_why_not() -> None:
+    rates = Finding(24e9, "products"), Finding(5e9, "copies")
+    found = findings_of_machine(_recording(rates=rates)).found
+    assert (found["matrix_flops"].value, found["memory_bytes_per_s"].value) == (24e9, 5e9)
+    reason = NotMeasured("matrix products must run on all cores here: no memory")
+    missing = findings_of_machine(_recording(rates=reason)).missing
+    assert missing["matrix_flops"] == missing["memory_bytes_per_s"] == str(reason)

@@ -1,0 +1,112 @@
+"""A device has several speeds: a larger model takes longer on it than one speed per core says."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbed import profiles
+from fairbed.profiles import Profile, Quantity, StepTime
+from fairbed.testbed.emulation.step_speed import (
+    CONVOLUTION,
+    MATRIX,
+    StepWork,
+    at_task,
+    one_speed_s,
+    several_speeds_s,
+    step_s,
+    thread_efficiency,
+)
+from fairbed.testbed.emulation.work import StepCost, TaskCosts, WorkCosts
+
+
+def number(value: float) -> Quantity[float]:
+    return Quantity(value=value, tag="literature", source="made for a test")
+
+
+def board(**changes: object) -> Profile:
+    """Return a board of 4 cores at half the speed of the reference, whose steps use 2 of them."""
+    plain = profiles.load("visionfive-2")
+    settings: dict[str, object] = {
+        "one_core": number(0.5),
+        "core_count": Quantity(value=4, tag="literature", source="made for a test"),
+        "threads": Quantity(value=2, tag="literature", source="made for a test"),
+        "matrix": number(20e9),
+        "moved": number(4e9),
+        "scaling": None,
+        "train_s": (),
+    }
+    return msgspec.structs.replace(plain, **(settings | changes))
+
+
+WORK = StepWork(conv_flops=51e6, matrix_flops=9e6, moved_bytes=1e6, fixed_bytes=8e6)
+
+
+def test_worked_example() -> None:
+    # 2 of 4 cores: 10 GFLOPS; 16 examples: 816 MFLOP / 5.1 G + 144 MFLOP / 9 G + 24 MB / 4 GB/s
+    assert (CONVOLUTION, MATRIX) == (0.51, 0.9)
+    assert several_speeds_s(board(), WORK, 16) == pytest.approx(0.16 + 0.016 + 0.006)
+    assert one_speed_s(board(), 0.05) == pytest.approx(0.05)
+    assert step_s(board(), 0.05, WORK, 16) == pytest.approx(0.182)
+
+
+def test_a_step_takes_at_least_what_one_speed_says() -> None:
+    assert step_s(board(), 0.3, WORK, 16) == pytest.approx(0.3)
+
+
+def test_a_profile_without_the_numbers_keeps_its_one_speed() -> None:
+    plain = board(matrix=None, moved=None)
+    assert at_task(plain, 0.05, WORK, 16) is plain
+    assert at_task(board(), 0.05, None, 16).core_speed == 0.5
+    assert several_speeds_s(board(moved=None), WORK, 16) == pytest.approx(0.176)
+
+
+def test_all_threads_together_are_slower_than_as_many_single_ones() -> None:
+    scaled = board(scaling=number(0.7))
+    assert thread_efficiency(scaled) == pytest.approx(0.9)
+    assert one_speed_s(scaled, 0.05) == pytest.approx(0.05 / 0.9)
+    alone = Quantity(value=1, tag="literature", source="made for a test")
+    assert thread_efficiency(board(scaling=number(0.7), threads=alone)) == 1.0
+
+
+def test_a_published_step_of_the_class_is_used_as_it_is() -> None:
+    known = StepTime(model="resnet-18", batch_size=16, threads=4, step=number(10.92))
+    published = board(train_s=(known,))
+    assert step_s(published, 0.05, WORK, 16, "resnet-18") == 10.92
+    assert step_s(published, 0.05, WORK, 8, "resnet-18") == 5.46
+    assert step_s(published, 0.05, WORK, 16, "resnet-34") == step_s(published, 0.05, WORK, 16)
+
+
+@given(
+    reference_s=st.floats(1e-4, 10.0),
+    batch_size=st.integers(1, 512),
+    flops=st.floats(0.0, 1e10),
+    moved=st.floats(0.0, 1e9),
+)
+def test_the_speed_at_a_task_gives_the_time_of_its_step(
+    reference_s: float, batch_size: int, flops: float, moved: float
+) -> None:
+    work = StepWork(conv_flops=flops, moved_bytes=moved)
+    there = at_task(board(), reference_s, work, batch_size)
+    assert reference_s / there.training_speed == pytest.approx(
+        step_s(board(), reference_s, work, batch_size)
+    )
+    assert there.core_speed <= 0.5
+
+
+def test_the_work_of_an_example_comes_from_two_steps() -> None:
+    small = StepWork(conv_flops=40.0, matrix_flops=8.0, moved_bytes=110.0)
+    large = StepWork(conv_flops=80.0, matrix_flops=16.0, moved_bytes=150.0)
+    assert StepWork.between((4, small), (8, large)) == StepWork(
+        conv_flops=10.0, matrix_flops=2.0, moved_bytes=10.0, fixed_bytes=70.0
+    )
+
+
+def test_a_replay_keeps_the_work_of_the_run_that_it_takes_its_costs_from() -> None:
+    cost = StepCost(fixed_s=0.001, per_example_s=0.0001)
+    costs = WorkCosts(train=cost, evaluate=cost, work=WORK)
+    of_task = TaskCosts.of(costs, 2.0)
+    assert of_task.work == WORK
+    assert TaskCosts.of(msgspec.structs.replace(costs, work=None), 2.0).work is None
+    again = msgspec.json.decode(msgspec.json.encode(of_task), type=TaskCosts)
+    assert again == of_task
