@@ -31,6 +31,13 @@ class HostMonitor(Protocol):
         """
         ...
 
+    def cell_wait_s(self, device: str) -> float | None:
+        """Return the time that transfers of `device` have lost so far to others of its cell.
+
+        None: the device is in no cell, or this is not measured.
+        """
+        ...
+
     def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
         """Return by how much the path can have delayed the bytes of `device`, seconds.
 

@@ -240,6 +240,7 @@ def exchange_row(
         contended_download_s=None if contention is None else contention.download_s,
         contended_compute_s=None if contention is None else contention.compute_s,
         contended_upload_s=None if contention is None else contention.upload_s,
+        cell_wait_s=exchange.cell_wait_s,
         lag_s=exchange.lag_s,
         is_contended=bool(contention_reason(exchange)),
         codec_down=codecs[0],

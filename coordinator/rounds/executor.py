@@ -102,6 +102,8 @@ class HostContention:
         self._lag_s = lag_s
         self._at_dispatch: dict[str, float] = {}
         """How long each device had waited at its dispatch, seconds."""
+        self._cell_at_dispatch: dict[str, float] = {}
+        """How much time each device had lost at its dispatch to others of its cell."""
 
     def begin(self, device: str) -> None:
         """Read the waits of a device at its dispatch."""
@@ -109,10 +111,14 @@ class HostContention:
         waited_s = None if self._monitor is None else self._monitor.waited_s(device)
         if waited_s is not None:
             self._at_dispatch[device] = waited_s
+        cell_wait_s = None if self._monitor is None else self._monitor.cell_wait_s(device)
+        if cell_wait_s is not None:
+            self._cell_at_dispatch[device] = cell_wait_s
 
     def retain(self, devices: Collection[str]) -> None:
         """Drop the readings of all other devices."""
         self._at_dispatch = {k: waits for k, waits in self._at_dispatch.items() if k in devices}
+        self._cell_at_dispatch = {k: s for k, s in self._cell_at_dispatch.items() if k in devices}
 
     def on_offer(self, exchange: Exchange, at: float) -> None:
         """Charge the phases until the offer, or until an exchange without one is abandoned."""
@@ -133,6 +139,10 @@ class HostContention:
 
     def on_end(self, exchange: Exchange, at: float) -> None:
         """Charge the upload that ended with its last chunk, or was abandoned."""
+        before = self._cell_at_dispatch.pop(exchange.device, None)
+        after = None if self._monitor is None else self._monitor.cell_wait_s(exchange.device)
+        if before is not None and after is not None:
+            exchange.cell_wait_s = after - before
         if exchange.offered is None:
             self.on_offer(exchange, at)
             return

@@ -138,6 +138,8 @@ class Exchange:
     """Time to decode the update in the coordinator, off the loop; None if it came as float32."""
     is_disturbed: bool = False
     """The coordinator lost its own link during the exchange."""
+    cell_wait_s: float | None = None
+    """Time that its transfers lost to other devices of its cell; None if it is not measured."""
     contention: Contention | None = None
     """Contention of the host that emulates the device; None where it is not measured."""
     lag_s: float = 0.0

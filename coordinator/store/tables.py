@@ -475,6 +475,10 @@ class ExchangeRow:
     """Energy of the whole device in `encode_s`; None if unknown."""
     upload_j: float | None = None
     """Energy of the whole device in `upload_s`; None if unknown."""
+    cell_wait_s: float | None = None
+    """Time that its transfers lost to other devices of its cell: the integral of 1 - rate / rate of
+    the device alone, while bytes were on the link. None without a cell, and where the backend does
+    not measure it."""
     energy_j: float | None = None
     """Energy of the whole device, summed over the phases; without an arrival, over those before the
     upload. None if a part of it is unknown."""

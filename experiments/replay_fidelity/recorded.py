@@ -118,9 +118,13 @@ def replayed(
 
 
 def has_variable_link(device: PlannedDevice) -> bool:
-    """Return whether the rates of a device's link change over time."""
+    """Return whether the rates of a device change over time, by its link or by others of its cell.
+
+    A recording then does not show the rate of the link itself.
+    """
     link = device.tracks.link
-    return link is not None and not (link.down_bps.is_constant and link.up_bps.is_constant)
+    is_constant = link is None or (link.down_bps.is_constant and link.up_bps.is_constant)
+    return bool(device.spec.cells) or not is_constant
 
 
 def keeps_link(device: PlannedDevice) -> bool:

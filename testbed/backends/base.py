@@ -182,6 +182,13 @@ class Backend(Protocol):
         """Return the time for which a device has waited for this machine; None if unknown."""
         ...
 
+    def cell_wait_s(self, name: str) -> float | None:
+        """Return the time that transfers of a device have lost to others of its cell.
+
+        None: it is in no cell, or this is not measured.
+        """
+        ...
+
     def cpu_s(self, name: str) -> float | None:
         """Return the processor time of a device since it was started; None if it is not alive."""
         ...

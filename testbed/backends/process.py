@@ -71,6 +71,10 @@ class ProcessBackend:
         """Return the time for which a device has waited for this machine; None if unknown."""
         return self._pool.contended_s(name)
 
+    def cell_wait_s(self, name: str) -> float | None:
+        """Return the time that transfers of a device have lost to others of its cell."""
+        return None if self._links is None else self._links.cell_wait_s(name)
+
     def cpu_s(self, name: str) -> float | None:
         """Return the processor time of a device since it was started; None if it is not alive."""
         return self._pool.cpu_s(name)

@@ -179,10 +179,12 @@ class ContentionMonitor:
         path: Callable[[str], Iterable[int]],
         *,
         dilation: float = 1.0,
+        cell_wait_s: Callable[[str], float | None] = lambda _: None,
         now: Callable[[], float] = time.perf_counter,
         read: Callable[[int], SchedulerWaits] = waits,
     ) -> None:
         self._emulated, self._contended_s, self._path = frozenset(emulated), contended_s, path
+        self._cell_wait_s = cell_wait_s
         self._dilation, self._now, self._read = dilation, now, read
         self._pids: frozenset[int] = frozenset()
         self._read_at = self._refreshed_at = -math.inf
@@ -209,6 +211,11 @@ class ContentionMonitor:
         if device not in self._emulated:
             return None
         return (self._contended_s(device) or 0.0) / self._dilation
+
+    def cell_wait_s(self, device: str) -> float | None:
+        """Return the time that a device has lost to others of its cell; None if not measured."""
+        lost_s = self._cell_wait_s(device)
+        return None if lost_s is None else lost_s / self._dilation
 
     def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
         """Return by how much waits on its path can have delayed the bytes of a device.

@@ -396,7 +396,9 @@ def _contention_monitor(
         pid = broker_pid()
         return [*([] if pid is None else [pid]), *backend.path_pids(name)]
 
-    return ContentionMonitor(emulated, backend.contended_s, path, dilation=dilation)
+    return ContentionMonitor(
+        emulated, backend.contended_s, path, dilation=dilation, cell_wait_s=backend.cell_wait_s
+    )
 
 
 @dataclass(frozen=True, slots=True)

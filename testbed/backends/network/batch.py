@@ -47,6 +47,11 @@ class BatchPipe:
         """Lines on stderr since the last failure."""
         self._lock = anyio.Lock(fast_acquire=True)
 
+    @property
+    def pid(self) -> int:
+        """Process id of the program, which is in the hub."""
+        return self._process.pid
+
     async def run(self, lines: Sequence[str]) -> None:
         """Run lines in order; return when all are in effect.
 

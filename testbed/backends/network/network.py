@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from fairbed.testbed.backends.network.batch import BatchPipe, open_batch_pipe
+from fairbed.testbed.backends.network.cell_waits import CellWaits
 from fairbed.testbed.backends.network.counters import LinkCounters, read_counters
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.namespace_setup import (
@@ -196,8 +197,10 @@ class Network:
         links: dict[str, NetworkLink],
         pipes: tuple[BatchPipe, BatchPipe],
         relays: Relays,
+        cell_waits: CellWaits,
     ) -> None:
         self._names, self._addresses = names, addresses
+        self._cell_waits = cell_waits
         self._links = links
         self._now = dict.fromkeys(links, INITIAL_STATE)
         self._ip, self._tc = pipes
@@ -256,6 +259,10 @@ class Network:
             await self._tc.run(changes.tc)
             await self._ip.run(changes.ip)
             await self._relays.change(changes.impairment)
+
+    def cell_wait_s(self, name: str) -> float | None:
+        """Return the time that a device has lost to others of its cell; None without a cell."""
+        return self._cell_waits.lost_s(name)
 
     async def counters(self) -> dict[str, LinkCounters]:
         """Return the traffic counters of all links.
@@ -343,7 +350,8 @@ async def open_network(
         ]
         shared = htb.cell_class_lines(in_front) if in_front else []
         await tc.run([*htb.hub_lines(), *shared, *shaping])
-        network = Network(names, addresses, made, (ip, tc), relays)
+        waits = CellWaits(cells)
+        network = Network(names, addresses, made, (ip, tc), relays, waits)
         await network.apply(
             {name: Conditions(speed_ratio=None, shape=shape) for name, shape in shapes.items()}
         )
@@ -354,6 +362,9 @@ async def open_network(
                 for line in links.hub_side_lines(addresses, link.index, is_relayed=name in relayed)
             ]
         )
+        if cells:
+            indices = {name: link.index for name, link in made.items()}
+            stack.enter_context(waits.reading(tc.pid, indices))
         yield network
 
 

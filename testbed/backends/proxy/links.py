@@ -1,10 +1,12 @@
 """Starts the proxy processes, changes their links while they run, and lists the device ports."""
 
+import mmap
 import signal
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -127,8 +129,8 @@ class _ProxyProcess:
 class ShapedLinks:
     """The links of a fleet, shaped by proxy processes; see `shaped_links`."""
 
-    def __init__(self, processes: list[_ProxyProcess]) -> None:
-        self._processes = processes
+    def __init__(self, processes: list[_ProxyProcess], waits: Mapping[str, "_Wait"]) -> None:
+        self._processes, self._waits = processes, waits
         self._lock = anyio.Lock()
         self.late_s = 0.0
         """Largest lateness of any process at the last change, seconds."""
@@ -141,6 +143,11 @@ class ShapedLinks:
     def ports(self) -> dict[str, int]:
         """Port at which each device reaches the broker."""
         return {name: port for process in self._processes for name, port in process.ports.items()}
+
+    def cell_wait_s(self, name: str) -> float | None:
+        """Return the time that a device has lost to others of its cell; None without a cell."""
+        wait = self._waits.get(name)
+        return None if wait is None else wait.seconds[wait.number]
 
     async def change(self, states: Mapping[str, LinkState]) -> None:
         """Change links; return when all changes are in effect.
@@ -158,6 +165,21 @@ class ShapedLinks:
             self.late_s = max(
                 [await process.receive_lateness_s() for process in changed], default=0.0
             )
+
+
+class _Wait(NamedTuple):
+    """Place of the time that a device has lost to others of its cell."""
+
+    seconds: "memoryview[float]"
+    number: int
+
+
+def _map_waits(path: Path, names: Sequence[str]) -> dict[str, _Wait]:
+    """Create a file with a double for each device; return the places in it."""
+    path.write_bytes(bytes(8 * len(names)))
+    with path.open("r+b") as file:
+        seconds = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
+    return {name: _Wait(seconds, number) for number, name in enumerate(names)}
 
 
 def devices_by_process(names: Iterable[str], cells: DeviceCells) -> list[list[str]]:
@@ -203,6 +225,11 @@ async def shaped_links(
     Raises:
         BackendError: A process cannot be started.
     """
+    groups, waits = devices_by_process(shapes, cells), dict[str, _Wait]()
+    files = [log.with_name(f"cells-{index}") for index in range(len(groups))]
+    for names, file in zip(groups, files, strict=True):
+        if members := [name for name in names if name in cells]:
+            waits |= _map_waits(file, members)
     processes = [
         _ProxyProcess(
             f"proxy-{index}",
@@ -216,20 +243,21 @@ async def shaped_links(
                     for name in names
                     if name in cells
                 },
+                waits=str(file) if any(name in cells for name in names) else None,
                 seed=seed,
                 listen_host=listen_host,
             ),
             log,
             on_end,
         )
-        for index, names in enumerate(devices_by_process(shapes, cells))
+        for index, (names, file) in enumerate(zip(groups, files, strict=True))
     ]
     async with anyio.create_task_group() as tasks:
         try:
             for process in processes:
                 await process.open()
                 tasks.start_soon(process.watch, name="backend.proxy")
-            yield ShapedLinks(processes)
+            yield ShapedLinks(processes, waits)
         finally:
             for process in processes:
                 await process.close()

@@ -31,6 +31,9 @@ class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cells whose rates devices share, by name."""
     members: dict[str, Membership] = {}
     """Cell of each device that has one."""
+    waits: str | None = None
+    """File of one double per member, in their order, which the process updates: the seconds that
+    the device has lost so far to others of its cell. None without members."""
     seed: int = 0
     """Seed of the jitter."""
     listen_host: str = "127.0.0.1"

@@ -19,6 +19,7 @@ Plain asyncio protocols are used because a busy device causes thousands of callb
 """
 
 import asyncio
+import mmap
 import os
 import select
 import socket
@@ -28,6 +29,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import inf
+from pathlib import Path
 from random import Random
 
 import anyio
@@ -302,6 +304,8 @@ class _CellDirection:
         self.links = SharedLinks(cells, direction)
         self._on_change: dict[str, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self.on_time: Callable[[], None] | None = None
+        """Called when a link may have become idle."""
 
     def add(
         self, name: str, link: LinkDirection, sharer: Sharer, on_change: Callable[[], None]
@@ -328,6 +332,8 @@ class _CellDirection:
     def _on_time(self) -> None:
         self._timer = None
         self._changed(self.links.update(asyncio.get_running_loop().time()))
+        if self.on_time is not None:
+            self.on_time()
 
 
 class _DeviceLink:
@@ -444,6 +450,11 @@ class _DeviceLink:
         device.peer.start_reading()
 
 
+def _open_waits(path: str) -> "memoryview[float]":
+    with Path(path).open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
+
+
 class Proxies:
     """The links of several devices; see `proxies`."""
 
@@ -470,6 +481,15 @@ class Proxies:
             servers.callback(server.close)
             self._devices[name] = device
             self.ports[name] = server.sockets[0].getsockname()[1]
+        if spec.waits is not None:
+            waits = _open_waits(spec.waits)
+
+            def write() -> None:
+                for number, member in enumerate(spec.members):
+                    waits[number] = sum(one.links.lost_s(member) for one in cells)
+
+            for one in cells:
+                one.on_time = write
 
     def change(self, changes: dict[str, LinkState]) -> ChangeReply:
         """Change links in one step."""

@@ -63,7 +63,7 @@ EventName: TypeAlias = Literal["offered", "gone", "arrived"]
 _PLANNED = (*PHASES, "was_cold", "bytes_down", "bytes_up", "chunk_bytes", "steps")
 """Columns of `Exchanges` that are fields of a `ReplayedExchange` with the same names."""
 
-_LIVE_ONLY = frozenset({"offer", "contention", "steady", "upload_j", "weight"})
+_LIVE_ONLY = frozenset({"offer", "cell_wait_s", "contention", "steady", "upload_j", "weight"})
 """Fields of a table entry that its exchange determines, that only a live run has, or that only an
 exchange that has ended has."""
 

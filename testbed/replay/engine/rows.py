@@ -216,6 +216,7 @@ def exchange_rows(
             "contended_download_s": None,
             "contended_compute_s": None,
             "contended_upload_s": None,
+            "cell_wait_s": np.where(flags(rows, "in_cell"), column(rows, "cell_wait_s"), np.nan),
             "lag_s": 0.0,
             "is_contended": False,
             "codec_down": [x.codec_down for x in rows],

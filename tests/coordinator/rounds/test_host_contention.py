@@ -15,10 +15,14 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.device_s: float | None = 5.0
+        self.cell_s: float | None = None
         self.spans: list[tuple[float, float]] = []
 
     def waited_s(self, device: str) -> float | None:
         return self.device_s
+
+    def cell_wait_s(self, device: str) -> float | None:
+        return self.cell_s
 
     def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
         self.spans += spans
@@ -86,3 +90,17 @@ def test_a_device_that_is_not_emulated_is_charged_the_lag_only() -> None:
     charged.on_end(exchange, 34.0)
     assert exchange.contention is None
     assert exchange.lag_s == pytest.approx(4e-3)
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), [(2.0, 2.5, 0.5), (None, None, None)])
+def test_an_exchange_has_the_time_that_it_lost_to_others_of_its_cell(
+    before: float | None, after: float | None, expected: float | None
+) -> None:
+    host = FakeHost()
+    charged, exchange = HostContention(host, lag_s), offered(20.0)
+    host.cell_s = before
+    charged.begin("pi-1")
+    charged.on_offer(exchange, 20.0)
+    exchange.granted, host.cell_s = 21.0, after
+    charged.on_end(exchange, 24.0)
+    assert exchange.cell_wait_s == expected

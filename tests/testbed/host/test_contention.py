@@ -48,7 +48,7 @@ def test_unknown_contention_counts_as_zero() -> None:
 class FakeMachine:
     """Processes whose waits a test sets; the clock advances by `pass_s`."""
 
-    def __init__(self, **options: float) -> None:
+    def __init__(self, dilation: float = 1.0) -> None:
         self.now = 0.0
         self.waits: dict[int, SchedulerWaits] = {}
         self.readings: list[tuple[float, int]] = []
@@ -59,7 +59,8 @@ class FakeMachine:
             lambda name: self.path[name],
             now=lambda: self.now,
             read=self._read,
-            **options,
+            dilation=dilation,
+            cell_wait_s={"a": 3.0}.get,
         )
 
     def pass_s(self, duration_s: float, **waited_s: float) -> None:
@@ -286,3 +287,8 @@ def test_an_ended_process_has_no_waits() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert waits(process.pid).seconds == 0.0
+
+
+def test_time_lost_in_a_cell_is_in_seconds_of_the_fleet() -> None:
+    monitor = FakeMachine(dilation=2.0).monitor
+    assert (monitor.cell_wait_s("a"), monitor.cell_wait_s("b")) == (1.5, None)
