@@ -1,5 +1,8 @@
 """Replayed devices share the rate of their cell while they transfer at the same time."""
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,13 +15,14 @@ from msgspec import structs
 from fairbed.profiles import CellShare
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
+from fairbed.testbed.cli.main import main
 from fairbed.testbed.emulation.cell import Cell, Sharer
 from fairbed.testbed.emulation.schedule import Schedule
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.replay.world.integrals import LinkIntegral
 from fairbed.testbed.replay.world.shared_air import Carried, SharedAir, TransferKey
-from tests.testbed.replay.fleets import experiment, replay_rounds
+from tests.testbed.replay.fleets import EXAMPLES, experiment, replay_rounds
 
 PI = {"profile": "raspberry-pi-4b", "link": "wifi-board"}
 AP = {"name": "ap", "down_bps": 4e6, "up_bps": 2e6}
@@ -233,3 +237,13 @@ def test_a_resumed_replay_is_the_same(sections: dict[str, Any]) -> None:
     other.load_state(4, np.zeros(0, dtype=np.float32), state)
     assert [(x.row, x.tau_s, x.cell_wait_s) for r in other.replay(8) for x in r.over] == rest
     assert any(lost_s > 0.0 for *_, lost_s in rest)
+
+
+@pytest.mark.full
+def test_the_example_stores_what_each_exchange_lost(tmp_path: Path) -> None:
+    example, out = str(EXAMPLES / "shared-cell.toml"), tmp_path / "run"
+    assert main(["replay", example, "--set", "rounds=3", "--out", str(out)]) == 0
+    with closing(sqlite3.connect(out / "run.db")) as store:
+        rows = store.execute("SELECT cell_wait_s, download_s + upload_s FROM exchange").fetchall()
+    assert len(rows) == 12
+    assert all(0.2 < lost_s < transfers_s for lost_s, transfers_s in rows)
