@@ -122,6 +122,8 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     unaccounted_ratio: float | None
     """Median of unaccounted_s / tau_s."""
     unaccounted_median_s: float | None
+    cell_wait_ratio: float | None
+    """Median of cell_wait_s / tau_s, of the exchanges in cells; None without one."""
     encode_median_s: float | None
     """Encoding of the update on the device."""
     decode_median_s: float | None

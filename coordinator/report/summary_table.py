@@ -101,7 +101,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
             "exchanges",
             f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
             f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} untimed{contended}"
-            f"{_unaccounted(x)}",
+            f"{_unaccounted(x)}{_lost_in_cells(x)}",
         ),
         *_prediction(s),
         *_costs(s),
@@ -292,6 +292,13 @@ def _unaccounted(x: ExchangeSummary) -> str:
     if x.unaccounted_ratio is None or abs(x.unaccounted_ratio) < NOTABLE_SHARE:
         return ""
     return f"; {percent(x.unaccounted_ratio)} of the time in no phase"
+
+
+def _lost_in_cells(x: ExchangeSummary) -> str:
+    """Return the share of the exchange times that devices lost to others of their cells."""
+    if x.cell_wait_ratio is None:
+        return ""
+    return f"; {percent(x.cell_wait_ratio)} of the time lost to others in a cell"
 
 
 def change_line(x: LiveChange) -> str:

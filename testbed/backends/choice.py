@@ -201,6 +201,8 @@ async def problem_with(name: BackendName, fleet: Sequence[DeviceSpec] = ()) -> s
         await anyio.to_thread.run_sync(try_groups)
     except BackendError as exc:
         return str(exc)
+    if support.cell_problem is not None and any(spec.cells for spec in fleet):
+        return support.cell_problem
     if support.delay is None and any(_is_delayed(spec) for spec in fleet):
         return support.delay_problem
     return None

@@ -30,6 +30,8 @@ class Support:
     """Why neither works, and what to do."""
     lacks: Mapping[LinkFeature, str] = field(default_factory=dict)
     """Why a feature of links does not work, and what to do."""
+    cell_problem: str | None = None
+    """Why devices cannot share a cell, and what to do; None if they can."""
 
 
 async def probe() -> Support:
@@ -76,17 +78,23 @@ def support_from(trial: TrialResult, try_run_folder: Callable[[], str]) -> Suppo
             f"{FOLDER} must be writable, got: {folder_problem}; be root, or in a user namespace "
             "mount a /run of its own: mount -t tmpfs none /run"
         )
-    lacks = dict(_missing(trial))
+    lacks, cell_problem = dict(_missing(trial)), None
+    if trial.cell:
+        cell_problem = (
+            f"a cell needs IFB and mirred, got: {trial.cell}; sudo modprobe -a ifb act_mirred, "
+            f"{_USE_PROCESS}"
+        )
     if not trial.netem:
-        return Support(None, "netem", lacks=lacks)
+        return Support(None, "netem", lacks=lacks, cell_problem=cell_problem)
     if not trial.tun:
-        return Support(None, "relay", lacks=lacks)
+        return Support(None, "relay", lacks=lacks, cell_problem=cell_problem)
     return Support(
         None,
         None,
         f"delay and loss need netem or a TUN device, got: {trial.netem}; {trial.tun}; "
         "sudo modprobe sch_netem, or give this machine /dev/net/tun",
         lacks,
+        cell_problem,
     )
 
 

@@ -28,6 +28,11 @@ _SHAPER = (
     "qdisc replace dev try0 parent 1:10 handle 20: blackhole",
     "filter add dev try0 parent 1: protocol ip prio 1 handle 2: u32 divisor 256",
 )
+_CELL = (
+    "qdisc add dev try0 handle ffff: ingress",
+    "filter add dev try0 parent ffff: protocol ip prio 1 u32 match u32 0 0 "
+    "action mirred egress redirect dev try3",
+)
 _NETEM = ("qdisc add dev try1 root netem delay 1ms",)
 _CODEL = ("qdisc replace dev try0 parent 1:10 handle 30: fq_codel limit 20 noecn",)
 _BBR = (
@@ -54,6 +59,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """The qdisc fq_codel."""
     bbr: str = ""
     """BBR as congestion control of a route."""
+    cell: str = ""
+    """IFB links, and the redirection of packets to them."""
     has_user_namespaces: bool = False
     """Whether user namespaces work; tested only if network namespaces fail without them."""
 
@@ -74,6 +81,7 @@ def run_trial() -> TrialResult:
         netem=_run("tc", _NETEM),
         fq_codel=_run("tc", _CODEL),
         bbr=_run("ip", _BBR),
+        cell=_run("ip", ["link add try3 type ifb"]) or _run("tc", _CELL),
     )
 
 

@@ -15,6 +15,8 @@ from fairbed import profiles
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.backends.base import DeviceSpec, device_spec
 from fairbed.testbed.backends.choice import choose, problem_with
+from fairbed.testbed.emulation.cell import Cell
+from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.errors import BackendUnavailable
 from tests.testbed.backends.test_namespace import what_is_left
 
@@ -70,6 +72,16 @@ def test_auto_reports_why_it_rejects_the_better_backend() -> None:
         assert rejected["namespace"].startswith("pi: processor share must be at least 0.01")
 
     anyio.run(test)
+
+
+@pytest.mark.usefixtures("needs_namespaces")
+@pytest.mark.parametrize(("own_bps", "expected"), [(8e6, "namespace"), (7e6, "process")])
+def test_auto_takes_namespaces_only_if_bytes_share_a_cell_as_time_does(
+    own_bps: float, expected: str
+) -> None:
+    cell = Cell(name="lte", down_bps=8e6, up_bps=8e6, share="proportional-fair")
+    spec = replace(pi(), shape=Shape(down_bps=8e6, up_bps=own_bps), cells=(cell,))
+    assert anyio.run(choose, "auto", [spec])[0] == expected
 
 
 def test_a_named_backend_is_used_or_refused() -> None:

@@ -240,10 +240,15 @@ def test_a_resumed_replay_is_the_same(sections: dict[str, Any]) -> None:
 
 
 @pytest.mark.full
-def test_the_example_stores_what_each_exchange_lost(tmp_path: Path) -> None:
+def test_the_example_stores_what_each_exchange_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     example, out = str(EXAMPLES / "shared-cell.toml"), tmp_path / "run"
     assert main(["replay", example, "--set", "rounds=3", "--out", str(out)]) == 0
     with closing(sqlite3.connect(out / "run.db")) as store:
         rows = store.execute("SELECT cell_wait_s, download_s + upload_s FROM exchange").fetchall()
     assert len(rows) == 12
     assert all(0.2 < lost_s < transfers_s for lost_s, transfers_s in rows)
+    capsys.readouterr()
+    assert main(["show", str(out)]) == 0
+    assert "of the time lost to others in a cell" in capsys.readouterr().out

@@ -57,6 +57,16 @@ def test_netem_is_preferred_to_the_relay() -> None:
     assert support_from(TrialResult(netem=UNKNOWN), _writable) == Support(None, "relay")
 
 
+@pytest.mark.parametrize("netem", ["", UNKNOWN])
+def test_cells_need_a_redirection_and_nothing_else_does(netem: str) -> None:
+    found = support_from(TrialResult(netem=netem, cell="Unknown device type."), _writable)
+    assert found.problem is None
+    assert found.cell_problem == (
+        "a cell needs IFB and mirred, got: Unknown device type.; sudo modprobe -a ifb act_mirred, "
+        "or use the process backend, which shapes by proxies"
+    )
+
+
 def test_without_netem_and_tun_links_still_have_rates() -> None:
     found = support_from(
         TrialResult(netem=UNKNOWN, tun="/dev/net/tun: Permission denied"), _writable
