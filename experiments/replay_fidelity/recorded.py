@@ -118,21 +118,18 @@ def replayed(
 
 
 def has_variable_link(device: PlannedDevice) -> bool:
-    """Return whether the rates of a device change over time, by its link or by others of its cell.
-
-    A recording then does not show the rate of the link itself.
-    """
+    """Return whether the rates of a device's link change over time."""
     link = device.tracks.link
-    is_constant = link is None or (link.down_bps.is_constant and link.up_bps.is_constant)
-    return bool(device.spec.cells) or not is_constant
+    return link is not None and not (link.down_bps.is_constant and link.up_bps.is_constant)
 
 
 def keeps_link(device: PlannedDevice) -> bool:
     """Return whether a replay has the link of the experiment, not the recorded one.
 
-    A transfer does not measure the rate of such a link: it varies, or TCP under loss is slower.
+    A transfer does not measure the rate of such a link: it varies, TCP under loss is slower, or
+    others of its cell take part of it.
     """
-    return has_variable_link(device) or loses_packets(device)
+    return has_variable_link(device) or loses_packets(device) or bool(device.spec.cells)
 
 
 def _record(
