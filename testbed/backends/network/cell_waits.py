@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairbed.testbed.backends.network.plan.htb import FRAME_BYTES, wire_bps
+from fairbed.testbed.backends.network.plan.htb import wire_bps
 from fairbed.testbed.backends.network.plan.names import hub_side
 from fairbed.testbed.emulation.cell import DeviceCells, Direction
+from fairbed.testbed.emulation.queues import FRAME_BYTES
 
 PERIOD_S = 0.1
 LEAST_BYTES = 3 * FRAME_BYTES

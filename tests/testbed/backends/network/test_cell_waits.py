@@ -3,8 +3,9 @@
 import pytest
 
 from fairbed.testbed.backends.network.cell_waits import CellWaits, parse_net_dev
-from fairbed.testbed.backends.network.plan.htb import FRAME_BYTES, wire_bps
+from fairbed.testbed.backends.network.plan.htb import wire_bps
 from fairbed.testbed.emulation.cell import Cell
+from fairbed.testbed.emulation.queues import FRAME_BYTES
 
 CELL = Cell(name="ap", down_bps=10e6, up_bps=10e6)
 FULL_BYTES = wire_bps(10e6, FRAME_BYTES) / 8.0
