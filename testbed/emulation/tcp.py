@@ -65,9 +65,6 @@ HYSTART_WINDOW, HYSTART_SAMPLES, HYSTART_TRAIN_S = 16, 8, 2e-3
 DUPLICATES = 3
 """Packets delivered behind a hole after which the hole is a loss, without waiting."""
 
-QUEUE_S, QUEUE_PACKETS = 0.1, 10
-"""Queue of a link that states none: this time at its fastest rate, at least these packets."""
-
 QUICK_ACKS, DELAYED_ACK_S = 16, 0.04
 """Packets acknowledged one by one after a pause; longest wait for a second packet."""
 
@@ -321,9 +318,16 @@ class TcpSender:
         return self.per_packet
 
 
-def usual_queue_bytes(fastest_bps: float) -> float:
-    """Return the queue of a link that states none, bytes on the wire."""
-    return max(QUEUE_PACKETS * WIRE_BYTES, fastest_bps * WIRE_BYTES / PAYLOAD_BYTES * QUEUE_S / 8.0)
+def idles_after_overflow(queue_bytes: float, rate_bps: float, round_trip_s: float) -> bool:
+    """Return whether a link is idle after its queue has dropped a packet.
+
+        BETA (BDP + queue) < BDP,   BDP = rate * round trip
+
+    A sender without other losses fills link and queue before a packet is lost, and then has a
+    window of `BETA` times that.
+    """
+    bdp_bytes = rate_bps * round_trip_s / 8.0 * WIRE_BYTES / PAYLOAD_BYTES
+    return BETA * (bdp_bytes + queue_bytes) < bdp_bytes
 
 
 def transfer_end(

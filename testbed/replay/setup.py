@@ -17,6 +17,7 @@ from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.store.tables import DeviceRow, Record
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.profiles import Profile
+from fairbed.testbed.emulation.conditions import Congestion
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.power import PhasePower, phase_power
 from fairbed.testbed.experiment.datasets.dataset import Dataset
@@ -282,15 +283,19 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
         attacks=attacks,
         powers=powers,
         artifact=artifact,
-        left_out=not_replayed(devices),
+        left_out=not_replayed(devices, experiment.emulation.congestion),
     )
 
 
-def not_replayed(devices: Sequence[PlannedDevice]) -> str | None:
+def not_replayed(devices: Sequence[PlannedDevice], congestion: Congestion = "cubic") -> str | None:
     """Return a line about the parts of links that a replay leaves out, or None.
 
     Devices with loss have the TCP of Linux. Without loss a transfer continues at once after a
     hole; a real one waits for its next retransmission, which the hole has delayed.
+
+    Args:
+        devices: The fleet.
+        congestion: Congestion control of the broker's machine.
     """
     in_cells = [d.spec.name for d in devices if loses_packets(d) and d.spec.cells]
     holes = [
@@ -304,7 +309,21 @@ def not_replayed(devices: Sequence[PlannedDevice]) -> str | None:
             f"waits of TCP after a coverage hole ({_first_and_more(holes)}; a transfer continues "
             "at once, a real one up to as long after the hole as the hole lasted)"
         )
+    for what, is_used in (
+        ("the queue discipline fq_codel", _uses_codel),
+        ("the congestion control bbr, replayed as cubic,", lambda d: d.spec.congestion == "bbr"),
+    ):
+        names = [d.spec.name for d in devices if is_used(d)]
+        if names:
+            parts.append(f"{what} of {_first_and_more(names)}")
+    if congestion == "bbr":
+        parts.append("the congestion control bbr, replayed as cubic, of the broker's machine")
     return f"left out of this replay: {', '.join(parts)}" if parts else None
+
+
+def _uses_codel(device: PlannedDevice) -> bool:
+    link = device.tracks.link
+    return link is not None and link.queue.discipline == "fq_codel"
 
 
 def _first_and_more(names: Sequence[str]) -> str:

@@ -7,11 +7,12 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.profiles import Profile
-from fairbed.profiles.schema import Thermal
+from fairbed.profiles.schema import DROP_TAIL, Thermal
 from fairbed.profiles.series import Series
 from fairbed.testbed.emulation.cell import Cell, Sharer, alone_bps
+from fairbed.testbed.emulation.queues import queue_bytes
 from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Schedule, UnavailableAs
-from fairbed.testbed.emulation.tcp import usual_queue_bytes
+from fairbed.testbed.emulation.tcp import idles_after_overflow
 from fairbed.testbed.experiment.fleet import PlannedDevice
 
 
@@ -274,8 +275,7 @@ def _varying(devices: Sequence[PlannedDevice]) -> VaryingConditions:
         link, speed = link_and_speed_schedules(device)
         tracks = device.tracks.link
         if tracks is not None and loses_packets(device) and not device.spec.cells:
-            fastest_bps = tracks.down_bps.highest, tracks.up_bps.highest
-            lossy[row] = usual_queue_bytes(fastest_bps[0]), usual_queue_bytes(fastest_bps[1])
+            lossy[row] = queue_bytes(tracks, "down"), queue_bytes(tracks, "up")
         is_steady = link.is_constant and speed.is_constant and device.tracks.thermal is None
         if not is_steady or row in lossy or device.spec.cells:
             links[row], speeds[row] = link, speed
@@ -320,9 +320,18 @@ def _within_cells(device: PlannedDevice) -> PlannedDevice:
 
 
 def loses_packets(device: PlannedDevice) -> bool:
-    """Return whether the link of a device loses packets at random."""
+    """Return whether the link of a device loses packets: at random, or at a short queue.
+
+    A queue counts if the link states it: the usual one keeps the link busy up to a round trip of
+    0.23 s.
+    """
     link = device.tracks.link
-    return link is not None and link.loss_ratio.highest > 0.0
+    if link is None or link.loss_ratio.highest > 0.0 or link.queue == DROP_TAIL:
+        return link is not None and link.loss_ratio.highest > 0.0
+    trip_s = 2.0 * link.delay_s.highest
+    return idles_after_overflow(
+        queue_bytes(link, "down"), link.down_bps.highest, trip_s
+    ) or idles_after_overflow(queue_bytes(link, "up"), link.up_bps.highest, trip_s)
 
 
 def is_interrupted(device: PlannedDevice) -> bool:

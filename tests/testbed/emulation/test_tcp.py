@@ -17,6 +17,7 @@ from fairbed.testbed.emulation.tcp import (
     TcpPath,
     TcpSender,
     expected_lossy_s,
+    idles_after_overflow,
     message_s,
     transfer_end,
 )
@@ -257,3 +258,12 @@ def test_the_closed_form_under_loss_is_near_the_mean_of_the_simulation(
     else:
         mean_s = statistics.mean(seconds(loss, 10, rate_bps=rate_bps, bits=bits))
         assert float(expected_s[0]) == pytest.approx(mean_s, rel=within)
+
+
+@pytest.mark.parametrize(("queue_s", "idles"), [(0.04, True), (0.05, False)])
+def test_a_queue_below_three_sevenths_of_the_round_trip_leaves_a_link_idle(
+    queue_s: float, idles: bool
+) -> None:
+    """0.43 of a round trip of 0.1 s at the rate of the link: 1 / 0.7 - 1."""
+    queue_bytes = queue_s * 1e7 / 8.0 * 1514 / 1448
+    assert idles_after_overflow(queue_bytes, 1e7, 2 * DELAY_S) is idles

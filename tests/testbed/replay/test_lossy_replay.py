@@ -94,3 +94,21 @@ def test_the_true_time_of_a_lossy_device_includes_its_repeated_packets(group: An
     assert expected_s[2] > 1.2 * expected_s[0]
     took_s = [x.tau_s for one in rounds for x in one.exchanges if x.row >= 2 and not x.was_cold]
     assert expected_s[2] == pytest.approx(statistics.mean(took_s), rel=0.35)
+
+
+def test_what_a_replay_has_not_of_queues_and_congestion_control_is_named(group: Any) -> None:
+    fleet = group(0.0) | {"congestion": "bbr"}, group(0.0) | {"name": "q", "queue": "fq_codel"}
+    (finding,) = [
+        one for one in setup_of(experiment(*fleet)).findings() if one.kind == "not-replayed"
+    ]
+    assert "fq_codel of q-1 and 1 more" in finding.text
+    assert "bbr, replayed as cubic, of pi-1 and 1 more" in finding.text
+
+
+def test_a_short_queue_makes_large_transfers_longer(group: Any) -> None:
+    """A queue of 10 ms before a round trip of 60 ms at 6 Mbit/s."""
+    of = {}
+    for name, more in {"usual": {}, "short": {"queue_ms": 10}}.items():
+        _, rounds = replay_rounds(experiment(group(0.0) | more, model={"name": "cnn"}), 6)
+        of[name] = statistics.median(x.download_s for one in rounds for x in one.exchanges)
+    assert of["short"] > 1.05 * of["usual"]
