@@ -9,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from benchmarks._fidelity import (
+    bursts,
     cells,
     cpu,
     delay_and_loss,
@@ -44,6 +45,7 @@ class Group:
 GROUPS: Mapping[str, Group] = {
     "cpu": Group(near=(cpu.shares, cpu.quotas)),
     "step": Group(near=(cpu.steps,)),
+    "burst": Group(near=(bursts.bursts,)),
     "goodput": Group(near=(link.goodputs,), far=(link.far_goodputs,)),
     "transfer": Group(near=(link.transfers,)),
     "delay": Group(far=(delay_and_loss.delays, delay_and_loss.jitters)),

@@ -38,6 +38,7 @@ class End:
             end_commands.ReceiveDatagrams: datagram_socket.receive,
             end_commands.RunKernel: work.run_kernel,
             end_commands.Compute: work.compute,
+            end_commands.Burst: work.burst,
             end_commands.RunPaced: work.run_paced,
         }
 

@@ -126,6 +126,18 @@ class Compute(Command, frozen=True, kw_only=True):
     threads: int
 
 
+class Burst(Command, frozen=True, kw_only=True):
+    """Pause and compute, several times, until the first stop; answered by `Steps`, one of each.
+
+    A stop is a time of at least `STOP_S` in which the thread does not run.
+    """
+
+    count: int
+    idle_s: float
+    limit_s: float
+    """Longest processor time of a burst."""
+
+
 class RunPaced(Command, frozen=True, kw_only=True):
     """Take steps with the pacing of a device, like its agent; answered by `Steps`."""
 
@@ -161,6 +173,7 @@ Commands: TypeAlias = (
     | ReceiveDatagrams
     | RunKernel
     | Compute
+    | Burst
     | RunPaced
 )
 

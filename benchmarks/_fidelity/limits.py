@@ -48,6 +48,34 @@ QUEUE = 0.15
 """Of the delay under load. CUBIC keeps a queue 92.5 % full on average."""
 
 
+BURST_SHARES = (0.33, 0.8)
+"""Speeds at which bursts are measured."""
+
+TICK_S = 4e-3
+"""The kernel notices an exhausted quota at its next tick: 250 of them per second here."""
+
+PROCESS_CREDIT_S, CONTROL_S = 0.01, 0.02
+"""Idle credit and interval of the pacer of `fairbed shape` at full speed."""
+
+MIN_SLEEP_S = {"namespace": 0.01, "container": 0.01, "process": 0.1}
+"""Shortest sleep of an agent's pacing."""
+
+BURST_MARGIN = 1.1
+"""Paced work ends with a whole step; timers of a pacer are late."""
+
+
+def burst(backend: BackendName, share: float, *, is_paced: bool) -> float:
+    """Return the longest burst after a pause, by the rules of quota and pacing, seconds.
+
+    A credit of c lasts c / (1 - share) at full speed, because it grows meanwhile.
+    """
+    if is_paced:
+        return BURST_MARGIN * MIN_SLEEP_S[backend] * share / (1.0 - share)
+    if backend == "process":
+        return BURST_MARGIN * (PROCESS_CREDIT_S * share / (1.0 - share) + CONTROL_S)
+    return 0.01 * share / (1.0 - share) + TICK_S
+
+
 def goodput(backend: BackendName, rate_bps: float) -> float | None:
     """Return the limit of the error of a rate; None without a limit."""
     if backend == "process":

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks._fidelity.end_commands import Compute, RunKernel, RunPaced, Steps
+from benchmarks._fidelity.end_commands import Burst, Compute, RunKernel, RunPaced, Steps
 from fairbed.testbed.backends.gauges import Gauge
 from fairbed.testbed.backends.launcher import host_for
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
@@ -60,6 +60,28 @@ def compute(command: Compute) -> Steps:
         together(command.lasting_s)
         ended = time.monotonic()
     return Steps(wall_s=[ended - begun], cpu_s=[cpu() - cpu_before], begun=begun, ended=ended)
+
+
+STOP_S = 0.5e-3
+"""A thread that does not run for this long was stopped; waits of a quiet machine are shorter."""
+
+
+def burst(command: Burst) -> Steps:
+    """Compute after pauses; return the processor time of each burst until its first stop."""
+    wall_s, cpu_s = list[float](), list[float]()
+    begun = time.monotonic()
+    for number in range(command.count):
+        time.sleep(command.idle_s + 1.7e-3 * (number % 7))  # at any phase of a period
+        first_wall = last_wall = time.monotonic()
+        first_cpu = last_cpu = time.thread_time()
+        while last_cpu - first_cpu < command.limit_s:
+            wall, cpu = time.monotonic(), time.thread_time()
+            if (wall - last_wall) - (cpu - last_cpu) >= STOP_S:
+                break
+            last_wall, last_cpu = wall, cpu
+        wall_s.append(last_wall - first_wall)
+        cpu_s.append(last_cpu - first_cpu)
+    return Steps(wall_s=wall_s, cpu_s=cpu_s, begun=begun, ended=time.monotonic())
 
 
 def run_paced(command: RunPaced) -> Steps:

@@ -42,7 +42,8 @@ class Quota:
     def set(self, share: float | None) -> CfsQuota:
         """Limit the group to a share, in cores; None is not limited.
 
-        The first share determines the period, which changes only if a share is too small for it.
+        The first share determines the period, also the first after no limit; it changes only if a
+        share is too small for it.
 
         Raises:
             ValueError: The share is below the kernel's minimum.
@@ -51,7 +52,7 @@ class Quota:
         known = self._found_period_us() if self._is_shared else self._period_us
         quota = cfs_quota(share, known or cfs_period_us(1.0 if share is None else share))
         self._write(quota, is_new_period=quota.period_us != known)
-        self._period_us = quota.period_us
+        self._period_us = None if share is None else quota.period_us
         return quota
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from benchmarks._fidelity.end_commands import (
     Accept,
     Address,
     Arrivals,
+    Burst,
     CloseLoad,
     Compute,
     Connect,
@@ -145,6 +146,16 @@ def test_work_takes_processor_time(tmp_path: Path) -> None:
             computed = await end.request(Compute(lead_s=0.05, lasting_s=0.1, threads=2), Steps)
             assert computed.wall_s[0] >= 0.1
             assert computed.cpu_s[0] > 0.0
+
+    run(test)
+
+
+def test_a_burst_ends_with_its_first_stop_or_at_its_limit(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with open_end(tmp_path / "a.log") as end:
+            taken = await end.request(Burst(count=3, idle_s=1e-3, limit_s=5e-3), Steps)
+            assert len(taken.cpu_s) == len(taken.wall_s) == 3
+            assert all(0.0 <= cpu_s < 6e-3 for cpu_s in taken.cpu_s)
 
     run(test)
 

@@ -101,6 +101,17 @@ def test_a_share_can_be_unlimited_and_fall_below_the_minimum_of_its_period(
             assert quota == -1 if share is None else quota / period == pytest.approx(share)
 
 
+def test_the_period_follows_from_the_first_share_after_no_limit(make_group: MakeGroup) -> None:
+    group = make_group("a")
+    folder, version = Path(group.sandbox().quota_folder), group.sandbox().quota_version
+    name = "cpu.max" if version == 2 else "cpu.cfs_period_us"
+    periods = []
+    for share in (1.0, 0.8, None, 0.8, 0.25, 1.0):
+        group.limit_cpu(share)
+        periods.append(int(read(folder / name).split()[-1]))
+    assert periods == [100_000, 100_000, 100_000, 10_000, 10_000, 10_000]
+
+
 def test_a_process_that_needs_more_memory_than_the_group_has_is_killed(
     make_group: MakeGroup,
 ) -> None:
