@@ -27,6 +27,7 @@ WITHOUT_TABLE = {
     "new": "writes files",
     "plot": "writes a figure",
     "profiles import": "writes files",
+    "profiles import-log": "writes files",
     "profiles plot": "draws",
     "report": "writes a file",
     "rm": "prints one line",
