@@ -138,6 +138,7 @@ def test_a_wheel_holds_the_package_its_licences_and_nothing_else(wheel: Path) ->
     assert {"fairbed/py.typed", "fairbed/examples/quickstart.toml"} <= names
 
 
+@pytest.mark.full
 def test_an_sdist_holds_no_link_and_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     sdist = build(ROOT, tmp_path, "sdist")
     assert not list(sdist_problems(sdist))

@@ -35,6 +35,7 @@ from tests.coordinator.faulty import (
     update_chunk,
 )
 from tests.coordinator.lab import NAMES, PATIENT, WHOLE_FLEET, Lab, lab, make_config
+from tests.tiers import in_depth
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -124,7 +125,11 @@ def undisturbed() -> list[tuple[object, ...]]:
         return anyio.run(play, Path(folder), broker, "train")
 
 
-@pytest.mark.parametrize(("fault", "step"), CASES, ids=[f"{step} {fault}" for fault, step in CASES])
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [case if at % 2 else in_depth(*case) for at, case in enumerate(CASES)],
+    ids=[f"{step} {fault}" for fault, step in CASES],
+)
 async def test_a_fault_at_one_step_changes_nothing_in_the_end(
     fault: Fault, step: str, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ fairbed.run(
 
 @pytest.mark.broker
 @pytest.mark.timeout(LIMIT_S)
+@pytest.mark.full
 def test_an_interrupted_cell_ends_its_run_and_all_processes(tmp_path: Path) -> None:
     cells = [V4.new_code_cell(INTERRUPTED), V4.new_code_cell("fairbed.runs('.')")]
     client = client_of(V4.new_notebook(cells=cells), tmp_path)

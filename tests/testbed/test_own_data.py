@@ -81,6 +81,7 @@ def test_no_picture_of_the_example_is_in_two_files(folder: Path) -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.full
 def test_every_device_of_the_example_has_an_accuracy_and_a_log(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

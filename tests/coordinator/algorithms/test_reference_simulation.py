@@ -48,6 +48,7 @@ def mean_total_s(policy: str, noise: float = MILD) -> float:
         pytest.param("50", 1429, 2232, marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 def test_total_time_is_within_two_percent(policy: str, mild_s: float, wild_s: float) -> None:
     assert mean_total_s(policy, MILD) == pytest.approx(mild_s, rel=0.02)
     assert mean_total_s(policy, WILD) == pytest.approx(wild_s, rel=0.02)

@@ -325,7 +325,7 @@ TASKS: dict[str, tuple[nn.Module, TaskKind, int, TaskKind, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", some_in_fast(TASKS, "one logit"))
 def test_exports_every_kind_of_task(name: str) -> None:
     model, kind, classes, found_kind, outputs = TASKS[name]
     artifact = export_task(model, "test", "test", (6,), classes, kind=kind)

@@ -95,6 +95,7 @@ async def test_a_mixed_fleet_shows_which_devices_are_physical_and_what_energy_ea
 @pytest.mark.parametrize(
     "size", [pytest.param(WIDE, marks=pytest.mark.full), SMALL], ids=["120x40", "80x24"]
 )
+@pytest.mark.full
 async def test_every_screen_is_opened_by_its_key_from_everywhere(
     finished: Path, size: tuple[int, int]
 ) -> None:
@@ -318,6 +319,7 @@ async def test_leaving_an_own_run_opens_a_dialog(
 
 
 @pytest.mark.parametrize("key", ["escape", "c", "q"])
+@pytest.mark.full
 async def test_leaving_can_be_cancelled(run: FakeRun, key: str) -> None:
     async with room(run.folder, owns_run=True) as (app, pilot):
         await pilot.press("q")
@@ -359,6 +361,7 @@ async def test_the_application_may_close_while_it_reads(
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 30])
+@pytest.mark.full
 async def test_the_application_may_close_while_a_screen_opens(run: FakeRun, turns: int) -> None:
     with RunReader(run.folder) as reader:
         app = ControlRoom(reader)
@@ -405,6 +408,7 @@ async def test_the_palette_saves_a_picture_in_the_current_folder(
 
 
 @pytest.mark.parametrize("key", ["3", "6"])
+@pytest.mark.full
 async def test_keys_for_a_device_do_nothing_where_no_device_is_shown(
     run: FakeRun, key: str
 ) -> None:
@@ -571,6 +575,7 @@ async def test_the_theme_is_remembered(finished: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"theme": "no-such-theme"}', '{"theme": 7}', None])
+@pytest.mark.full
 async def test_a_damaged_memory_is_no_error(
     finished: Path, tmp_path: Path, text: str | None
 ) -> None:

@@ -88,6 +88,7 @@ async def test_a_device_looks_as_it_should(finished: Path, looks: Looks) -> None
 
 
 @pytest.mark.parametrize("colours", ["16", "none"])
+@pytest.mark.full
 async def test_the_curves_of_a_device_are_told_apart_without_colours(
     finished: Path, looks: Looks, colours: Colours
 ) -> None:
@@ -134,6 +135,7 @@ async def test_the_log_of_a_device_looks_as_it_should(finished: Path, looks: Loo
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "120x40"])
+@pytest.mark.full
 async def test_a_key_shows_each_curve_and_comes_back_to_the_first(
     finished: Path, size: tuple[int, int]
 ) -> None:
@@ -172,6 +174,7 @@ async def test_the_exchanges_of_a_device_can_be_filtered(tmp_path: Path) -> None
         assert await opens(app, pilot, FleetScreen)
 
 
+@pytest.mark.full
 async def test_problems_alone_and_a_text_can_be_looked_for_in_the_log(finished: Path) -> None:
     async with room(finished) as (app, pilot):
         await pilot.press(*TO_DEVICE)
@@ -210,6 +213,7 @@ async def test_a_round_without_the_device_draws_nothing_of_it_anew(
         assert drawn == []
 
 
+@pytest.mark.full
 async def test_in_the_past_of_a_run_a_device_has_what_it_had_then(finished: Path) -> None:
     async with room(finished) as (app, pilot):
         await pilot.press(*TO_DEVICE)

@@ -128,6 +128,7 @@ async def test_the_cursor_stays_on_its_device_while_lines_change_places(run: Fak
         assert table.selected_device == name
 
 
+@pytest.mark.full
 async def test_a_late_arrangement_needs_no_new_row(run: FakeRun) -> None:
     async with room(run.folder) as (app, pilot):
         await pilot.press("2", "s", "s")
@@ -189,6 +190,7 @@ async def test_chosen_columns_are_shown_in_their_order_and_remembered(
         assert await shows(app, pilot, " state ")
 
 
+@pytest.mark.full
 async def test_bars_show_the_phases_of_the_open_round(
     run: FakeRun, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

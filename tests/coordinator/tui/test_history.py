@@ -85,6 +85,7 @@ async def test_a_past_round_looks_as_it_should(finished: Path, looks: Looks) -> 
     await looks(finished, "history", ("g", "1", "2", "enter"), sizes=(SMALL,), colours="none")
 
 
+@pytest.mark.full
 async def test_every_screen_shows_the_past_round(finished: Path) -> None:
     async with room(finished) as (app, pilot):
         await pilot.press("g", "5", "enter")

@@ -70,6 +70,7 @@ async def test_why_works_on_the_screen_of_a_device_and_returns_there(folder: Pat
         assert await opens(app, pilot, DeviceDetail)
 
 
+@pytest.mark.full
 async def test_brackets_step_through_the_rounds_at_the_same_device(folder: Path) -> None:
     async with room(folder) as (app, pilot):
         screen = await opened(app, pilot, "down", "w")
@@ -85,6 +86,7 @@ async def test_brackets_step_through_the_rounds_at_the_same_device(folder: Path)
         assert "[ Earlier" not in text_of(app)
 
 
+@pytest.mark.full
 async def test_a_void_round_has_reasons_and_no_bars(folder: Path) -> None:
     async with room(folder) as (app, pilot):
         await opened(app, pilot, "w")
@@ -150,6 +152,7 @@ async def test_the_looks_of_a_round(folder: Path, looks: Looks) -> None:
     await looks(folder, "round", ["w", "down"])
 
 
+@pytest.mark.full
 async def test_a_round_without_colours(folder: Path, looks: Looks) -> None:
     for colours in ("16", "none"):
         await looks(folder, "round", ["w", "down"], sizes=[(120, 40)], colours=colours)

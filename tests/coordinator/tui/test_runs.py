@@ -245,6 +245,7 @@ async def test_a_run_that_cannot_be_read_is_not_opened(root: Path) -> None:
         assert isinstance(app.screen, RunsScreen)
 
 
+@pytest.mark.full
 async def test_an_own_live_run_is_not_forgotten_beside_another(root: Path) -> None:
     async with room(root / "d-live", runs=root, owns_run=True) as (app, pilot):
         await pilot.press("7")
@@ -255,6 +256,7 @@ async def test_an_own_live_run_is_not_forgotten_beside_another(root: Path) -> No
         assert await opens(app, pilot, ExitDialog)
 
 
+@pytest.mark.full
 async def test_few_runs_stay_open(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     names = [f"run-{i:02d}" for i in range(MAX_OPEN + 2)]

@@ -139,6 +139,7 @@ async def test_the_exclusion_of_a_working_device_is_asked_for(run: FakeRun) -> N
         ("set beta much", "! must have a number, got 'much'"),
     ],
 )
+@pytest.mark.full
 async def test_what_is_no_command_is_not_sent(run: FakeRun, typed: str, problem: str) -> None:
     coordinator = Coordinator()
     async with room(run.folder, send_command=coordinator) as (app, pilot):

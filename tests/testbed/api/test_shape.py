@@ -49,6 +49,7 @@ def test_a_program_that_is_not_there_is_127_as_in_a_shell() -> None:
     assert "no-such-program" in done.stderr
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_the_command(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
 

@@ -93,6 +93,7 @@ def test_a_live_run_works_where_an_event_loop_runs() -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.full
 def test_an_interrupt_closes_a_live_run_that_can_be_resumed() -> None:
     rounds: list[int] = []
     with pytest.raises(KeyboardInterrupt):
@@ -108,6 +109,7 @@ def test_an_interrupt_closes_a_live_run_that_can_be_resumed() -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.full
 def test_an_error_of_the_progress_function_ends_the_run() -> None:
     def report(done: int, total: int) -> None:
         raise ZeroDivisionError

@@ -23,6 +23,7 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
 from tests.testbed.backends.test_process import NOWHERE, is_alive, run
+from tests.tiers import some_in_fast
 
 PI = dataclasses.replace(device_spec("pi", profiles.load("raspberry-pi-4b")), is_driven=True)
 PLAIN = DeviceSpec("plain")
@@ -75,7 +76,7 @@ def test_a_frozen_device_is_stopped_until_it_is_thawed(tmp_path: Path) -> None:
 
 
 @needs_signals
-@pytest.mark.parametrize("how", ["kill", "restart", "leave"])
+@pytest.mark.parametrize("how", some_in_fast(["kill", "restart", "leave"], "kill"))
 def test_a_frozen_device_can_be_ended(how: str, tmp_path: Path) -> None:
     async def test() -> None:
         async with fleet(tmp_path) as backend:

@@ -424,6 +424,7 @@ def test_ctrl_c_ends_the_workers_and_the_next_call_resumes(calls: Path) -> None:
     assert call(path, calls) == 0
 
 
+@pytest.mark.full
 def test_a_dead_worker_fails_its_cell_and_no_other(calls: Path) -> None:
     path = grid_file(calls.parent, seeds=6, rounds=60)
     with started(path, calls) as grid:
@@ -439,6 +440,7 @@ def test_a_dead_worker_fails_its_cell_and_no_other(calls: Path) -> None:
     assert call(path, calls) == 0
 
 
+@pytest.mark.full
 def test_only_one_process_at_a_time_uses_a_grid(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_run_that_dies_at_its_start_is_reported(
         pytest.param(1.5, marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 def test_a_signal_while_the_control_room_opens_ends_it_and_the_run(
     moment_s: float, experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_signal_while_the_control_room_opens_ends_it_and_the_run(
     assert status_of(out) == "stopped"
 
 
+@pytest.mark.full
 def test_ctrl_c_while_the_run_is_starting_leaves_no_folder(
     experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:

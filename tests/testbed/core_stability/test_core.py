@@ -176,6 +176,7 @@ def test_an_m_that_is_too_large_is_noted(core: Core) -> None:
     assert any("times the smallest valid one: ratios of utilities are near 1" in n for n in notes)
 
 
+@pytest.mark.full
 def test_weights_are_those_of_definition_6(core: Core) -> None:
     options = ("fedavg", "corefed", "--coalitions", "none", "--weights")
     plain, by_n = core(*options, "equal"), core(*options, "n")

@@ -24,6 +24,7 @@ from fairbed.testbed.host.speed import (
 )
 from fairbed.wire.plugins import PluginError
 from tests.testbed.replay.cohort.fleets import SPLIT_DRIFT
+from tests.tiers import in_depth
 
 
 def probe(task: str, **training: object) -> Probe:
@@ -46,6 +47,7 @@ def test_more_examples_cost_more() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.full
 def test_a_step_costs_what_its_local_rule_does() -> None:
     plain = probe("mlp-784-318-10", batch_size=64)
     options: dict[str, bool | int | float | str] = {"share": 0.5}
@@ -71,7 +73,12 @@ def test_any_batch_size_can_be_measured(batch_size: int) -> None:
 
 @pytest.mark.parametrize(
     ("up", "down"),
-    [("float32", "float32"), ("float16", "float16"), ("int8", "int8"), ("top-k", "delta")],
+    [
+        in_depth("float32", "float32"),
+        in_depth("float16", "float16"),
+        in_depth("int8", "int8"),
+        ("top-k", "delta"),
+    ],
 )
 def test_codecs_are_measured_on_request(up: str, down: str) -> None:
     exchange = ExchangeConfig(up=up, down=down)  # type: ignore[arg-type]  # each is one

@@ -59,6 +59,7 @@ def test_is_measured_once_and_then_read(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"reference_s": 0}'])
+@pytest.mark.full
 def test_a_damaged_cache_is_measured_again(content: bytes, environ: dict[str, str]) -> None:
     path = cache_path(environ)
     path.parent.mkdir(parents=True)
@@ -67,6 +68,7 @@ def test_a_damaged_cache_is_measured_again(content: bytes, environ: dict[str, st
     assert msgspec.json.decode(path.read_bytes(), type=Measured).reference_s > 0.0
 
 
+@pytest.mark.full
 def test_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert host_speed({"XDG_CACHE_HOME": str(tmp_path / "file")}).step_s > 0.0
@@ -108,6 +110,7 @@ def test_doctor_states_what_was_measured_and_measures_again(
     assert "measured 0 s ago" in again.found or "measured 1 s ago" in again.found
 
 
+@pytest.mark.full
 def test_auto_becomes_a_number_that_the_run_keeps(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

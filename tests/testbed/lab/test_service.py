@@ -186,6 +186,7 @@ async def test_a_broker_that_dies_is_started_again(lab: Lab) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.full
 async def test_a_broker_that_hangs_is_killed_and_started_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

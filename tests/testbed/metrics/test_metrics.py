@@ -379,6 +379,7 @@ def test_a_replay_exports_to_its_last_round(
 
 
 @pytest.mark.broker
+@pytest.mark.full
 def test_a_live_run_is_scraped_and_ends(tmp_path: Path) -> None:
     curves = tmp_path / "tb"
     options = ("--metrics", ":0", "--tensorboard", str(curves))

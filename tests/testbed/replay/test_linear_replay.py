@@ -61,6 +61,7 @@ def total_s(rounds: list[ReplayedRound]) -> float:
         (["selection.policy=rbcs-f-known", "selection.V=20"], 1443, 0.03),
     ],
 )
+@pytest.mark.full
 def test_total_times_are_those_of_the_reference_simulation(
     settings: list[str], mild_s: float, slack: float
 ) -> None:
@@ -88,6 +89,7 @@ def test_in_a_literal_world_devices_of_the_last_round_are_slower() -> None:
         before = set(replayed.choice.rows.tolist())
 
 
+@pytest.mark.full
 def test_in_a_literal_world_the_literal_coding_loses_no_time() -> None:
     """The estimator and the world then have the same feature."""
     both = "replay.cold_start_coding=literal_seed", "selection.cold_start_coding=literal_seed"

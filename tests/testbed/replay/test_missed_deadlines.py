@@ -85,6 +85,7 @@ def test_they_cost_oort_little_time_in_a_replay_that_trains(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("V", [0, 20])
+@pytest.mark.full
 def test_a_guaranteed_selection_rate_costs_the_selections_that_it_owes(V: int) -> None:
     settings = [f"selection.V={V}", "selection.queue_counts=selected"]
     alone_s, _ = total_and_calls(experiment(*settings, with_dead=False))

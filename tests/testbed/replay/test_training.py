@@ -206,6 +206,7 @@ def test_a_device_that_diverges_has_failed_and_is_not_merged(tmp_path: Path) -> 
     assert exchanges[0].reason == "training diverged; lower learning_rate or set clip_norm"
 
 
+@pytest.mark.full
 def test_without_training_a_replay_has_times_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

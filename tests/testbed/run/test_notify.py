@@ -441,6 +441,7 @@ def test_a_live_run_tells_its_end_and_keeps_no_secret(
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_live_run_that_is_killed_is_told_as_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -284,6 +284,7 @@ def test_an_interrupted_run_leaves_no_process_and_resumes_its_open_round(
     "moment_s",
     [pytest.param(0.0, marks=pytest.mark.full), 0.5, pytest.param(1.5, marks=pytest.mark.full)],
 )
+@pytest.mark.full
 def test_ctrl_c_soon_after_the_start_leaves_nothing(moment_s: float, tmp_path: Path) -> None:
     with running(tmp_path) as run:
         wait_until(run.folder.exists, "the folder")

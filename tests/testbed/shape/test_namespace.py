@@ -75,6 +75,7 @@ print(sorted(trips)[2], 8 * (got - first) / lasted)
 """Prints the median time of a handshake, and the goodput after the first piece has come."""
 
 
+@pytest.mark.full
 def test_a_client_inside_reaches_a_server_outside_at_the_rate_and_delay_of_its_link(
     shape: Shape, server: int, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_trace_changes_the_link_while_the_command_runs(
     assert goodput_bps < 7e6
 
 
+@pytest.mark.full
 def test_devices_nest(shape: Shape) -> None:
     inner = (
         sys.executable,

@@ -179,6 +179,7 @@ def test_inner_products_are_those_of_exact_sums() -> None:
     assert not nothing.squared_distances().any()
 
 
+@pytest.mark.full
 def test_the_number_of_threads_changes_no_bit() -> None:
     """Products of this size are divided among threads, and so is the sum of the weighted rows."""
     program = """
