@@ -39,6 +39,9 @@ PHASES = (
 TAU_S = (1.5, 4.0)
 """Range of exchange times, as in the quickstart."""
 
+ZEROS: dict[Any, Any] = {int: 0, float: 0.0, bool: False, str: ""}
+"""Values of required columns without meaning here, by type; others are absent."""
+
 CLOSE_S = 0.2
 """From the last arrival to the next dispatch: merging, evaluation."""
 
@@ -369,5 +372,7 @@ class SyntheticRun:
             "n_k": 100,
             "was_cold": False,
         }
-        unknown = {field.name: 0 if field.type is int else None for field in fields(ExchangeRow)}
+        unknown: dict[str, Any] = {
+            field.name: ZEROS.get(field.type) for field in fields(ExchangeRow)
+        }
         return ExchangeRow(**(unknown | known))

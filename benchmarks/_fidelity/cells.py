@@ -172,6 +172,8 @@ async def _open(
     accepted, streams = anyio.create_memory_object_stream[SocketStream](len(devices))
     ends = dict[str, EndPipe]()
     async with AsyncExitStack() as stack:
+        stack.enter_context(accepted)
+        stack.enter_context(streams)
         host, sandboxes = LOOPBACK, dict[str, Sandbox | None].fromkeys(devices)
         if backend == "namespace":
             network = await stack.enter_async_context(
