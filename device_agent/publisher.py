@@ -43,6 +43,11 @@ class DevicePublisher:
         self._behaviour = behaviour or Honest()
         self._pending = 0
 
+    @property
+    def large_bytes(self) -> int:
+        """Number that rises with each received part of a large message (`Transport`)."""
+        return self._transport.large_bytes
+
     def publish(self, message: FromDevice, qos: int = 1) -> None:
         """Send a message without waiting; it is lost if the link is down."""
         if not self._begin(type(message).__name__):

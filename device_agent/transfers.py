@@ -76,12 +76,15 @@ class PrivateSource:
 
 
 class Pull:
-    """One download in progress."""
+    """One download in progress; `large_bytes` changes when a part of a chunk arrives."""
 
-    def __init__(self, download: Download, source: Source, clock: Clock) -> None:
+    def __init__(
+        self, download: Download, source: Source, clock: Clock, large_bytes: Callable[[], int]
+    ) -> None:
         self.download = download
         self._source = source
         self._clock = clock
+        self._large_bytes = large_bytes
         self._wakeup = Notify()
         self._to_request: list[int] = []
         self._arrived: list[int] = []
@@ -94,11 +97,15 @@ class Pull:
         """
         download = self.download
         try:
+            received = self._large_bytes()
             self._to_request += download.start(self._clock.now())
             self._flush()
             while not download.is_complete:
                 await self._wakeup.wait(_until(download.wake_at, self._clock))
-                self._to_request += download.tick(self._clock.now())
+                now, before, received = self._clock.now(), received, self._large_bytes()
+                if received != before:
+                    download.on_part(now)
+                self._to_request += download.tick(now)
                 self._flush()
         finally:
             self._release(self._requested)
@@ -258,7 +265,7 @@ class Pulls:
         else:
             source = PublicSource(self._publisher, self._topics, manifest)
         download = Download(manifest, rate_bps=self._link.downlink_bps)
-        pull = Pull(download, source, self._clock)
+        pull = Pull(download, source, self._clock, lambda: self._publisher.large_bytes)
         self._by_blob[manifest.id] = pull
         try:
             await pull.run()

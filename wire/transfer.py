@@ -49,10 +49,11 @@ class FlowControl:
     """Window of a transfer: chunks in flight, next chunks, overdue chunks.
 
     A request is a `ChunkRequest` or subscription of a download, or the sending of a chunk of an
-    upload. A broker delivers in order over one connection: while chunks arrive, a chunk is overdue
-    only if a later one has overtaken it. After a timeout the window halves (down to `floor`) and
-    the timeout doubles. A new chunk resets the timeout; a full window of new chunks widens the
-    window by one.
+    upload. A broker delivers in order over one connection: while chunks or parts of them arrive, a
+    chunk is overdue only if a later one has overtaken it. Otherwise a link that is slower than its
+    timeout would carry every chunk again and again. After a timeout the window halves (down to
+    `floor`) and the timeout doubles. A new chunk resets the timeout; a full window of new chunks
+    widens the window by one.
 
     Args:
         manifest: The blob.
@@ -121,6 +122,10 @@ class FlowControl:
             self._arrivals = 0
             self.window = min(self.limit, self.window + 1)
         return True
+
+    def on_part(self, now: float) -> None:
+        """Note that a part of a chunk has arrived: the link carries what is in flight."""
+        self._arrived_at = now
 
     def tick(self, now: float) -> list[int]:
         """Return the overdue chunks to request again, at most the halved window."""
@@ -292,6 +297,10 @@ class Download:
         if self.is_complete:
             self.finished_at = now
         return self._flow.fill(now)
+
+    def on_part(self, now: float) -> None:
+        """Note that a part of a chunk has arrived, of this blob or another one."""
+        self._flow.on_part(now)
 
     def tick(self, now: float) -> list[int]:
         """Request overdue chunks again, with half the window."""

@@ -12,6 +12,7 @@ from fairbed.wire.messages import Manifest
 from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import Upload
 from fairbed.wire.transport.base import LinkUp, Packet
+from tests.idle_time import LoopClock
 from tests.wire.transport.memory import MemoryBroker, MemoryTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
@@ -78,3 +79,40 @@ async def test_chunks_are_released_with_the_next_request_and_at_the_end(
         group.cancel_scope.cancel()
     pull.download.verify()
     assert link.released == released
+
+
+class SlowTransport(MemoryTransport):
+    """A transport that receives parts of a chunk until `stops_at`, and never the whole."""
+
+    def __init__(self, broker: MemoryBroker, stops_at: float) -> None:
+        super().__init__(broker, "pi-1")
+        self.stops_at = stops_at
+        self.requests: list[float] = []
+        self.is_requested_again = anyio.Event()
+
+    @property
+    def large_bytes(self) -> int:
+        return int(1e3 * min(anyio.current_time(), self.stops_at))
+
+    async def subscribe(self, *filters: str, qos: int = 0) -> None:
+        self.requests.append(anyio.current_time())
+        if len(self.requests) > 1:
+            self.is_requested_again.set()
+        await super().subscribe(*filters, qos=qos)
+
+
+async def test_a_chunk_is_requested_again_only_when_no_part_of_it_arrives() -> None:
+    """Before, a link slower than the time-out carried every chunk again and again."""
+    start = anyio.current_time()
+    link = SlowTransport(MemoryBroker(), start + 30.0)
+    manifest = manifest_of(bytes(4096), "model", 4096)
+    async with link, anyio.create_task_group() as group:
+        assert isinstance(await anext(link.events()), LinkUp)
+        publisher = DevicePublisher(link, Topics(), "pi-1", group)
+        pulls = Pulls(publisher, Topics(), LoopClock(), LinkEstimate())
+        group.start_soon(pulls.fetch, manifest)
+        await link.is_requested_again.wait()
+        group.cancel_scope.cancel()
+    first, second = link.requests
+    assert first - start < 1.0
+    assert 30.0 <= second - start <= 30.0 + 2 * 2.0 + 1.0

@@ -197,6 +197,27 @@ def test_waits_four_smoothed_chunk_times() -> None:
     assert download.wake_at == pytest.approx(4.0 + 4 * 1.5)
 
 
+def test_a_chunk_that_arrives_in_parts_is_not_requested_again() -> None:
+    _, manifest = blob(9)
+    download = Download(manifest, window=4)
+    download.start(0.0)
+    for now in (1.9, 3.8, 5.7):
+        download.on_part(now)
+        assert download.tick(now) == []
+        assert download.wake_at == pytest.approx(now + 2.0)
+    assert download.tick(7.7) == [0, 1]
+
+
+def test_an_overtaken_chunk_is_requested_again_while_parts_arrive() -> None:
+    data, manifest = blob(9)
+    download = Download(manifest, window=4)
+    download.start(0.0)
+    for index in (1, 2, 3):
+        download.on_chunk(piece(data, manifest, index), 0.1)
+    download.on_part(1.9)
+    assert download.wake_at == 2.0
+
+
 def test_an_overtaken_chunk_is_requested_again_while_others_arrive() -> None:
     data, manifest = blob(200)
     download = Download(manifest, window=4)

@@ -44,6 +44,11 @@ class AiomqttConnection:
         self._lost_wait: anyio.CancelScope | None = None
         self._queued_bytes = 0
 
+    @property
+    def large_bytes(self) -> int:
+        """Unknown: the library shows complete messages only."""
+        return 0
+
     async def connect(self) -> None:
         """Connect, once.
 

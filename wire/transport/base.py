@@ -71,6 +71,15 @@ class Transport(Protocol):
         """Disconnect without firing the will, in bounded time."""
         ...
 
+    @property
+    def large_bytes(self) -> int:
+        """Number that rises with each received part of a message above 8 KiB; 0 if unknown.
+
+        A chunk on a slow link arrives for seconds. This shows that it does, before `events()`
+        yields it.
+        """
+        return 0
+
     def events(self) -> AsyncIterator[Incoming]:
         """Yield packets and link changes in order, to a single consumer.
 

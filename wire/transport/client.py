@@ -220,6 +220,12 @@ class MqttTransport(Transport):
         return self._received
 
     @property
+    def large_bytes(self) -> int:
+        """Number that rises with each received part of a message above 8 KiB; 0 if unknown."""
+        connection = self._connection
+        return 0 if connection is None else connection.large_bytes
+
+    @property
     def dropped(self) -> int:
         """Packets of QoS 0 that were dropped because the receive queue was full."""
         return self._received.dropped

@@ -106,6 +106,11 @@ class ConnectOptions:
 class Connection(Protocol):
     """One connection, from CONNECT to its end."""
 
+    @property
+    def large_bytes(self) -> int:
+        """Received bytes of messages above 8 KiB, also of an incomplete one; 0 if unknown."""
+        ...
+
     async def connect(self) -> None:
         """Connect, once.
 

@@ -71,6 +71,11 @@ class OwnConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = float("inf")
 
+    @property
+    def large_bytes(self) -> int:
+        """Received bytes of messages above 8 KiB, also of an incomplete one."""
+        return self._reader.large_bytes
+
     async def connect(self) -> None:
         """Connect, once.
 

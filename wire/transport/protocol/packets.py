@@ -303,6 +303,8 @@ class Reader:
     """Splits a stream of bytes into packets; not usable after a `DecodeError`."""
 
     def __init__(self) -> None:
+        self.large_bytes = 0
+        """Bytes of large messages so far, also of an incomplete one."""
         self._view = memoryview(bytearray(READ_BYTES))
         self._start = self._end = 0
         """Range of the received bytes that are not decoded yet."""
@@ -324,6 +326,7 @@ class Reader:
             DecodeError: A broker must not send these bytes.
         """
         if self._body is not None:
+            self.large_bytes += n_bytes
             self._filled += n_bytes
             if self._filled < len(self._body):
                 return []
@@ -361,6 +364,7 @@ class Reader:
         if length > LARGE_BYTES and first >> 4 == PUBLISH:
             self._first, self._body = first, memoryview(bytearray(length))
             self._filled = end - at
+            self.large_bytes += self._filled
             self._body[: self._filled] = view[at:end]
             self._start = end
         return None

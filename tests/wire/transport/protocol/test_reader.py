@@ -107,3 +107,16 @@ def test_the_rest_of_a_read_waits_for_the_end_of_its_packet() -> None:
     reader = Reader()
     assert feed(reader, first + second[:4]) == [one]
     assert feed(reader, second[4:]) == [two]
+
+
+def test_parts_of_large_messages_are_counted_as_they_arrive() -> None:
+    reader = Reader()
+    feed(reader, b"".join(raw for raw, _ in [*SMALL, publish(5_000)]))
+    assert reader.large_bytes == 0
+    raw, _ = publish(500_000)
+    counts = []
+    for place in range(0, len(raw), 100_000):
+        feed(reader, raw[place : place + 100_000])
+        counts.append(reader.large_bytes)
+    assert counts == sorted(set(counts))
+    assert 500_000 <= counts[-1] <= len(raw)
