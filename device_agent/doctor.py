@@ -477,7 +477,7 @@ def _power(config: AgentConfig) -> Finding:
     )
     if meter is None:
         return Finding("power", "ok", "no sensor: energy is not measured ([power] names another)")
-    meter.begin()
+    meter.begin(time.monotonic())
     time.sleep(power.interval_s)
     joules = meter.lap("train", power.interval_s)
     meter.end()

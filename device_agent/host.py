@@ -117,8 +117,8 @@ class EnergyMeter(Protocol):
         """Read the sensor while a round is on, until cancelled."""
         ...
 
-    def begin(self) -> None:
-        """Begin the first phase of a round."""
+    def begin(self, started_s: float) -> None:
+        """Begin the first phase of a round, which began at this instant of the clock."""
         ...
 
     def lap(self, phase: str, duration_s: float) -> float | None:

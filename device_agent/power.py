@@ -57,7 +57,7 @@ class StatedPower:
     async def run(self) -> None:
         """Return at once: nothing is measured."""
 
-    def begin(self) -> None:
+    def begin(self, started_s: float) -> None:
         """A round begins."""
 
     def lap(self, phase: str, duration_s: float) -> float | None:
@@ -102,11 +102,11 @@ class SensedPower:
             await anyio.to_thread.run_sync(self.sample, abandon_on_cancel=True)
             await anyio.sleep(self._interval_s)
 
-    def begin(self) -> None:
-        """A round begins: take the first reading."""
+    def begin(self, started_s: float) -> None:
+        """A round began: take the first reading, which is the power since `started_s`."""
         watts = self._watts if self._is_slow else self._reading()
         with self._lock:
-            self._watts, self._at, self._lap_j = watts, self._clock.now(), 0.0
+            self._watts, self._at, self._lap_j = watts, started_s, 0.0
         self._rounds += 1
         self._wakeup.notify()
 

@@ -150,6 +150,7 @@ class DeviceRound:
     ) -> None:
         self.train = train
         self._context = context
+        self._arrived_s = arrived_s
         self._watch = Stopwatch(context.clock, arrived_s, context.energy)
         self.deadline = Deadline(
             context.clock, arrived_s + train.deadline_s, context.timeouts.outage_s
@@ -172,7 +173,7 @@ class DeviceRound:
         """
         energy = self._context.energy
         if energy is not None:
-            energy.begin()
+            energy.begin(self._arrived_s)
         try:
             with self.deadline.scope:
                 await self._work()

@@ -117,7 +117,7 @@ class Sensor:
 def test_power_is_linear_between_readings() -> None:
     clock, sensor = ManualClock(), Sensor(2.0)
     meter = SensedPower(sensor, clock, 0.5)
-    meter.begin()
+    meter.begin(clock.now_s)
     clock.now_s += 1.0
     sensor.watts = 4.0
     meter.sample()
@@ -134,7 +134,7 @@ def test_a_phase_with_a_failed_reading_has_no_energy_and_the_next_one_has(
 ) -> None:
     clock, sensor = ManualClock(), Sensor(2.0)
     meter = SensedPower(sensor, clock, 0.5)
-    meter.begin()
+    meter.begin(clock.now_s)
     clock.now_s, sensor.watts = clock.now_s + 1.0, fault
     meter.sample()
     clock.now_s, sensor.watts = clock.now_s + 1.0, 3.0
@@ -143,12 +143,30 @@ def test_a_phase_with_a_failed_reading_has_no_energy_and_the_next_one_has(
     assert meter.lap("train", 1.0) == pytest.approx(3.0)
 
 
+def test_the_time_that_readings_take_belongs_to_the_phases() -> None:
+    """A round of a few milliseconds lost a tenth of its energy to its first reading."""
+    clock = ManualClock()
+
+    def read() -> float:
+        clock.now_s += 0.25
+        return 2.0
+
+    meter, started_s = SensedPower(read, clock, 0.5), clock.now_s
+    clock.now_s += 0.5
+    meter.begin(started_s)
+    joules = 0.0
+    for phase in ("download", "train"):
+        clock.now_s += 1.0
+        joules += meter.lap(phase, 1.25) or 0.0
+    assert joules == pytest.approx(2.0 * (clock.now_s - started_s))
+
+
 def test_a_slow_sensor_is_not_read_at_the_end_of_a_phase() -> None:
     clock, sensor = ManualClock(), Sensor(2.0)
     meter = SensedPower(sensor, clock, 0.5, is_slow=True)
     meter.sample()
     sensor.watts = 5.0
-    meter.begin()
+    meter.begin(clock.now_s)
     clock.now_s += 1.0
     assert meter.lap("download", 1.0) == pytest.approx(2.0)
     assert sensor.readings == 1
@@ -157,27 +175,28 @@ def test_a_slow_sensor_is_not_read_at_the_end_of_a_phase() -> None:
 def test_the_time_between_rounds_does_not_count() -> None:
     clock, sensor = ManualClock(), Sensor(2.0)
     meter = SensedPower(sensor, clock, 0.5)
-    meter.begin()
+    meter.begin(clock.now_s)
     clock.now_s += 1.0
     meter.lap("download", 1.0)
     meter.end()
     clock.now_s += 100.0
-    meter.begin()
+    meter.begin(clock.now_s)
     clock.now_s += 1.0
     assert meter.lap("download", 1.0) == pytest.approx(2.0)
 
 
 async def test_a_sensor_is_read_in_rounds_only() -> None:
     sensor = Sensor(2.0)
-    meter = SensedPower(sensor, ManualClock(), 0.5)
+    clock = ManualClock()
+    meter = SensedPower(sensor, clock, 0.5)
     async with anyio.create_task_group() as group:
         group.start_soon(meter.run)
         await anyio.sleep(60.0)
         assert sensor.readings == 1
-        meter.begin()
+        meter.begin(clock.now_s)
         await anyio.sleep(2.2)
         assert sensor.readings == 1 + 1 + 5
-        meter.begin()
+        meter.begin(clock.now_s)
         meter.end()
         await anyio.sleep(2.0)
         assert sensor.readings == 1 + 1 + 5 + 1 + 4, "a round is still on"
