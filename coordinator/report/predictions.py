@@ -23,6 +23,9 @@ LIMIT = 2_000
 RECENT_ROUNDS = 10
 """Rounds whose error is compared with that of as many rounds before."""
 
+TIE_DIGITS = 6
+"""Shares and errors equal up to this digit are equal: others depend on the processor."""
+
 MEASURED_PHASES = (*DEVICE_PHASES, "upload")
 """Phases of an exchange time; the wait for an upload grant is no part of it."""
 
@@ -199,6 +202,8 @@ def errors_by_round(found: Predictions) -> list[tuple[int, float, float]]:
 def parts_of_residual(found: Predictions) -> list[PartOfResidual]:
     """Return how the phases contribute to the spread of the residuals, largest share first.
 
+    Equal shares have the order of the phases.
+
     Residual and phases are taken around their means of each device, so that a constant error of a
     device, its bias, does not count. As tau is the sum of the phases, the covariances of phases,
     rest and (negative) prediction with the residual add up to its variance.
@@ -225,7 +230,7 @@ def parts_of_residual(found: Predictions) -> list[PartOfResidual]:
                 share=float(around @ residual) / variance if variance > 0.0 else None,
             )
         )
-    return sorted(parts, key=lambda part: -(part.share or 0.0))
+    return sorted(parts, key=lambda part: -round(part.share or 0.0, TIE_DIGITS))
 
 
 def errors_by_device(found: Predictions) -> list[DeviceError]:
@@ -247,4 +252,4 @@ def errors_by_device(found: Predictions) -> list[DeviceError]:
 
 
 def _by_error(device: DeviceError) -> tuple[float, str]:
-    return -(device.errors.median_ape or 0.0), device.device
+    return -round(device.errors.median_ape or 0.0, TIE_DIGITS), device.device

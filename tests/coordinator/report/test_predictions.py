@@ -124,6 +124,18 @@ def test_a_prediction_that_follows_a_phase_leaves_nothing_of_it() -> None:
     assert shares[REST] == pytest.approx(1.0)
 
 
+def test_phases_with_the_same_share_keep_their_order() -> None:
+    """Shares near 0 have other last digits on other processors."""
+    train_s = [1.0, 2.0, 1.0, 2.0]
+    found = exchanges([x + 0.5 for x in train_s], [2.0] * 4, train_s=train_s)
+    near_0 = {
+        name: np.array([0.1, 0.1 + more, 0.1, 0.1 + more])
+        for name, more in (("decode", -1e-12), ("load", 1e-12), ("encode", 1e-11))
+    }
+    parts = parts_of_residual(replace(found, phases_s={**near_0, **found.phases_s}))
+    assert [part.name for part in parts] == ["train", "decode", "load", "encode", REST, PREDICTION]
+
+
 def test_a_constant_error_of_a_device_is_no_spread() -> None:
     found = exchanges([1.0, 1.0, 5.0, 5.0], [2.0, 2.0, 4.0, 4.0], device="aabb")
     assert {part.share for part in parts_of_residual(found)} == {None}
