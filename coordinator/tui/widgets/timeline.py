@@ -107,6 +107,10 @@ class RoundTimeline(ScrollView, can_focus=True):
         super().watch_scroll_y(old_value, new_value)
         self._draw()
 
+    def watch_show_vertical_scrollbar(self) -> None:
+        """Draw all lines in the width that the scrollbar leaves."""
+        self._draw()
+
     def on_resize(self, _event: Resize) -> None:
         """Draw all lines again; a hidden timeline is drawn when it is shown."""
         self._draw()

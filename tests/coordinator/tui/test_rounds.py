@@ -1,5 +1,6 @@
 """The screen of all rounds, of which only those on the screen are read."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,16 @@ async def test_every_past_round_is_shown_and_few_are_kept(folder: Path) -> None:
         assert await shows(app, pilot, "▸ round 1 ", "4 of 4 aggregated")
         await pilot.press("home")
         assert await shows(app, pilot, f"▸ round {ROUNDS} ")
+
+
+async def test_exchange_times_keep_their_last_digit_beside_the_scrollbar(folder: Path) -> None:
+    async with room(folder) as (app, pilot):
+        await pilot.press("3")
+        assert await shows(app, pilot, f"▸ round {ROUNDS} ")
+        lines = (await settled(app, pilot)).splitlines()
+        bars = [line for line in lines if line.startswith("│ ") and "█" in line]
+        assert len(bars) > 10
+        assert all(re.search(r" \d\.\d\d[ ▁▂▃▄▅▆▇█]+│$", line) for line in bars), bars
 
 
 async def test_enter_opens_the_round_under_the_cursor(folder: Path) -> None:
