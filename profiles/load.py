@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from fairbed.profiles.errors import ProfileError, TraceError, UnknownProfile
 from fairbed.profiles.numbers import numbers
@@ -48,7 +49,7 @@ def decode_file(path: Path, kind: type[K]) -> tuple[K | None, list[str]]:
     try:
         return msgspec.convert({**raw, "name": path.stem}, kind), []
     except msgspec.ValidationError as error:
-        return None, [f"{path}: {_rule(error)}; {ADVICE}"]
+        return None, [f"{path}: {_rule(error, kind, [])}; {ADVICE}"]
 
 
 def read_toml(path: Path) -> dict[str, Any] | str:
@@ -104,7 +105,7 @@ def _problems(path: Path, raw: dict[str, Any], kind: type[K]) -> list[str]:
         try:
             msgspec.convert(raw[key], item.type)
         except msgspec.ValidationError as error:
-            problems.append(f"{path}: {_explain(error, key, raw[key])}")
+            problems.append(f"{path}: {_explain(error, key, raw[key], item.type)}")
     problems += [
         f'{path}: {where}: must have a source, got tag = "unknown"; leave the key out, {ADVICE}'
         for where in _unknown_numbers(raw, "")
@@ -120,8 +121,15 @@ def _unknown_numbers(raw: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield from _unknown_numbers(value, f"{prefix}{key}.")
 
 
-def _explain(error: msgspec.ValidationError, key: str, raw: Any) -> str:
-    """Return `key path: rule, got value; what to do` of one validation error."""
+def _explain(error: msgspec.ValidationError, key: str, raw: Any, kind: Any) -> str:
+    """Return `key path: rule, got value; what to do` of one validation error.
+
+    Args:
+        error: The error.
+        key: Top-level key of the file.
+        raw: Its value.
+        kind: The type that the value must have.
+    """
     match = _AT.search(str(error))
     steps = _STEP.findall(match.group(1)) if match else []
     value, where = raw, key
@@ -133,18 +141,51 @@ def _explain(error: msgspec.ValidationError, key: str, raw: Any) -> str:
         else:
             value = value.get(step) if isinstance(value, dict) else value
             where += f".{step}"
-    rule = _rule(error)
+    rule = _rule(error, kind, steps)
     got = "" if ", got " in rule else f", got {_short(value)}"
     return f"{where}: {rule}{got}; correct it, {ADVICE}"
 
 
-def _rule(error: msgspec.ValidationError) -> str:
+def _rule(error: msgspec.ValidationError, kind: Any, steps: Sequence[str]) -> str:
     """Return the violated rule, in the form of our messages."""
+    of = list(_types_at(inspect.type_info(kind), steps))
     rule = _AT.sub("", str(error)).replace("`", "")
     rule = _TYPES.sub("", rule.replace("Expected", "must be"))
     rule = rule.replace("Object missing required field", "must have the key")
     rule = rule.replace("Object contains unknown field", "must not have the key")
-    return re.sub(r"^Invalid enum value .*", "must be one of the words that the schema lists", rule)
+    if rule.startswith("Invalid enum value"):
+        words = {word for each in of for word in _words(each)}
+        return f"must be one of {', '.join(sorted(words))}"
+    tables = [each for each in of if isinstance(each, inspect.StructType)]
+    if rule == "must be object" and tables:
+        keys = (field.encode_name for field in tables[0].fields if field.required)
+        return f"must be a table with {', '.join(keys)}"
+    return rule
+
+
+def _types_at(kind: inspect.Type, steps: Sequence[str]) -> Iterator[inspect.Type]:
+    """Yield the types that a value may have which is reached by steps from one of type `kind`."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield from _types_at(inner, steps)
+        case inspect.UnionType(types=types):
+            for each in types:
+                yield from _types_at(each, steps)
+        case _ if not steps:
+            yield kind
+        case inspect.StructType(fields=fields):
+            for field in fields:
+                if field.encode_name == steps[0]:
+                    yield from _types_at(field.type, steps[1:])
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
+            yield from _types_at(item, steps[1:])
+
+
+def _words(kind: inspect.Type) -> Iterator[str]:
+    if isinstance(kind, inspect.LiteralType):
+        yield from map(str, kind.values)
+    elif isinstance(kind, inspect.EnumType):
+        yield from (str(each.value) for each in kind.cls)
 
 
 def _short(value: object) -> str:

@@ -221,11 +221,11 @@ BAD: dict[str, tuple[Edit, str]] = {
     ),
     "a number without source": (
         lambda text: re.sub(r"(?m)^cores = .*$", "cores = 4", text),
-        "cores: must be object, got 4; correct it",
+        "cores: must be a table with value, tag, source, got 4; correct it",
     ),
     "a tag of one's own": (
         replace('tag = "measured"', 'tag = "guessed"'),
-        "core_speed.tag: must be one of the words that the schema lists, got 'guessed'",
+        "core_speed.tag: must be one of datasheet, literature, measured, unknown, got 'guessed'",
     ),
     "no source": (
         replace(', source = "BCM2711: 4 x Cortex-A72 at 1.5 GHz"', ""),
