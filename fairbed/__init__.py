@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from fairbed.testbed.errors import RunError as RunError
     from fairbed.testbed.errors import UsageError as UsageError
 
+__all__ = [
+    "ComparedRuns",
+    "Run",
+    "RunError",
+    "ShapedCommand",
+    "UsageError",
+    "compare",
+    "register",
+    "replay",
+    "run",
+    "runs",
+    "shape",
+]
+
 _MODULES = {
     "ComparedRuns": "api.compare",
     "Run": "api.run",

@@ -122,6 +122,14 @@ def test_import_fairbed_is_fast_and_loads_no_dependency() -> None:
     assert not _loaded_by("import fairbed") & (HEAVY | DEPENDENCIES | ANALYSIS)
 
 
+def test_all_names_of_fairbed_can_be_imported_at_once() -> None:
+    code = (
+        "import fairbed; names = {}; exec('from fairbed import *', names); "
+        "print(sorted(names.keys() - {'__builtins__'}) == sorted(fairbed._MODULES))"
+    )
+    assert _python(code).stdout.strip() == "True"
+
+
 def test_the_functions_of_fairbed_load_what_they_need_only() -> None:
     code = "import fairbed; [getattr(fairbed, name) for name in fairbed._MODULES]"
     statistics = {"scipy"}  # of comparisons
