@@ -232,6 +232,9 @@ def write_report(
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
+    except OSError as exc:
+        exc.filename = str(path)
+        raise
     finally:
         draft.unlink(missing_ok=True)
 

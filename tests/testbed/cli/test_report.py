@@ -83,7 +83,7 @@ def test_open_opens_the_page(
         (
             ["demo-1", "--out", "no/such/folder.html"],
             1,
-            ["no/such/folder.html", "must be writable", "No such"],
+            ["fairbed: no/such/folder.html: must be writable", "No such"],
         ),
         (["old"], 1, ["version"]),
     ],
