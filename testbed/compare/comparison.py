@@ -26,6 +26,7 @@ from fairbed.testbed.compare.measures import (
 from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
     LEAST_SEEDS_TO_JUDGE,
+    WINDOW,
     final_value,
     holm,
     mean_interval,
@@ -333,7 +334,7 @@ def _targets(config: TargetConfig, of: str, done: _FinishedCells) -> list[Target
         Target(
             key=key,
             accuracy=share * final,
-            rule=f"{100 * share:g} % of the final {final:.3f} of {of}",
+            rule=f"{100 * share:g} % of {final:.3f}, the mean of the last {WINDOW} evaluations of {of}",
         )
         for key, share in zip(config.keys, config.share, strict=True)
     ]

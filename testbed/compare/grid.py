@@ -85,7 +85,8 @@ class TargetConfig(Section, frozen=True, kw_only=True):
     accuracy: tuple[Share, ...] = ()
     """Accuracies, mean over devices."""
     share: tuple[Share, ...] = (0.9, 0.95)
-    """Accuracies as shares of the final accuracy of `of`; used if `accuracy` is empty."""
+    """Accuracies as shares of the mean of the last five evaluations of `of`; used if `accuracy` is
+    empty."""
     of: str | None = None
     """An arm; None is the baseline."""
     horizon_s: PositiveFloat | None = None

@@ -233,7 +233,7 @@ def test_times_to_a_share_of_the_baselines_final_accuracy(tmp_path: Path) -> Non
     found = compared(grid, results(grid, trained))
     (target,) = found.targets
     assert target.accuracy == pytest.approx(0.75 * 0.64), "the mean of evaluations 6 to 10"
-    assert target.rule == "75 % of the final 0.640 of uniform"
+    assert target.rule == "75 % of 0.640, the mean of the last 5 evaluations of uniform"
     assert found.horizon_s == 50.0, "the shortest run"
     # 0.48 is reached by the mean of evaluations 4 to 8, at 0.08 a round; never at 0.04.
     assert [arm.reached[target.key] for arm in found.arms] == ["5/5", "5/5", "0/5"]
