@@ -372,7 +372,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _plot(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [RUN ...] FIGURE [--out FILE] [--runs RUNS] [--list]"
+    parser.usage = "%(prog)s [RUN ...] FIGURE [--out FILE] [--runs RUNS] [--list [--json]]"
     parser.add_argument(
         "words",
         nargs="*",
@@ -380,6 +380,9 @@ def _plot(parser: argparse.ArgumentParser) -> None:
         help="runs (id, its first characters, a folder, or latest, the default), then the figure",
     )
     parser.add_argument("--list", action="store_true", help="list the figures")
+    parser.add_argument(
+        "--json", action="store_true", help="with --list: one JSON object on stdout"
+    )
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     parser.add_argument(
         "--out",

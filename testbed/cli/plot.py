@@ -5,6 +5,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
+
 from fairbed.coordinator.report.figures import (
     FIGURES,
     FORMATS,
@@ -22,6 +24,12 @@ from fairbed.testbed.errors import RunError, UsageError
 
 def main(options: argparse.Namespace) -> int:
     """Draw the figure and print its path; return the exit code."""
+    if options.json and not options.list:
+        raise UsageError("--json: is for --list only, got a figure; leave --json out")
+    if options.list and options.json:
+        captions = {name: figure.caption for name, figure in FIGURES.items()}
+        print(msgspec.json.encode(captions).decode())
+        return DONE
     if options.list:
         width = max(map(len, FIGURES))
         for name, kind in FIGURES.items():

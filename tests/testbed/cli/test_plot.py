@@ -1,5 +1,6 @@
 """`fairbed plot`: one figure of runs as a file, and what it cannot draw."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_without_any_data_there_is_no_file(runs: Path, capsys: pytest.CaptureFix
         (["rates", "one"], "energy), got 'one'"),
         ([], "energy), got none"),
         (["none-such", "rates"], "must name a run, got 'none-such'; there are: "),
+        (["one", "rates", "--json"], "--json: is for --list only"),
         (["one", "rates", "--out", "a.gif"], "--out: must end in .svg, .pdf, .png, got 'a.gif'"),
     ],
 )
@@ -74,3 +76,6 @@ def test_the_list_has_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(FIGURES)
+    assert main(["plot", "--list", "--json"]) == 0
+    captions = {name: figure.caption for name, figure in FIGURES.items()}
+    assert json.loads(capsys.readouterr().out) == captions
