@@ -330,11 +330,12 @@ def _targets(config: TargetConfig, of: str, done: _FinishedCells) -> list[Target
     if not known:
         return []
     final = float(np.mean(known))
+    mean = f"the mean of the last {WINDOW} evaluations of {of}"
     return [
         Target(
             key=key,
             accuracy=share * final,
-            rule=f"{100 * share:g} % of {final:.3f}, the mean of the last {WINDOW} evaluations of {of}",
+            rule=f"{100 * share:g} % of {final:.3f}, {mean}",
         )
         for key, share in zip(config.keys, config.share, strict=True)
     ]
