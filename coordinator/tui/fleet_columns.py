@@ -122,7 +122,7 @@ class FleetColumn:
     def titled(self, beta: float | None, *, is_wide: bool) -> str:
         """Return the heading; that of the selection rate is its guarantee, if there is one."""
         if self.key == "rate" and beta is not None:
-            return f"rate ≥{beta:g}" if is_wide else f"≥{beta:g}"
+            return f"rate ≥{beta:.3g}" if is_wide else f"≥{beta:.3g}"
         return self.wide_heading if is_wide else self.heading
 
 

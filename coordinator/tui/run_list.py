@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fairbed.coordinator.policy.live_settings import accepted_changes, mean_beta
 from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.quantities import MISSING, clock, energy, ratio
 from fairbed.coordinator.store.connection import DATABASE, is_locked
@@ -38,7 +39,7 @@ class RunLine:
     """Why it cannot be read, in one line."""
     least_rate: float | None = None
     """Every device was selected in this share of the rounds at least, by the bound of the policy:
-    beta - largest queue / rounds. None without a guarantee or a round."""
+    mean beta - largest queue / rounds. None without a guarantee or a round."""
     energy_j: float | None = None
     """Known energy of its exchanges; None if it is unknown, or of too many exchanges."""
 
@@ -72,7 +73,10 @@ def read_line(folder: Path) -> RunLine:
             info = reader.run()
             newest = reader.columns(RoundRow, ("queue_max",), "ORDER BY round DESC LIMIT 1")
             beta, rounds = info.plan.beta, info.rounds_completed
-            least = beta - newest[0][0] / rounds if newest and beta is not None else None
+            least = None
+            if newest and beta is not None:
+                beta = mean_beta(beta, accepted_changes(reader.commands()), 1, rounds)
+                least = beta - newest[0][0] / rounds
             return RunLine(folder, info.status, info, "", least, reader.known_energy_j())
     except OldStoreError as exc:
         return RunLine(folder, "older format", problem=str(exc))
@@ -209,7 +213,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         "rate ≥",
         lambda x: ratio(x.least_rate, 2),
         lambda x: x.least_rate,
-        "Rate at which each device was selected, at least: beta - largest queue / rounds.",
+        "Rate at which each device was selected, at least: mean beta - largest queue / rounds.",
     ),
     RunColumn(
         "energy",

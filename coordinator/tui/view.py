@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from fairbed.coordinator.policy.live_settings import Change, accepted_changes, mean_beta
 from fairbed.coordinator.report.quality import quality_of
 from fairbed.coordinator.store.reader import Quality, RunInfo, SelectionCounts, profile_of
 from fairbed.coordinator.store.tables import (
@@ -238,6 +239,8 @@ class RunView:
     stragglers: Stragglers = Stragglers()
     """Late exchanges of all closed rounds."""
     events: tuple[tuple[int, EventRow], ...] = ()
+    changes: tuple[Change, ...] = ()
+    """Settings that operators changed, oldest first."""
     closings_s: tuple[float, ...] = ()
     """Run clock at the ends of the newest closed rounds, oldest first."""
     open_since_s: float | None = None
@@ -304,8 +307,20 @@ class RunView:
 
     @property
     def beta(self) -> float | None:
-        """Guaranteed selection rate."""
-        return self.info.plan.beta if self.info else None
+        """Guaranteed selection rate of a device that took part in all closed rounds."""
+        return self._mean_beta(self.cursor.round)
+
+    def guaranteed(self, device: DeviceView) -> float | None:
+        """Return the guaranteed selection rate of a device, a mean over its rounds."""
+        return self._mean_beta(device.rounds)
+
+    def _mean_beta(self, rounds: int) -> float | None:
+        """Return the mean of the guaranteed rate over the newest closed rounds."""
+        planned = self.info.plan.beta if self.info else None
+        if planned is None or not self.changes or not rounds:
+            return planned
+        last = self.cursor.round
+        return mean_beta(planned, self.changes, last + 1 - rounds, last)
 
     def device(self, name: str) -> DeviceView | None:
         """Return a device by name."""
@@ -363,6 +378,7 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         epsilon=view.epsilon if update.epsilon is None else update.epsilon,
         stragglers=view.stragglers.plus(update.rounds),
         events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
+        changes=tuple(accepted_changes(update.commands)),
         closings_s=(view.closings_s + tuple(row.closed_at_s for row in update.rounds))[
             -PACE_ROUNDS - 1 :
         ],

@@ -373,7 +373,7 @@ class FleetTable(DataTable[Text]):
         return tuple(Part(self._padded(column, self._titled(column))) for column in self._shown)
 
     def _line(self, device: DeviceView) -> Line:
-        beta = self._view.beta
+        beta = self._view.guaranteed(device)
         parts: list[Part] = []
         for column in self._shown:
             if column is PHASE_BAR:

@@ -92,6 +92,18 @@ def test_a_line_has_what_the_run_achieved(root: Path) -> None:
     assert "an older Fairbed wrote it" in old.problem
 
 
+def test_the_least_rate_follows_what_operators_set(root: Path) -> None:
+    before = read_line(root / "a-long").least_rate
+    with closing(sqlite3.connect(root / "a-long" / DATABASE)) as connection, connection:
+        connection.execute(
+            "INSERT INTO command (id, at_s, wall, action, operator, name, value, text, round, "
+            "is_accepted, answer) VALUES ('1', 1, '', 'set', 'local', 'beta', ?, '', 7, 1, '')",
+            (BETA / 2,),
+        )
+    assert before is not None
+    assert read_line(root / "a-long").least_rate == pytest.approx(before - BETA / 4)
+
+
 def test_a_folder_is_read_in_parts_and_again_only_where_it_changed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,30 @@ def test_counts_are_those_of_the_store(run: FakeRun, feed: ViewReader) -> None:
     assert sum(device.queue or 0.0 for device in view.devices) == pytest.approx(view.queues[-1][1])
 
 
+def test_the_guarantee_follows_what_operators_set(run: FakeRun, feed: ViewReader) -> None:
+    run.play(4)
+    run.store.add(
+        CommandRow(
+            id="1",
+            at_s=run.now_s,
+            action="set",
+            device=None,
+            operator="local",
+            name="beta",
+            value=BETA / 2,
+            round=5,
+        )
+    )
+    view = next_view(run, feed, RunView())
+    assert view.beta == pytest.approx(BETA)
+    run.play(4)
+    view = next_view(run, feed, view)
+    device = view.devices[0]
+    assert view.beta == view.guaranteed(device) == pytest.approx(0.75 * BETA)
+    late = structs.replace(device, rounds=4)
+    assert view.guaranteed(late) == pytest.approx(BETA / 2)
+
+
 def test_exchange_quality_is_accumulated(run: FakeRun, feed: ViewReader) -> None:
     run.play(5)
     view = next_view(run, feed, RunView())
