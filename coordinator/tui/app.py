@@ -276,8 +276,9 @@ class ControlRoom(App[ExitChoice]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Offer what keys do, and the glyphs of phases, beside what every application offers."""
-        yield from super().get_system_commands(screen)
-        seen = {"quit"}  # is among those of every application
+        own = "Quit"  # asks what becomes of the run
+        yield from (x for x in super().get_system_commands(screen) if x.title != own)
+        seen = {"quit_now"}  # is the same
         for node, binding, is_enabled, _tooltip in screen.active_bindings.values():
             if binding.id and is_enabled and binding.id not in seen:
                 seen.add(binding.id)

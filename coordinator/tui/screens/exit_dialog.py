@@ -18,6 +18,8 @@ class ExitDialog(ModalScreen[Answer]):
         Binding("s", "dismiss('stop')", "Stop the run"),
         Binding("l", "dismiss('detach')", "Leave it running"),
         Binding("escape,c,q", "dismiss('cancel')", "Cancel"),
+        Binding("right", "app.focus_next", "Next answer", show=False),
+        Binding("left", "app.focus_previous", "Previous answer", show=False),
     ]
 
     def compose(self) -> ComposeResult:

@@ -14,7 +14,7 @@ from textual.strip import Strip
 
 from fairbed.coordinator.report.quantities import clock
 from fairbed.coordinator.store.tables import EventRow
-from fairbed.coordinator.tui.event_pages import Entry
+from fairbed.coordinator.tui.event_pages import IN_ROUNDS, Entry
 from fairbed.coordinator.tui.view import EVENTS_KEPT, RunView
 
 TIME_WIDTH = 7
@@ -26,7 +26,7 @@ Line: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class EventLogView(ScrollView, can_focus=True):
-    """The run's events; scrolls with new events while it is at the end."""
+    """The run's events except those of single rounds; scrolls with new events at the end."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "log--time",
@@ -59,7 +59,11 @@ class EventLogView(ScrollView, can_focus=True):
             self._lines, self._last = [], 0
         if self._width == 0 or not self.is_on_screen:
             return
-        events = [event for number, event in view.events if number > self._last]
+        events = [
+            event
+            for number, event in view.events
+            if number > self._last and event.kind not in IN_ROUNDS
+        ]
         if not events and self._lines:
             return
         follows = self._last == 0 or self.is_vertical_scroll_end

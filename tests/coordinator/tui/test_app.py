@@ -126,6 +126,7 @@ async def test_the_palette_offers_what_the_keys_do(run: FakeRun) -> None:
     async with room(run.folder, send_command=coordinator, runs=run.folder.parent) as (app, pilot):
         await settled(app, pilot)
         offered = {c.title: c for c in app.get_system_commands(app.screen)}
+        assert [c.title for c in app.get_system_commands(app.screen)].count("Quit") == 1
         assert {tab.title for tab in TABS} | {"Pause", "Exclude", "Device", "Quit"} <= set(offered)
         assert all(command.help for command in offered.values())
         await offered["Exclude"].callback()
@@ -305,7 +306,14 @@ async def test_closing_never_stops_a_run_of_another_process(run: FakeRun, key: s
 
 @pytest.mark.parametrize(
     ("keys", "choice"),
-    [(["s"], "stop"), (["l"], "detach"), (["ctrl+c"], "stop"), (["enter"], "stop")],
+    [
+        (["s"], "stop"),
+        (["l"], "detach"),
+        (["ctrl+c"], "stop"),
+        (["enter"], "stop"),
+        (["right", "enter"], "detach"),
+        (["right", "right", "left", "enter"], "detach"),
+    ],
 )
 async def test_leaving_an_own_run_opens_a_dialog(
     run: FakeRun, keys: list[str], choice: str
@@ -316,6 +324,15 @@ async def test_leaving_an_own_run_opens_a_dialog(
         assert await shows(app, pilot, "Stop it?")
         await pilot.press(*keys)
     assert app.return_value == choice
+
+
+async def test_the_overview_leaves_out_the_events_of_single_rounds(run: FakeRun) -> None:
+    run.event("dispatched", "pi-01")
+    run.event("left", "the broker lost it")
+    run.store.flush()
+    async with room(run.folder) as (app, pilot):
+        assert await shows(app, pilot, "the broker lost it")
+        assert "dispatched" not in text_of(app)
 
 
 @pytest.mark.parametrize("key", ["escape", "c", "q"])
