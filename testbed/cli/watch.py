@@ -79,7 +79,7 @@ def main(options: argparse.Namespace) -> int:
             sends = not options.read_only
             _watch(
                 folder,
-                runs=None if is_web_child() else options.runs,  # a page shows one run
+                runs=None if is_web_child() else listed(folder, options.runs),  # a page: one run
                 owns_run=False,
                 reveals=options.reveal,
                 sends=sends,
@@ -276,6 +276,11 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
             f"with: fairbed run {plan.folder}"
         )
     return False
+
+
+def listed(folder: Path, root: Path) -> Path:
+    """Return the folder whose runs the control room lists: of the run, unless one was chosen."""
+    return folder.parent if root == RUNS and folder.name not in ("", "..") else root
 
 
 def _watch(

@@ -12,7 +12,9 @@ import pytest
 
 from fairbed.coordinator.store import NewRun, Store
 from fairbed.coordinator.store.tables import AlertRow, DeviceLogRow
+from fairbed.testbed.api import RUNS
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.cli.watch import listed
 from tests.coordinator.store.fake_run import FakeRun, as_older, fake_run
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
@@ -443,3 +445,10 @@ def test_an_installed_package_shows_the_estimators_without_the_oracle(
     monkeypatch.setitem(sys.modules, "experiments", None)  # as if it could not be imported
     assert main(["show", str(runs / "demo-1"), "--estimators", "--json"]) == 0
     assert {"ridge", "last value"} <= json.loads(capsys.readouterr().out).keys()
+
+
+def test_the_control_room_lists_the_runs_beside_the_one_that_is_shown() -> None:
+    assert listed(Path("/data/runs-of-may/r1"), RUNS) == Path("/data/runs-of-may")
+    assert listed(RUNS / "r1", RUNS) == RUNS
+    assert listed(Path("/data/runs-of-may/r1"), Path("elsewhere")) == Path("elsewhere")
+    assert listed(Path(), RUNS) == RUNS
