@@ -111,7 +111,10 @@ def open_writable(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
 def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
     """Open an existing database for reading beside a writer."""
     if not path.is_file():
-        raise RunNotFoundError(f"{path.parent}: must be a run folder, got none with {path.name}")
+        raise RunNotFoundError(
+            f"{path.parent}: must be the folder of a run, got one without {path.name}; `fairbed "
+            "runs` lists the runs"
+        )
     with translated(path):
         return sqlite3.connect(
             f"{path.resolve().as_uri()}?mode=ro",
