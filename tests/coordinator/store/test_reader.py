@@ -141,7 +141,8 @@ def test_a_finished_run_is_read_where_nothing_can_be_written(tmp_path: Path) -> 
 
 
 def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RunNotFoundError, match="must be the folder of a run, got one without run.db"):
+    rule = r"must be the folder of a run, got one without run\.db; `fairbed runs` lists the runs"
+    with pytest.raises(RunNotFoundError, match=rule):
         RunReader(tmp_path)
 
 

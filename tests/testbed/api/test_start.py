@@ -247,7 +247,7 @@ def test_a_deleted_run_and_one_of_another_format_are_one_line() -> None:
     with pytest.warns(UserWarning, match=str(done.folder)):
         assert fairbed.runs() == []
     shutil.rmtree(done.folder)
-    with pytest.raises(UsageError, match="must be the folder of a run, got one without run.db"):
+    with pytest.raises(UsageError, match=r"must be the folder of a run, got one without run\.db"):
         done.table("round")
     assert repr(done) == f"Run.open({str(done.folder)!r})"
 
