@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 
 def draw_accuracy(runs: Sequence[Shown], figure: Canvas) -> None:
     """Draw the mean accuracy or RMSE over rounds; of one run with two classes also the AUROC."""
-    axes = figure.subplots()
-    for one in runs:
-        draw_line(axes, one.run.metrics["round"], one.run.metrics["score_mean"], **one.line)
-    auroc = runs[0].run.metrics["auroc_mean"]
-    if len(runs) == 1 and np.isfinite(auroc).any():
-        axes.get_lines()[0].set_label(runs[0].run.score)
-        draw_series(axes, 1, runs[0].run.metrics["round"], auroc, "AUROC")
-        axes.set_ylabel("mean over devices")
-        legend_below(figure, axes)
-    else:
-        axes.set_ylabel(f"{_score(runs)}, mean over devices")
+    axes = _draw_scores(runs, [one.run.metrics["round"] for one in runs], figure)
     whole_rounds(axes)
-    if len(runs) > 1:
-        legend_below(figure, axes)
 
 
 def draw_accuracy_time(runs: Sequence[Shown], figure: Canvas) -> None:
-    """Draw the mean accuracy over the time that the rounds took."""
-    axes = figure.subplots()
+    """Draw the same over the time that the rounds took."""
     per_unit_s, unit = time_unit(max(float(one.run.metrics["at_s"][-1]) for one in runs))
-    for one in runs:
-        at = one.run.metrics["at_s"] / per_unit_s
-        draw_line(axes, at, one.run.metrics["score_mean"], **one.line)
-    axes.set(xlabel=f"time in rounds, {unit}", ylabel=f"{_score(runs)}, mean over devices")
+    axes = _draw_scores(runs, [one.run.metrics["at_s"] / per_unit_s for one in runs], figure)
+    axes.set_xlabel(f"time in rounds, {unit}")
     axes.set_xlim(left=0.0)
-    if len(runs) > 1:
+
+
+def _draw_scores(runs: Sequence[Shown], at: Sequence[Floats], figure: Canvas) -> "Axes":
+    """Draw the scores of the evaluations of each run over where they are, shape (T,)."""
+    axes = figure.subplots()
+    for one, x in zip(runs, at, strict=True):
+        draw_line(axes, x, one.run.metrics["score_mean"], **one.line)
+    axes.set_ylabel(f"{_score(runs)}, mean over devices")
+    auroc = runs[0].run.metrics["auroc_mean"]
+    has_auroc = len(runs) == 1 and bool(np.isfinite(auroc).any())
+    if has_auroc:
+        axes.get_lines()[0].set_label(runs[0].run.score)
+        draw_series(axes, 1, at[0], auroc, "AUROC")
+        axes.set_ylabel("mean over devices")
+    if has_auroc or len(runs) > 1:
         legend_below(figure, axes)
+    return axes
 
 
 def _score(runs: Sequence[Shown]) -> str:

@@ -328,10 +328,11 @@ def test_a_run_keeps_its_colour_where_another_lacks_the_data(run: RunFigures) ->
     assert "uniform" not in svg
 
 
-def test_two_classes_have_a_curve_of_the_auroc(run: RunFigures) -> None:
-    assert "AUROC" not in inline_svg("accuracy", [run])
+@pytest.mark.parametrize("what", ["accuracy", "accuracy-time"])
+def test_two_classes_have_a_curve_of_the_auroc(run: RunFigures, what: str) -> None:
+    assert "AUROC" not in inline_svg(what, [run])
     metrics = {**run.metrics, "auroc_mean": np.linspace(0.5, 0.9, run.metrics["round"].size)}
-    assert ">AUROC<" in inline_svg("accuracy", [replace(run, metrics=metrics)])
+    assert ">AUROC<" in inline_svg(what, [replace(run, metrics=metrics)])
 
 
 def test_regression_is_measured_by_its_error(tmp_path: Path) -> None:
