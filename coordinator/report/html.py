@@ -555,7 +555,7 @@ def _config(run: RunPage) -> Markup:
     columns.append(HtmlColumn("origin", "text"))
     rows = [(key, _shown(value), origins.get(key, "default")) for key, value in values]
     given = [row for row in rows if row[2] != "default"]
-    title = tag("summary", f"All {len(rows)} keys of the experiment that have a value, defaults included")
+    title = tag("summary", f"All {len(rows)} keys that have a value, defaults included")
     return join(
         tag("h3", "Settings that are not defaults"),
         html_table(columns, given, kind="config"),
