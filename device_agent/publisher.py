@@ -99,6 +99,15 @@ class DevicePublisher:
 
         self._start("unsubscribe", send)
 
+    def nudge(self) -> None:
+        """Let the broker send what waits for this device, by a subscription that changes nothing.
+
+        mosquitto 2.0 holds back the retained messages of a subscription that it handles while the
+        socket of the device is full. It sends them with the next message or subscription, even if
+        the socket has long been empty.
+        """
+        self.subscribe(self._topics.data(self._name))
+
     def _topic(self, message: FromDevice) -> str:
         match message:
             case Status():

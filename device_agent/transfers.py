@@ -19,6 +19,10 @@ from fairbed.wire.messages import ChunkRequest, Manifest
 from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import Download, Upload
 
+NUDGE_S = 0.25
+"""Time without a part of a chunk after which a broker may hold back the rest; doubled each time.
+On a link with a longer round trip a nudge is wasted, 40 bytes."""
+
 
 class Source(Protocol):
     """Source of the chunks of a blob."""
@@ -29,6 +33,10 @@ class Source(Protocol):
 
     def release(self, indices: Sequence[int]) -> None:
         """End the request of these chunks."""
+        ...
+
+    def nudge(self) -> None:
+        """Let the broker send requested chunks that it holds back."""
         ...
 
 
@@ -59,6 +67,10 @@ class PublicSource:
         self._requested.difference_update(indices)
         self._publisher.unsubscribe(*(self._topics.chunk(self._blob, index) for index in indices))
 
+    def nudge(self) -> None:
+        """Subscribe to something else."""
+        self._publisher.nudge()
+
 
 class PrivateSource:
     """Source of a private blob: the coordinator sends its chunks to this device only."""
@@ -73,6 +85,9 @@ class PrivateSource:
 
     def release(self, indices: Sequence[int]) -> None:
         """Do nothing: a request leaves no subscription."""
+
+    def nudge(self) -> None:
+        """Do nothing: a broker holds back retained messages only."""
 
 
 class Pull:
@@ -97,14 +112,23 @@ class Pull:
         """
         download = self.download
         try:
-            received = self._large_bytes()
-            self._to_request += download.start(self._clock.now())
+            now, received, quiet_s = self._clock.now(), self._large_bytes(), NUDGE_S
+            nudge_at = now + quiet_s
+            self._to_request += download.start(now)
             self._flush()
             while not download.is_complete:
-                await self._wakeup.wait(_until(download.wake_at, self._clock))
+                wake_at = min(nudge_at, download.wake_at or nudge_at)
+                is_chunk = await self._wakeup.wait(_until(wake_at, self._clock))
                 now, before, received = self._clock.now(), received, self._large_bytes()
                 if received != before:
                     download.on_part(now)
+                if is_chunk or received != before:
+                    quiet_s = NUDGE_S
+                    nudge_at = now + quiet_s
+                elif now >= nudge_at:
+                    self._source.nudge()
+                    quiet_s *= 2.0
+                    nudge_at = now + quiet_s
                 self._to_request += download.tick(now)
                 self._flush()
         finally:

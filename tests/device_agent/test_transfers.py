@@ -116,3 +116,45 @@ async def test_a_chunk_is_requested_again_only_when_no_part_of_it_arrives() -> N
     first, second = link.requests
     assert first - start < 1.0
     assert 30.0 <= second - start <= 30.0 + 2 * 2.0 + 1.0
+
+
+class HoldingTransport(MemoryTransport):
+    """A transport whose broker holds back retained messages, as mosquitto 2.0 to a full socket."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, "pi-1")
+        self.held: list[str] = []
+
+    async def subscribe(self, *filters: str, qos: int = 0) -> None:
+        held, self.held = self.held, []
+        if held:
+            await super().subscribe(*held, qos=qos)
+        self.held += filters
+
+
+async def test_a_broker_that_holds_back_the_last_chunks_is_nudged() -> None:
+    """Before, they were requested again after two seconds, and arrived twice."""
+    broker, topics = MemoryBroker(), Topics()
+    data = bytes(range(6)) * 1024
+    manifest = manifest_of(data, "model", 1024)
+    for index in range(manifest.chunk_count):
+        frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
+        broker.retained[topics.chunk(manifest.id.hex(), index)] = frame
+    link = HoldingTransport(broker)
+    async with link, anyio.create_task_group() as group:
+        publisher = DevicePublisher(link, topics, "pi-1", group)
+        pulls = Pulls(publisher, topics, LoopClock(), LinkEstimate())
+        assert isinstance(await anext(link.events()), LinkUp)
+
+        async def receive() -> None:
+            async for event in link.events():
+                assert isinstance(event, Packet)
+                pulls.on_chunk(decode_chunk(event.payload))
+
+        group.start_soon(receive)
+        began = anyio.current_time()
+        pull = await pulls.fetch(manifest)
+        assert anyio.current_time() - began < 2.0
+        group.cancel_scope.cancel()
+    pull.download.verify()
+    assert (pull.download.rerequests, pull.download.duplicates) == (0, 0)
