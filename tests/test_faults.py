@@ -44,6 +44,7 @@ def test_the_copy_keeps_the_links_to_the_folders(tmp_path: Path) -> None:
     assert (tmp_path / "fairbed" / "wire" / "chunks.py").samefile(tmp_path / "wire" / "chunks.py")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("expected", "caught"), [("0.5", "test_half.py::test_half"), ("HALF", "")], ids=["yes", "no"]
 )

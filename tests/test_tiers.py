@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.tiers import FULL, ROOT
 
 KILLS, PROPERTIES, BROKERS = (
@@ -27,6 +29,7 @@ def collected(tier: str) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.full
 def test_every_test_is_in_a_tier() -> None:
     fast, rest, both = collected("fast"), collected("rest"), collected("all")
     assert fast | rest == both

@@ -150,6 +150,7 @@ def test_others_do_not_overtake_who_waits_to_be_alone(tmp_path: Path) -> None:
     assert order == ["alone", "later"]
 
 
+@pytest.mark.full
 def test_waiting_for_a_turn_is_no_time_out(tmp_path: Path) -> None:
     locks = tmp_path / "locks"
     locks.mkdir()

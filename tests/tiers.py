@@ -21,9 +21,28 @@ from hypothesis import settings
 
 FULL: dict[str, str] = {
     "tests/benchmarks": "commands that measure, on a small scale",
+    "tests/coordinator/task/test_export.py": "exports beside torch; test_ship.py is fast",
     "tests/coordinator/test_faults_on_brokers.py": "test_protocol_faults.py on real brokers",
+    **{
+        f"tests/coordinator/tui/test_{screen}.py": "keys and looks of one screen"
+        for screen in (
+            *("device", "end", "estimator", "event_pages", "fairness", "fleet", "help", "history"),
+            *("keys", "round", "rounds", "runs", "steering"),
+        )
+    },
+    "tests/coordinator/tui/test_cost.py": "what the control room does not draw again",
+    "tests/coordinator/tui/test_memory.py": "what the control room releases",
+    "tests/device_agent/engines/test_torch.py": "the torch engine; its replay is fast",
+    "tests/docs/test_notebooks.py": "notebooks",
     "tests/docs/test_pages.py": "commands of the pages in docs/",
     "tests/experiments": "studies that are not product",
+    "tests/testbed/api/test_compare.py": "grids from Python; the command is fast",
+    "tests/testbed/cli/test_doctor_selector.py": "the contract as a command",
+    "tests/testbed/cli/test_new.py": "each kind of plug-in that is written",
+    "tests/testbed/cli/test_plugin_parts.py": "each kind of plug-in that is checked",
+    "tests/testbed/core_stability": "core stability of a run, as a command",
+    "tests/testbed/replay/cohort/test_worker_pool.py": "a replay on several processes",
+    "tests/test_wheel.py": "the wheel, built and installed",
     "tests/theory": "theorems, by simulation",
     "tests/wire/transport/test_kills.py": "brokers killed at random instants",
 }

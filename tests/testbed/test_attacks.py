@@ -26,6 +26,7 @@ def benign_accuracy(summary: RunSummary) -> float:
     return summary.attackers.accuracy_mean
 
 
+@pytest.mark.full
 def test_the_defence_keeps_the_accuracy_that_the_attack_destroys(tmp_path: Path) -> None:
     honest = summary_of(tmp_path / "honest", "replay", "fleet.0.malicious.share=0.0")
     undefended = summary_of(tmp_path / "undefended", "replay", "aggregation.defence=none")

@@ -251,12 +251,14 @@ def test_our_plug_ins_keep_the_contract(make: Callable[[], Any]) -> None:
     assert [finding for finding in found if not finding.is_ok] == []
 
 
+@pytest.mark.full
 def test_propfair_keeps_the_contract() -> None:
     config = TrainingConfig(rule="propfair", M=8.0)
     found = check_contract(PROPERTIES, lambda: make_halves(config), time.perf_counter)
     assert [finding for finding in found if not finding.is_ok] == []
 
 
+@pytest.mark.full
 def test_doctor_prints_a_line_for_each_property(capsys: pytest.CaptureFixture[str]) -> None:
     name = "examples.feddyn:FedDyn"
     assert main(["doctor", "--local-training", name, "--option", "alpha=0.2"]) == 0

@@ -65,6 +65,7 @@ def test_propfair_changes_the_model_and_learns(tmp_path: Path) -> None:
     assert accuracy(tmp_path / "rule")[0] > 0.8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])
 def test_devices_with_unlike_data_gain(name: str, tmp_path: Path) -> None:
     """Two of ten classes per device: the worst tenth gains most."""

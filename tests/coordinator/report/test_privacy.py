@@ -55,6 +55,7 @@ def test_epsilon_of_worked_examples(
     assert found == pytest.approx(closed_form(mu, DELTA), abs=1e-8)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("releases", [1, 10])
 def test_epsilon_is_that_of_the_accountant_that_composes_one_by_one(releases: int) -> None:
     accountant = pld.PLDAccountant()

@@ -277,6 +277,7 @@ def test_the_summary_of_a_finished_replica_is_that_of_the_run(tmp_path: Path) ->
     pair.close()
 
 
+@pytest.mark.full
 def test_a_snapshot_of_a_huge_run_is_bounded(tmp_path: Path) -> None:
     """1,000 devices, more rounds than a window has: random predictions and queues."""
     pair = Pair(tmp_path, devices=1_000)

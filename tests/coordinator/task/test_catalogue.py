@@ -91,6 +91,7 @@ def test_a_model_that_cannot_be_built_has_a_reason(
         build_task(model, x_shape, 10)
 
 
+@pytest.mark.full
 @needs_torch
 def test_builds_a_shape_that_is_not_shipped() -> None:
     spec = load_task("softmax", (2, 3), 4).spec
@@ -104,6 +105,7 @@ def test_builds_a_model_of_the_user() -> None:
     assert [tensor.name for tensor in spec.layout.tensors] == ["weight", "bias"]
 
 
+@pytest.mark.full
 @needs_torch
 def test_builds_a_registered_model(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch import nn

@@ -79,6 +79,7 @@ async def test_a_finished_run_looks_as_it_should(
     golden(GOLDEN / f"overview-{size[0]}x{size[1]}.txt", picture.encode())
 
 
+@pytest.mark.full
 async def test_a_mixed_fleet_shows_which_devices_are_physical_and_what_energy_each_took(
     tmp_path: Path, golden: Callable[[Path, bytes], None]
 ) -> None:
@@ -150,6 +151,7 @@ async def test_a_live_run_is_followed(run: FakeRun) -> None:
         assert await shows(app, pilot, "● paused", "4/30")
 
 
+@pytest.mark.full
 async def test_the_header_shows_contention_and_dilation(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "slow", dilation=4.0)
     run.play(3)
@@ -169,6 +171,7 @@ async def test_the_header_shows_contention_and_dilation(tmp_path: Path) -> None:
     assert "12/12 (host busy)" in head[2]
 
 
+@pytest.mark.full
 async def test_the_rounds_are_headed_by_the_steps_of_the_aggregation(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "steps", aggregation='rule = "m:Rule[0]"\nserver = "adam"\n')
     run.play(3)
@@ -352,6 +355,7 @@ async def test_a_finished_own_run_is_left_without_a_dialog(finished: Path) -> No
     assert app.return_value == "quit"
 
 
+@pytest.mark.full
 async def test_the_application_may_close_while_it_reads(
     run: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +448,7 @@ async def test_keys_for_a_device_do_nothing_where_no_device_is_shown(
     assert coordinator.commands == []
 
 
+@pytest.mark.full
 async def test_keys_for_a_device_do_nothing_beside_a_maximised_widget(run: FakeRun) -> None:
     coordinator = Coordinator()
     async with room(run.folder, send_command=coordinator) as (app, pilot):
@@ -483,6 +488,7 @@ async def test_a_new_round_does_not_move_the_scrolled_rounds(run: FakeRun) -> No
     assert timeline_of(after) == timeline_of(before)
 
 
+@pytest.mark.full
 async def test_a_new_round_does_not_end_a_scroll_half_way(run: FakeRun) -> None:
     run.play(12)
     run.store.flush()
@@ -577,6 +583,7 @@ async def test_a_live_run_shows_the_time_that_is_left(run: FakeRun) -> None:
         assert "LEFT" not in await settled(app, pilot)
 
 
+@pytest.mark.full
 async def test_the_theme_is_remembered(finished: Path, tmp_path: Path) -> None:
     file = tmp_path / "state/fairbed/control-room.json"
     async with room(finished, preferences=file) as (app, pilot):
@@ -613,6 +620,7 @@ def test_the_memory_is_in_the_state_folder_of_the_user(tmp_path: Path) -> None:
     assert preferences_file({}) == Path.home() / ".local/state/fairbed/control-room.json"
 
 
+@pytest.mark.full
 async def test_letters_take_the_place_of_colours_on_request(finished: Path, tmp_path: Path) -> None:
     file = tmp_path / "control-room.json"
     async with room(finished, SMALL, preferences=file) as (app, pilot):
@@ -657,6 +665,7 @@ async def test_sixteen_colours_are_those_of_the_terminal(
         assert len({colour.number for colour in numbers if colour}) == len(PHASES) + 1
 
 
+@pytest.mark.full
 async def test_the_colours_follow_the_theme(finished: Path) -> None:
     async with room(finished) as (app, pilot):
         before = app.export_screenshot()
@@ -692,6 +701,7 @@ async def test_a_thousand_devices_can_be_watched(tmp_path: Path) -> None:
     large.store.close()
 
 
+@pytest.mark.full
 async def test_a_revealed_device_has_a_column_and_a_fact(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "live-run", malicious={0: "free-rider"})
     run.play(3)

@@ -152,6 +152,7 @@ def test_the_limit_of_size_leaves_room_for_a_week_at_1_hz() -> None:
     assert 7 * 86_400 * len("604800,100000000,100000000\n") < MAX_BYTES
 
 
+@pytest.mark.full
 def test_reading_takes_a_few_times_the_memory_of_the_file() -> None:
     rows = "".join(f"{t},{t * 7919 % 10**8},{t * 104729 % 10**8}\n" for t in range(40_000))
     content = f"t_s,down_bps,up_bps\n{rows}".encode()

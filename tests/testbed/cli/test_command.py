@@ -91,6 +91,7 @@ def fairbed(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.full
 @pytest.mark.broker
 @pytest.mark.slow
 def test_a_live_run_is_steered_from_another_terminal(tmp_path: Path) -> None:

@@ -253,6 +253,7 @@ def test_without_a_terminal_the_table_is_plain_text(
     assert "all files are in comparisons/small" in out
 
 
+@pytest.mark.full
 def test_without_matplotlib_the_table_stays_and_a_line_names_the_package(
     calls: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +266,7 @@ def test_without_matplotlib_the_table_stays_and_a_line_names_the_package(
     assert "'fairbed[figures]'" in err
 
 
+@pytest.mark.full
 def test_arms_share_their_random_draws_and_seeds_do_not(calls: Path) -> None:
     assert call(grid_file(calls.parent), calls) == 0
 
@@ -302,6 +304,7 @@ def test_finished_cells_are_not_run_again_and_a_grid_may_grow(calls: Path) -> No
     assert again == first["cells"]
 
 
+@pytest.mark.full
 def test_a_changed_grid_is_refused(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = grid_file(calls.parent, rounds=3)
     assert call(path, calls) == 0
@@ -482,6 +485,7 @@ def test_an_unusable_command_line_is_one_line(
     assert not (calls.parent / "comparisons").exists()
 
 
+@pytest.mark.full
 def test_failed_live_cells_report_the_reason(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_examples_are_listed_and_copied(folder: Path, capsys: pytest.CaptureFixt
     assert "no example 'quickstop'; there are: " in error_of(capsys)
 
 
+@pytest.mark.full
 def test_a_grid_is_copied_with_its_experiment(folder: Path) -> None:
     assert main(["examples", "grids/rbcs-f-front"]) == 0
     assert sorted(path.name for path in folder.iterdir()) == [

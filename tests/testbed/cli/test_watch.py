@@ -152,6 +152,7 @@ def test_a_run_ends_gracefully_when_its_terminal_closes(
     wait_until(lambda: status_of(out) == "stopped", "the end of the run")
 
 
+@pytest.mark.full
 def test_a_detached_run_continues_without_its_terminal(
     experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_detached_run_continues_without_its_terminal(
     assert status_of(out) == "stopped"
 
 
+@pytest.mark.full
 def test_a_run_that_dies_at_its_start_is_reported(
     experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:

@@ -100,6 +100,7 @@ def test_dirichlet_redraws_until_every_device_has_enough() -> None:
     assert np.bincount(dirichlet(y, 12, 0.3, 60, rng(8)), minlength=12).min() >= 60
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("alpha", [1e-3, 1e-300])
 def test_an_impossible_dirichlet_ends_with_one_line(alpha: float) -> None:
     with pytest.raises(DatasetError, match=r"no such draw among 10000 .* raise alpha") as raised:

@@ -80,6 +80,7 @@ def test_the_cache_is_for_this_processor_and_in_the_users_folder() -> None:
     assert path.parent == Path("/home/user/.cache/fairbed")
 
 
+@pytest.mark.full
 def test_doctor_states_what_was_measured_and_measures_again(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,7 @@ def test_a_state_has_the_bits_of_every_model(tmp_path: Path) -> None:
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.full
 def test_a_resumed_replay_has_the_scores_of_an_uninterrupted_one(tmp_path: Path) -> None:
     of = load_experiment(EXAMPLE, ["rounds=8"])
     replay_experiment(of, tmp_path / "whole", "run", lambda replayed: None)

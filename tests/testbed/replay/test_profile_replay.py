@@ -279,6 +279,7 @@ def test_an_outage_delays_an_exchange_and_prevents_selection(device: str) -> Non
     assert any(14.5 < one.started_s < 29.0 for one in rounds)
 
 
+@pytest.mark.full
 def test_a_large_fleet_has_summary_rows_instead_of_a_row_per_device(
     device: str, tmp_path: Path
 ) -> None:

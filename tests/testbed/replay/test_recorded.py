@@ -35,6 +35,7 @@ def recorded(of: Experiment, run: Path, folder: Path) -> Experiment:
     return msgspec.structs.replace(of, fleet=tuple(groups))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_recorded_profiles_predict_the_run_that_they_were_recorded_from(
     tmp_path: Path, noise: float, capsys: pytest.CaptureFixture[str]

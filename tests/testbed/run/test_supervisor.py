@@ -185,6 +185,7 @@ def test_devices_follow_their_schedules_and_the_run_records_them(
     assert not any(row.is_selected and not row.is_available for row in seen)
 
 
+@pytest.mark.full
 def test_a_killed_agent_affects_no_other(tmp_path: Path) -> None:
     with running(tmp_path, rounds=8) as run:
         run.wait_round(2)
@@ -201,6 +202,7 @@ def test_a_killed_agent_affects_no_other(tmp_path: Path) -> None:
     assert any(event.kind == "died" and "signal 9" in event.text for event in events), victim
 
 
+@pytest.mark.full
 def test_a_failed_run_has_the_reason_in_its_events(tmp_path: Path) -> None:
     with running(tmp_path, rounds=500) as run:
         run.wait_round(2)
@@ -299,6 +301,7 @@ def test_ctrl_c_soon_after_the_start_leaves_nothing(moment_s: float, tmp_path: P
     assert not run.folder.exists() or (run.folder / "run.db").exists()
 
 
+@pytest.mark.full
 def test_a_run_is_stopped_from_another_terminal(tmp_path: Path) -> None:
     with running(tmp_path, rounds=500) as run:
         run.wait_round(2)

@@ -199,6 +199,7 @@ def test_a_signal_while_the_device_is_made_removes_everything(start: Start) -> N
     assert out in ("", "no\n")
 
 
+@pytest.mark.full
 def test_the_command_ends_when_its_device_fails(start: Start, tmp_path: Path) -> None:
     (tmp_path / "hills.csv").write_text("t_s,mbps\n0,8\n0.5,2\n")
     process = start("--trace", str(tmp_path / "hills.csv"), "--", "sh", "-c", "echo on; sleep 1000")

@@ -49,6 +49,7 @@ async def test_many_senders_upload_under_a_credit_window(shared: BrokerControl, 
         await _upload_all(shared, topic)
 
 
+@pytest.mark.full
 async def test_an_upload_survives_a_killed_broker(killable: BrokerControl, topic: str) -> None:
     halfway = anyio.Event()
     with anyio.fail_after(TIMEOUT_S):

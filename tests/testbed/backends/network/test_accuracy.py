@@ -127,7 +127,8 @@ def test_packets_have_the_configured_delay(direction: str, support: Support) -> 
         assert _least_error(p95_error_s, DELAY_LIMIT_S) <= DELAY_LIMIT_S
 
 
-@pytest.mark.parametrize("direction", ["down", pytest.param("up", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("direction", ["down", "up"])
 def test_the_configured_share_of_packets_is_lost(direction: str, support: Support) -> None:
     if support.delay is None:
         pytest.skip(str(support.delay_problem))

@@ -79,6 +79,7 @@ def test_missing_files_are_one_line_with_instructions(folder: Path) -> None:
         load(DataConfig(dataset="cifar10"), 0, {})
 
 
+@pytest.mark.full
 def test_the_real_files_are_balanced_photographs() -> None:
     root = os.environ.get("FAIRBED_DATA")
     if root is None or not (Path(root) / "cifar10").is_dir():

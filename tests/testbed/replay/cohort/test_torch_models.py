@@ -30,6 +30,7 @@ from tests.testbed.replay.cohort.fleets import (
 MODELS = "tests.device_agent.engines.torch_models"
 
 
+@pytest.mark.full
 def test_torch_trains_personal_models_and_local_rules_as_the_graphs_do() -> None:
     data = fleet_data(RECIPES["cnn-1x8x8-10"])
     graphs = load_task(f"{MODELS}:smooth", (1, 8, 8), 10, engine="onnx")

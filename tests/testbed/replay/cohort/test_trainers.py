@@ -247,6 +247,7 @@ for name in ("softmax-60-10", "mlp-784-318-10", "cnn-1x8x8-10"):
 """
 
 
+@pytest.mark.full
 def test_no_bit_depends_on_threads(tmp_path: Path) -> None:
     output = []
     for threads in ("1", "2"):
