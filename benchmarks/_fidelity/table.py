@@ -18,7 +18,9 @@ TITLES = {
     "queue": "delay in a full queue, 50 ms to 1 s",
     "outage": "holes in the link",
     "trace": "replay of cellular traces",
+    "trace-steps": "traces with steps of 20, 50 and 250 ms",
     "dilation": "time dilated 4 times against not",
+    "cell": "share of each stream in a cell",
     "driver": "driving 100 devices at 10 Hz",
     "fleet": "100 devices",
 }

@@ -2,8 +2,22 @@
 
 import pytest
 
+from benchmarks._fidelity.catalogue import GROUPS
 from benchmarks._fidelity.rows import Row
-from benchmarks._fidelity.table import SUMMARY, TABLE, arranged, markdown, placed, plain, summary
+from benchmarks._fidelity.table import (
+    SUMMARY,
+    TABLE,
+    TITLES,
+    arranged,
+    markdown,
+    placed,
+    plain,
+    summary,
+)
+
+
+def test_every_group_has_a_title() -> None:
+    assert set(TITLES) == set(GROUPS)
 
 
 def row(**given: object) -> Row:
