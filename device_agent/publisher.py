@@ -45,7 +45,7 @@ class DevicePublisher:
 
     @property
     def large_bytes(self) -> int:
-        """Number that rises with each received part of a large message (`Transport`)."""
+        """Number that changes with each part of a large message (`Transport`)."""
         return self._transport.large_bytes
 
     def publish(self, message: FromDevice, qos: int = 1) -> None:

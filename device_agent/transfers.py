@@ -117,7 +117,8 @@ class Pull:
             self._to_request += download.start(now)
             self._flush()
             while not download.is_complete:
-                wake_at = min(nudge_at, download.wake_at or nudge_at)
+                due_at = download.wake_at
+                wake_at = nudge_at if due_at is None else min(nudge_at, due_at)
                 is_chunk = await self._wakeup.wait(_until(wake_at, self._clock))
                 now, before, received = self._clock.now(), received, self._large_bytes()
                 if received != before:

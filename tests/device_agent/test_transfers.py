@@ -38,6 +38,16 @@ async def test_an_acknowledged_update_counts_as_sent_after_a_lost_link() -> None
     assert sent == [True]
 
 
+def retain(broker: MemoryBroker, topics: Topics, chunks: int) -> Manifest:
+    """Give a broker the retained chunks of a model; return its manifest."""
+    data = bytes(range(chunks)) * 1024
+    manifest = manifest_of(data, "model", 1024)
+    for index in range(manifest.chunk_count):
+        frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
+        broker.retained[topics.chunk(manifest.id.hex(), index)] = frame
+    return manifest
+
+
 class RecordingTransport(MemoryTransport):
     """A transport that records the number of released filters."""
 
@@ -55,11 +65,7 @@ async def test_chunks_are_released_with_the_next_request_and_at_the_end(
     chunks: int, released: list[int]
 ) -> None:
     broker, topics = MemoryBroker(), Topics()
-    data = bytes(range(chunks)) * 1024
-    manifest = manifest_of(data, "model", 1024)
-    for index in range(manifest.chunk_count):
-        frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
-        broker.retained[topics.chunk(manifest.id.hex(), index)] = frame
+    manifest = retain(broker, topics, chunks)
     link = RecordingTransport(broker)
     async with link, anyio.create_task_group() as group:
         pulls = Pulls(
@@ -135,11 +141,7 @@ class HoldingTransport(MemoryTransport):
 async def test_a_broker_that_holds_back_the_last_chunks_is_nudged() -> None:
     """Before, they were requested again after two seconds, and arrived twice."""
     broker, topics = MemoryBroker(), Topics()
-    data = bytes(range(6)) * 1024
-    manifest = manifest_of(data, "model", 1024)
-    for index in range(manifest.chunk_count):
-        frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
-        broker.retained[topics.chunk(manifest.id.hex(), index)] = frame
+    manifest = retain(broker, topics, 6)
     link = HoldingTransport(broker)
     async with link, anyio.create_task_group() as group:
         publisher = DevicePublisher(link, topics, "pi-1", group)

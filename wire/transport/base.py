@@ -73,7 +73,7 @@ class Transport(Protocol):
 
     @property
     def large_bytes(self) -> int:
-        """Number that rises with each received part of a message above 8 KiB; 0 if unknown.
+        """Number that changes with each part of a message above 8 KiB; 0 if unknown.
 
         A chunk on a slow link arrives for seconds. This shows that it does, before `events()`
         yields it.

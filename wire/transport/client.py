@@ -221,7 +221,7 @@ class MqttTransport(Transport):
 
     @property
     def large_bytes(self) -> int:
-        """Number that rises with each received part of a message above 8 KiB; 0 if unknown."""
+        """Number that changes with each part of a message above 8 KiB; 0 if unknown."""
         connection = self._connection
         return 0 if connection is None else connection.large_bytes
 
