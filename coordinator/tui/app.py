@@ -449,7 +449,7 @@ class ControlRoom(App[ExitChoice]):
         async with self._showing:
             self.sub_title = self.view.info.run_id if self.view.info else ""
             for screen in tuple(self._uncovered()):
-                if isinstance(screen, RunScreen):
+                if isinstance(screen, RunScreen) and screen.is_mounted:  # else it is opening
                     screen.show(self.view)
                     if (read := screen.lacks(self.view)) is not None:
                         try:
@@ -457,7 +457,8 @@ class ControlRoom(App[ExitChoice]):
                         except StoreError as exc:
                             self._report(exc)
                         else:
-                            screen.receive(rows)
+                            if screen in self._uncovered():  # else it may have lost its widgets
+                                screen.receive(rows)
             self._show_place()
             self._offer()
 

@@ -44,6 +44,9 @@ MAX_CREDIT_S = 0.1
 DEATH_S = 2.0
 """Longest wait for killed processes to end, seconds."""
 
+STOP_S = 0.5
+"""Longest wait for stopped processes after Ctrl-Z; one that waits for a disk stops later."""
+
 POLL_S = 5e-3
 
 
@@ -158,6 +161,7 @@ class Pacer:
         The kernel ignores Ctrl-Z for a command that the pacer has stopped already.
         """
         self._tree.stop()
+        self._tree.await_stop(STOP_S)
         stop_this_process()
         self._controller.skip(time.monotonic(), self._tree.cpu_s())
         self._tree.resume()

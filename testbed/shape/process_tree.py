@@ -7,6 +7,7 @@ import ctypes
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _CUTIME = 13
 """Field of /proc/PID/stat behind the name: user time of ended children; system time follows."""
+
+HELD_STATES = "TtZX"
+"""States in /proc of a thread that is stopped, traced or has ended."""
+
+POLL_S = 1e-3
 
 MAX_SEARCHES = 100
 """Searches for new processes; each search stops all processes that it finds."""
@@ -97,6 +103,16 @@ class ProcessTree:
             "be root, and leave --backend out"
         )
 
+    def await_stop(self, limit_s: float) -> None:
+        """Wait until no process runs after `stop`, or until a limit.
+
+        A process that another processor runs, or that waits in the kernel, stops only later. It
+        may still read a key that is meant for the shell.
+        """
+        deadline = time.monotonic() + limit_s
+        while any(map(_may_run, self.threads())) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
     def resume(self) -> None:
         """Continue all processes, children before parents that wait for them."""
         self._send(reversed(self.members()), signal.SIGCONT)
@@ -128,6 +144,14 @@ def _children(pid: int) -> list[int]:
         for task in (PROC / str(pid) / "task").iterdir():
             found += map(int, (task / "children").read_text().split())
     return found
+
+
+def _may_run(task: str) -> bool:
+    try:
+        state = Path(task, "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in HELD_STATES
 
 
 def _ended_children_s(pid: int) -> float:

@@ -1,5 +1,7 @@
 """The list of events: pages of it, and the screen."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,6 +191,28 @@ async def test_the_screen_reaches_the_first_event_and_the_last_one_again(run: Fa
             if pages.lacks() is None:
                 break
         assert await shows(app, pilot, "round 60: 4 of 4 aggregated")
+
+
+@pytest.mark.anyio
+async def test_a_screen_is_drawn_only_between_its_first_widget_and_its_last(run: FakeRun) -> None:
+    """New rows may arrive while a screen opens, and their reads may end after it has closed."""
+    async with room(run.folder, WIDE) as (app, pilot):
+        screen = EventsScreen()
+        opened = app.push_screen(screen)
+        await app.on_run_screen_lacking()
+        assert not screen.query(EventPages)
+        await opened
+
+        read = threading.Event()
+        screen.lacks = lambda _view: lambda _reader: read.wait(10)  # type: ignore[method-assign]
+        received: list[object] = []
+        screen.receive = received.append  # type: ignore[method-assign]
+        shown = asyncio.create_task(app.on_run_screen_lacking())
+        await pilot.pause()
+        await app.pop_screen()
+        read.set()
+        await shown
+        assert not received
 
 
 @pytest.mark.anyio

@@ -19,7 +19,7 @@ import aiohttp
 import anyio
 import anyio.abc
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 """Limit of steps that take a second on an idle machine."""
 
 

@@ -187,8 +187,7 @@ async def test_a_browser_shows_the_control_room_and_asks_no_other_host(
         await page.wait_until(lambda: has_received(page, "Search for commands"), "the palette")
         await page.type("screenshot")
         await page.wait_until(lambda: has_received(page, "SVG"), "the command")
-        await page.press("Enter", 13)
-        await page.wait_until(lambda: has_download(folder), "the picture")
+        await page.wait_until(lambda: downloads(page, folder), "the picture")
 
         assert page.requests
         assert {re.match(r"(?:http|ws)(://[^/]+)", x)[1] for x in page.requests} == {  # type: ignore[index]
@@ -217,8 +216,14 @@ async def has_received(page: Page, text: str) -> bool:
     return text in page.received
 
 
-async def has_download(folder: Path) -> bool:
-    return await anyio.to_thread.run_sync(holds_picture, folder)
+async def downloads(page: Page, folder: Path) -> bool:
+    """Press Enter: in a list that is not filtered yet, it only highlights the first command."""
+    await page.press("Enter", 13)
+    for _ in range(30):
+        if await anyio.to_thread.run_sync(holds_picture, folder):
+            return True
+        await page.evaluate("new Promise((done) => setTimeout(done, 100))")
+    return False
 
 
 def holds_picture(folder: Path) -> bool:
