@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from fairbed.coordinator.store.damage import check_rounds
 from fairbed.coordinator.store.errors import RunInUseError, RunNotFoundError, StoreError
 
 LOCK_FILE = "lock"
@@ -144,12 +145,16 @@ def complete(connection: sqlite3.Connection) -> None:
 def complete_abandoned(path: Path) -> None:
     """Complete the database of a run without a process, if it has a write-ahead log.
 
-    Does nothing without the permission or the space to write: reading a run needs neither.
+    Does nothing without the permission or the space to write, because reading a run needs neither,
+    and if the log is damaged.
     """
     if not path.with_name(f"{path.name}-wal").exists() or is_locked(path.parent):
         return
-    with suppress(sqlite3.Error, StoreError), closing(open_writable(path, 0.0)) as connection:
-        complete(connection)
+    with suppress(sqlite3.Error, StoreError):
+        with closing(open_readonly(path, 0.0)) as connection:
+            check_rounds(path.parent, connection)  # the rest of a damaged log may be rescued
+        with closing(open_writable(path, 0.0)) as connection:
+            complete(connection)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 A model file has one flat float32 vector.
 """
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -47,8 +48,21 @@ def save_model(folder: Path, round_id: int, vector: Vector) -> str:
         _sync(path.parent)
     except (OSError, SafetensorError) as exc:
         partial.unlink(missing_ok=True)
-        raise StoreError(f"{path}: the model must fit on the disk, got {exc}; free space") from exc
+        raise _write_error(path, "model", exc) from exc
     return sha256_of(tensor)
+
+
+def _write_error(path: Path, noun: str, exc: Exception) -> StoreError:
+    """Return the error of a file that could not be written: what is wrong, and what to do."""
+    folder = path.parent.parent
+    if not folder.is_dir():
+        return StoreError(
+            f"{folder}: the folder of the run must exist, got a deleted one; the run is lost, "
+            "start it again"
+        )
+    if isinstance(exc, OSError) and exc.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return StoreError(f"{path}: must be writable, got {exc}; make the folder writable")
+    return StoreError(f"{path}: the {noun} must fit on the disk, got {exc}; free space")
 
 
 def load_model(folder: Path, file: str, sha256: str) -> Vector:
@@ -88,7 +102,7 @@ def save_state(folder: Path, round_id: int, state: bytes) -> str:
         _sync(path.parent)
     except OSError as exc:
         partial.unlink(missing_ok=True)
-        raise StoreError(f"{path}: the state must fit on the disk, got {exc}; free space") from exc
+        raise _write_error(path, "state", exc) from exc
     return hashlib.sha256(state).hexdigest()
 
 
@@ -110,9 +124,21 @@ def load_state(folder: Path, round_id: int, sha256: str) -> bytes:
 
 def remove_models(folder: Path, keep: set[str]) -> None:
     """Delete all model and state files except `keep` (paths relative to the run folder)."""
-    for path in (folder / FOLDER).glob("round-*"):
-        if f"{FOLDER}/{path.name}" not in keep:
-            path.unlink(missing_ok=True)
+    for name in os.listdir(folder / FOLDER):
+        if name.startswith("round-") and f"{FOLDER}/{name}" not in keep:
+            (folder / FOLDER / name).unlink(missing_ok=True)
+
+
+def set_aside_models(folder: Path, after: int) -> None:
+    """Rename the model and state files of rounds later than `after`, which are repeated.
+
+    A round that is repeated writes them again; until then they must not count as closed rounds.
+    """
+    for name in os.listdir(folder / FOLDER) if (folder / FOLDER).is_dir() else ():
+        number = name.partition("-")[2].partition(".")[0]
+        if name.startswith("round-") and number.isdigit() and int(number) > after:
+            path = folder / FOLDER / name
+            path.replace(path.with_name(f"damaged-{name}"))
 
 
 def _sync(path: Path) -> None:

@@ -3,10 +3,9 @@
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -26,6 +25,7 @@ from fairbed.coordinator.store.connection import (
     transaction,
     translated,
 )
+from fairbed.coordinator.store.damage import check_integrity, check_rounds
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.model_files import (
     file_of,
@@ -34,6 +34,7 @@ from fairbed.coordinator.store.model_files import (
     remove_models,
     save_model,
     save_state,
+    set_aside_models,
     state_file_of,
 )
 from fairbed.coordinator.store.schema import (
@@ -63,7 +64,9 @@ from fairbed.wire.artifact import TaskKind
 KEEP_LAST = 3
 """Newest models kept: one to resume from, and two in case its file is damaged."""
 KEEP_EVERY = 10
-"""Rounds between models that are never deleted."""
+"""Fewest rounds between older models that are kept."""
+KEEP_OLDER = 100
+"""Most older models that are kept, so that the disk of a run without an end is bounded."""
 MAX_STATE_BYTES = 1_000_000
 """Larger states are files: SQLite takes longer for them, and at most 10^9 bytes."""
 CLOSE_ROUND_TIMEOUT_S = 60.0
@@ -171,8 +174,24 @@ class Checkpoint:
     """Shape (n_values,); its sha256 is verified."""
 
 
-def verified_checkpoint(folder: Path, connection: sqlite3.Connection) -> Checkpoint | None:
-    """Return the newest checkpoint whose files are intact; None if there are no checkpoints.
+def spacing(round_id: int) -> int:
+    """Return the number of rounds between the older models that are kept after a round.
+
+    It doubles whenever there would be more than `KEEP_OLDER`, so each one that is kept was kept
+    before.
+    """
+    rounds = KEEP_EVERY
+    while round_id // rounds > KEEP_OLDER:
+        rounds *= 2
+    return rounds
+
+
+def verified_checkpoint(
+    folder: Path, connection: sqlite3.Connection
+) -> tuple[Checkpoint | None, StoreError | None]:
+    """Return the newest checkpoint whose files are intact, and what is wrong with a newer one.
+
+    The first is None if there are no checkpoints, the second if nothing is wrong.
 
     Raises:
         StoreError: There are checkpoints, but no intact one.
@@ -189,10 +208,10 @@ def verified_checkpoint(folder: Path, connection: sqlite3.Connection) -> Checkpo
         except StoreError as exc:
             problem = problem or exc
         else:
-            return Checkpoint(row.round, state, model)
+            return Checkpoint(row.round, state, model), problem
     if problem:
         raise problem
-    return None
+    return None, None
 
 
 def last_instant(connection: sqlite3.Connection) -> float:
@@ -206,10 +225,40 @@ def last_instant(connection: sqlite3.Connection) -> float:
     return last
 
 
+def keep_copy(folder: Path, connection: sqlite3.Connection, closed: Checkpoint) -> str:
+    """Copy the database, which has closed rounds after a checkpoint; return the file's name.
+
+    Raises:
+        StoreError: The disk could not store it.
+    """
+    path = folder / f"run-before-round-{closed.round + 1}.db"
+    partial = path.with_suffix(".partial")
+    try:
+        partial.unlink(missing_ok=True)
+        with closing(sqlite3.connect(partial)) as copy:
+            connection.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")
+        partial.replace(path)
+    except (OSError, sqlite3.Error) as exc:
+        raise StoreError(
+            f"{path}: a copy of the rounds after {closed.round} must fit on the disk before they "
+            f"are repeated, got {exc}; free space"
+        ) from exc
+    return path.name
+
+
 def void_rounds_after(
-    connection: sqlite3.Connection, *, round_id: int, at_s: float, wall: str
+    connection: sqlite3.Connection, *, round_id: int, at_s: float, wall: str, damage: str = ""
 ) -> None:
-    """Delete the rows of rounds after `round_id`, end alerts and count the resumption."""
+    """Delete the rows of rounds after `round_id`, end alerts and count the resumption.
+
+    Args:
+        connection: The writing one.
+        round_id: The round of the checkpoint at which the run is resumed.
+        at_s: Instant of the events about it.
+        wall: Likewise, in wall-clock time.
+        damage: Why closed rounds are among them, and where their rows are; empty if none is.
+    """
     with transaction(connection):
         voided = 0
         for record in PER_ROUND:
@@ -219,17 +268,21 @@ def void_rounds_after(
         connection.execute("UPDATE alert SET end_s = ? WHERE end_s IS NULL", (at_s,))
         if voided:
             text = f"{voided} rows of rounds after {round_id} are void: those rounds never closed"
-            event = EventRow(
-                at_s=at_s,
-                wall=wall,
-                level="info",
-                kind="voided",
-                round=round_id,
-                device=None,
-                text=text,
-            )
+            events = [("info", "voided", text)]
+            if damage:
+                events.append(("warning", "damaged", damage))
             table = table_of(EventRow)
-            connection.execute(table.upsert(), table.encode(event))
+            for level, kind, line in events:
+                event = EventRow(
+                    at_s=at_s,
+                    wall=wall,
+                    level=level,
+                    kind=kind,
+                    round=round_id,
+                    device=None,
+                    text=line,
+                )
+                connection.execute(table.upsert(), table.encode(event))
 
 
 class Store:
@@ -247,7 +300,7 @@ class Store:
         self._lock = lock
         self._path = folder / DATABASE
         self._offset_s = last_instant(connection)
-        self._checkpoint = verified_checkpoint(folder, connection)
+        self._checkpoint, self._damage = verified_checkpoint(folder, connection)
         commands = table_of(CommandRow)
         rows = connection.execute(commands.select("ORDER BY at_s")).fetchall()
         self._commands = [commands.decode(row) for row in rows]
@@ -303,28 +356,48 @@ class Store:
     def reopen(cls, folder: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> "Store":
         """Open a run to continue it; rows of rounds after the last checkpoint are void.
 
+        Closed rounds among them, because their model is damaged, are kept in a copy of the store.
+        Nothing is written before the store is known to be an intact run of this version.
+
         Raises:
             StoreError: The folder has no run, or a live, damaged or unsupported one.
         """
         path = folder / DATABASE
         open_readonly(path).close()
-        lock = RunLock(folder)
         try:
+            lock = RunLock(folder)
+        except OSError as exc:
+            raise StoreError(f"{folder}: must be a writable folder, got {exc}") from exc
+        try:
+            with closing(open_readonly(path, busy_timeout_s)) as reading, translated(path):
+                check_format(str(path), reading)
+                check_integrity(path, reading)
+                check_rounds(folder, reading)
             connection = open_writable(path, busy_timeout_s)
             with closed_on_error(connection), translated(path):
-                check_format(str(path), connection)
                 store = cls(folder, lock, connection)
         except BaseException:
             lock.release()
             raise
         try:
-            last = store._checkpoint.round if store._checkpoint else 0
-            void = partial(void_rounds_after, round_id=last, at_s=store._offset_s, wall=_wall())
-            store._writer.run(void, CLOSE_ROUND_TIMEOUT_S)
+            store._writer.run(store._void, CLOSE_ROUND_TIMEOUT_S)
         except BaseException:
             store.close()
             raise
         return store
+
+    def _void(self, connection: sqlite3.Connection) -> None:
+        """Make the rounds after the checkpoint void; the first write of a process that resumes."""
+        last, damage = 0, ""
+        if self._checkpoint is not None:
+            last = self._checkpoint.round
+        if self._checkpoint is not None and self._damage is not None:
+            copy = keep_copy(self.folder, connection, self._checkpoint)
+            damage = f"{self._damage}; repeats from round {last + 1} on; {copy} has what was there"
+            set_aside_models(self.folder, last)
+        void_rounds_after(
+            connection, round_id=last, at_s=self._offset_s, wall=_wall(), damage=damage
+        )
 
     def add(self, record: Record) -> None:
         """Queue a row; it is committed within 250 ms. Rows with the same key replace each other.
@@ -396,7 +469,7 @@ class Store:
             (of_exchanges.upsert(), of_exchanges.encode_all(exchanges)),
             (of_checkpoints.upsert(), [of_checkpoints.encode(checkpoint)]),
         )
-        oldest = round_row.round - KEEP_LAST
+        oldest, between = round_row.round - KEEP_LAST, spacing(round_row.round)
 
         def commit(connection: sqlite3.Connection) -> set[str]:
             connection.execute("PRAGMA synchronous = FULL")
@@ -404,7 +477,7 @@ class Store:
                 for statement, rows in batches:
                     connection.executemany(statement, rows)
                 connection.execute(
-                    "DELETE FROM checkpoint WHERE round <= ? AND round % ?", (oldest, KEEP_EVERY)
+                    "DELETE FROM checkpoint WHERE round <= ? AND round % ?", (oldest, between)
                 )
             connection.execute("PRAGMA synchronous = NORMAL")
             kept = connection.execute("SELECT round, model_file FROM checkpoint").fetchall()
