@@ -9,16 +9,30 @@ from dataclasses import dataclass
 
 import anyio
 
-from fairbed.wire.chunks import chunk_slice, encode_chunk
+from fairbed.wire.chunks import SLOW_CHUNK_BYTES, chunk_slice, encode_chunk
 from fairbed.wire.codec import decode_intent, encode
 from fairbed.wire.errors import DecodeError, Disconnected
-from fairbed.wire.messages import ChunkRequest, Intent, Manifest
+from fairbed.wire.messages import MAX_VECTOR_BYTES, ChunkRequest, Intent, Manifest
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Packet, Transport
 
 REPEAT_S = 1.0
 """Shortest time between two publishes of a public chunk on request: half the shortest time between
 re-requests (`wire.transfer`), so that each re-request is served."""
+
+MAX_CLEARED = MAX_VECTOR_BYTES // SLOW_CHUNK_BYTES
+"""Most chunks of a blob that is cleared, 65,536: those of the largest blob on a slow link. A record
+of more chunks was not written by a coordinator."""
+
+CLEARED_AT_ONCE = 64
+"""Chunks that are cleared before a waiting blob is published: some milliseconds."""
+
+CLEAR_PAUSE_S = 0.005
+"""Pause after them, for other messages."""
+
+MAX_LEFTOVERS = 64
+"""Blobs of earlier coordinators that wait for their turn; the records of others stay until the next
+connect. A coordinator has a few blobs at a time."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,6 +71,9 @@ class PublicBlobs:
         self._repeated: dict[tuple[bytes, int], float] = {}
         """When each chunk of a live blob was last published on request."""
         self._lock = anyio.Lock()
+        self._leftovers: set[bytes] = set()
+        """Blobs of earlier coordinators that are cleared, or wait for it."""
+        self._clearing = anyio.Lock()
 
     async def publish(self, manifest: Manifest, data: bytes | memoryview) -> None:
         """Publish a blob to all devices; without a link it is published at the next reconnect."""
@@ -80,7 +97,10 @@ class PublicBlobs:
                 await self._store(blob_id)
 
     async def on_intent(self, packet: Packet) -> None:
-        """Clear a blob that is not live, for example one of an earlier coordinator."""
+        """Clear a blob that is not live, for example one of an earlier coordinator.
+
+        Any client that may write the record decides its size, so little is done at a time.
+        """
         if not packet.payload:
             return
         try:
@@ -89,10 +109,20 @@ class PublicBlobs:
             _LOG.warning("unreadable intent on %s, cleared: %s", packet.topic, exc)
             await self._publish(packet.topic, b"", qos=1)
             return
-        async with self._lock:
-            if intent.manifest.id not in self._live:
-                _LOG.info("clearing blob %s of an earlier coordinator", intent.manifest.id.hex())
-                await self._clear(intent.manifest)
+        blob_id, count = intent.manifest.id, intent.manifest.chunk_count
+        name = blob_id.hex()
+        if packet.topic != self._topics.intent(name) or count > MAX_CLEARED:
+            _LOG.warning("record of %d chunks on %s: not of a coordinator", count, packet.topic)
+            await self._publish(packet.topic, b"", qos=1)
+            return
+        if blob_id in self._leftovers or len(self._leftovers) >= MAX_LEFTOVERS:
+            return
+        self._leftovers.add(blob_id)
+        try:
+            async with self._clearing:
+                await self._clear_leftover(intent.manifest)
+        finally:
+            self._leftovers.discard(blob_id)
 
     async def on_request(self, request: ChunkRequest) -> bool:
         """Publish the requested chunks again; return whether the blob is public.
@@ -138,6 +168,23 @@ class PublicBlobs:
         for index in range(blob.manifest.chunk_count):
             if not await self._publish(self._topics.chunk(name, index), blob.frame(index), qos=0):
                 return
+
+    async def _clear_leftover(self, manifest: Manifest) -> None:
+        """Clear a blob of an earlier coordinator, some chunks at a time, until it is live again."""
+        name, count = manifest.id.hex(), manifest.chunk_count
+        for start in range(0, count, CLEARED_AT_ONCE):
+            async with self._lock:
+                if manifest.id in self._live:
+                    return
+                if not start:
+                    _LOG.info("clearing blob %s of an earlier coordinator", name)
+                for index in range(start, min(start + CLEARED_AT_ONCE, count)):
+                    if not await self._publish(self._topics.chunk(name, index), b"", qos=0):
+                        return
+                if start + CLEARED_AT_ONCE >= count:
+                    await self._publish(self._topics.intent(name), b"", qos=1)
+                    return
+            await anyio.sleep(CLEAR_PAUSE_S)
 
     async def _clear(self, manifest: Manifest) -> None:
         name = manifest.id.hex()

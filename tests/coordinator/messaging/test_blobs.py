@@ -1,0 +1,123 @@
+"""Records of blobs on the broker that another client has written cost the coordinator little."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from fairbed.coordinator.messaging import blobs
+from fairbed.coordinator.messaging.blobs import PublicBlobs
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.codec import encode
+from fairbed.wire.messages import MAX_VECTOR_BYTES, MIN_CHUNK_BYTES, Intent, Manifest
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from tests.wire.transport.memory import MemoryBroker
+
+pytestmark = pytest.mark.anyio
+
+TOPICS = Topics()
+SHA256 = bytes(range(32))
+MODEL = bytes(5_000)
+
+
+def intent_of(manifest: Manifest, topic: str | None = None) -> Packet:
+    """Return the record of a blob of another coordinator, as the broker kept it."""
+    record = encode(Intent(manifest=manifest, boot=7))
+    return Packet(topic or TOPICS.intent(manifest.id.hex()), record, retained=True)
+
+
+def blob_of(size_bytes: int) -> Manifest:
+    """Return a blob in chunks of 1 KiB."""
+    return Manifest(
+        id=SHA256[:16],
+        kind="model",
+        size_bytes=size_bytes,
+        chunk_bytes=MIN_CHUNK_BYTES,
+        sha256=SHA256,
+    )
+
+
+@asynccontextmanager
+async def place() -> AsyncIterator[tuple[PublicBlobs, "_Topics"]]:
+    """Yield the blobs of a coordinator, and the topics on which it has published so far."""
+    topics = _Topics()
+    async with MemoryBroker().transport("coordinator") as link:
+        async for event in link.events():
+            if isinstance(event, LinkUp):
+                break
+        publish = link.publish
+
+        async def noted(
+            topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
+        ) -> None:
+            topics.add(topic)
+            await publish(topic, payload, qos=qos, retain=retain)
+
+        link.publish = noted  # type: ignore[method-assign]  # counts what the broker would get
+        yield PublicBlobs(link, TOPICS, boot=1), topics
+
+
+class _Topics(list[str]):
+    """Topics of messages in order; `ten` is set with the tenth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ten = anyio.Event()
+
+    def add(self, topic: str) -> None:
+        self.append(topic)
+        if len(self) == 10:
+            self.ten.set()
+
+
+async def test_a_record_of_two_million_chunks_is_removed_without_clearing_them() -> None:
+    huge = blob_of(MAX_VECTOR_BYTES)
+    assert huge.chunk_count == 1 << 21
+    async with place() as (public, topics):
+        with anyio.fail_after(1.0):
+            await public.on_intent(intent_of(huge))
+    assert topics == [TOPICS.intent(huge.id.hex())]
+
+
+async def test_a_model_is_published_while_an_old_blob_is_cleared() -> None:
+    old, new = blob_of(3_000 * 1024), manifest_of(MODEL, "model", 1024)
+    async with place() as (public, topics), anyio.create_task_group() as group:
+        group.start_soon(public.on_intent, intent_of(old))
+        await topics.ten.wait()
+        await public.publish(new, MODEL)
+        at_publish = len(topics)
+        group.start_soon(public.on_intent, intent_of(old))  # the broker may deliver it again
+    mine = [topic for topic in topics[:at_publish] if new.id.hex() in topic]
+    assert len(mine) == 1 + new.chunk_count
+    assert at_publish <= 10 + blobs.CLEARED_AT_ONCE + len(mine)
+    cleared = [topic for topic in topics if old.id.hex() in topic]
+    assert len(set(cleared)) == old.chunk_count + 1
+    assert cleared[old.chunk_count] == TOPICS.intent(old.id.hex())  # last, so that a crash is seen
+
+
+async def test_a_blob_that_is_published_again_is_cleared_no_further() -> None:
+    manifest = manifest_of(bytes(300 * 1024), "model", 1024)
+    async with place() as (public, topics), anyio.create_task_group() as group:
+        group.start_soon(public.on_intent, intent_of(manifest))
+        await topics.ten.wait()
+        await public.publish(manifest, bytes(300 * 1024))
+        at_publish = len(topics)
+    assert topics[at_publish:] == []
+
+
+async def test_records_of_other_names_and_too_many_records_clear_no_chunk() -> None:
+    stray = TOPICS.intent("00" * 16)
+    async with place() as (public, topics):
+        await public.on_intent(intent_of(blob_of(3_000), stray))
+        assert topics == [stray]
+        topics.clear()
+        async with anyio.create_task_group() as group:
+            for number in range(1_000):
+                id_ = number.to_bytes(16, "big")
+                manifest = Manifest(
+                    id=id_, kind="model", size_bytes=1, chunk_bytes=1024, sha256=id_ * 2
+                )
+                group.start_soon(public.on_intent, intent_of(manifest))
+    assert 2 <= len(topics) <= 2 * blobs.MAX_LEFTOVERS
