@@ -6,6 +6,7 @@ kernel has taken the previous one, and publishers wait, too: the send queue stay
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
@@ -28,6 +29,7 @@ from fairbed.wire.transport.protocol import packets
 from fairbed.wire.transport.protocol.packets import (
     Connack,
     Inbound,
+    Oversized,
     Pingresp,
     Puback,
     Publish,
@@ -44,6 +46,8 @@ from fairbed.wire.transport.protocol.pending import (
 
 QUEUE_BYTES = 16 * 1024
 """A longer queue is written at once; publishers then wait until the kernel has taken it."""
+
+_log = logging.getLogger(__name__)
 
 _AnswerFuture: TypeAlias = "asyncio.Future[Answer]"
 
@@ -70,6 +74,8 @@ class OwnConnection(asyncio.BufferedProtocol):
         self._pinged_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = float("inf")
+        self._has_skipped = False
+        """An oversized message was dropped; reported once."""
 
     @property
     def large_bytes(self) -> int:
@@ -273,6 +279,21 @@ class OwnConnection(asyncio.BufferedProtocol):
                 if self._lost.done() or not self._on_packet(Packet(topic, payload, retain), qos):
                     return
                 if qos:
+                    self._send(packets.puback(packet.packet_id))
+            case Oversized(topic=topic, n_bytes=n_bytes, qos=qos):
+                if not self._connack.done():
+                    raise DecodeError("mqtt: CONNACK must come first, got PUBLISH")
+                if not self._has_skipped:
+                    self._has_skipped = True
+                    _log.warning(
+                        "%s: a message must stay below %d bytes, got %d on %.120s; it is dropped, "
+                        "and so are others without a line; limit messages at the broker",
+                        self._options.url,
+                        packets.MAX_PAYLOAD_BYTES + 1,
+                        n_bytes,
+                        topic,
+                    )
+                if qos and not self._lost.done():
                     self._send(packets.puback(packet.packet_id))
             case Puback() | Suback() | Unsuback():
                 self._pending.on_answer(packet)

@@ -8,7 +8,8 @@ a broker must not send. QoS 2 is not supported.
 
 `Reader` turns received bytes into packets. The socket is read into `get_buffer()`, then
 `buffer_updated(n)` returns the complete packets. Small packets are copied out of one buffer; the
-body of a large packet is received directly into memory of its own, without a further copy.
+body of a large packet is received directly into memory of its own, without a further copy. The
+payload of an oversized packet is discarded as it arrives.
 
 Source:
     OASIS, MQTT Version 3.1.1, 2014, chapters 2 and 3.
@@ -57,6 +58,16 @@ class Publish(NamedTuple):
     """Packet id to acknowledge at QoS 1; 0 at QoS 0."""
 
 
+class Oversized(NamedTuple):
+    """A message whose payload was discarded: it is larger than any that Fairbed sends."""
+
+    topic: str
+    n_bytes: int
+    """Size of the payload."""
+    qos: int
+    packet_id: int
+
+
 class Puback(NamedTuple):
     """The broker acknowledges a message of QoS 1."""
 
@@ -81,7 +92,7 @@ class Pingresp(NamedTuple):
     """The answer to PINGREQ."""
 
 
-Inbound: TypeAlias = Connack | Publish | Puback | Suback | Unsuback | Pingresp
+Inbound: TypeAlias = Connack | Publish | Oversized | Puback | Suback | Unsuback | Pingresp
 
 
 def connect(
@@ -296,6 +307,15 @@ READ_BYTES = 64 * 1024
 LARGE_BYTES = 8 * 1024
 """An incomplete PUBLISH longer than this gets memory of its own."""
 
+MAX_PAYLOAD_BYTES = 1_000_000
+"""Largest payload that is received; that of a larger message is discarded as it arrives. Any client
+that may publish decides the size: it must neither take memory here nor end the link."""
+
+_MAX_HEAD_BYTES = 2 + MAX_TEXT_BYTES + 2
+"""Longest topic and packet id in a PUBLISH."""
+
+_MAX_BODY_BYTES = _MAX_HEAD_BYTES + MAX_PAYLOAD_BYTES
+
 _MAX_LENGTH_BYTES = 4
 
 
@@ -310,13 +330,19 @@ class Reader:
         """Range of the received bytes that are not decoded yet."""
         self._first = 0
         self._body: memoryview | None = None
-        """Body of an incomplete large packet."""
+        """Body of an incomplete large packet, or the beginning of an oversized one."""
         self._filled = 0
+        self._to_skip = 0
+        """Bytes of an oversized packet after its `_body` that have not arrived."""
+        self._oversized: Oversized | None = None
+        """The packet that is being skipped."""
 
     def get_buffer(self) -> memoryview:
         """Return the buffer for the next bytes; never empty."""
         if self._body is not None:
             return self._body[self._filled :]
+        if self._to_skip:
+            return self._view[: self._to_skip]
         return self._view[self._end :]
 
     def buffer_updated(self, n_bytes: int) -> list[Inbound]:
@@ -331,7 +357,20 @@ class Reader:
             if self._filled < len(self._body):
                 return []
             body, self._body = self._body, None
-            return [decode(self._first, body.toreadonly())]
+            packet = decode(self._first, body.toreadonly())
+            if not self._to_skip:
+                return [packet]
+            assert isinstance(packet, Publish)
+            n_bytes = len(packet.payload) + self._to_skip
+            self._oversized = Oversized(packet.topic, n_bytes, packet.qos, packet.packet_id)
+            return []
+        if self._oversized is not None:
+            self.large_bytes += n_bytes
+            self._to_skip -= n_bytes
+            if self._to_skip:
+                return []
+            oversized, self._oversized = self._oversized, None
+            return [oversized]
         self._end += n_bytes
         packets: list[Inbound] = []
         while (packet := self._next()) is not None:
@@ -362,7 +401,9 @@ class Reader:
             self._start = stop
             return decode(first, bytes(view[at:stop]))
         if length > LARGE_BYTES and first >> 4 == PUBLISH:
-            self._first, self._body = first, memoryview(bytearray(length))
+            kept = length if length <= _MAX_BODY_BYTES else _MAX_HEAD_BYTES
+            self._first, self._body = first, memoryview(bytearray(kept))
+            self._to_skip = length - kept
             self._filled = end - at
             self.large_bytes += self._filled
             self._body[: self._filled] = view[at:end]

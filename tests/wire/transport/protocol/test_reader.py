@@ -10,8 +10,10 @@ from fairbed.wire.errors import DecodeError
 from fairbed.wire.transport.protocol import packets
 from fairbed.wire.transport.protocol.packets import (
     LARGE_BYTES,
+    MAX_PAYLOAD_BYTES,
     READ_BYTES,
     Inbound,
+    Oversized,
     Publish,
     Reader,
 )
@@ -76,6 +78,29 @@ def test_a_chunk_is_received_into_memory_of_its_own() -> None:
     (again,) = feed(reader, publish(500_000, fill=8)[0])
     assert came == packet, "the next one has memory of its own"
     assert again != packet
+
+
+def test_an_announced_size_takes_no_memory() -> None:
+    """One header of 256 MiB took them at once."""
+    reader = Reader()
+    feed(reader, bytes.fromhex("32ffffff7f"))
+    assert len(reader.get_buffer()) < 100_000
+    feed(reader, b"\x00\x01t\x00\x03" + bytes(200_000))
+    assert len(reader.get_buffer()) <= READ_BYTES
+
+
+@pytest.mark.parametrize("n_bytes", [MAX_PAYLOAD_BYTES, 1_300_000])
+@pytest.mark.parametrize("topic", ["t", "t" * 65_000])
+def test_the_payload_of_an_oversized_message_is_discarded(n_bytes: int, topic: str) -> None:
+    head = packets.publish_head(topic, n_bytes, qos=1, packet_id=3)
+    _, small = SMALL[0]
+    reader = Reader()
+    first, last = feed(reader, head + bytes(n_bytes) + SMALL[0][0])
+    assert last == small
+    if n_bytes == MAX_PAYLOAD_BYTES:
+        assert first == Publish(topic, bytes(n_bytes), 1, False, 3)
+    else:
+        assert first == Oversized(topic, n_bytes, 1, 3)
 
 
 @pytest.mark.parametrize("name", MALFORMED)
