@@ -23,13 +23,13 @@ class HelperEnded:
     """A process of the fleet has ended."""
 
     name: str
-    """Name of the device or of the helper: `fork server`, `proxy-0`."""
+    """Name of the device or of the helper: `fork server`, `proxy-0`, `control groups`."""
     status: int
     """Exit status, or minus the number of the signal."""
     was_requested: bool
     """Whether the backend ended it."""
     is_device: bool
-    """False is a helper, without which the fleet cannot continue."""
+    """False is a helper, without which the fleet cannot continue; or its control groups."""
     reason: str | None = None
     """The cause if it is known, such as full memory."""
 

@@ -16,12 +16,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from fairbed.testbed.backends.agent_pool import AgentLauncher, AgentPool, Site
 from fairbed.testbed.backends.apply_conditions import check_speed, write_gauges
 from fairbed.testbed.backends.base import DeviceSpec, Usage
-from fairbed.testbed.backends.cgroups.fleet import check_share, limit, open_groups
+from fairbed.testbed.backends.cgroups.files import CgroupError
+from fairbed.testbed.backends.cgroups.fleet import check_share, limit, open_groups, watch_limits
 from fairbed.testbed.backends.cgroups.group import Group, GroupUsage
 from fairbed.testbed.backends.containers.containers import open_containers
 from fairbed.testbed.backends.containers.engine import ContainerEngine
@@ -147,6 +149,7 @@ class NamespaceBackend:
                 await self._stack.enter_async_context(self._forwarded())
             self._groups = await self._stack.enter_async_context(open_groups(pool.fleet, names))
             await self._stack.enter_async_context(pool.open(self._site, launcher=launcher))
+            await self._stack.enter_async_context(self._watched())
         except BaseException:
             await self._stack.aclose()
             raise
@@ -155,6 +158,23 @@ class NamespaceBackend:
     async def __aexit__(self, *exc: object) -> None:
         """End the agents by SIGTERM, then kill all remaining processes."""
         await self._stack.aclose()
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Report while the context lasts if another program removes the limits of a device."""
+
+        async def watch() -> None:
+            try:
+                await watch_limits(self._groups)
+            except CgroupError as exc:
+                self._ended(HelperEnded("control groups", 1, False, False, str(exc)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch, name="backend.limits")
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
 
     @asynccontextmanager
     async def _forwarded(self) -> AsyncIterator[None]:

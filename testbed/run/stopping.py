@@ -40,7 +40,8 @@ class StopControl:
             why = "" if ended.reason is None else f": {ended.reason}"
             self.note("died", f"the agent ended with {how}{why}; see its log", ended.name)
         else:
-            self.fail(BackendError(f"{ended.name}: ended with {how}; the fleet is lost"))
+            why = ended.reason or f"{ended.name}: ended with {how}; the fleet is lost"
+            self.fail(BackendError(why))
 
     def note(self, kind: str, text: str, device: str | None = None) -> None:
         """Record a warning about a part of the testbed."""

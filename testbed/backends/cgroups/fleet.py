@@ -23,6 +23,9 @@ from fairbed.testbed.errors import BackendError
 AGENT_MEMORY_BYTES = 96 << 20
 """Smallest memory limit of a device: an agent needs up to 76 MiB (`fairbed bench agent-memory`)."""
 
+CHECK_S = 1.0
+"""Time between two checks of the limits of a fleet, seconds: a check takes 10 us per device."""
+
 _TEMPORARY = re.compile(r"fairbed-(\d+)-[0-9a-f]+")
 
 
@@ -50,6 +53,18 @@ async def open_groups(
     finally:
         with anyio.CancelScope(shield=True):  # bounded: END_S per group
             await anyio.to_thread.run_sync(_remove, groups)
+
+
+async def watch_limits(groups: Mapping[str, Group]) -> None:
+    """Check the limits of a fleet again and again, until cancelled.
+
+    Raises:
+        CgroupError: A limit has been removed: the device would be as fast as this machine.
+    """
+    while True:
+        await anyio.sleep(CHECK_S)
+        for group in groups.values():
+            group.check_limit()
 
 
 def temporary_name() -> str:

@@ -1,10 +1,20 @@
-"""The control groups of one device: make, limit, measure and remove them."""
+"""The control groups of one device: make, limit, measure and remove them.
+
+    version 1    PLACE/NAME              limits and processes
+    version 2    PLACE/NAME              limits
+                 PLACE/NAME/processes    processes
+
+Version 2 needs two levels: the kernel removes no controller from PLACE while NAME hands it on to a
+group below. Otherwise systemd would remove the controller, and with it the limits, when it ends the
+last service for which it has enabled the controller.
+"""
 
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairbed.device_agent.cgroup import Version
 from fairbed.testbed.backends.cgroups.contention import (
     GroupCounters,
     MeanShare,
@@ -12,11 +22,17 @@ from fairbed.testbed.backends.cgroups.contention import (
     new_counters,
 )
 from fairbed.testbed.backends.cgroups.files import CgroupError, read, read_fields, write_checked
-from fairbed.testbed.backends.cgroups.places import WHAT_TO_DO, CgroupPlaces
+from fairbed.testbed.backends.cgroups.places import WHAT_TO_DO, CgroupPlaces, enable
 from fairbed.testbed.backends.cgroups.quota import Quota
 from fairbed.testbed.backends.cgroups.removal import lock_group, remove_folders
 from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.host.thread_times import HAS_WAITS, ThreadWindows
+
+INNER = "processes"
+"""Name of the group with the processes, in version 2."""
+
+_THROTTLED: dict[Version, str] = {1: "throttled_time", 2: "throttled_usec"}
+"""Field of `cpu.stat` that exists only where the processor is limited; ns and us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +63,11 @@ class Group:
         self._memory, self._memory_version = places.memory.folder / name, places.memory.version
         self._accounting = places.accounting / name
         self._unified = None if places.unified is None else places.unified / name
+        self._handed_on = places.unified_controllers
+        self._inner: Path | None = None
+        """Has the processes if version 2 limits them."""
+        if self._unified is not None and self._handed_on:
+            self._inner = self._unified / INNER
         self._quota = Quota(self._cpu, self._cpu_version)
         self._threads = ThreadWindows()
         now = time.monotonic()
@@ -58,7 +79,7 @@ class Group:
     def sandbox(self) -> Sandbox:
         """Return the sandbox by which a process enters the group."""
         return Sandbox(
-            procs=tuple(str(folder / "cgroup.procs") for folder in self._folders),
+            procs=tuple(str(self._with_processes(each) / "cgroup.procs") for each in self._folders),
             quota_folder=str(self._cpu),
             quota_version=self._cpu_version,
         )
@@ -81,6 +102,13 @@ class Group:
             made.append(folder)
             if self._lock is None:  # one lock covers the groups of all hierarchies
                 self._lock = lock_group(folder)
+        if self._unified is not None and self._inner is not None:
+            try:
+                enable(self._unified, self._handed_on)
+                self._inner.mkdir()
+            except (CgroupError, OSError) as exc:
+                self._end(made)
+                raise CgroupError(f"{self._inner}: cannot be made, {exc}; {WHAT_TO_DO}") from exc
 
     def limit_cpu(self, share: float | None) -> None:
         """Limit the group to a share, in cores; None is not limited.
@@ -124,26 +152,36 @@ class Group:
             memory_kills=read_fields(self._memory / events).get("oom_kill", 0),
         )
 
-    def _counters(self) -> GroupCounters:
+    def check_limit(self) -> None:
+        """Check that the processor is still limited.
+
+        Raises:
+            CgroupError: The group does not exist, or its limit has been removed.
+        """
+        self._cpu_stat()
+
+    def _cpu_stat(self) -> dict[str, int]:
         stat = read_fields(self._cpu / "cpu.stat")
-        name, unit_s = (
-            ("throttled_usec", 1e-6) if self._cpu_version == 2 else ("throttled_time", 1e-9)
-        )
-        if name not in stat:
+        if _THROTTLED[self._cpu_version] not in stat:
             raise CgroupError(
                 f"{self._cpu}: must limit the processor, but the limit is gone; another program "
-                "has changed the groups above it (systemd does when a service with Delegate= ends)"
+                "has changed the control groups, so find it, then start again"
             )
+        return stat
+
+    def _counters(self) -> GroupCounters:
+        stat, unit_s = self._cpu_stat(), 1e-6 if self._cpu_version == 2 else 1e-9
         cpu_s = (
             stat["usage_usec"] * 1e-6
             if self._cpu_version == 2
             else int(read(self._accounting / "cpuacct.usage")) * 1e-9
         )
-        tasks = read(self._cpu / ("cgroup.threads" if self._cpu_version == 2 else "tasks")).split()
+        listing = "cgroup.threads" if self._cpu_version == 2 else "tasks"
+        tasks = read(self._with_processes(self._cpu) / listing).split()
         return GroupCounters(
             now=time.monotonic(),
             cpu_s=cpu_s,
-            throttled_s=stat[name] * unit_s,
+            throttled_s=stat[_THROTTLED[self._cpu_version]] * unit_s,
             periods=stat["nr_periods"],
             pressure_s=self._pressure_s(),
             threads=self._threads.update(f"/proc/{task}" for task in tasks) if HAS_WAITS else None,
@@ -157,6 +195,10 @@ class Group:
         """
         self._quota.close()
         self._end(self._folders)
+
+    def _with_processes(self, folder: Path) -> Path:
+        """Return the group that has the processes of one of `_folders`."""
+        return folder if self._inner is None or folder != self._unified else self._inner
 
     def _end(self, folders: list[Path]) -> None:
         try:

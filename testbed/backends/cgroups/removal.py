@@ -18,13 +18,13 @@ POLL_S = 1e-3
 
 
 def remove_folders(folders: list[Path], within_s: float = END_S) -> None:
-    """Kill all processes in groups and remove the groups; missing groups are skipped.
+    """Kill all processes in groups and remove the groups with those below; skip missing groups.
 
     Raises:
         CgroupError: A process in a group does not end.
     """
     deadline = time.monotonic() + within_s
-    left = [folder for folder in folders if folder.exists()]
+    left = [Path(each) for folder in folders for each, _, _ in os.walk(folder, topdown=False)]
     while left:
         for folder in left:
             _kill(folder)

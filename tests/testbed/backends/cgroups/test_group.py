@@ -134,6 +134,18 @@ def test_removing_kills_everything_inside(make_group: MakeGroup) -> None:
     group.remove()  # may be repeated
 
 
+def test_groups_that_a_command_made_inside_are_removed_too(make_group: MakeGroup) -> None:
+    group = make_group("a")
+    below = Path(group.sandbox().quota_folder) / "below"
+    below.mkdir()
+    with python(HOLD, "1", str(below / "cgroup.procs")) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        group.remove()
+        assert process.wait(LIMIT_S) == -9
+    assert not below.parent.exists()
+
+
 def test_an_impossible_limit_is_reported_in_one_line(make_group: MakeGroup) -> None:
     group = make_group("a")
     with pytest.raises(ValueError, match=r"at least 0\.01 of a core"):
