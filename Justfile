@@ -58,11 +58,12 @@ test-all *args: check
     ruff format --check
     python tools/check_words.py
 
-# Check everything that needs no run: lint, types, import rules.
+# Check everything that needs no run: lint, types, import rules, licences.
 check: lint
     #!/bin/sh
     lint-imports --no-logo &
     status=0
+    python tools/supply_chain.py licences || status=$?
     mypy || status=$?
     wait $! || status=$?
     exit "$status"
@@ -113,6 +114,29 @@ coverage: setup
 [no-exit-message]
 @dist: setup
     python tools/build_dist.py
+
+# Resolve versions and hashes for locks/ anew, from pyproject.toml and constraints.txt.
+[no-exit-message]
+@lock: setup
+    sh tools/setup.sh supply .venv-supply
+    PATH="$PATH:$PWD/.venv-supply/bin" python tools/supply_chain.py lock
+
+# Look for known vulnerabilities of the locked versions; exits with 2 where it could not check all.
+[no-exit-message]
+@audit: setup
+    sh tools/setup.sh supply .venv-supply
+    PATH="$PATH:$PWD/.venv-supply/bin" python tools/supply_chain.py audit
+
+# Build dist/ with locks, bill of materials (SBOM) and signed checksums: just release ~/.ssh/KEY
+[no-exit-message]
+@release key: dist
+    sh tools/setup.sh supply .venv-supply
+    PATH="$PATH:$PWD/.venv-supply/bin" python tools/supply_chain.py release "$1" dist
+
+# Check signature and files of a release: just verify [FOLDER [SIGNERS]]
+[no-exit-message]
+@verify folder="dist" *signers: setup
+    python tools/supply_chain.py verify "$@"
 
 # Measure: every number of the README has its command in benchmarks/.
 bench *args: setup

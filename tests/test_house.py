@@ -104,7 +104,7 @@ def test_setup_tells_the_one_command_that_a_bare_debian_needs(checkout: Path) ->
 def test_setup_refuses_an_unknown_level(checkout: Path) -> None:
     done = _run("sh", "tools/setup.sh", "all", cwd=checkout)
     assert done.returncode == 2
-    assert done.stderr == "setup: level must be runner, demo, device or dev, got all\n"
+    assert done.stderr == "setup: level must be runner, demo, device, supply or dev, got all\n"
 
 
 def test_setup_makes_the_links_that_a_source_distribution_lacks(checkout: Path) -> None:

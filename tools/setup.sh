@@ -4,6 +4,7 @@
 #   runner   the `just` runner alone
 #   demo     the packages of the quickstart, without torch
 #   device   the packages of a device, with the test tools
+#   supply   the tools of a release: locks, vulnerabilities, bill of materials
 #   dev      everything, with the tools for checks and tests
 #
 # FOLDER is .venv by default. PYTHON names the interpreter; without it the first of python3,
@@ -14,9 +15,9 @@ cd -- "$(dirname -- "$0")/.."
 level=${1:-dev}
 venv=${2:-.venv}
 case $level in
-    runner | demo | device | dev) ;;
+    runner | demo | device | supply | dev) ;;
     *)
-        echo "setup: level must be runner, demo, device or dev, got $level" >&2
+        echo "setup: level must be runner, demo, device, supply or dev, got $level" >&2
         exit 2
         ;;
 esac
@@ -104,6 +105,11 @@ case $level in
         if is_done device; then exit; fi
         install -q --upgrade "$PIP_WITH_GROUPS"
         install -e . --group test
+        ;;
+    supply)
+        if is_done supply; then exit; fi
+        install -q --upgrade "$PIP_WITH_GROUPS"
+        install -q --group supply
         ;;
     dev)
         if is_done dev; then exit; fi
