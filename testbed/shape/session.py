@@ -40,21 +40,22 @@ async def diagnose(plan: ShapePlan) -> str | None:
     if plan.has_link:
         support = await probe()
         if support.problem is not None:
-            return _without_backend_advice(support.problem)
+            return without_backend_advice(support.problem)
         if plan.is_delayed and support.delay_problem is not None:
             return support.delay_problem
     if plan.is_limited:
         try:
             await run_sync(try_groups)
         except BackendError as exc:
-            return _without_backend_advice(str(exc))
+            return without_backend_advice(str(exc))
     return None
 
 
-def _without_backend_advice(problem: str) -> str:
+def without_backend_advice(problem: str) -> str:
     """Return a problem without the advice to choose another backend, which does not apply here."""
     first, *advice = problem.split("; ")
-    kept = [part for part in advice if "backend" not in part]
+    kept = [part.partition(", or use ")[0] for part in advice]
+    kept = [part for part in kept if "backend" not in part]
     return "; ".join([first, *(kept or ["be root of this machine"])])
 
 

@@ -76,12 +76,23 @@ def cell_lines() -> list[str]:
 
 
 def host_lines(
-    names: NetworkNames, addresses: Addresses, congestion: Congestion = "cubic"
+    names: NetworkNames,
+    addresses: Addresses,
+    congestion: Congestion = "cubic",
+    *,
+    has_ipv6: bool = True,
 ) -> list[str]:
-    """Return the lines for the host's namespace; each line names only the link of the run."""
+    """Return the lines for the host's namespace; each line names only the link of the run.
+
+    Args:
+        names: Names of the run.
+        addresses: Addresses of the run.
+        congestion: Congestion control of this machine towards the devices.
+        has_ipv6: Whether the kernel has IPv6; the link then gets no address of it.
+    """
     link = names.host_link
     return [
-        f"link set {link} addrgenmode none alias {names.stem}",
+        f"link set {link} {'addrgenmode none ' if has_ipv6 else ''}alias {names.stem}",
         f"addr add {addresses.host}/30 dev {link}",
         f"link set {link} up arp off",
         f"route add {addresses.block} via {addresses.hub} dev {link} congctl {congestion}",

@@ -40,6 +40,12 @@ def test_the_lines_for_the_host_name_only_the_link_of_the_run() -> None:
     ]
 
 
+def test_the_link_of_a_host_without_ipv6_has_no_setting_of_it() -> None:
+    lines = links.host_lines(NAMES, ADDRESSES, has_ipv6=False)
+    assert lines[0] == "link set fb0badcafe alias fairbed.run.0badcafe"
+    assert lines[1:] == links.host_lines(NAMES, ADDRESSES)[1:]
+
+
 def test_the_hub_link_is_made_from_inside_the_hub() -> None:
     assert links.make_lines(NAMES, ["pi"], 42) == [
         "netns add fairbed.run.0badcafe.pi",
