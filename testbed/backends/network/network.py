@@ -21,6 +21,7 @@ from fairbed.testbed.backends.network.batch import BatchPipe, open_batch_pipe
 from fairbed.testbed.backends.network.cell_waits import CellWaits
 from fairbed.testbed.backends.network.counters import LinkCounters, read_counters
 from fairbed.testbed.backends.network.enter import identity
+from fairbed.testbed.backends.network.firewall import firewall_advice
 from fairbed.testbed.backends.network.namespace_setup import (
     DEVICE_SETTINGS,
     HUB_SETTINGS,
@@ -180,7 +181,15 @@ async def set_up_namespaces(
             for name, link in made.items()
         ]
         namespaces = msgspec.json.encode(NamespaceSetups(namespaces=[hub, *devices]))
-        await run_module("fairbed.testbed.backends.network.namespace_setup", host, stdin=namespaces)
+        unreachable = await run_module(
+            "fairbed.testbed.backends.network.namespace_setup", host, stdin=namespaces
+        )
+    if unreachable:
+        raise BackendError(
+            f"network: devices must reach this machine at {addresses.host}, got "
+            f"{unreachable.decode()}; if a firewall drops packets from links named fb*, accept "
+            f"them: {await firewall_advice()}"
+        )
 
 
 NO_LOG = Path(os.devnull)
@@ -338,8 +347,8 @@ async def open_network(
                 if name not in relayed
             ]
         )
-        host_lines = "\n".join([*links.host_lines(names, addresses, host_congestion), ""])
-        await run_program(["ip", "-batch", "-"], host_lines.encode())
+        host_lines = links.host_lines(names, addresses, host_congestion, has_ipv6=_has_ipv6())
+        await run_program(["ip", "-batch", "-"], "\n".join([*host_lines, ""]).encode())
         if in_front:
             await ip.run(links.cell_lines())
         await set_up_namespaces(names, addresses, made, host)
@@ -366,6 +375,11 @@ async def open_network(
             indices = {name: link.index for name, link in made.items()}
             stack.enter_context(waits.reading(tc.pid, indices))
         yield network
+
+
+def _has_ipv6() -> bool:
+    """Return whether the kernel has IPv6: not with `ipv6.disable=1`, or without its module."""
+    return Path("/proc/sys/net/ipv6").exists()
 
 
 def _cells_in_front(cells: DeviceCells) -> list[Cell]:
