@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Examples
@@ -88,8 +89,6 @@ class BlobCache:
 
 MIN_DIVIDED = 2
 """Least examples of which one can be held out."""
-
-_UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
 Labelled: TypeAlias = tuple[Examples, Targets]
@@ -221,8 +220,24 @@ class OwnData:
         try:
             with np.load(_zipped(self.path), allow_pickle=False) as arrays:
                 return not {"x_test", "y_test"}.isdisjoint(arrays.files)
-        except _UNREADABLE:
+        except Exception:  # those of `_read`, which reports them
             return False
+
+    def _check_size(self, archive: zipfile.ZipFile | None) -> None:
+        """Refuse arrays that do not fit into memory before they are unpacked.
+
+        The reader of an entry stops at the announced size.
+
+        Raises:
+            DataError: They need more than the free memory.
+        """
+        needed = 0 if archive is None else sum(entry.file_size for entry in archive.infolist())
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise DataError(
+                f"{self.path}: the arrays must fit into the free memory of this device, "
+                f"{free / 2**20:,.0f} MiB, got {needed / 2**20:,.0f} MiB; use fewer examples"
+            )
 
     def _read(self, x_name: str, y_name: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
         if self.path.suffix != ".npz":
@@ -235,9 +250,13 @@ class OwnData:
                         f"{self.path}: must hold arrays {x_name} and {y_name}, got "
                         f"{', '.join(sorted(arrays.files)) or 'none'}"
                     )
+                self._check_size(arrays.zip)
                 x, y = arrays[x_name], arrays[y_name]
-        except _UNREADABLE as exc:
-            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
+        except DataError:
+            raise
+        except Exception as exc:  # numpy, zipfile and tokenize: their errors share no base class
+            known = exc.strerror if isinstance(exc, OSError) else None
+            reason = known or " ".join(str(exc).split())[:200] or type(exc).__name__
             raise DataError(
                 f"{self.path}: must be a readable .npz file, got: {reason}; check the path"
             ) from exc

@@ -1,12 +1,17 @@
 """Training data of a device, from its own file or from the cache."""
 
+import struct
+import zipfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from fairbed.device_agent.errors import DataError, NotPrepared
 from fairbed.device_agent.examples import BlobCache, CachedShard, OwnData
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
+from fairbed.testbed.experiment.datasets.npz import load_npz
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.shard import encode_shard, make_shard
@@ -53,6 +58,61 @@ def test_own_data_is_converted_for_the_engine(
     assert loaded_y.dtype == np.int64
     assert data.count() == 2
     assert storage.read_bytes == data.path.stat().st_size
+
+
+def _npz(path: Path, header: str, body: bytes = b"", *, flip: int = 0) -> OwnData:
+    """Write x with this header and body, and y; `flip` damages a byte of the packed body."""
+    text = header.ljust(117) + "\n"
+    raw = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + body
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", raw)
+        with archive.open("y.npy", "w") as file:
+            np.save(file, np.zeros(2, np.int64))
+    if flip:
+        data = bytearray(path.read_bytes())
+        data[flip] ^= 0xFF
+        path.write_bytes(data)
+    return OwnData(path)
+
+
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': %s, }"
+
+
+@pytest.mark.parametrize(
+    ("header", "flip"),
+    [
+        (HEADER % "(1152921504606846976, 1)", 0),
+        (HEADER % "(4611686018427387904, 4)", 0),
+        (HEADER % "(99999999999999999999999, 2)", 0),
+        (HEADER % "(-1, 2)", 0),
+        (HEADER % "(2, 2)", 80),
+        (HEADER % "'two'", 0),
+        ("{'descr': 7, 'fortran_order': False, 'shape': (2, 2), }", 0),
+        ("{", 0),
+        ("(" * 100, 0),
+    ],
+)
+def test_a_damaged_file_is_one_line(tmp_path: Path, header: str, flip: int) -> None:
+    data = _npz(tmp_path / "own.npz", header, bytes(16), flip=flip)
+    with pytest.raises(DataError, match=r"own\.npz: must be a readable \.npz file, got: .") as got:
+        data.count()
+    assert len(str(got.value).splitlines()) == 1
+    with pytest.raises(DatasetError) as wrong:
+        load_npz(data.path)
+    assert len(str(wrong.value).splitlines()) == 1
+
+
+def test_a_file_that_would_unpack_to_more_than_the_memory_is_refused_first(tmp_path: Path) -> None:
+    data = _npz(tmp_path / "own.npz", HEADER % "(2, 2)", bytes(16))
+    raw = bytearray(data.path.read_bytes())
+    at = raw.rindex(b"PK\x01\x02", 0, raw.rindex(b"PK\x01\x02"))
+    raw[at + 24 : at + 28] = struct.pack("<I", 0xFFFFFFF0)
+    data.path.write_bytes(raw)
+    with (
+        mock.patch("psutil.virtual_memory", return_value=mock.Mock(available=1 << 30)),
+        pytest.raises(DataError, match=r"free memory of this device, 1,024 MiB, got 4,096 MiB"),
+    ):
+        data.count()
 
 
 def test_own_data_is_never_unpickled(tmp_path: Path) -> None:
