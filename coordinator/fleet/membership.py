@@ -199,6 +199,7 @@ class Fleet:
         if device is None:
             return
         self._event_log.event("refused", reason, level="warning", device=name)
+        device.is_refused = True
         if self.registry.mark_off(name, device.boot, self._event_log.now()):
             self._notify()
 

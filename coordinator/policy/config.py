@@ -579,10 +579,10 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     over_select: Annotated[int, Meta(ge=0)] = 0
     """Select this many more than per_round; the first per_round updates are merged."""
     void_wait_s: Duration = 1.0
-    """Duration of a round without available devices."""
+    """Duration of a round without an available device, although some are in contact."""
     min_devices: PositiveInt | None = None
-    """Round 1 begins when this many devices are ready; not set: all devices of an emulated fleet,
-    else as many as a round selects."""
+    """A round begins when this many devices are in contact and ready; not set: round 1 waits for all
+    devices of an emulated fleet, else for as many as a round selects, and later rounds for one."""
     join_timeout_s: Duration | None = None
     """The run fails if fewer than min_devices are ready by then; not set: 120 s for an emulated
     fleet, else 600 s."""
@@ -832,6 +832,8 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     operator: OperatorConfig = OperatorConfig()
     held_out: HeldOut | None = None
     """How devices with own data hold out test examples; None: they do not."""
+    min_linked: PositiveInt = 1
+    """Devices in contact without which no round after the first begins."""
 
     @property
     def test_timeout_s(self) -> float:

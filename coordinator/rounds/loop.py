@@ -83,6 +83,28 @@ REPORT_CHANGE_S, REPORT_REPEAT_S = 3.0, 10.0
 """Least time between two reports of the wait for round 1: with another and with the same number."""
 
 
+CONTACT_POLL_S = 1.0
+"""Longest time between two looks for devices in contact."""
+
+
+class _Reports:
+    """When a wait for devices is reported: soon after a change, and at intervals."""
+
+    def __init__(self, began: float) -> None:
+        self._at, self._number = began, -1
+
+    def due(self, number: int) -> float:
+        """Return the instant of the next report, if this many devices are there until then."""
+        return self._at + (REPORT_REPEAT_S if number == self._number else REPORT_CHANGE_S)
+
+    def is_due(self, number: int, now: float) -> bool:
+        """Return whether a report is due; then it counts as made."""
+        if now < self.due(number):
+            return False
+        self._at, self._number = now, number
+        return True
+
+
 def waiting_line(registry: Registry, now: float, wanted: int, left_s: float) -> str:
     """Return one line: which devices round 1 waits for, and how to start one.
 
@@ -260,17 +282,16 @@ class TrainingLoop:
             FleetMissingError: Too few devices joined in time.
             NothingAggregatedError: No update entered the model in any round.
         """
-        await self._wait_for_fleet()
+        await self._wait_for_fleet(is_over=first_round > self._config.rounds)
         self._services.alerts.begin_training()
         # The model of a checkpoint was encoded before, so it is published unchanged.
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
         await self._versions.publish(self._versions.vector, rng)
+        if self._event_log.store.evaluated_round() < first_round - 1:  # killed before it was done
+            await self._evaluate(first_round - 1, self._attempt)
         for round_id in range(first_round, self._config.rounds + 1):
             self._first_round = round_id
-            await self._fleet.wait_settled()
-            while not self._may_run.is_set():
-                await self._may_run.wait()
-                await self._fleet.wait_settled()
+            await self._wait_to_begin(round_id)
             self._open_round = round_id
             await self.run_round(round_id)
             self._open_round, self._attempt = None, 0
@@ -298,7 +319,7 @@ class TrainingLoop:
         self._learn(closed)
         row = await self._record(closed, closed_at, why)
         await self._wait_for_personal_scores(closed)
-        metric = await self._evaluate(closed)
+        metric = await self._evaluate(closed.table.id, closed.table.attempt)
         cohort = tuple(closed.table.exchanges)
         self._services.on_progress(RoundProgress(round=row, cohort=cohort, metric=metric))
 
@@ -344,21 +365,49 @@ class TrainingLoop:
         """The last round."""
         return self._config.rounds if self._last_round is None else self._last_round
 
-    async def _wait_for_fleet(self) -> None:
+    async def _wait_to_begin(self, round_id: int) -> None:
+        """Wait for the link, the operator and the devices without which no round begins.
+
+        A round of devices in contact that are all unwilling or at work is void and counts for the
+        queues. Without devices in contact there is nothing to select from: no round is used up,
+        however long that lasts.
+        """
+        reports = _Reports(self._event_log.now())
+        while True:
+            await self._fleet.wait_settled()
+            now, wanted = self._event_log.now(), self._registry.attainable(self._config.min_linked)
+            linked = self._registry.linked(now)
+            if not self._may_run.is_set():
+                await self._may_run.wait()
+            elif linked >= wanted:
+                return
+            else:
+                if reports.is_due(linked, now):
+                    line = f"round {round_id} begins with {wanted} devices in contact, got {linked}"
+                    self._event_log.event("waiting", line, round_id=round_id)
+                    self._services.on_waiting(line)
+                await self._fleet.wait_change(CONTACT_POLL_S)
+
+    async def _wait_for_fleet(self, *, is_over: bool) -> None:
         """Wait for the devices of round 1; report it when their number changes, and at intervals.
 
+        Args:
+            is_over: No round is left, so devices are only needed if they test the last model.
+
         Raises:
-            FleetMissingError: Too few devices were ready in time.
+            FleetMissingError: Too few devices were ready in time, and a round is left.
         """
-        wanted, limit = self._config.min_devices, self._config.join_timeout_s
-        excluded = sum(device.is_excluded for device in self._registry)  # by an earlier process
-        if excluded:
-            wanted = max(1, min(wanted, len(self._registry) - excluded))
-        reported_at = self._event_log.now()
-        deadline, reported = reported_at + limit, -1
+        if is_over and self._config.held_out is None:
+            return
+        wanted = self._registry.attainable(self._config.min_devices)
+        limit = self._config.join_timeout_s
+        reports = _Reports(self._event_log.now())
+        deadline = self._event_log.now() + limit
         while (ready := int(self._registry.available(self._event_log.now()).sum())) < wanted:
             now = self._event_log.now()
             left = deadline - now
+            if left <= 0 and is_over:
+                return
             if left <= 0:
                 missing = self._registry.missing_physical
                 absent = f" (physical devices missing: {some(missing)})" if missing else ""
@@ -367,11 +416,9 @@ class TrainingLoop:
                     f"of {self._registry.joined} joined{absent}; read their logs, lower "
                     "round.min_devices, or raise round.join_timeout_s"
                 )
-            due = reported_at + (REPORT_REPEAT_S if ready == reported else REPORT_CHANGE_S)
-            if now < due:
-                await self._fleet.wait_change(min(left, due - now))
+            if not reports.is_due(ready, now):
+                await self._fleet.wait_change(min(left, reports.due(ready) - now))
                 continue
-            reported_at, reported = now, ready
             line = waiting_line(self._registry, now, wanted, left)
             self._event_log.event("waiting", line)
             self._services.on_waiting(line)
@@ -584,32 +631,32 @@ class TrainingLoop:
         self._services.alerts.close_round(table.id, exchanges)
         return row
 
-    async def _evaluate(self, closed: ClosedRound) -> MetricRow | None:
+    async def _evaluate(self, round_id: int, attempt: int) -> MetricRow | None:
         """Evaluate the new model if that is due: last, because no duration may include it."""
-        table, log, evaluator = closed.table, self._event_log, self._services.evaluator
-        if not self._config.evaluation.is_due(table.id, self._end_of_run):
+        log, evaluator = self._event_log, self._services.evaluator
+        if not self._config.evaluation.is_due(round_id, self._end_of_run):
             return None
         started = log.now()
         scores = await self._services.own_data_tests.run(
-            table.id,
-            table.attempt,
+            round_id,
+            attempt,
             limit_s=self._config.test_timeout_s,
-            is_last=table.id == self._end_of_run,
+            is_last=round_id == self._end_of_run,
         )
         test_set: Score | None = None
         if evaluator is not None:
             model = self._versions.vector
             none: Mapping[str, Score] = {}
-            of_shards = await evaluate_shards(evaluator.evaluate, none, log, table.id, model)
+            of_shards = await evaluate_shards(evaluator.evaluate, none, log, round_id, model)
             if self._config.evaluation.own_data == "server-test-set":
-                test_set = await evaluate_shards(evaluator.test, None, log, table.id, model)
+                test_set = await evaluate_shards(evaluator.test, None, log, round_id, model)
             scores |= {
                 name: score
                 for name, score in of_shards.items()
                 if (device := self._registry.get(name)) is None or not device.has_own_data
             }
         took_s = log.now() - started
-        devices, metric = metric_rows(table.id, scores, log.at_s(), took_s, test_set)
+        devices, metric = metric_rows(round_id, scores, log.at_s(), took_s, test_set)
         for row in devices:
             log.add(row)
         if metric is not None:

@@ -61,6 +61,8 @@ class Device:
     context_at: float = float("-inf")
     is_excluded: bool = False
     """An operator excluded it."""
+    is_refused: bool = False
+    """The broker refuses its identity; its next hello ends that."""
     busy_round: int | None = None
     """Round that it still works on; None if it is free."""
     is_draining: bool = False
@@ -142,6 +144,16 @@ class Device:
             return self.is_available(now)
         return (
             self.is_on and self.context is not None and now - self.context_at <= CONTEXT_MAX_AGE_S
+        )
+
+    def is_linked(self, now: float) -> bool:
+        """Return whether the device is in contact and ready, even if it is unwilling or busy."""
+        return (
+            self.is_on
+            and self.context is not None
+            and now - self.context_at <= CONTEXT_MAX_AGE_S
+            and self.context.is_ready
+            and not self.is_excluded
         )
 
     def status(self, now: float) -> str:
@@ -242,6 +254,7 @@ class Registry:
         if hello.n_k is not None:
             device.n_registered = hello.n_k
         device.is_on, device.off_since, device.last_packet_at = True, None, now
+        device.is_refused = False
         return device
 
     def to_state(self) -> list[dict[str, Any]]:
@@ -330,6 +343,15 @@ class Registry:
     def present(self, now: float) -> int:
         """Return the number of devices that are available or at work on an open exchange."""
         return sum(d.is_present(now) for d in self)
+
+    def linked(self, now: float) -> int:
+        """Return the number of devices that are in contact and ready."""
+        return sum(d.is_linked(now) for d in self)
+
+    def attainable(self, wanted: int) -> int:
+        """Return how many of `wanted` devices can come: excluded and refused ones cannot."""
+        gone = sum(d.is_excluded or d.is_refused for d in self)
+        return max(1, min(wanted, len(self) - gone)) if gone else wanted
 
     def n_k(self) -> Ints:
         """Return the training examples of each device, shape (N,), bounded by its hello."""

@@ -307,6 +307,8 @@ class Store:
         self._dropped_before = int(
             connection.execute("SELECT telemetry_dropped FROM run").fetchone()[0]
         )
+        evaluated = connection.execute("SELECT max(round) FROM metric").fetchone()[0]
+        self._evaluated_round = int(evaluated or 0)
         self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
         self._streamed: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()
@@ -498,6 +500,10 @@ class Store:
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint at which the store was reopened; None for a run without one."""
         return self._checkpoint
+
+    def evaluated_round(self) -> int:
+        """Return the last round whose model an earlier process evaluated; 0 if none."""
+        return self._evaluated_round
 
     def earlier_commands(self) -> list[CommandRow]:
         """Return the operator commands of earlier processes of the run, oldest first."""

@@ -486,6 +486,7 @@ class Experiment(Section, frozen=True, kw_only=True):
             default = max(1, self.devices - absent)
             if not self.physical and self.shards == self.devices:
                 limit_s = EMULATED_JOIN_TIMEOUT_S
+        min_linked = settings.min_devices or 1
         settings = msgspec.structs.replace(
             settings,
             min_devices=settings.min_devices or default,
@@ -493,6 +494,7 @@ class Experiment(Section, frozen=True, kw_only=True):
         )
         return CoordinatorConfig(
             name=self.name,
+            min_linked=min_linked,
             seed_init=self.seed_for("init"),
             seed_selection=self.seed_for("selection"),
             seed_training=self.seed_for("training"),

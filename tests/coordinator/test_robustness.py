@@ -131,12 +131,16 @@ async def test_contexts_of_devices_that_are_not_ready_do_not_shorten_void_rounds
                     await link.subscribe(Topics().coordinator, qos=1)
                 elif isinstance(event, Packet) and b"on" in event.payload:
                     break
-            await link.publish(Topics().up("talker"), encode(hello(n_k=40)), qos=1)
+            for name in ("talker", "asleep"):  # without a device in contact no round begins
+                await link.publish(Topics().up(name), encode(hello(n_k=100)), qos=1)
             seq = 0
             while True:
                 seq += 1
-                message = context(seq=seq, is_ready=False)
-                await link.publish(Topics().telemetry("talker"), encode(message))
+                for name, message in (
+                    ("talker", context(seq=seq, is_ready=False)),
+                    ("asleep", context(seq=seq, is_willing=False)),
+                ):
+                    await link.publish(Topics().telemetry(name), encode(message))
                 await anyio.sleep(0.02)
 
     async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:

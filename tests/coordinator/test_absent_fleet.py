@@ -1,0 +1,139 @@
+"""A run whose devices are all gone waits for them: no round is used up (issue #20, H2)."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from fairbed.coordinator.policy.config import RoundConfig
+from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.wire.codec import encode
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from tests.coordinator.builders import context, hello
+from tests.coordinator.lab import Lab, lab, make_config
+
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
+
+ROUNDS = RoundConfig(min_devices=2, deadline_s=30.0, join_timeout_s=30.0)
+
+
+async def run_with_absence(place: Lab, names: tuple[str, ...], min_linked: int) -> None:
+    """Run six rounds; after the second one, devices are away for a minute."""
+    async with anyio.create_task_group() as group:
+
+        async def leave() -> None:
+            for name in names:
+                place.kill_agent(name)
+            await anyio.sleep(60.0)
+            for name in names:
+                place.start_agent(name)
+
+        def on_progress(progress: RoundProgress) -> None:
+            if progress.round.round == 2:
+                group.start_soon(leave)
+
+        place.on_progress = on_progress
+        config = make_config(rounds=6, round=ROUNDS, min_linked=min_linked)
+        assert await place.run(config) == "done"
+
+
+async def test_a_minute_without_devices_uses_up_at_most_the_open_round(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=2, limit_s=120.0) as place:
+        await run_with_absence(place, ("pi-0", "pi-1"), min_linked=1)
+    with place.reader() as reader:
+        rounds = reader.rounds()
+        waits = [event.text for _, event in reader.events() if event.kind == "waiting"]
+    assert sum(row.status == "void" for row in rounds) <= 1
+    assert rounds[-1].closed_at_s > 60.0
+    assert "begins with 1 devices in contact, got 0" in waits[0]
+    assert len(waits) <= 7
+    assert place.waiting[-1] == waits[-1]
+
+
+async def test_min_devices_counts_for_every_round(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=2, limit_s=120.0) as place:
+        await run_with_absence(place, ("pi-1",), min_linked=2)
+    with place.reader() as reader:
+        rounds = reader.rounds()
+    assert sum(row.available < 2 for row in rounds) <= 1, "one round may be open"
+    assert rounds[-1].closed_at_s > 60.0
+
+
+async def test_a_device_that_cannot_come_back_is_not_waited_for(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=2) as place:
+        store = place.open_store()
+        coordinator = place.coordinator(make_config(rounds=6, round=ROUNDS, min_linked=2), store)
+
+        def on_progress(progress: RoundProgress) -> None:
+            if progress.round.round == 2:
+                coordinator.refuse_all_but(["pi-0"])
+
+        place.on_progress = on_progress
+        assert await coordinator.run() == "done"
+        store.close()
+    with place.reader() as reader:
+        assert reader.rounds()[-1].closed_at_s < 60.0
+
+
+async def test_devices_in_contact_that_are_unwilling_make_void_rounds_that_count_for_the_queues(
+    tmp_path: Path,
+) -> None:
+    async def be_unwilling(place: Lab) -> None:
+        async with place.broker.transport("asleep") as link:
+            async for event in link.events():
+                if isinstance(event, LinkUp):
+                    await link.subscribe(Topics().coordinator, qos=1)
+                elif isinstance(event, Packet) and b"on" in event.payload:
+                    break
+            await link.publish(Topics().up("asleep"), encode(hello(n_k=40)), qos=1)
+            for seq in range(1, 10_000):
+                message = context(seq=seq, is_willing=False)
+                await link.publish(Topics().telemetry("asleep"), encode(message))
+                await anyio.sleep(0.5)
+
+    async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
+
+        def on_progress(progress: RoundProgress) -> None:
+            if progress.round.round == 3:
+                place.kill_agent("pi-0")
+
+        place.on_progress = on_progress
+        group.start_soon(be_unwilling, place)
+        few = RoundConfig(min_devices=1, join_timeout_s=30.0)
+        assert await place.run(make_config(rounds=8, devices=1, round=few)) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        rounds = reader.rounds()
+    assert [row.status for row in rounds[5:]] == ["void"] * 3
+    totals = [row.queue_total for row in rounds[5:]]
+    assert totals == sorted(totals)
+    assert totals[0] < totals[-1]
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+async def test_an_evaluation_that_a_kill_prevented_is_made_up_for(
+    rounds: int, tmp_path: Path
+) -> None:
+    """Issue #20, M2: after the last round the final model was never evaluated."""
+    async with lab(tmp_path, agents=3) as place:
+        store = place.open_store()
+        first = place.coordinator(make_config(rounds=rounds), store)
+        place.on_progress = lambda p: first.stop() if p.round.round == 2 else None
+        await first.run()
+        store.close()
+        place.on_progress = lambda p: None
+        with closing(sqlite3.connect(place.folder / "run/run.db", isolation_level=None)) as run:
+            expected = run.execute("SELECT round, loss_mean FROM metric WHERE round = 2").fetchone()
+            for table in ("metric", "device_metric"):
+                run.execute(f"DELETE FROM {table} WHERE round = 2")
+        if rounds == 2:  # all rounds are closed, so no device is needed
+            for name in ("pi-0", "pi-1", "pi-2"):
+                place.kill_agent(name)
+        assert await place.run(make_config(rounds=rounds)) == "done"
+    with place.reader() as reader:
+        metrics = reader.metrics()
+    assert [row.round for row in metrics] == list(range(1, rounds + 1))
+    assert (2, metrics[1].loss_mean) == expected
