@@ -29,9 +29,10 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
+from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
-from fairbed.testbed.errors import BrokerError, LabError, innermost
+from fairbed.testbed.errors import BackendError, BrokerError, LabError, innermost
 from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet, profile_at_task
 from fairbed.testbed.experiment.notify import NotifySettings
@@ -84,7 +85,29 @@ BrokerPid: TypeAlias = Callable[[], "int | None"]
 """Process of the broker; None if it is not on this machine, or down."""
 
 BROKER_RESTARTS = 20
-"""A broker that dies more often than this ends the run."""
+"""A broker that dies so often without a round with an update in between ends the run."""
+
+
+BROKER_RETRY_S = 0.2
+"""Time between two attempts to start a broker that does not start, seconds."""
+
+
+class RestartBudget:
+    """How often a broker may be restarted; it recovers whenever the run makes progress."""
+
+    def __init__(self, restarts: int = BROKER_RESTARTS) -> None:
+        self.restarts = restarts
+        self._left = restarts
+
+    def spend(self) -> bool:
+        """Use one restart; return whether there was one left."""
+        self._left -= 1
+        return self._left >= 0
+
+    def on_round(self, progress: RoundProgress) -> None:
+        """Recover after a closed round, unless it is void."""
+        if progress.round.status == "done":
+            self._left = self.restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +196,12 @@ async def _run(
     devices = [device.dilated(plan.dilation) for device in planned if not device.is_physical]
     names = [device.spec.name for device in planned]
     attacks = [device.spec.attack for device in planned]
+    budget = RestartBudget()
+
+    def on_round(progress: RoundProgress) -> None:
+        budget.on_round(progress)
+        listener(progress)
+
     plan.folder.mkdir(parents=True, exist_ok=True)
     data, artifact = await anyio.to_thread.run_sync(_load, plan, names, attacks)
     if artifact.module is None:
@@ -183,7 +212,7 @@ async def _run(
         devices = [device.at_task(experiment, of_task) for device in devices]
     async with (
         _choose_backend(plan, devices) as choice,
-        _endpoint(plan, choice, stop, group) as (endpoint, broker_pid),
+        _endpoint(plan, choice, stop, group, budget) as (endpoint, broker_pid),
         relay_on_demand(plan.folder) as on_watch,
         _fleet(plan, choice, endpoint, stop) as backend,
     ):
@@ -218,7 +247,7 @@ async def _run(
                 )
             )
             stop.coordinator = _coordinator(
-                plan, parts, monitor, _audit_of(plan, stop), steered, listener, waiting, alerts
+                plan, parts, monitor, _audit_of(plan, stop), steered, on_round, waiting, alerts
             )
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
@@ -308,6 +337,20 @@ async def _fleet(
     if choice is None:
         yield None
         return
+    is_alone = plan.experiment.broker.url == EMBEDDED and not plan.experiment.physical
+    backend: Backend | None = None
+
+    def on_end(ended: HelperEnded) -> None:
+        stop.on_process_end(ended)
+        is_lost = ended.is_device and not ended.was_requested and stop.coordinator is not None
+        if is_alone and is_lost and backend is not None and not backend.pids:
+            stop.fail(
+                BackendError(
+                    "fleet: an emulated agent must be alive, got none and no device that could "
+                    "join; read their logs: fairbed logs NAME, then resume the run"
+                )
+            )
+
     async with AsyncExitStack() as stack:
         passwords: Mapping[str, str] | None = None
         if endpoint.lab is not None:
@@ -320,14 +363,10 @@ async def _fleet(
                     run_id=plan.run_id,
                 )
             )
-        yield await stack.enter_async_context(
-            choice.backend(
-                endpoint.url,
-                tenant=endpoint.tenant,
-                passwords=passwords,
-                on_end=stop.on_process_end,
-            )
+        backend = await stack.enter_async_context(
+            choice.backend(endpoint.url, tenant=endpoint.tenant, passwords=passwords, on_end=on_end)
         )
+        yield backend
 
 
 async def _report_not_enrolled(
@@ -479,7 +518,11 @@ def _coordinator(
 
 @asynccontextmanager
 async def _endpoint(
-    plan: RunPlan, choice: BackendChoice | None, stop: StopControl, group: TaskGroup
+    plan: RunPlan,
+    choice: BackendChoice | None,
+    stop: StopControl,
+    group: TaskGroup,
+    budget: RestartBudget,
 ) -> AsyncIterator[tuple[Endpoint, BrokerPid]]:
     """Start the broker, or check an external one; devices of a resumed run find the old address."""
     broker = plan.experiment.broker
@@ -532,7 +575,7 @@ async def _endpoint(
         )
         write_endpoint(plan.folder, endpoint)
         restart_scope = anyio.CancelScope()
-        group.start_soon(_restart_broker, started, restart_scope, stop, name="run.broker")
+        group.start_soon(keep_broker, started, restart_scope, stop, budget, name="run.broker")
         try:
             yield endpoint, lambda: started.pid
         finally:
@@ -562,18 +605,29 @@ def _audit_of(plan: RunPlan, stop: StopControl) -> Audit:
     return note
 
 
-async def _restart_broker(broker: Broker, scope: anyio.CancelScope, stop: StopControl) -> None:
-    """Restart the broker when it dies, a bounded number of times."""
+async def keep_broker(
+    broker: Broker, scope: anyio.CancelScope, stop: StopControl, budget: RestartBudget
+) -> None:
+    """Restart the broker whenever it dies, also while it starts, until the budget is spent."""
     with scope:
-        for _ in range(BROKER_RESTARTS):
+        while True:
             log_end = await broker.wait()
             stop.note("broker", f"{broker.kind} died and is restarted; end of its log: {log_end}")
-            try:
-                await broker.restart()
-            except BrokerError as exc:
-                stop.fail(exc)
-                return
-        stop.fail(BrokerError(f"{broker.kind}: died {BROKER_RESTARTS} times; see {broker.log}"))
+            problem = BrokerError(
+                f"{broker.kind}: died {budget.restarts + 1} times without a round with an update "
+                f"in between; see {broker.log}"
+            )
+            is_up = False
+            while not is_up:
+                if not budget.spend():
+                    stop.fail(problem)
+                    return
+                try:
+                    await broker.restart()
+                    is_up = True
+                except BrokerError as exc:
+                    problem = exc
+                    await anyio.sleep(BROKER_RETRY_S)
 
 
 def _clean_up(folder: Path, is_new: bool, end: str) -> None:
