@@ -83,15 +83,22 @@ async def find_engine(image: str | None = None) -> ContainerEngine:
             "podman must be on the PATH; sudo apt-get install -y podman runc, or use "
             'emulation.backend = "namespace"'
         )
-    problems = []
+    problems: dict[str, str] = {}
     for runtime in RUNTIMES:
         engine = ContainerEngine((podman, *runtime), image)
         try:
             await engine("run", "--rm", "--network=none", *LIMITS, *engine.source, "true")
             return engine
         except BackendError as exc:
-            problems.append(str(exc))
-    raise BackendUnavailable(problems[-1])
+            if not (runtime and f'"{runtime[-1]}" not found' in str(exc)):  # not installed
+                problems.setdefault(str(exc), f"with {runtime[-1]}: " if runtime else "")
+    raise BackendUnavailable("; ".join(f"{by}{problem}" for problem, by in problems.items()))
+
+
+def _verb(command: Sequence[str]) -> str:
+    """Return what podman was to do: its first argument that is no global option."""
+    options = [option for runtime in RUNTIMES for option in runtime]
+    return next((word for word in command[1:] if word not in options), "")
 
 
 async def _run(command: Sequence[str]) -> str:
@@ -103,5 +110,5 @@ async def _run(command: Sequence[str]) -> str:
         raise BackendError(f"podman: cannot be run, {reason}; try again") from exc
     if done.returncode != 0:
         output = " ".join(done.stderr.decode(errors="replace").split())
-        raise BackendError(f"podman: {' '.join(command[1:3])} failed: {output}")
+        raise BackendError(f"podman: {_verb(command)} failed: {output}")
     return done.stdout.decode()
