@@ -8,14 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import anyio
 import numpy as np
 import psutil
 
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.metrics.start import EXPORTER
 from fairbed.testbed.progress import progress
+from fairbed.testbed.run.broker import enrol_in_run
 from fairbed.testbed.run.viewers import RELAY
-from fairbed.testbed.run_folder import read_endpoint
+from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
 EXPERIMENT = """
@@ -88,18 +90,27 @@ class LiveRun:
         Raises:
             SystemExit: The coordinator did not start.
         """
-        url, stack = self._url(), ExitStack()
-        urls = {f"agent-{number + 1}": url for number in range(agents)}
+        stack = ExitStack()
+        urls = {name: self.enrol(name) for name in (f"agent-{k + 1}" for k in range(agents))}
         self._joined += stack.enter_context(separate_agents(self.folder.parent, urls))
         return stack
 
-    def _url(self) -> str:
+    def enrol(self, name: str) -> str:
+        """Enrol a device in the run; return its address of the broker, with its login."""
+        return anyio.run(enrol_in_run, self.folder, self.endpoint(), name)
+
+    def endpoint(self) -> Endpoint:
+        """Return the endpoint of the run, as soon as there is one.
+
+        Raises:
+            SystemExit: The coordinator did not start.
+        """
         deadline = time.monotonic() + START_S
         while (endpoint := read_endpoint(self.folder)) is None:
             if time.monotonic() > deadline:
                 raise SystemExit(f"the coordinator did not start within {START_S:g} s")
             time.sleep(0.05)
-        return endpoint.url
+        return endpoint
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Return the processes of the run by kind, one of `KINDS`, `relay` or `exporter`."""

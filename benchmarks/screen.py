@@ -66,7 +66,9 @@ from fairbed.coordinator.tui.app import LONGEST_PAUSE_S, TABS
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.view import RunView
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.lab.identities import OPERATOR
 from fairbed.testbed.progress import tracked
+from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import read_endpoint
 
 WARM_S = 5.0
@@ -529,7 +531,7 @@ def _login_of(folder: Path) -> Path:
     endpoint = read_endpoint(folder)
     assert endpoint is not None
     path = folder.with_name("viewer.toml")
-    path.write_text(f'broker_url = "{endpoint.url}"\n', encoding="utf-8")
+    path.write_text(f'broker_url = "{login_of(endpoint, *OPERATOR)}"\n', encoding="utf-8")
     return path
 
 

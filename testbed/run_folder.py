@@ -1,10 +1,12 @@
 """The files in the folder of a run, among them the endpoint of a live run.
 
-The endpoint is the address and password of the broker, readable by the owner of the run only. A
-restarted coordinator reuses both, so that devices that joined by themselves can reconnect.
+The endpoint is the address of the broker and the secret of its passwords, readable by the owner of
+the run only. A restarted coordinator reuses both, so that devices that joined by themselves can
+reconnect.
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -20,12 +22,13 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address of a live run."""
 
     url: str
-    """Broker address with user and, without a lab, password."""
+    """Broker address with the login of the coordinator; without password for a lab."""
     tenant: str
     host: str | None = None
     """Address that the embedded broker listens on; None for an external broker."""
     port: int | None = None
-    password: str | None = None
+    secret: str | None = None
+    """Passwords of the embedded broker are derived from it; None for another broker."""
     max_chunk_bytes: int = MAX_CHUNK_BYTES
     """The largest chunk that the broker accepts."""
     lab: str | None = None
@@ -64,6 +67,9 @@ CA_FILE = "ca.pem"
 GAUGES = "gauges"
 """Memory shared by the devices and their backend while they run; removed at the end."""
 
+ENROLLED = "enrolled"
+"""An empty file for each user that was enrolled while the run was live."""
+
 RUN_FILES = {
     LOG,
     ENDPOINT_FILE,
@@ -72,12 +78,23 @@ RUN_FILES = {
     CA_FILE,
     "broker.log",
     "cache",
+    "endpoint.tmp",
+    "experiment.partial",
+    ENROLLED,
     "experiment.toml",
     "lock",
     "logs",
     "models",
+    "run.partial",
+    "run.partial-journal",
+    "shards.json",
+    "shards.tmp",
+    "state",
 }
-"""Files and folders that a run writes before its store exists."""
+"""Files and folders that a run writes before its store exists, or leaves when it is killed."""
+
+_BROKER = re.compile(r"broker-\d+")
+"""Folders of an embedded broker, which a killed run leaves."""
 
 
 def foreign_files(folder: Path) -> list[str]:
@@ -87,9 +104,10 @@ def foreign_files(folder: Path) -> list[str]:
         OSError: The path is not a folder, or cannot be read.
     """
     try:
-        return sorted({path.name for path in folder.iterdir()} - RUN_FILES)
+        names = {path.name for path in folder.iterdir()} - RUN_FILES
     except FileNotFoundError:
         return []
+    return sorted(name for name in names if not _BROKER.fullmatch(name))
 
 
 def is_untouched(folder: Path) -> bool:
@@ -103,11 +121,15 @@ def is_untouched(folder: Path) -> bool:
 
 def clear(folder: Path, *, with_log: bool = False) -> None:
     """Remove the files of a run that did not begin, then the folder if it is empty."""
-    for name in RUN_FILES if with_log else RUN_FILES - {LOG}:
-        path = folder / name
+    if not folder.is_dir():
+        return
+    for path in list(folder.iterdir()):
+        is_ours = path.name in RUN_FILES or _BROKER.fullmatch(path.name)
+        if not is_ours or (path.name == LOG and not with_log):
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
+    if not any(folder.iterdir()):
         folder.rmdir()

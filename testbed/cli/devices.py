@@ -13,13 +13,14 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+import anyio
 import msgspec
 from msgspec import Struct
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.cli.runs import live_endpoint
-from fairbed.testbed.errors import LabError, RunError, UsageError
+from fairbed.testbed.errors import BrokerError, LabError, RunError, UsageError
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.enrolment import own_version
 from fairbed.testbed.lab.folder import SETTINGS_FILE, Lab, find_lab, open_lab, server_addresses
@@ -35,6 +36,7 @@ from fairbed.testbed.lab.identities import (
 )
 from fairbed.testbed.lab.permissions import Role
 from fairbed.testbed.lab.service import has_account, running_pid
+from fairbed.testbed.run.broker import enrol_in_run
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.transport.address import PASSWORD_VARIABLE, parse_url, without_password
 
@@ -241,7 +243,7 @@ def _print_notes(lab: Lab, invitations: Sequence[Invitation], minutes: float) ->
 
 
 def _enrol_in_run(options: argparse.Namespace) -> int:
-    """Print the command of an agent for a live run with a broker of its own."""
+    """Print the command of an agent, or of a viewer, for a live run with a broker of its own."""
     if len(options.names) != 1 or options.all is not None:
         raise UsageError(
             "enroll: needs one NAME for a live run; or make a lab, which enrols any number of "
@@ -251,7 +253,8 @@ def _enrol_in_run(options: argparse.Namespace) -> int:
     if not is_device_name(name):
         raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}")
     try:
-        _, endpoint = live_endpoint(resolve_run(options.runs, options.run or "latest"))
+        folder = resolve_run(options.runs, options.run or "latest")
+        _, endpoint = live_endpoint(folder)
     except RunNotFoundError as exc:
         raise UsageError(
             f"{exc}; or make a lab for devices that serve every run: fairbed lab init"
@@ -263,15 +266,23 @@ def _enrol_in_run(options: argparse.Namespace) -> int:
             f"--run: must have a broker of its own, got a run of the lab {endpoint.lab}; leave "
             f"--run out: fairbed enroll {name}"
         )
-    tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
-    url = endpoint.url
+    try:
+        url = anyio.run(enrol_in_run, folder, endpoint, name, options.role)
+    except (BrokerError, OSError) as exc:
+        raise RunError(f"enroll: {exc}") from exc
     for any_address in ("0.0.0.0", "[::]"):
         url = url.replace(f"@{any_address}:", f"@{_own_address()}:")
     password = parse_url(url).password
     secret = "" if password is None else f"{PASSWORD_VARIABLE}={shlex.quote(password)} "
-    command = f"device-agent --broker {shlex.quote(without_password(url))} --name {name}{tenant}"
+    shown = without_password(url)
+    if options.role == "device":
+        tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
+        command = f"device-agent --broker {shlex.quote(shown)} --name {name}{tenant}"
+    else:
+        path = "" if endpoint.tenant == "main" else f"/{endpoint.tenant}"
+        command = f"fairbed watch {shlex.quote(shown + path)}"
     print(secret + command)  # in the environment, because others can read arguments
-    if endpoint.host in ("127.0.0.1", "::1", "localhost"):
+    if options.role == "device" and endpoint.host in ("127.0.0.1", "::1", "localhost"):
         print(
             "only devices on this machine can join: the broker listens on loopback; for real "
             "devices make a lab: fairbed lab init",

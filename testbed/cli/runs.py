@@ -40,6 +40,7 @@ from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import OPERATOR, user_of
+from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.codec import decode_answer, encode
 from fairbed.wire.errors import DecodeError, Disconnected, TransportError
@@ -104,7 +105,7 @@ async def ask_run(
     Raises:
         TransportError: The broker cannot be reached, or its lab is not there any more.
     """
-    url = endpoint.url
+    url = login_of(endpoint, *OPERATOR)
     if endpoint.lab is not None:
         try:
             url = open_lab(Path(endpoint.lab)).url(user_of(*OPERATOR))

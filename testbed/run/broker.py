@@ -1,9 +1,14 @@
 """The MQTT broker of a run: start and stop an embedded one, or check an external one.
 
 `start_broker` runs an embedded broker. `auto` takes the first that is installed, fastest first:
-mosquitto, the NATS server, amqtt. All support MQTT 3.1.1. The broker listens on one address, has
-one user with a random password, accepts no packet above 1 MiB and queues a bounded number of bytes
-(amqtt has neither limit: the windows of `wire.transfer` bound its memory).
+mosquitto, the NATS server, amqtt. All support MQTT 3.1.1. The broker listens on one address and
+accepts no packet above 1 MiB. A run gives it `RunAccounts`: a user for each device and role, each
+with its own topics only. Without them, as in tests and benchmarks, one user with a random password
+has all topics. mosquitto and NATS queue a bounded number of bytes; amqtt has no such limit: the
+windows of `wire.transfer` bound its memory.
+
+A file that holds passwords is removed as soon as the broker has read it: after `kill -9` of the run
+none is left. mosquitto reads hashes.
 
 `await_broker` checks that an external broker accepts a login. `find_chunk_limit` measures the
 largest message that it forwards. A broker drops a larger message, or the connection with it, so
@@ -17,7 +22,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +36,17 @@ from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.brokers import (
     MAX_PACKET_BYTES,
     Listener,
+    mosquitto_acl,
     mosquitto_conf,
     mosquitto_hash,
+    mosquitto_passwords,
     nats_conf,
+    nats_users,
 )
+from fairbed.testbed.lab.identities import COORDINATOR, user_of
+from fairbed.testbed.lab.permissions import Role, permissions
+from fairbed.testbed.run_accounts import RunAccounts, enrol_user, login_of
+from fairbed.testbed.run_folder import Endpoint
 from fairbed.wire.chunks import CHUNK_TIME_S, HEADER_BYTES
 from fairbed.wire.codec import decode
 from fairbed.wire.errors import DecodeError, Disconnected, TransportError, VersionError
@@ -45,6 +57,7 @@ from fairbed.wire.transport.address import (
     PASSWORD_VARIABLE,
     is_loopback,
     redact,
+    with_login,
     with_password,
 )
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
@@ -136,6 +149,8 @@ class _Setup:
     port: int
     password: str
     max_packet_bytes: int
+    accounts: RunAccounts | None
+    """None: one user, `USER`, with `password` and all topics."""
 
 
 def find_broker(kind: BrokerKind) -> list[str] | None:
@@ -152,6 +167,7 @@ async def start_broker(
     host: str = "127.0.0.1",
     is_virtual: bool = False,
     password: str | None = None,
+    accounts: RunAccounts | None = None,
     max_packet_bytes: int = MAX_PACKET_BYTES,
 ) -> AsyncIterator["Broker"]:
     """Run a broker for as long as the context lasts.
@@ -162,8 +178,9 @@ async def start_broker(
         port: None takes a free port.
         host: The address that it listens on.
         is_virtual: The address is of a virtual network of this machine.
-        password: None draws a random one; a restarted coordinator passes the old one.
-        max_packet_bytes: Largest packet that it accepts; amqtt has no limit.
+        password: Of the one user, without accounts; None draws a random one.
+        accounts: The users of a run.
+        max_packet_bytes: Largest packet that it accepts.
 
     Raises:
         BrokerError: No broker is installed, it does not start, or it is amqtt beyond this machine.
@@ -177,7 +194,14 @@ async def start_broker(
         )
     for attempt in range(PORT_ATTEMPTS):
         broker = Broker(
-            kind, command, folder, host, port or _free_port(host), password, max_packet_bytes
+            kind,
+            command,
+            folder,
+            host,
+            port or _free_port(host),
+            password,
+            max_packet_bytes,
+            accounts,
         )
         try:
             await broker.start()
@@ -204,19 +228,26 @@ class Broker:
         port: int,
         password: str | None = None,
         max_packet_bytes: int = MAX_PACKET_BYTES,
+        accounts: RunAccounts | None = None,
     ) -> None:
         self.kind = kind
         self.log = folder / "broker.log"
         self.port = port
+        self._user = USER if accounts is None else user_of(*COORDINATOR)
+        if accounts is not None:
+            password = accounts.password(self._user)
         self.password = password or secrets.token_urlsafe(24)
-        self._setup = _Setup(folder / f"broker-{port}", host, port, self.password, max_packet_bytes)
+        self._setup = _Setup(
+            folder / f"broker-{port}", host, port, self.password, max_packet_bytes, accounts
+        )
         self._process = BrokerProcess(kind, command, (host, port), self.url, self.log)
 
     @property
     def url(self) -> str:
-        """Address with user and password, as `MqttTransport` takes it."""
+        """Address with the login of the coordinator, or of the one user."""
         setup, host = self._setup, self._setup.host
-        return f"mqtt://{USER}:{setup.password}@{f'[{host}]' if ':' in host else host}:{setup.port}"
+        where = f"[{host}]" if ":" in host else host
+        return f"mqtt://{self._user}:{setup.password}@{where}:{setup.port}"
 
     @property
     def pid(self) -> int | None:
@@ -235,6 +266,31 @@ class Broker:
         except BaseException:
             shutil.rmtree(self._setup.folder, ignore_errors=True)
             raise
+        self._remove_passwords()
+
+    async def enrol(self, users: Sequence[str]) -> None:
+        """Add users to the accounts; return when the broker accepts the last of them.
+
+        Raises:
+            BrokerError: It does not accept them in time.
+        """
+        accounts = self._setup.accounts
+        if accounts is None or not users:
+            return
+        accounts.add(users)
+        _KINDS[self.kind].configure(self._setup)
+        self._process.reload()
+        url = with_login(self.url, users[-1], accounts.password(users[-1]))
+        try:
+            await await_accepted(url, ENROL_S)
+        finally:
+            self._remove_passwords()
+
+    def _remove_passwords(self) -> None:
+        """Remove the file with passwords that the broker has read."""
+        name = _KINDS[self.kind].secret_file
+        if name is not None:
+            (self._setup.folder / name).unlink(missing_ok=True)
 
     async def stop(self) -> None:
         """Stop the broker, by SIGTERM first, and remove its files except the log."""
@@ -282,36 +338,49 @@ def _free_port(host: str) -> int:
         return port
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file that only this user can read."""
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that only this user can read, atomically: a live broker may read it again."""
+    scratch = path.with_name(f".{path.name}")
+    scratch.unlink(missing_ok=True)
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    scratch.replace(path)
 
 
 def _configure_mosquitto(setup: _Setup) -> list[str]:
     passwords, config = setup.folder / "passwords", setup.folder / "mosquitto.conf"
-    _write(passwords, f"{USER}:{mosquitto_hash(setup.password, secrets.token_bytes(12))}\n")
+    acl: Path | None = None
+    if setup.accounts is None:
+        hashed = mosquitto_hash(setup.password, secrets.token_bytes(12))
+        _write(passwords, f"{USER}:{hashed}\n".encode())
+    else:
+        acl, accounts = setup.folder / "acl", setup.accounts.all()
+        _write(passwords, mosquitto_passwords(accounts).encode())
+        _write(acl, mosquitto_acl(accounts).encode())
     text = mosquitto_conf(
         [Listener(port=setup.port, host=setup.host)],
         password_file=str(passwords),
+        acl_file=None if acl is None else str(acl),
         user="root" if os.geteuid() == 0 else None,  # a change of user would clear the guard
         max_packet_bytes=setup.max_packet_bytes,
     )
-    _write(config, text)
+    _write(config, text.encode())
     return ["-c", str(config)]
 
 
 def _configure_nats(setup: _Setup) -> list[str]:
     config = setup.folder / "nats.json"
+    only_mqtt = {"allowed_connection_types": ["MQTT"]}  # not NATS' own protocol, on its own port
     text = nats_conf(
         Listener(port=setup.port, host=setup.host),
-        [{"user": USER, "password": setup.password}],
+        [{"user": USER, "password": setup.password, **only_mqtt}]
+        if setup.accounts is None
+        else nats_users(setup.accounts.all()),
         server_name=f"{USER}-{setup.port}",
         data_folder=str(setup.folder / "jetstream"),
         max_packet_bytes=setup.max_packet_bytes,
     )
-    _write(config, text)
+    _write(config, text.encode())
     return ["-c", str(config)]
 
 
@@ -324,12 +393,24 @@ def _find_amqtt() -> list[str] | None:
 
 def _configure_amqtt(setup: _Setup) -> list[str]:
     config = setup.folder / "amqtt.json"
+    users: dict[str, dict[str, object]] = {}
+    if setup.accounts is None:
+        users[USER] = {"password": setup.password, "publishes": ["#"], "reads": ["#"]}
+    else:
+        for account in setup.accounts.all():
+            allowed = permissions(account.role, account.name, account.tenant)
+            users[account.user] = {
+                "password": account.password,
+                "publishes": allowed.publishes,
+                "reads": allowed.reads,
+                "is_paced": account.role == "device",
+            }
     settings = {
         "bind": f"{setup.host}:{setup.port}",
-        "user": USER,
-        "password": setup.password,
+        "users": users,
+        "max_packet_bytes": setup.max_packet_bytes,
     }
-    _write(config, json.dumps(settings))
+    _write(config, json.dumps(settings).encode())
     return [str(config)]
 
 
@@ -338,14 +419,21 @@ class _Kind:
     find: Callable[[], list[str] | None]
     configure: Callable[[_Setup], list[str]]
     """Writes the configuration and returns the arguments of the command."""
+    secret_file: str | None = None
+    """File of the configuration that holds passwords; None if there are only hashes."""
 
 
 _KINDS: Mapping[BrokerKind, _Kind] = {
     "mosquitto": _Kind(find_mosquitto, _configure_mosquitto),
-    "nats": _Kind(find_nats, _configure_nats),
-    "amqtt": _Kind(_find_amqtt, _configure_amqtt),
+    "nats": _Kind(find_nats, _configure_nats, "nats.json"),
+    "amqtt": _Kind(_find_amqtt, _configure_amqtt, "amqtt.json"),
 }
 
+
+ENROL_S = 10.0
+"""Longest time until a broker accepts a new user, seconds; mosquitto and NATS take 0.1 s."""
+
+RETRY_S = 0.05
 
 ANSWER_S = 10.0
 """Longest wait for an external broker, seconds; more than any distance on earth needs."""
@@ -404,6 +492,46 @@ async def await_broker(url: str, within_s: float | None = None) -> None:
             f"{why}; start the broker, correct the address, or leave the key out to use an "
             "embedded broker"
         ) from exc
+
+
+async def await_accepted(url: str, within_s: float) -> None:
+    """Return when the broker accepts a login that it may not have read yet.
+
+    Raises:
+        BrokerError: It does not in time.
+    """
+    problem = "no answer"
+    with anyio.move_on_after(within_s):
+        while True:
+            try:
+                await await_broker(url)
+                return
+            except BrokerError as exc:
+                problem = str(exc)
+            await anyio.sleep(RETRY_S)
+    raise BrokerError(f"broker: must accept a new user within {within_s:g} s, got: {problem}")
+
+
+async def enrol_in_run(folder: Path, endpoint: Endpoint, name: str, role: Role = "device") -> str:
+    """Return the address of a live run's broker with the login of a device or person.
+
+    Returns when the broker accepts it. A broker that Fairbed did not start has one login for all.
+
+    Args:
+        folder: Folder of the run.
+        endpoint: Its endpoint.
+        name: Of the device or person.
+        role: Its role.
+
+    Raises:
+        BrokerError: The broker does not accept it in time.
+        OSError: The folder cannot be written.
+    """
+    url = login_of(endpoint, name, role)
+    if endpoint.secret is not None:
+        enrol_user(folder, name, role)
+        await await_accepted(url, ENROL_S)
+    return url
 
 
 async def find_chunk_limit(url: str, topics: Topics) -> int:

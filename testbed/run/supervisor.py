@@ -66,8 +66,10 @@ from fairbed.testbed.run.notify import Notifier
 from fairbed.testbed.run.preflight import engine_findings, preflight_findings
 from fairbed.testbed.run.stopping import StopControl, handle_signals, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
+from fairbed.testbed.run_accounts import RunAccounts, device_passwords, enrolled_users
 from fairbed.testbed.run_folder import (
     ENDPOINT_FILE,
+    ENROLLED,
     Endpoint,
     clear,
     is_untouched,
@@ -83,6 +85,9 @@ from fairbed.wire.transport.client import MqttTransport
 
 BrokerPid: TypeAlias = Callable[[], "int | None"]
 """Process of the broker; None if it is not on this machine, or down."""
+
+ENROL_POLL_S = 0.2
+"""Time between two looks for enrolled users, as in a lab."""
 
 BROKER_RESTARTS = 20
 """A broker that dies so often without a round with an update in between ends the run."""
@@ -363,6 +368,8 @@ async def _fleet(
                     run_id=plan.run_id,
                 )
             )
+        elif endpoint.secret is not None:
+            passwords = device_passwords(endpoint.secret, [spec.name for spec in choice.fleet])
         backend = await stack.enter_async_context(
             choice.backend(endpoint.url, tenant=endpoint.tenant, passwords=passwords, on_end=on_end)
         )
@@ -475,10 +482,11 @@ def _coordinator(
         absent=count_unplugged(parts.devices, store.resume_offset_s()),
     )
     boot = secrets.randbits(40)
+    # Not the boot, which every device knows: a client of the same id would end the connection.
+    client_id = f"coordinator-{secrets.token_hex(16)}"
 
     def transport(will: Will) -> MqttTransport:
         keepalive_s = round(KEEPALIVE_S * plan.dilation)
-        client_id = f"coordinator-{boot:x}"
         return MqttTransport(endpoint.url, client_id, will=will, keepalive_s=keepalive_s)
 
     setup = TrainingSetup(
@@ -553,9 +561,12 @@ async def _endpoint(
         return
     host = (choice and choice.broker_host) or plan.listen_host
     earlier = read_endpoint(plan.folder)
-    port, password = plan.listen_port, None
+    port, secret = plan.listen_port, None
     if earlier is not None and not plan.has_fleet:
-        port, password = port or earlier.port, earlier.password
+        port, secret = port or earlier.port, earlier.secret
+    fleet = () if choice is None else (spec.name for spec in choice.fleet)
+    accounts = RunAccounts(broker.tenant, secret, (*fleet, *plan.experiment.physical))
+    accounts.add(enrolled_users(plan.folder))
     for left in plan.folder.glob("broker-*"):  # by a start of this run that was killed
         shutil.rmtree(left, ignore_errors=True)
     async with start_broker(
@@ -564,22 +575,26 @@ async def _endpoint(
         host=host,
         is_virtual=host != plan.listen_host,
         port=port,
-        password=password,
+        accounts=accounts,
     ) as started:
         endpoint = Endpoint(
             url=with_client(started.url, broker.client),
             tenant=broker.tenant,
             host=host,
             port=started.port,
-            password=started.password,
+            secret=accounts.secret,
         )
         write_endpoint(plan.folder, endpoint)
-        restart_scope = anyio.CancelScope()
+        scopes = restart_scope, enrol_scope = anyio.CancelScope(), anyio.CancelScope()
         group.start_soon(keep_broker, started, restart_scope, stop, budget, name="run.broker")
+        group.start_soon(
+            _enrol_on_demand, started, accounts, plan.folder, enrol_scope, stop, name="run.enrol"
+        )
         try:
             yield endpoint, lambda: started.pid
         finally:
-            restart_scope.cancel()
+            for scope in scopes:
+                scope.cancel()
 
 
 def _audit_of(plan: RunPlan, stop: StopControl) -> Audit:
@@ -630,12 +645,27 @@ async def keep_broker(
                     await anyio.sleep(BROKER_RETRY_S)
 
 
+async def _enrol_on_demand(
+    broker: Broker, accounts: RunAccounts, folder: Path, scope: anyio.CancelScope, stop: StopControl
+) -> None:
+    """Let the broker accept each user that `fairbed enroll NAME --run` adds to the folder."""
+    with scope:
+        while True:
+            users = await anyio.to_thread.run_sync(enrolled_users, folder)
+            new = [user for user in users if user not in accounts]
+            try:
+                await broker.enrol(new)
+            except BrokerError as exc:
+                stop.note("broker", str(exc))
+            await anyio.sleep(ENROL_POLL_S)
+
+
 def _clean_up(folder: Path, is_new: bool, end: str) -> None:
     """Remove files that no reader and no resumed run needs."""
     if is_new and not (folder / DATABASE).exists():
         clear(folder)
     elif end == "done":
-        for name in ("cache", "state"):  # of the emulated devices
+        for name in ("cache", "state", ENROLLED):  # of the devices
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / ENDPOINT_FILE).unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from fairbed.coordinator.store import RunReader
 from fairbed.device_agent.examples import OwnData
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.run.broker import enrol_in_run
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.messages import HeldOut
 from tests.processes import end
@@ -53,7 +55,8 @@ def run(folder: Path, *settings: str) -> Path:
             for name in NAMES:
                 data = folder / f"{name}.npz"
                 own = data if data.exists() else None
-                agents.enter_context(agent(endpoint.url, name, folder, own))
+                url = anyio.run(enrol_in_run, out, endpoint, name)
+                agents.enter_context(agent(url, name, folder, own))
             printed, _ = coordinator.communicate(timeout=LIMIT_S)
         finally:
             end(coordinator)

@@ -1,0 +1,212 @@
+"""The broker of a plain run: each device has a login and topics of its own, on each broker.
+
+What the broker of a lab forbids, that of a run forbids, too (`tests.testbed.lab.test_trespass`):
+the same rules are in its files. Here are the parts of its own, and one case of each kind.
+"""
+
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
+from fairbed.testbed.run.broker import Broker, BrokerKind, find_broker, start_broker
+from fairbed.testbed.run_accounts import RunAccounts, enrol_user, enrolled_users, password_of
+from fairbed.wire.topics import Topics
+from tests.testbed.lab.raw_client import Closed, Login, RawClient
+
+T = Topics()
+KINDS: list[BrokerKind] = ["mosquitto", "nats", "amqtt"]
+pytestmark = pytest.mark.anyio
+on_brokers = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=[
+                pytest.mark.broker,
+                pytest.mark.skipif(find_broker(kind) is None, reason=f"{kind} is not installed"),
+            ],
+        )
+        for kind in KINDS
+    ],
+)
+
+
+@asynccontextmanager
+async def running(kind: BrokerKind, folder: Path) -> AsyncIterator[tuple[Broker, RunAccounts]]:
+    accounts = RunAccounts("main", devices=["pi", "nano"])
+    async with start_broker(kind, folder=folder, accounts=accounts) as broker:
+        yield broker, accounts
+
+
+def client(broker: Broker, accounts: RunAccounts, user: str, **login: object) -> RawClient:
+    made = Login(f"x{secrets.token_hex(8)}", user, accounts.password(user))
+    for key, value in login.items():
+        setattr(made, key, value)
+    return RawClient(broker.port, made)
+
+
+def content_of(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def is_subscribed(device: RawClient, filter_: str) -> bool:
+    """Return whether a broker takes a filter; mosquitto takes all, and sends nothing."""
+    try:
+        return device.subscribe(filter_) < 128
+    except Closed:
+        return False
+
+
+@on_brokers
+async def test_a_device_reads_and_writes_its_own_topics_only(
+    kind: BrokerKind, tmp_path: Path
+) -> None:
+    async with running(kind, tmp_path) as (broker, accounts):
+        with (
+            client(broker, accounts, "coordinator_main") as coordinator,
+            client(broker, accounts, "operator_local") as operator,
+            client(broker, accounts, "nano") as nano,
+        ):
+            for topic in (T.up("+"), T.status("+"), T.upload("+"), T.command("+"), T.coordinator):
+                coordinator.subscribe(topic)
+            nano.subscribe(T.control("nano"))
+            operator.subscribe(T.answer("local"))
+            for filter_ in ("#", "fairbed/#", T.control("nano"), T.up("+"), T.answer("local")):
+                with client(broker, accounts, "pi") as pi:
+                    is_subscribed(pi, filter_)
+                    with suppress(Closed):  # the own topic, whose message is the mark
+                        pi.subscribe(T.control("pi"))
+                    coordinator.publish(T.control("nano"), b"private", qos=1)
+                    coordinator.publish(T.answer("local"), b"answer", qos=1)
+                    coordinator.publish(T.control("pi"), b"mark", qos=1)
+                    if not pi.is_closed():
+                        assert pi.until(b"mark") == [], filter_
+            for topic in (
+                T.command("local"),
+                T.coordinator,
+                T.control("nano"),
+                T.control_all,
+                T.up("nano"),
+                T.upload("nano"),
+                T.status("nano"),
+            ):
+                with client(broker, accounts, "pi") as pi, suppress(Closed):
+                    pi.publish(topic, b"forged", qos=1, retain=True)
+            with client(broker, accounts, "pi", will=(T.coordinator, b"forged will")):
+                pass
+            with client(broker, accounts, "pi", will=(T.status("pi"), b"mark")):
+                pass
+            assert [m for m in coordinator.until(b"mark") if m.payload.startswith(b"forged")] == []
+            operator.publish(T.command("local"), b"stop", qos=1)
+            assert coordinator.until(b"stop") == []
+            coordinator.publish(T.control("nano"), b"mark", qos=1)
+            assert b"forged" not in [m.payload for m in nano.until(b"mark")]
+
+
+@on_brokers
+async def test_no_login_serves_another_user(kind: BrokerKind, tmp_path: Path) -> None:
+    async with running(kind, tmp_path) as (broker, accounts):
+        password = accounts.password("pi")
+        for user in ("nano", "coordinator_main", "operator_local", "fairbed", "pi ", "other"):
+            with pytest.raises((Closed, TimeoutError)):
+                RawClient(broker.port, Login("x", user, password)).close()
+        with client(broker, accounts, "pi") as pi:
+            pi.ping()
+
+
+@on_brokers
+async def test_nothing_but_mqtt_takes_a_password_of_a_run(kind: BrokerKind, tmp_path: Path) -> None:
+    """NATS opens a port for its own protocol, with other rules for topics."""
+    async with running(kind, tmp_path) as (broker, accounts):
+        assert broker.pid is not None
+        ports = {
+            found.laddr.port
+            for found in psutil.Process(broker.pid).net_connections("inet")
+            if found.status == psutil.CONN_LISTEN
+        } - {broker.port}
+        assert len(ports) == (kind == "nats")
+        for port in ports:
+            for user in ("pi", "coordinator_main"):
+                with socket.create_connection(("127.0.0.1", port), 5.0) as link:
+                    link.recv(10_000)
+                    login = f'{{"user":"{user}","pass":"{accounts.password(user)}"}}'
+                    link.sendall(f"CONNECT {login}\r\nPING\r\n".encode())
+                    assert b"Authorization Violation" in link.recv(10_000)
+
+
+@on_brokers
+async def test_a_device_that_is_enrolled_later_is_accepted(
+    kind: BrokerKind, tmp_path: Path
+) -> None:
+    async with running(kind, tmp_path) as (broker, accounts):
+        with (
+            client(broker, accounts, "pi") as pi,
+            client(broker, accounts, "coordinator_main") as coordinator,
+        ):
+            with pytest.raises((Closed, TimeoutError)):
+                client(broker, accounts, "late").close()
+            pi.subscribe(T.control("pi"))
+            enrol_user(tmp_path, "late")
+            enrol_user(tmp_path, "vera", "viewer")
+            await broker.enrol(enrolled_users(tmp_path))
+            coordinator.subscribe(T.up("late"))
+            with client(broker, accounts, "late") as late:
+                late.publish(T.up("late"), b"hello", qos=1)
+            with client(broker, accounts, "viewer_vera") as vera:
+                vera.ping()
+            assert coordinator.until(b"hello") == []
+            coordinator.publish(T.control("pi"), b"mark", qos=1)
+            assert pi.until(b"mark") == []  # its connection outlived the reload
+
+
+@on_brokers
+async def test_no_file_of_a_live_broker_holds_a_password(kind: BrokerKind, tmp_path: Path) -> None:
+    async with running(kind, tmp_path) as (broker, accounts):
+        await broker.restart()
+        await broker.enrol(["late"])
+        text = content_of(tmp_path)
+        assert text, "a broker has a log"
+        for account in accounts.all():
+            assert account.password.encode() not in text
+        assert accounts.secret.encode() not in text
+
+
+@on_brokers
+async def test_a_packet_above_the_limit_ends_the_connection_of_its_sender_only(
+    kind: BrokerKind, tmp_path: Path
+) -> None:
+    async with running(kind, tmp_path) as (broker, accounts):
+        with (
+            client(broker, accounts, "coordinator_main") as coordinator,
+            client(broker, accounts, "nano") as nano,
+        ):
+            coordinator.subscribe(T.up("+"))
+            coordinator.subscribe(T.upload("+"))
+            with client(broker, accounts, "pi") as pi, pytest.raises(Closed):
+                pi.publish(T.upload("pi"), bytes(2 * MAX_PACKET_BYTES), qos=1)
+            with client(broker, accounts, "pi") as pi, suppress(Closed):
+                pi.send(b"\x30\xff\xff\xff\x7f" + bytes(1 << 16))  # announces 256 MiB
+                pi.await_close(5.0)
+            nano.publish(T.up("nano"), b"mark", qos=1)
+            assert coordinator.until(b"mark") == []
+
+
+def test_passwords_are_derived_from_one_secret() -> None:
+    known = {password_of("secret", user) for user in ("pi", "nano", "coordinator_main")}
+    assert len(known) == 3
+    assert all(len(password) == 32 for password in known)
+    assert password_of("other", "pi") not in known
+
+
+def test_only_names_of_devices_and_persons_are_enrolled(tmp_path: Path) -> None:
+    for user in ("pi-2", "viewer_vera", "operator_bob", "coordinator_main", "lab_x", "../x", "A"):
+        with suppress(OSError):
+            (tmp_path / "enrolled").mkdir(exist_ok=True)
+            (tmp_path / "enrolled" / user).touch()
+    assert enrolled_users(tmp_path) == ["operator_bob", "pi-2", "viewer_vera"]
