@@ -640,8 +640,8 @@ def _enroll(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
         metavar="RUN",
-        help="print the command of an agent, or of `fairbed watch`, for this live run with a broker "
-        "of its own (default without a lab: latest)",
+        help="print the command of an agent, or of `fairbed watch`, for this live run with a "
+        "broker of its own (default without a lab: latest)",
     )
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
