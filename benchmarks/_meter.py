@@ -37,3 +37,13 @@ def percentile(values: Sequence[float], percent: int) -> float:
 def median(values: Sequence[float]) -> float:
     """Return the median; 0 without values."""
     return statistics.median(values) if values else 0.0
+
+
+def growth(values: Sequence[float]) -> float:
+    """Return the mean of the last quarter / that of the second quarter - 1; at least 8 values.
+
+    The first quarter does not count: it has what is allocated once.
+    """
+    quarter = len(values) // 4
+    second, last = values[quarter : 2 * quarter], values[-quarter:]
+    return statistics.mean(last) / statistics.mean(second) - 1.0

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks._live_run import KINDS, live_run, save_random_examples
+from benchmarks._meter import growth
 from fairbed.coordinator.store import RunReader
 
 SAMPLES = 20
@@ -94,12 +95,6 @@ def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
         merged=sum(row.aggregated for row in closed),
         round_median_s=statistics.median(row.duration_s for row in closed),
         samples=samples,
-        growth={kind: _growth([sample[kind] for sample in samples]) for kind in KINDS},
+        growth={kind: growth([sample[kind] for sample in samples]) for kind in KINDS},
         store_mib=store_mib,
     )
-
-
-def _growth(values: list[float]) -> float:
-    quarter = len(values) // 4
-    second, last = values[quarter : 2 * quarter], values[-quarter:]
-    return statistics.mean(last) / statistics.mean(second) - 1.0
