@@ -27,6 +27,7 @@ from fairbed.testbed.backends.network.probe import probe
 from fairbed.testbed.backends.process import ProcessBackend
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature, Shape
 from fairbed.testbed.errors import BackendError, BackendUnavailable
+from fairbed.testbed.host.loopback import loopback_problem
 
 BackendName: TypeAlias = Literal["namespace", "container", "process"]
 BackendKind: TypeAlias = Literal["auto", "namespace", "container", "process"]
@@ -189,7 +190,7 @@ async def problem_with(name: BackendName, fleet: Sequence[DeviceSpec] = ()) -> s
     The engine of containers is not tried.
     """
     if name == "process":
-        return None
+        return loopback_problem()
     try:
         if problem := time_share_problem(fleet):
             return problem

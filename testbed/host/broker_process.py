@@ -15,7 +15,9 @@ from anyio.abc import Process
 
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.host.loopback import loopback_problem
 from fairbed.wire.errors import TransportError
+from fairbed.wire.transport.address import is_loopback
 from fairbed.wire.transport.base import LinkUp
 from fairbed.wire.transport.client import MqttTransport
 
@@ -77,6 +79,9 @@ class BrokerProcess:
         Raises:
             BrokerError: It does not start.
         """
+        host, _ = self._address
+        if is_loopback(host) and (problem := loopback_problem()) is not None:
+            raise BrokerError(f"{self._name}: {problem}")
         try:
             with self._log.open("ab") as log:
                 self._process = await anyio.open_process(

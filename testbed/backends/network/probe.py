@@ -1,7 +1,6 @@
 """Tests whether this machine supports shaped networks; each problem is one line."""
 
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from fairbed.testbed.backends.network.programs import run_module
 from fairbed.testbed.backends.network.trial import TrialResult
 from fairbed.testbed.emulation.conditions import LinkFeature
 from fairbed.testbed.errors import BackendError
+from fairbed.testbed.host.loopback import loopback_problem
 
 _USE_PROCESS = "or use the process backend, which shapes by proxies"
 
@@ -45,8 +45,8 @@ async def probe() -> Support:
         return Support(
             f"{' and '.join(missing)} must be on the PATH; sudo apt-get install -y iproute2"
         )
-    if not _reaches_itself():
-        return Support("the loopback of this machine must be up, got down; ip link set lo up")
+    if (problem := loopback_problem()) is not None:
+        return Support(problem)
     try:
         trial = msgspec.json.decode(
             await run_module("fairbed.testbed.backends.network.trial"), type=TrialResult
@@ -133,13 +133,3 @@ def _try_run_folder() -> str:
             return ""
     except OSError as exc:
         return exc.strerror or str(exc)
-
-
-def _reaches_itself() -> bool:
-    """Return whether the loopback is up."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        try:
-            socket.create_connection(server.getsockname(), timeout=1.0).close()
-        except OSError:
-            return False
-    return True
