@@ -323,7 +323,7 @@ class Store:
         *,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> "Store":
-        """Create the folder of a new run with `run.db` and `experiment.toml`.
+        """Create the folder of a new run with `run.db` and `experiment.toml`, each whole or not.
 
         Raises:
             StoreError: The folder holds a run, another process uses it, or it is not writable.
@@ -339,14 +339,14 @@ class Store:
                 raise StoreError(
                     f"{folder}: must not hold a run yet, got one; resume it or name another folder"
                 )
-            (folder / CONFIG).write_text(run.experiment_toml, encoding="utf-8")
-            connection = open_writable(path, busy_timeout_s)
-            with closed_on_error(connection), translated(path):
-                with transaction(connection):
-                    create_schema(connection)
-                    table = table_of(RunRow)
-                    connection.execute(table.upsert(), table.encode(run.row()))
-                return cls(folder, lock, connection)
+            config = (folder / CONFIG).with_suffix(".partial")
+            config.write_text(run.experiment_toml, encoding="utf-8")
+            config.replace(folder / CONFIG)
+            with translated(path):
+                _write_new(path, run)
+                connection = open_writable(path, busy_timeout_s)
+                with closed_on_error(connection):
+                    return cls(folder, lock, connection)
         except OSError as exc:
             lock.release()
             raise StoreError(f"{folder}: must be a writable folder, got {exc}") from exc
@@ -578,6 +578,23 @@ class Store:
             f"DELETE FROM {stream} WHERE at_s < ? OR id <= (SELECT max(id) FROM {stream}) - ?",
             [(now_s - STREAM_MAX_AGE_S, STREAM_MAX_ROWS)],
         )
+
+
+def _write_new(path: Path, run: NewRun) -> None:
+    """Write the database of a new run under another name, and rename it.
+
+    Raises:
+        OSError: The folder is not writable.
+        sqlite3.Error: Likewise, or the disk is full.
+    """
+    partial = path.with_suffix(".partial")
+    for left in (partial, partial.with_name(f"{partial.name}-journal")):  # by a killed start
+        left.unlink(missing_ok=True)
+    table = table_of(RunRow)
+    with closing(sqlite3.connect(partial, isolation_level=None)) as new, transaction(new):
+        create_schema(new)
+        new.execute(table.upsert(), table.encode(run.row()))
+    partial.replace(path)
 
 
 def _wall() -> str:
