@@ -12,7 +12,13 @@ from fairbed.device_agent.sensors import mu_cores
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.worker import TrainingThread
-from fairbed.wire.messages import Context
+from fairbed.wire.messages import (
+    ABSOLUTE_ZERO_CELSIUS,
+    MAX_CELSIUS,
+    MAX_CORES,
+    MAX_SECONDS,
+    Context,
+)
 
 MIN_GAP_S = 0.25
 """Shortest interval between contexts that report a new phase: a round of 0.1 s has eight phases.
@@ -110,15 +116,15 @@ class Telemetry:
             mu_cores=mu_cores(free_cores, self._engine_threads, clock_ratio),
             downlink_bps=self._link.downlink_bps,
             uplink_bps=self._link.uplink_bps,
-            link_age_s=self._link.age_s(now),
+            link_age_s=_at_most(self._link.age_s(now), MAX_SECONDS),
             is_willing=sensors.is_willing(),
             is_ready=is_ready,
             n_k=self._worker.n_k,
             is_warm=self._worker.is_warm,
             phase=str(phase),
-            cpu_ratio=self._cpu.read(),
+            cpu_ratio=_at_most(self._cpu.read(), MAX_CORES),
             rss_bytes=rss_bytes(),
-            temperature_celsius=sensors.temperature_celsius(),
+            temperature_celsius=_possible(sensors.temperature_celsius()),
             free_cores=free_cores,
             clock_ratio=clock_ratio or None,
             throttled=throttled,
@@ -128,6 +134,16 @@ class Telemetry:
         if instant < self._due_at:
             self._due_at = instant
             self._wakeup.notify()
+
+
+def _at_most(value: float | None, limit: float) -> float | None:
+    return None if value is None else min(value, limit)
+
+
+def _possible(celsius: float | None) -> float | None:
+    """Return a temperature; None for that of a broken sensor, which no message may carry."""
+    is_possible = celsius is not None and ABSOLUTE_ZERO_CELSIUS <= celsius <= MAX_CELSIUS
+    return celsius if is_possible else None
 
 
 class CpuMeter:

@@ -43,7 +43,7 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     this order, then cast to float32 / int64.
     """
 
-    seed: Annotated[int, Meta(ge=0)]
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     batch: Annotated[int, Meta(ge=1, le=1 << 12)]
     loss: Magnitude
     """Mean loss, computed in float64."""

@@ -15,6 +15,7 @@ viewer to the run and back.
 
 import math
 import re
+import sys
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
@@ -31,8 +32,21 @@ MIN_CHUNK_BYTES = 1 << 10
 MAX_CHUNK_BYTES = 960 * 1024
 """With its header a chunk stays below 1 MB, the default payload limit of NATS and EMQX."""
 
+MAX_CORES = 4096.0
+
+MAX_SECONDS = 1e7
+"""Longest duration or age: 116 days."""
+
+ABSOLUTE_ZERO_CELSIUS, MAX_CELSIUS = -273.15, 1000.0
+
+MAX_FLOAT = sys.float_info.max
+
 MAX_WATTS = 10_000.0
 """Highest power of a device that is believed."""
+
+MAX_MAGNITUDE = 1e30
+"""Largest loss or error: no sum over examples and devices overflows float64. `[limits]` of an
+experiment draws a narrower bound."""
 
 MAX_TEXT = 500
 """Characters of a text; longer texts are truncated."""
@@ -53,11 +67,12 @@ four times the largest page of a run with 1,000 devices."""
 NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
 
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e15)]
 Ratio: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Celsius: TypeAlias = Annotated[float, Meta(ge=ABSOLUTE_ZERO_CELSIUS, le=MAX_CELSIUS)]
 Joules: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
-Magnitude: TypeAlias = Annotated[float, Meta(ge=0.0)]
+Magnitude: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_MAGNITUDE)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
 RoundId: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 BlobId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -68,7 +83,12 @@ Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1 << 19)]
 CodecName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 VectorCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_VECTORS)]
 OptionName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
-OptionValue: TypeAlias = bool | Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | float | Text
+OptionValue: TypeAlias = (
+    bool
+    | Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+    | Annotated[float, Meta(ge=-MAX_FLOAT, le=MAX_FLOAT)]
+    | Text
+)
 """An integer in these bounds is the same number on every device and in every language."""
 MAX_OPTIONS = 32
 """Most options of a local rule."""
@@ -131,7 +151,7 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """FedProx mu; 0 means no proximal term."""
     clip_norm: Positive | None = None
     """L2 bound of one gradient over all parameters; None means no clipping."""
-    max_steps: Annotated[int, Meta(ge=1)] | None = None
+    max_steps: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
     """Stop after this many mini-batches; None means all epochs."""
 
 
@@ -293,7 +313,7 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     round: RoundId
     attempt: Count = 0
     """Attempt of the `EvaluateRequest`."""
-    loss: Annotated[float, Meta(ge=0.0)]
+    loss: Magnitude
     """Mean over the examples, in nats; 0 without examples."""
     n: Count
     """Number of examples evaluated."""
@@ -310,7 +330,7 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     auroc: Ratio | None = None
     """Of the test examples (`wire.evaluation`); likewise the next two."""
     mae: Magnitude | None = None
-    r2: Annotated[float, Meta(le=1.0)] | None = None
+    r2: Annotated[float, Meta(ge=-MAX_MAGNITUDE, le=1.0)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -393,7 +413,7 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
 
     boot: Count
     seq: Count
-    mu_cores: Annotated[float, Meta(gt=0.0, le=4096.0)]
+    mu_cores: Annotated[float, Meta(gt=0.0, le=MAX_CORES)]
     """min(free cores, engine threads) x clock / nominal clock, in cores of this device."""
     downlink_bps: Positive | None = None
     """Rate measured by the device's own transfers, bit/s; None before the first one."""
@@ -407,11 +427,13 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     is_warm: bool = False
     """Session and data are in memory."""
     phase: Text = "idle"
-    cpu_ratio: Annotated[float, Meta(ge=0.0)] | None = None
+    cpu_ratio: Annotated[float, Meta(ge=0.0, le=MAX_CORES)] | None = None
     """CPU use of the agent since the last context, in cores."""
     rss_bytes: Count | None = None
-    temperature_celsius: float | None = None
-    free_cores: Annotated[float, Meta(ge=0.0, le=4096.0)] | None = None
+    temperature_celsius: Annotated[float, Meta(ge=ABSOLUTE_ZERO_CELSIUS, le=MAX_CELSIUS)] | None = (
+        None
+    )
+    free_cores: Annotated[float, Meta(ge=0.0, le=MAX_CORES)] | None = None
     """Cores that are idle or used by the agent, averaged."""
     clock_ratio: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     """Clock under load / nominal clock; None where it cannot be read."""
@@ -498,9 +520,9 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """Number of mini-batches."""
     was_cold: bool
     """Data and session were not in memory and had to be loaded in this round."""
-    loss_before: Annotated[float, Meta(ge=0.0)] | None = None
+    loss_before: Magnitude | None = None
     """F_k(w_t) before the first local step, in nats; None unless `Train.needs_loss`."""
-    loss_train: Annotated[float, Meta(ge=0.0)] | None = None
+    loss_train: Magnitude | None = None
     """Mean loss of the last local epoch, in nats."""
     download_rerequests: Count = 0
     downlink_bps: Positive | None = None
@@ -544,12 +566,12 @@ class PersonalScore(Message, frozen=True, kw_only=True, tag="personal-score"):
     """Held-out examples of the device; 0 if it has none, or could not evaluate."""
     correct: Count = 0
     """Examples that are classified correctly; without meaning for regression."""
-    loss: Annotated[float, Meta(ge=0.0)] = 0.0
+    loss: Magnitude = 0.0
     """Mean over the examples."""
     auroc: Ratio | None = None
     """Of the held-out examples (`wire.evaluation`); likewise the next two."""
     mae: Magnitude | None = None
-    r2: Annotated[float, Meta(le=1.0)] | None = None
+    r2: Annotated[float, Meta(ge=-MAX_MAGNITUDE, le=1.0)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

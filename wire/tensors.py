@@ -22,7 +22,7 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
     shape: Shape
-    offset: Annotated[int, Meta(ge=0)]
+    offset: Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)]
     """Index of its first value in the flat vector."""
     role: Literal["param", "buffer"] = "param"
     init: Literal["zeros", "ones", "uniform"] = "zeros"

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import anyio
 import pytest
@@ -15,6 +16,8 @@ from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import MIN_GAP_S, WAITING_S, Telemetry
 from fairbed.device_agent.worker import TrainingThread
+from fairbed.wire.codec import decode_from_device, encode
+from fairbed.wire.messages import MAX_CORES
 from fairbed.wire.topics import Topics
 from tests.device_agent.clock import ManualClock
 from tests.wire.transport.memory import MemoryBroker
@@ -98,3 +101,17 @@ async def test_without_a_coordinator_contexts_are_rare(
 ) -> None:
     async with running_telemetry(tmp_path, 1.0, phase) as (telemetry, clock, _):
         assert telemetry.next_s == clock.now_s + interval_s
+
+
+async def test_a_broken_sensor_leaves_the_context_valid(tmp_path: Path) -> None:
+    """The coordinator refuses a message with one value out of bounds, so with all of them."""
+    async with running_telemetry(tmp_path) as (telemetry, clock, _):
+        for celsius, sent in ((65_535.0, None), (-300.0, None), (41.5, 41.5)):
+            with mock.patch.object(RealSensors, "temperature_celsius", return_value=celsius):
+                context = telemetry.context()
+            assert context.temperature_celsius == sent
+        clock.now_s += 1e-3
+        with mock.patch("time.process_time", return_value=1e9):
+            context = telemetry.context()
+    assert context.cpu_ratio == MAX_CORES
+    assert decode_from_device(encode(context)) == context

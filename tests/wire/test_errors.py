@@ -139,13 +139,13 @@ MALFORMED = {
     ),
     "no cores": (_context(mu_cores=0.0), "Expected `float` > 0.0 - at `$.mu_cores`"),
     "NaN under a bound": (_context(mu_cores=NAN), "Expected `float` > 0.0 - at `$.mu_cores`"),
-    "NaN without a bound": (
+    "NaN": (
         _context(temperature_celsius=NAN),
-        "temperature_celsius must be a finite number, got nan",
+        "Expected `float` >= -273.15 - at `$.temperature_celsius`",
     ),
     "infinity": (
         _context(temperature_celsius=-INF),
-        "temperature_celsius must be a finite number, got -inf",
+        "Expected `float` >= -273.15 - at `$.temperature_celsius`",
     ),
     "device for a pause": (
         _packed(m="command", id=UPDATE_ID, action="pause", device="pi-7"),
