@@ -12,6 +12,9 @@ alternates in short windows with the reference step, the same on every machine, 
 The ratio is far steadier than either time (`fairbed bench calibration`). With FILE, the result is
 kept there: a second child with the same file waits, then reads it.
 
+Some kernels count processor time in ticks of up to 10 ms, as User Mode Linux does: a step then
+takes none, or ten times its time. There the time on the wall replaces it.
+
 Between two models a device trains, sleeps and frees memory, so its caches hold no part of a model
 when a codec starts. Therefore the caches are overwritten before each measurement of a codec.
 """
@@ -60,6 +63,9 @@ REPEATS = 15
 
 CACHE_BYTES = 64 << 20
 """Larger than the private and shared caches of a core."""
+
+COARSE_TICK_S = 1e-3
+"""Ticks of processor time that are too long for a step, seconds; usual ones take 1e-7."""
 
 _CHUNK_BYTES = 65_536
 
@@ -116,19 +122,31 @@ def codec_work_s(spec: TaskSpec, exchange: ExchangeConfig) -> tuple[float, float
     return float(np.median(decoded)) if decoded else 0.0, float(np.median(encoded))
 
 
+def work_clock(
+    cpu: Callable[[], float] = time.thread_time, wall: Callable[[], float] = time.perf_counter
+) -> Callable[[], float]:
+    """Return the clock of processor time, or that on the wall if the former has coarse ticks."""
+    began = now = cpu()
+    while now == began:  # one tick at most
+        now = cpu()
+    return cpu if now - began < COARSE_TICK_S else wall
+
+
 def _decode_s(sample: _CodecSample, spec: TaskSpec, blob: bytearray) -> float:
     coder = Coder()
     coder.keep(sample.before, sample.base)
-    began = time.thread_time()
+    clock = work_clock()
+    began = clock()
     coder.decode(sample.train, spec.layout, blob)
-    return time.thread_time() - began
+    return clock() - began
 
 
 def _encode_s(sample: _CodecSample, spec: TaskSpec) -> float:
     coder = Coder()
-    began = time.thread_time()
+    clock = work_clock()
+    began = clock()
     coder.encode(sample.train, spec.layout, sample.model, sample.trained)
-    return time.thread_time() - began
+    return clock() - began
 
 
 def _codec_sample(spec: TaskSpec, exchange: ExchangeConfig) -> _CodecSample:
@@ -361,10 +379,11 @@ class _StepTimer:
 
     def __init__(self) -> None:
         self.costs_s: dict[int, list[float]] = defaultdict(list)
-        self._last = time.thread_time()
+        self._clock = work_clock()
+        self._last = self._clock()
 
     def step(self, n_examples: int) -> None:
-        now = time.thread_time()
+        now = self._clock()
         self.costs_s[n_examples].append(now - self._last)
         self._last = now
 

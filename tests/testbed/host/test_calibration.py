@@ -1,5 +1,7 @@
 """The cost of training steps is measured once per run, by the agent's own training loop."""
 
+import itertools
+import time
 from pathlib import Path
 
 import anyio
@@ -186,6 +188,20 @@ def test_the_steadier_of_two_measurements_is_kept(
     assert len(again) == is_measured_again
     assert found.spread_ratio == min(before, after)
     assert read_kept(file) == found
+
+
+@pytest.mark.parametrize(("tick_s", "is_processor_time"), [(1e-7, True), (0.01, False)])
+def test_processor_time_in_coarse_ticks_is_replaced_by_time_on_the_wall(
+    tick_s: float, is_processor_time: bool
+) -> None:
+    """User Mode Linux counts 10 ms at once: a step took no time, and its ratio had no value."""
+    calls = itertools.count()
+
+    def cpu() -> float:
+        return next(calls) // 5 * tick_s
+
+    clock = calibration.work_clock(cpu)
+    assert clock is (cpu if is_processor_time else time.perf_counter)
 
 
 @pytest.mark.alone
