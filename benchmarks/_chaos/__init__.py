@@ -1,0 +1,1 @@
+"""Faults at random against a live fleet; the benchmark is `benchmarks.chaos`."""
