@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks import idle_fleet, metrics, round_time, soak, tls_cost
+from benchmarks import idle_fleet, kills, metrics, round_time, soak, tls_cost
 from fairbed.testbed.host.broker_process import find_mosquitto
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -84,3 +84,14 @@ def test_metrics_measures_scrapes_and_what_they_cost_a_round(
     expected = result["coordinator_exported_ms"] / result["coordinator_plain_ms"] - 1.0
     assert result["change_coordinator"] == pytest.approx(expected)
     assert 0.0 <= result["exporter_of_all"] < 0.5
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", kills.PARTS)
+def test_kills_tells_what_survives(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kills.main(["--kills", "2", "--devices", "2", "--parts", part, "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["parts"]
+    assert (result["kills"], result["survived"]) == (2, 2)
+    assert result["repeated_max"] <= 1
+    assert result["equal_models"] in (None, result["rounds"])
