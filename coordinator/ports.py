@@ -124,5 +124,7 @@ class HostServices:
     audit: Audit = lambda command, operator, answer: None
     on_watch: Callable[[], None] = lambda: None
     """Called when a viewer on another machine asks for rows of the store."""
+    on_flood: Callable[[str], None] = lambda device: None
+    """Called with the name of a device that sends far more than its limits allow."""
     devices: DeviceControl | None = None
     """None: no device is emulated."""

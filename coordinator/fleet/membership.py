@@ -130,7 +130,7 @@ class Fleet:
             self._record(device, was_known)
         if problem := self._engine_problem(device):
             if is_new:
-                self._event_log.event("skill", problem, level="warning", device=name)
+                self._event_log.report("skill", problem, level="warning", device=name)
             self._private.drop(name)
             self._publisher.publish(name, Refuse(reason=problem))
             return is_new and was_known
@@ -187,7 +187,7 @@ class Fleet:
         if status.state == "off" and self.registry.mark_off(
             name, status.boot, self._event_log.now()
         ):
-            self._event_log.event("left", "the device disconnected", device=name)
+            self._event_log.report("left", "the device disconnected", device=name)
             self._notify()
 
     def drop(self, name: str, reason: str) -> None:
@@ -270,13 +270,13 @@ class Fleet:
         capabilities = device.capabilities
         assert capabilities is not None
         self._record_n_k(device)
-        self._event_log.event(
+        self._event_log.report(
             "rejoined" if was_known else "joined",
             f"{capabilities.cores} cores, {capabilities.engine}, {device.n_registered} examples",
             device=device.name,
         )
         if self.registry.needs_losses and not device.can_report_loss:
-            self._event_log.event(
+            self._event_log.report(
                 "skill",
                 "its agent cannot report a loss, which the selection needs, so it is never "
                 "selected; update its agent",
@@ -285,7 +285,7 @@ class Fleet:
             )
         rule = self.registry.local_rule
         if not device.has_rule(rule):
-            self._event_log.event(
+            self._event_log.report(
                 "skill",
                 f"its agent has no local rule {rule}, which the run needs, so it is never "
                 f"selected; {_remedy(rule)}",
@@ -293,7 +293,7 @@ class Fleet:
                 device=device.name,
             )
         if not device.accepts_noise(self.registry.noise_multiplier):
-            self._event_log.event(
+            self._event_log.report(
                 "skill",
                 f"{_noise_problem(capabilities, self.registry.noise_multiplier)}, so it is never "
                 "selected",
@@ -301,7 +301,7 @@ class Fleet:
                 device=device.name,
             )
         if self.registry.personalises and not device.can_personalise:
-            self._event_log.event(
+            self._event_log.report(
                 "skill",
                 "its agent cannot train a personal model, so it trains the global one alone; "
                 "update its agent",
@@ -309,7 +309,7 @@ class Fleet:
                 device=device.name,
             )
         if self._held_out is not None and device.has_own_data and not device.can_test:
-            self._event_log.event(
+            self._event_log.report(
                 "skill",
                 "its agent cannot test the model on its own data, so it has no accuracy; update "
                 "its agent"
@@ -320,7 +320,7 @@ class Fleet:
             )
         missing = missing_codecs(self._exchange, capabilities)
         if missing:
-            self._event_log.event(
+            self._event_log.report(
                 "codec",
                 f"its agent has no codec {', '.join(missing)}: it gets float32; update its agent",
                 level="warning",

@@ -7,11 +7,13 @@ import anyio.to_thread
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import pulled_blob, update_codec
+from fairbed.coordinator.fleet.plausibility import fault_in_update
+from fairbed.coordinator.policy.config import LimitsConfig
 from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import Buffer
 from fairbed.wire.codecs import Codec, packed_bytes, unpack
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import Manifest, Offer, SteadyTransfer, Train, UploadDone
+from fairbed.wire.messages import Manifest, Offer, Privacy, SteadyTransfer, Train, UploadDone
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import UploadReceiver
 
@@ -22,7 +24,8 @@ class _Upload:
     codec: Codec | None
     """None is float32."""
     base: Vector | None
-    """The model that an encoded update is relative to, shape (n_values,)."""
+    """The model that the device was sent, shape (n_values,)."""
+    privacy: Privacy | None
     sha256: bytes | None = None
     resent: int = 0
     upload_j: float | None = None
@@ -54,8 +57,11 @@ class Uploads:
     decoded into a vector of its own, which is freed by `release`.
     """
 
-    def __init__(self, layout: Layout, now: Callable[[], float]) -> None:
+    def __init__(
+        self, layout: Layout, now: Callable[[], float], limits: LimitsConfig = LimitsConfig()
+    ) -> None:
         self._layout = layout
+        self.limits = limits
         self._now = now
         self._open: dict[str, _Upload] = {}
         self._spare: dict[int, list[bytearray]] = {}
@@ -80,15 +86,22 @@ class Uploads:
         window: int,
         codec: Codec | None = None,
         base: Vector | None = None,
+        privacy: Privacy | None = None,
     ) -> None:
         """Open the upload of a device that is granted `window` chunks at a time.
 
         `base`, shape (n_values,), is the model that the device was sent, to which an encoded
-        update is relative.
+        update is relative; `privacy` is the noise that the device adds.
         """
         spare = self._spare.get(manifest.size_bytes)
         memory = spare.pop() if spare else None
-        self._open[device] = _Upload(UploadReceiver(manifest, window, memory), codec, base)
+        self._open[device] = _Upload(
+            UploadReceiver(manifest, window, memory), codec, base, privacy
+        )
+
+    def is_open(self, device: str) -> bool:
+        """Return whether a device may send chunks."""
+        return device in self._open
 
     def on_frame(self, device: str, frame: Buffer) -> tuple[bytes | None, CompletedUpload | None]:
         """Record a chunk; return the bitmap to acknowledge, if due, and the upload if complete.
@@ -156,10 +169,16 @@ class Uploads:
         receiver.verify(sha256)
         if codec is None:
             upload.vector = vector_from_bytes(receiver.data, self._layout.n_values)
-            return
-        started = self._now()
-        upload.vector = unpack(receiver.data, codec, self._layout, upload.base)
-        upload.decode_s = self._now() - started
+        else:
+            started = self._now()
+            upload.vector = unpack(receiver.data, codec, self._layout, upload.base)
+            upload.decode_s = self._now() - started
+        if upload.base is not None:
+            fault = fault_in_update(
+                upload.vector, upload.base, self._layout.n_params, self.limits, upload.privacy
+            )
+            if fault is not None:
+                raise DecodeError(fault)
 
     @staticmethod
     def _complete(upload: _Upload) -> CompletedUpload | None:

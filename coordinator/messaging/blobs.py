@@ -210,23 +210,35 @@ class PrivateBlobs:
         self._topics = topics
         self._traffic = traffic
         self._blobs: dict[str, _Blob] = {}
+        self._sent_at: dict[str, dict[int, float]] = {}
+        """When each chunk was last sent to a device."""
 
     def offer(self, device: str, manifest: Manifest, data: bytes) -> None:
         """Offer a blob to `device`; it replaces the previous one."""
+        known = self._blobs.get(device)
+        if known is None or known.manifest.id != manifest.id:
+            self._sent_at[device] = {}
         self._blobs[device] = _Blob(manifest, memoryview(data))
 
     def drop(self, device: str) -> None:
         """Free a blob that has arrived."""
         self._blobs.pop(device, None)
+        self._sent_at.pop(device, None)
 
     async def on_request(self, device: str, request: ChunkRequest) -> None:
-        """Send the chunks that a device requests; an unknown blob or index is ignored."""
+        """Send the chunks that a device requests; an unknown blob or index is ignored.
+
+        Each chunk is sent at most every `REPEAT_S`: a request is small, its answer is not.
+        """
         blob = self._blobs.get(device)
         if blob is None or blob.manifest.id != request.id:
             return
         for index in request.chunks:
-            if index >= blob.manifest.chunk_count:
+            now, sent_at = anyio.current_time(), self._sent_at.setdefault(device, {})
+            is_known = index < blob.manifest.chunk_count
+            if not is_known or now - sent_at.get(index, -REPEAT_S) < REPEAT_S:
                 continue
+            sent_at[index] = now
             frame = blob.frame(index)
             self._traffic.down_bytes += len(frame)
             try:

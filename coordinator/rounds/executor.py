@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import update_codec
+from fairbed.coordinator.fleet.plausibility import fault_in_report
 from fairbed.coordinator.fleet.uploads import CompletedUpload, Uploads, fault_in_offer
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.ports import HostMonitor
@@ -350,7 +351,10 @@ class RoundExecutor:
         if train is None or exchange is None or offer.attempt != train.attempt:
             self._verdicts.repeat(device, offer.round, "this round is not open for this device")
             return
-        fault = fault_in_offer(self._uploads, offer, train)
+        elapsed_s = self._event_log.now() - exchange.dispatched
+        fault = fault_in_offer(self._uploads, offer, train) or fault_in_report(
+            offer, elapsed_s, self._uploads.limits
+        )
         if fault is not None:
             self._on(BrokeProtocol(device, fault))
         elif exchange.state is ExchangeState.GRANTED and exchange.offer == offer:
@@ -360,6 +364,10 @@ class RoundExecutor:
             self._on(Offered(device, offer))
             if was_new and exchange.offered is not None:
                 self._contention.on_offer(exchange, exchange.offered)
+
+    def expects_frame(self, device: str) -> bool:
+        """Return whether the upload of a device is open."""
+        return self._table is not None and self._uploads.is_open(device)
 
     def on_frame(self, device: str, frame: Buffer) -> None:
         """A chunk of an update has arrived."""
@@ -434,7 +442,12 @@ class RoundExecutor:
                 assert exchange.offer is not None
                 manifest, codec = exchange.offer.manifest, update_codec(self._trains[device])
                 self._uploads.open(
-                    device, manifest, upload_window(manifest), codec, self._bases[device]
+                    device,
+                    manifest,
+                    upload_window(manifest),
+                    codec,
+                    self._bases[device],
+                    self._trains[device].privacy,
                 )
                 self._send_grant(device)
             case VerifyUpdate():

@@ -2,6 +2,10 @@
 
 Packets are handled in order. A handler that has to wait runs as a task of its own, so that it
 never delays the measurement of an exchange; at most `MAX_PENDING` such tasks per device.
+
+Each device has limits of its own for the number of its messages. What is above them is dropped
+before it is decoded, and counted in one warning. Chunks of an upload that was granted are not
+limited: their window is.
 """
 
 from collections import Counter
@@ -18,6 +22,7 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
+from fairbed.coordinator.state.rate_limit import MAX_KEYS, RateLimit
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.codec import decode_command, decode_from_device
 from fairbed.wire.errors import DecodeError, Disconnected
@@ -42,9 +47,27 @@ from fairbed.wire.transport.base import Packet, Transport
 
 MessageT = TypeVar("MessageT", Hello, ChunkRequest)
 
+TOO_MANY = "sends more messages than any device needs; the rest is dropped"
+
 MAX_PENDING = 16
 """Hellos and chunk requests of one device that are handled at the same time: twice the largest
 window. More are dropped; a device repeats them."""
+
+MESSAGES = 200.0, 1_000
+"""Messages of a device per second, and at once. A device in ten rounds a second sends 100: five
+phases in contexts, an offer, a hash, requests."""
+
+HELLOS = 1.0, 20
+"""Hellos: a device repeats one every 2 s until it is welcome."""
+
+PROBES = 1.0, 20
+"""Link probes, which each cost 64 KiB both ways: a device sends three, then pauses for a minute."""
+
+COMMANDS = 10.0, 100
+"""Commands of an operator: each is a row in store and audit log."""
+
+FLOOD_MESSAGES = 5_000
+"""A device that sends so many messages above its limits floods: see `Routes.on_flood`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +87,8 @@ class Routes:
     """Called when a viewer asks for rows, which another process answers."""
     is_refused: Callable[[str], bool] = lambda device: False
     """Whether no packet of a device is handled any more."""
+    on_flood: Callable[[str], None] = lambda device: None
+    """Called when a device floods, once per `FLOOD_MESSAGES`."""
 
 
 class Router:
@@ -86,6 +111,11 @@ class Router:
         self._event_log = event_log
         self._group = group
         self._pending: Counter[str] = Counter()
+        self._on_flood = routes.on_flood
+        self._messages, self._hellos = RateLimit(*MESSAGES), RateLimit(*HELLOS)
+        self._probes, self._commands = RateLimit(*PROBES), RateLimit(*COMMANDS)
+        self._dropped: Counter[str] = Counter()
+        """Messages above the limits, of each device that sent some."""
         self._intents, self._watches = topics.base + "/b/", topics.watch("")
 
     async def subscribe(self, transport: Transport) -> None:
@@ -121,6 +151,9 @@ class Router:
             operator = self._topics.operator_of(packet.topic)
             if operator is not None:
                 _check_is_live(packet)
+                if not self._commands.take(operator, self._event_log.now()):
+                    self._event_log.warn("flood", f"operator {operator}: {TOO_MANY}")
+                    return
                 self._on_command(decode_command(packet.payload), operator)
                 return
             device, channel = self._topics.device_of(packet.topic)
@@ -131,9 +164,15 @@ class Router:
             return
         if self._is_refused(device):
             return
-        self._fleet.registry.record_packet(device, self._event_log.now())
-        if channel == "upload":
+        now = self._event_log.now()
+        self._fleet.registry.record_packet(device, now)
+        if channel == "upload" and self._executor.expects_frame(device):
             self._executor.on_frame(device, packet.payload)
+            return
+        if not self._messages.take(device, now):
+            self._on_excess(device)
+            return
+        if channel == "upload":  # of an upload that is over, or was never granted
             return
         if not packet.payload:
             return
@@ -145,7 +184,12 @@ class Router:
         self._on_message(device, message)
 
     def _on_message(self, device: str, message: FromDevice) -> None:
+        now = self._event_log.now()
         match message:
+            case Hello() if not self._hellos.take(device, now):
+                self._on_excess(device)
+            case LinkProbe() if not self._probes.take(device, now):
+                self._on_excess(device)
             case Context(phase=phase):
                 if self._fleet.on_context(device, message) and phase == "idle":
                     self._executor.on_idle(device)
@@ -173,6 +217,15 @@ class Router:
                 self._start(device, self._on_chunk_request, message)
             case LinkProbe():
                 self._fleet.on_probe(device, message)
+
+    def _on_excess(self, device: str) -> None:
+        """Count a message above the limits of a device."""
+        self._event_log.warn("flood", TOO_MANY, device=device)
+        if device not in self._dropped and len(self._dropped) >= MAX_KEYS:
+            self._dropped.clear()
+        self._dropped[device] += 1
+        if self._dropped[device] % FLOOD_MESSAGES == 0:
+            self._on_flood(device)
 
     async def _on_hello(self, device: str, hello: Hello) -> None:
         is_other_process = await self._fleet.on_hello(device, hello)

@@ -175,6 +175,7 @@ class Coordinator:
                 self._start_tasks(group, parts)
                 await self._run_rounds(parts, first_round)
                 parts.alerts.close()
+            self._event_log.report_omitted()
             if self._lease.release():
                 with anyio.move_on_after(GOODBYE_S, shield=True):
                     await self._send_goodbye()
@@ -254,7 +255,8 @@ class Coordinator:
         private = PrivateBlobs(self._transport, self._topics, side_traffic)
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
         _, returned = self._setup.decisions.vector_counts
-        uploads = Uploads(self._setup.artifact.spec.layout.with_vectors(returned), log.now)
+        layout = self._setup.artifact.spec.layout.with_vectors(returned)
+        uploads = Uploads(layout, log.now, self._config.limits)
         executor = RoundExecutor(
             self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
         )
@@ -284,6 +286,7 @@ class Coordinator:
             on_command=commands.on_command,
             on_watch=self._host.on_watch,
             is_refused=self._is_refused,
+            on_flood=self._host.on_flood,
         )
         return _RunParts(
             task=task,

@@ -1,10 +1,13 @@
 """The run's clock and its event log: one line in the store, one on stderr, per state change."""
 
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Literal, TypeAlias
 
+from fairbed.coordinator.state.rate_limit import RateLimit
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.store import Store
 from fairbed.coordinator.store.tables import EventRow, Record
@@ -14,8 +17,15 @@ Level: TypeAlias = Literal["info", "warning", "error"]
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-REPEAT_S = 10.0
-"""Shortest time between two warnings of one kind about one device."""
+REPEAT_S = 600.0
+"""Shortest time between two warnings of one kind about one device; the next has their number."""
+
+MAX_KINDS = 10_000
+"""Kinds and devices whose last warning is remembered; further devices share one line per kind."""
+
+REPORTED_PER_S, REPORTED_BURST = 0.1, 50
+"""Events that a device causes by itself, as when it joins and leaves: 50 at once, after that one
+in 10 s. 1 MB a day at most."""
 
 
 class EventLog:
@@ -35,7 +45,10 @@ class EventLog:
         self.now = now
         self._on_failure = on_failure
         self._zero = now() - store.resume_offset_s()
-        self._warned_at: dict[tuple[str, str | None], float] = {}
+        self._warned: dict[tuple[str, str | None], _Warned] = {}
+        self._reported = RateLimit(REPORTED_PER_S, REPORTED_BURST)
+        self._omitted: Counter[str] = Counter()
+        """Events of each device that were left out since its last one."""
 
     def at_s(self, instant: float | None = None) -> float:
         """Return seconds since the run was created, for an instant of `now` (default: now)."""
@@ -82,9 +95,37 @@ class EventLog:
     ) -> None:
         """Write a warning about a peer, at most once per `REPEAT_S` for each kind and device."""
         now, key = self.now(), (kind, device)
-        if now - self._warned_at.get(key, float("-inf")) < REPEAT_S:
+        if key not in self._warned and len(self._warned) >= MAX_KINDS:
+            key = kind, None
+        last = self._warned.get(key)
+        if last is not None and now - last.at < REPEAT_S:
+            last.omitted += 1
             return
-        if len(self._warned_at) > 10_000:
-            self._warned_at.clear()
-        self._warned_at[key] = now
-        self.event(kind, text, level="warning", device=device, round_id=round_id)
+        more = f" ({last.omitted} more since the last line)" if last and last.omitted else ""
+        self._warned[key] = _Warned(now)
+        self.event(kind, text + more, level="warning", device=device, round_id=round_id)
+
+    def report(self, kind: str, text: str, *, device: str, level: Level = "info") -> None:
+        """Write an event that a device can cause at will, at a bounded rate for each device."""
+        if not self._reported.take(device, self.now()):
+            self._omitted[device] += 1
+            return
+        omitted = self._omitted.pop(device, 0)
+        more = f" ({omitted} events of this device were left out before)" if omitted else ""
+        self.event(kind, text + more, level=level, device=device)
+
+    def report_omitted(self) -> None:
+        """Write one event for each device whose warnings have no line of their own."""
+        texts = defaultdict[str | None, list[str]](list)
+        for (kind, device), one in sorted(self._warned.items(), key=lambda item: item[0][0]):
+            if one.omitted:
+                texts[device].append(f"{kind} {one.omitted}")
+        for device, text in texts.items():
+            more = f"not listed one by one: {', '.join(text)}"
+            self.event("refusals", more, level="warning", device=device)
+
+
+@dataclass(slots=True)
+class _Warned:
+    at: float
+    omitted: int = 0

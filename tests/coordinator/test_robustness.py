@@ -1,10 +1,12 @@
 """Faults that a live coordinator survives, and its end after the others."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.messaging.publisher import MAX_PENDING, Publisher
@@ -13,7 +15,7 @@ from fairbed.coordinator.ports import Score
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import StoreError
 from fairbed.wire.codec import encode
-from fairbed.wire.messages import ChunkRequest, Failed, Offer, Ping, Train
+from fairbed.wire.messages import ChunkRequest, Failed, Offer, Ping, Status, Train
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, OnComplete, Packet
 from tests.coordinator.builders import context, hello
@@ -172,6 +174,17 @@ async def floods(rogue: Rogue) -> None:
                 group.start_soon(rogue.raw, message)
 
 
+async def joins_and_leaves(rogue: Rogue) -> None:
+    """Hellos of 300 agent processes, each of which leaves at once."""
+    if rogue.pending is not None:
+        return
+    rogue.pending = (rogue.offer().manifest, b"", None)
+    for boot in range(1_000, 1_300):
+        await rogue.raw(encode(structs.replace(hello(), boot=boot)))
+        off = encode(Status(state="off", boot=boot))
+        await rogue.link.publish(Topics().status(rogue.name), off, qos=1)
+
+
 async def claims_an_absurd_link(rogue: Rogue) -> None:
     """Rates whose squares are beyond any number."""
     message = context(seq=1 << 30, n_k=40, downlink_bps=1e-300, uplink_bps=1e-300)
@@ -279,6 +292,24 @@ async def test_a_flood_from_one_device_costs_no_other_device_anything(tmp_path: 
         kinds = [e.kind for _, e in reader.events() if e.device == "rogue"]
     assert others == ["done"] * 4
     assert 1 <= kinds.count("flood") <= 3
+
+
+async def test_a_device_that_joins_and_leaves_writes_few_lines(tmp_path: Path) -> None:
+    config = make_config(
+        rounds=2,
+        selection=WHOLE_FLEET,
+        round=RoundConfig(min_devices=3, deadline_s=1.5, join_timeout_s=30.0),
+    )
+    async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
+        group.start_soon(Rogue(joins_and_leaves).run, place)
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        others = [x.outcome for x in reader.exchanges(0) if x.device != "rogue"]
+        kinds = Counter(e.kind for _, e in reader.events() if e.device == "rogue")
+    assert others == ["done"] * 4
+    assert kinds["joined"] + kinds["rejoined"] + kinds["left"] <= 60
+    assert kinds["flood"] == 1
 
 
 async def test_a_resumed_run_keeps_every_row_and_admits_new_devices(tmp_path: Path) -> None:

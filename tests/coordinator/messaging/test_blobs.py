@@ -7,10 +7,16 @@ import anyio
 import pytest
 
 from fairbed.coordinator.messaging import blobs
-from fairbed.coordinator.messaging.blobs import PublicBlobs
+from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideTraffic
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.codec import encode
-from fairbed.wire.messages import MAX_VECTOR_BYTES, MIN_CHUNK_BYTES, Intent, Manifest
+from fairbed.wire.messages import (
+    MAX_VECTOR_BYTES,
+    MIN_CHUNK_BYTES,
+    ChunkRequest,
+    Intent,
+    Manifest,
+)
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from tests.wire.transport.memory import MemoryBroker
@@ -121,3 +127,21 @@ async def test_records_of_other_names_and_too_many_records_clear_no_chunk() -> N
                 )
                 group.start_soon(public.on_intent, intent_of(manifest))
     assert 2 <= len(topics) <= 2 * blobs.MAX_LEFTOVERS
+
+
+async def test_a_device_that_repeats_a_request_gets_each_chunk_once_a_second() -> None:
+    """A request of 90 bytes would have the coordinator send a whole shard, again and again."""
+    data = bytes(4 * MIN_CHUNK_BYTES)
+    manifest = manifest_of(data, "shard", MIN_CHUNK_BYTES)
+    request = ChunkRequest(id=manifest.id, chunks=list(range(4)))
+    traffic = SideTraffic()
+    async with MemoryBroker().transport("coordinator") as link:
+        async for event in link.events():
+            if isinstance(event, LinkUp):
+                break
+        private = PrivateBlobs(link, TOPICS, traffic)
+        private.offer("pi-0", manifest, data)
+        for _ in range(100):
+            await private.on_request("pi-0", request)
+            private.offer("pi-0", manifest, data)  # it says hello again
+    assert len(data) < traffic.down_bytes < 2 * len(data)
