@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.idle_time import IdleSkippingLoop, busy_threads_counted
 from tests.ledger import LEDGER, Ledger
@@ -104,8 +106,24 @@ def golden(snap: bool) -> Golden:
     return check
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hypothesis_is_ready() -> None:
+    """Have hypothesis register its random numbers before anything is frozen.
+
+    On Python 3.14 it warns unless the garbage collector finds what refers to them, and it does not
+    find what is frozen.
+    """
+
+    @settings(max_examples=1, database=None)
+    @given(st.none())
+    def try_one_example(_: None) -> None:
+        pass
+
+    try_one_example()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def garbage_is_young() -> None:
+def garbage_is_young(hypothesis_is_ready: None) -> None:
     """Let a collection of garbage look only at what the tests of one module made.
 
     An agent collects its garbage as it begins. Among all that the tests import that takes 0.4 s,
