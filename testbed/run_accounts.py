@@ -101,6 +101,8 @@ class RunAccounts:
         self.secret = secret or new_secret()
         self._tenant = tenant
         self._known: dict[str, tuple[str, Role]] = {}
+        self.suspended: set[str] = set()
+        """Users that the broker does not accept for now."""
         for name, role in (COORDINATOR, OPERATOR):
             self._known[user_of(name, role)] = name, role
         self.add(devices)
@@ -120,10 +122,11 @@ class RunAccounts:
         return password_of(self.secret, user)
 
     def all(self) -> list[RunAccount]:
-        """Return all logins."""
+        """Return all logins that the broker accepts."""
         return [
             RunAccount(name, role, self._tenant, self.password(user))
             for user, (name, role) in self._known.items()
+            if user not in self.suspended
         ]
 
 

@@ -240,6 +240,7 @@ class Broker:
         self._setup = _Setup(
             folder / f"broker-{port}", host, port, self.password, max_packet_bytes, accounts
         )
+        self._reloading = anyio.Lock()
         self._process = BrokerProcess(kind, command, (host, port), self.url, self.log)
 
     @property
@@ -278,12 +279,44 @@ class Broker:
         if accounts is None or not users:
             return
         accounts.add(users)
-        _KINDS[self.kind].configure(self._setup)
-        self._process.reload()
         url = with_login(self.url, users[-1], accounts.password(users[-1]))
+        async with self._reloading:
+            _KINDS[self.kind].configure(self._setup)
+            self._process.reload()
+            try:
+                await await_accepted(url, ENROL_S)
+            finally:
+                self._remove_passwords()
+
+    async def suspend(self, user: str, for_s: float) -> None:
+        """Disconnect a user and refuse it for a time; without accounts this does nothing.
+
+        amqtt refuses new connections only.
+
+        Args:
+            user: MQTT user name.
+            for_s: Seconds.
+        """
+        accounts = self._setup.accounts
+        if accounts is None or user in accounts.suspended:
+            return
+        accounts.suspended.add(user)
         try:
-            await await_accepted(url, ENROL_S)
+            await self._reload()
+            await anyio.sleep(for_s)
         finally:
+            accounts.suspended.discard(user)
+            with anyio.CancelScope(shield=True):
+                await self._reload()
+
+    async def _reload(self) -> None:
+        """Have the broker read the accounts again."""
+        async with self._reloading:
+            if self.pid is None:  # it reads them when it starts
+                return
+            _KINDS[self.kind].configure(self._setup)
+            self._process.reload()
+            await anyio.sleep(RELOAD_S)
             self._remove_passwords()
 
     def _remove_passwords(self) -> None:
@@ -434,6 +467,9 @@ ENROL_S = 10.0
 """Longest time until a broker accepts a new user, seconds; mosquitto and NATS take 0.1 s."""
 
 RETRY_S = 0.05
+
+RELOAD_S = 0.5
+"""Time in which a broker has read its files again, seconds; it takes some milliseconds."""
 
 ANSWER_S = 10.0
 """Longest wait for an external broker, seconds; more than any distance on earth needs."""

@@ -4,14 +4,14 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -85,6 +85,12 @@ from fairbed.wire.transport.client import MqttTransport
 
 BrokerPid: TypeAlias = Callable[[], "int | None"]
 """Process of the broker; None if it is not on this machine, or down."""
+
+Suspend: TypeAlias = Callable[[str, float], Coroutine[Any, Any, None]]
+"""Disconnects a user of the broker, and refuses it for some seconds."""
+
+SUSPENDED_S = 60.0
+"""How long the broker of a run refuses a device that floods."""
 
 ENROL_POLL_S = 0.2
 """Time between two looks for enrolled users, as in a lab."""
@@ -217,7 +223,7 @@ async def _run(
         devices = [device.at_task(experiment, of_task) for device in devices]
     async with (
         _choose_backend(plan, devices) as choice,
-        _endpoint(plan, choice, stop, group, budget) as (endpoint, broker_pid),
+        _endpoint(plan, choice, stop, group, budget) as (endpoint, broker_pid, suspend),
         relay_on_demand(plan.folder) as on_watch,
         _fleet(plan, choice, endpoint, stop) as backend,
     ):
@@ -233,7 +239,18 @@ async def _run(
             for device in devices:
                 store.add(device.truth_row())
             parts = _Parts(
-                data, artifact, store, attempt, evaluator, endpoint, devices, names, on_watch
+                data=data,
+                artifact=artifact,
+                store=store,
+                attempt=attempt,
+                evaluator=evaluator,
+                endpoint=endpoint,
+                devices=devices,
+                names=names,
+                on_watch=on_watch,
+                on_flood=partial(
+                    _stop_flood, suspend=suspend, group=group, stop=stop, endpoint=endpoint
+                ),
             )
             monitor = _contention_monitor(devices, backend, broker_pid, plan.dilation)
             emulated = _as_emulated(devices, choice)
@@ -464,6 +481,8 @@ class _Parts:
     """Names of all devices of `[[fleet]]`, in its order."""
     on_watch: Callable[[], None]
     """Called when a viewer on another machine asks for rows."""
+    on_flood: Callable[[str], None]
+    """Called when a device sends far more than it may."""
 
 
 def _coordinator(
@@ -511,6 +530,7 @@ def _coordinator(
         audit=audit,
         devices=control,
         on_watch=parts.on_watch,
+        on_flood=parts.on_flood,
     )
     return Coordinator(
         setup,
@@ -531,7 +551,7 @@ async def _endpoint(
     stop: StopControl,
     group: TaskGroup,
     budget: RestartBudget,
-) -> AsyncIterator[tuple[Endpoint, BrokerPid]]:
+) -> AsyncIterator[tuple[Endpoint, BrokerPid, Suspend | None]]:
     """Start the broker, or check an external one; devices of a resumed run find the old address."""
     broker = plan.experiment.broker
     if broker.url != EMBEDDED:
@@ -553,11 +573,11 @@ async def _endpoint(
             limit = await find_chunk_limit(url, topics)
             endpoint = Endpoint(url=url, tenant=broker.tenant, max_chunk_bytes=limit)
             write_endpoint(plan.folder, endpoint)
-            yield endpoint, lambda: None
+            yield endpoint, lambda: None, None
         else:
             endpoint = Endpoint(url=url, tenant=broker.tenant, lab=str(lab.folder))
             write_endpoint(plan.folder, msgspec.structs.replace(endpoint, url=redact(url)))
-            yield endpoint, partial(pid_of_broker, lab)
+            yield endpoint, partial(pid_of_broker, lab), None
         return
     host = (choice and choice.broker_host) or plan.listen_host
     earlier = read_endpoint(plan.folder)
@@ -591,10 +611,25 @@ async def _endpoint(
             _enrol_on_demand, started, accounts, plan.folder, enrol_scope, stop, name="run.enrol"
         )
         try:
-            yield endpoint, lambda: started.pid
+            yield endpoint, lambda: started.pid, started.suspend
         finally:
             for scope in scopes:
                 scope.cancel()
+
+
+def _stop_flood(
+    device: str, suspend: Suspend | None, group: TaskGroup, stop: StopControl, endpoint: Endpoint
+) -> None:
+    """Have the broker of the run refuse a device for a while, or name what an operator can do."""
+    if suspend is not None:
+        text = f"floods the broker, which refuses it for {SUSPENDED_S:g} s"
+        group.start_soon(suspend, device, SUSPENDED_S, name=f"run.suspend[{device}]")
+    elif endpoint.lab is not None:
+        text = f"floods the broker; take it out with: fairbed devices revoke {device}"
+    else:
+        text = "floods the broker; take its user out there"
+    if stop.coordinator is not None:
+        stop.coordinator.note("flood", text, "warning", device)
 
 
 def _audit_of(plan: RunPlan, stop: StopControl) -> Audit:

@@ -10,13 +10,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import anyio
 import psutil
 import pytest
 
 from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
-from fairbed.testbed.run.broker import Broker, BrokerKind, find_broker, start_broker
+from fairbed.testbed.run.broker import (
+    Broker,
+    BrokerKind,
+    await_accepted,
+    find_broker,
+    start_broker,
+)
 from fairbed.testbed.run_accounts import RunAccounts, enrol_user, enrolled_users, password_of
 from fairbed.wire.topics import Topics
+from fairbed.wire.transport.address import with_login
 from tests.testbed.lab.raw_client import Closed, Login, RawClient
 
 T = Topics()
@@ -49,6 +57,10 @@ def client(broker: Broker, accounts: RunAccounts, user: str, **login: object) ->
     for key, value in login.items():
         setattr(made, key, value)
     return RawClient(broker.port, made)
+
+
+def login_url(broker: Broker, accounts: RunAccounts, user: str) -> str:
+    return with_login(broker.url, user, accounts.password(user))
 
 
 def content_of(folder: Path) -> bytes:
@@ -163,6 +175,23 @@ async def test_a_device_that_is_enrolled_later_is_accepted(
             assert coordinator.until(b"hello") == []
             coordinator.publish(T.control("pi"), b"mark", qos=1)
             assert pi.until(b"mark") == []  # its connection outlived the reload
+
+
+@on_brokers
+async def test_a_device_that_floods_is_refused_for_a_while(
+    kind: BrokerKind, tmp_path: Path
+) -> None:
+    async with running(kind, tmp_path) as (broker, accounts), anyio.create_task_group() as group:
+        with client(broker, accounts, "pi") as pi, client(broker, accounts, "nano") as nano:
+            nano.subscribe(T.control("nano"))
+            group.start_soon(broker.suspend, "pi", 0.2)
+            await anyio.sleep(0.3)
+            if kind != "amqtt":  # it paces its clients, and only refuses them when they come back
+                pi.await_close(5.0)
+            with pytest.raises((Closed, TimeoutError)):
+                client(broker, accounts, "pi").close()
+            nano.ping()
+        await await_accepted(login_url(broker, accounts, "pi"), 5.0)
 
 
 @on_brokers
