@@ -5,9 +5,10 @@ import anyio.to_thread
 import msgspec
 
 from fairbed.coordinator.fleet.codec_agreement import missing_codecs
+from fairbed.coordinator.fleet.plausibility import fault_in_hello
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
-from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.coordinator.policy.config import ExchangeConfig, LimitsConfig
 from fairbed.coordinator.ports import ShardSource
 from fairbed.coordinator.state.registry import (
     NEVER,
@@ -56,6 +57,7 @@ class Fleet:
         side_traffic: SideTraffic,
         exchange: ExchangeConfig,
         held_out: HeldOut | None = None,
+        limits: LimitsConfig | None = None,
     ) -> None:
         self.registry = registry
         self._publisher = publisher
@@ -66,6 +68,7 @@ class Fleet:
         self._side_traffic = side_traffic
         self._exchange = exchange
         self._held_out = held_out
+        self._limits = limits or LimitsConfig()
         self._manifests: dict[str, Manifest] = {}
         self._clamped: set[tuple[str, str]] = set()
         """Device and name of each clamped value that has an event already: one event per run."""
@@ -113,6 +116,9 @@ class Fleet:
         if hello.n_k == 0:
             reason = "its own data must hold at least 1 example, got 0"
             self._refuse(name, reason, is_final=True)
+            return False
+        if fault := fault_in_hello(hello, self._limits):
+            self._refuse(name, fault)
             return False
         shard = None
         if hello.n_k is None:

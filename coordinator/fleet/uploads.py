@@ -58,10 +58,10 @@ class Uploads:
     """
 
     def __init__(
-        self, layout: Layout, now: Callable[[], float], limits: LimitsConfig = LimitsConfig()
+        self, layout: Layout, now: Callable[[], float], limits: LimitsConfig | None = None
     ) -> None:
         self._layout = layout
-        self.limits = limits
+        self.limits = limits or LimitsConfig()
         self._now = now
         self._open: dict[str, _Upload] = {}
         self._spare: dict[int, list[bytearray]] = {}
@@ -95,9 +95,7 @@ class Uploads:
         """
         spare = self._spare.get(manifest.size_bytes)
         memory = spare.pop() if spare else None
-        self._open[device] = _Upload(
-            UploadReceiver(manifest, window, memory), codec, base, privacy
-        )
+        self._open[device] = _Upload(UploadReceiver(manifest, window, memory), codec, base, privacy)
 
     def is_open(self, device: str) -> bool:
         """Return whether a device may send chunks."""

@@ -805,6 +805,29 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
         return round_id == rounds or (self.every > 0 and round_id % self.every == 0)
 
 
+class LimitsConfig(Section, frozen=True, kw_only=True):
+    """`[limits]`: what a device may plausibly report; a report beyond it is refused.
+
+    They are wide: an honest device does not reach them. They bound what one faulty device does to a
+    model; against malicious ones set `aggregation.defence` and `aggregation.max_weight`, too. A
+    replay has no limits.
+    """
+
+    check: Literal["auto", "on", "off"] = "auto"
+    """auto: on, but off in a study with malicious devices, so that it agrees with its replay."""
+    update_norm: Annotated[float, Meta(gt=0.0, le=1e30)] = 100.0
+    """Largest |w_k - w_t| of an update, in multiples of 1 + |w_t|, over the parameters. Buffers and
+    vectors of a local rule may change by 10,000 times as much. With `[privacy]` the noise is
+    added."""
+    loss: Annotated[float, Meta(gt=0.0, le=1e30)] = 1e6
+    """Largest loss that a device reports with its update."""
+    examples: PositiveInt = 10_000_000
+    """Most training examples of a device with own data; one with more may not join."""
+    time_ratio: Annotated[float, Meta(ge=1.0, le=1e6)] = 1.5
+    """Largest sum of the reported phases, in multiples of the time that the coordinator measured,
+    after the first 2 s."""
+
+
 class OperatorConfig(Section, frozen=True, kw_only=True):
     """`[operator]`: commands of operators to the live run."""
 
@@ -830,6 +853,7 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     personalisation: PersonalisationConfig = PersonalisationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     operator: OperatorConfig = OperatorConfig()
+    limits: LimitsConfig = LimitsConfig()
     held_out: HeldOut | None = None
     """How devices with own data hold out test examples; None: they do not."""
     min_linked: PositiveInt = 1

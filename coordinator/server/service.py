@@ -317,6 +317,7 @@ class Coordinator:
             side_traffic=side_traffic,
             exchange=self._config.exchange,
             held_out=self._config.held_out,
+            limits=self._config.limits,
         )
 
     def _build_services(

@@ -22,6 +22,7 @@ from fairbed.coordinator.policy.config import (
     CoordinatorConfig,
     EvaluationConfig,
     ExchangeConfig,
+    LimitsConfig,
     ModelConfig,
     NonNegativeFloat,
     OperatorConfig,
@@ -336,6 +337,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     exchange: ExchangeConfig = ExchangeConfig()
     personalisation: PersonalisationConfig = PersonalisationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    limits: LimitsConfig = LimitsConfig()
     operator: OperatorConfig = OperatorConfig()
     notify: NotifyConfig = NotifyConfig()
     broker: BrokerConfig = BrokerConfig()
@@ -509,8 +511,17 @@ class Experiment(Section, frozen=True, kw_only=True):
             personalisation=self.personalisation,
             privacy=self.privacy,
             operator=self.operator,
+            limits=self._limits,
             held_out=self._held_out,
         )
+
+    @property
+    def _limits(self) -> LimitsConfig:
+        """`[limits]`, with `auto` decided."""
+        if self.limits.check != "auto":
+            return self.limits
+        is_study = any(group.malicious is not None for group in self.fleet)
+        return msgspec.structs.replace(self.limits, check="off" if is_study else "on")
 
     @property
     def _held_out(self) -> HeldOut | None:

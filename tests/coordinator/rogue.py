@@ -210,6 +210,25 @@ async def reports_loss(rogue: Rogue, loss: float | None) -> None:
     await rogue.raw(frame)
 
 
+async def sends_a_huge_value(rogue: Rogue) -> None:
+    """A finite vector with one value near the largest float32."""
+    vector = np.zeros(ARTIFACT.spec.layout.n_values, np.float32)
+    vector[3] = 3e38
+    offer = rogue.offer()
+    rogue.pending = (offer.manifest, bytes(vector_to_bytes(vector)), None)
+    await rogue.send(offer)
+
+
+async def claims_a_year_of_training(rogue: Rogue) -> None:
+    """Phases that last longer than the exchange."""
+    await rogue.send(rogue.offer(phases=phases(train_s=9e6)))
+
+
+async def claims_a_huge_loss(rogue: Rogue) -> None:
+    """A finite loss that no model has."""
+    await rogue.send(rogue.offer(loss_train=1e29))
+
+
 async def floods(rogue: Rogue) -> None:
     """Chunks without a grant, out of range, corrupt, and of no known blob."""
     offer = rogue.offer()

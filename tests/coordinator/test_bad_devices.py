@@ -29,6 +29,9 @@ REJECTED = [
     (rogue.sends_wrong_hash, "sha256"),
     (rogue.offers_wrong_shape, "update: must hold 610 float32 (2440 bytes), got 2436 bytes"),
     (rogue.offers_far_too_much, "update: must hold 610 float32 (2440 bytes), got 1073741824 bytes"),
+    (rogue.sends_a_huge_value, "(limits.update_norm), got 3e+38"),
+    (rogue.claims_a_year_of_training, "(limits.time_ratio), got 9e+06 s"),
+    (rogue.claims_a_huge_loss, "offer: loss_train must be at most 1e+06 (limits.loss), got 1e+29"),
     (rogue.claims_no_examples, "offer: n_k must be at least 1, got 0"),
 ]
 

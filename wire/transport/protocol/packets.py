@@ -357,12 +357,12 @@ class Reader:
             if self._filled < len(self._body):
                 return []
             body, self._body = self._body, None
-            packet = decode(self._first, body.toreadonly())
+            whole = decode(self._first, body.toreadonly())
             if not self._to_skip:
-                return [packet]
-            assert isinstance(packet, Publish)
-            n_bytes = len(packet.payload) + self._to_skip
-            self._oversized = Oversized(packet.topic, n_bytes, packet.qos, packet.packet_id)
+                return [whole]
+            assert isinstance(whole, Publish)
+            n_bytes = len(whole.payload) + self._to_skip
+            self._oversized = Oversized(whole.topic, n_bytes, whole.qos, whole.packet_id)
             return []
         if self._oversized is not None:
             self.large_bytes += n_bytes

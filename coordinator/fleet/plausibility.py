@@ -1,0 +1,102 @@
+"""Limits on what a device may plausibly report; see `[limits]` of an experiment.
+
+A report that breaks one is refused: its exchange ends as `rejected`, with the fault as its reason.
+"""
+
+import math
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.aggregation.running_sum import squared_distance
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.policy.config import LimitsConfig
+from fairbed.wire.messages import DEVICE_PHASES, Hello, Offer, Privacy
+
+TIME_SLACK_S = 2.0
+"""Time that reported phases may exceed the measured one in any case: scheduling of both sides."""
+
+OTHER_VALUES = 1e4
+"""Factor on the limit of values that are no parameters: a running variance follows the data."""
+
+NOISE_MARGIN = 2.0
+"""Factor on the expected norm of local noise, which varies by 1 / sqrt(2 n) of it for n values."""
+
+
+def fault_in_hello(hello: Hello, limits: LimitsConfig) -> str | None:
+    """Return why a device may not join; None if it may."""
+    if limits.check == "off" or (hello.n_k or 0) <= limits.examples:
+        return None
+    return (
+        f"its own data must hold at most {limits.examples} examples, got {hello.n_k}; "
+        "raise limits.examples if it has them"
+    )
+
+
+def fault_in_report(offer: Offer, elapsed_s: float, limits: LimitsConfig) -> str | None:
+    """Return what is implausible in an offer; None if nothing is.
+
+    Args:
+        offer: The offer.
+        elapsed_s: Time from the dispatch to the offer, on the coordinator's clock.
+        limits: `[limits]`.
+    """
+    if limits.check == "off":
+        return None
+    for name in ("loss_before", "loss_train"):
+        loss: float | None = getattr(offer, name)
+        if loss is not None and loss > limits.loss:
+            return f"offer: {name} must be at most {limits.loss:g} (limits.loss), got {loss:g}"
+    reported_s = math.fsum(getattr(offer.phases, f"{phase}_s") for phase in DEVICE_PHASES)
+    limit_s = TIME_SLACK_S + limits.time_ratio * elapsed_s
+    if max(reported_s, offer.phases.train_cpu_s / _MAX_THREADS) > limit_s:
+        return (
+            f"offer: the phases must last at most {limit_s:.3g} s (limits.time_ratio), got "
+            f"{reported_s:.3g} s, with {offer.phases.train_cpu_s:.3g} s of processor time"
+        )
+    return None
+
+
+_MAX_THREADS = 4096
+"""Processors of a device, as in `wire.messages.Capabilities`."""
+
+
+def fault_in_update(
+    vector: Vector, sent: Vector, n_params: int, limits: LimitsConfig, privacy: Privacy | None
+) -> str | None:
+    """Return what is implausible in an update; None if nothing is.
+
+    Args:
+        vector: The model that the device returned, with the vectors of its rule, shape (n,).
+        sent: The model that it was sent, shape (n_values,), n_values <= n.
+        n_params: Number of parameters.
+        limits: `[limits]`.
+        privacy: Noise that the device adds; None without.
+    """
+    if limits.check == "off":
+        return None
+    n_values = len(sent)
+    before = _norm(sent[:n_params])
+    allowed = limits.update_norm * (1.0 + before)
+    if privacy is not None:
+        noise = privacy.noise_multiplier * math.sqrt(n_params)
+        allowed += privacy.clip * (1.0 + NOISE_MARGIN * noise)
+    change = math.sqrt(squared_distance(vector[:n_params], sent[:n_params]))
+    if change > allowed:
+        return (
+            f"update: its norm must be at most {allowed:.4g} (limits.update_norm), got {change:.4g}"
+        )
+    others = math.hypot(
+        math.sqrt(squared_distance(vector[n_params:n_values], sent[n_params:])),
+        _norm(vector[n_values:]),
+    )
+    allowed *= OTHER_VALUES
+    if others > allowed + limits.update_norm * OTHER_VALUES * _norm(sent[n_params:]):
+        return (
+            "update: buffers and vectors of the local rule must change by at most "
+            f"{allowed:.4g} (limits.update_norm), got {others:.4g}"
+        )
+    return None
+
+
+def _norm(vector: Vector) -> float:
+    return math.sqrt(squared_distance(vector, np.broadcast_to(np.float32(0.0), vector.shape)))
