@@ -161,7 +161,7 @@ class NamespaceBackend:
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Report while the context lasts if another program removes the limits of a device."""
+        """Report while the context lasts if the limits of a device or a relay are gone."""
 
         async def watch() -> None:
             try:
@@ -171,6 +171,7 @@ class NamespaceBackend:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, name="backend.limits")
+            tasks.start_soon(self._network.watch, self._ended, name="backend.relays")
             try:
                 yield
             finally:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 import anyio
 import msgspec
 
+from fairbed.testbed.backends.helper import OnEnd
 from fairbed.testbed.backends.network.batch import BatchPipe, open_batch_pipe
 from fairbed.testbed.backends.network.cell_waits import CellWaits
 from fairbed.testbed.backends.network.counters import LinkCounters, read_counters
@@ -229,6 +230,10 @@ class Network:
     def path(self, name: str) -> list[int]:
         """Return the process id of a device's relay, if it has one: its lateness slows the link."""
         return self._relays.path(name)
+
+    async def watch(self, on_end: OnEnd) -> None:
+        """Report each relay that ends, until cancelled: its devices have no link any more."""
+        await self._relays.watch(on_end)
 
     def namespace(self, name: str) -> Path:
         """Return the path of a device's namespace, for `setns`, `nsenter` or a container engine.

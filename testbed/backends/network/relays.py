@@ -12,7 +12,13 @@ import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper, open_helper
+from fairbed.testbed.backends.helper import (
+    ANSWER_TIMEOUT_S,
+    HelperEnded,
+    OnEnd,
+    end_helper,
+    open_helper,
+)
 from fairbed.testbed.backends.network.plan.relay_protocol import (
     RelayedLink,
     RelayedLinkState,
@@ -35,7 +41,7 @@ class _RelayPipe:
         assert process.stdin is not None
         assert process.stdout is not None
         self.pid = process.pid
-        self._name, self._log = name, log
+        self._name, self._log, self._process = name, log, process
         self._stdin = process.stdin
         self._stdout = BufferedByteReceiveStream(process.stdout)
         self._lock = anyio.Lock()
@@ -63,6 +69,11 @@ class _RelayPipe:
             raise BackendError(f"{self._name}: {reply.problem}")
         return reply
 
+    async def watch(self, on_end: OnEnd) -> None:
+        """Report the end of the process, which is never requested while this waits."""
+        status = await self._process.wait()
+        on_end(HelperEnded(self._name, status, was_requested=False, is_device=False))
+
 
 class Relays:
     """All relays of a network; see `open_relays`."""
@@ -85,6 +96,12 @@ class Relays:
         """Add a relay and its devices."""
         self._pipes.append(pipe)
         self._of.update(dict.fromkeys(devices, pipe))
+
+    async def watch(self, on_end: OnEnd) -> None:
+        """Report each relay that ends; without relays, return at once."""
+        async with anyio.create_task_group() as tasks:
+            for pipe in self._pipes:
+                tasks.start_soon(pipe.watch, on_end, name=f"relay[{pipe.pid}].end")
 
     async def change(self, changes: Mapping[str, RelayedLinkState]) -> None:
         """Change links; return when the changes are in effect.

@@ -296,6 +296,22 @@ def test_a_device_with_full_memory_ends_and_the_reason_is_reported(
     assert death.reason == "its memory was full"
 
 
+def test_a_relay_that_ends_is_reported(tmp_path: Path, run_id: str) -> None:
+    ended: list[HelperEnded] = []
+
+    async def test() -> None:
+        fleet = pis(1, Shape(delay_s=0.01))
+        async with opened_backend(tmp_path, run_id, fleet, ended) as (choice, _):
+            assert choice.network is not None
+            if not choice.network.pids:
+                pytest.skip("this kernel delays packets by itself")
+            os.kill(choice.network.pids[0], signal.SIGKILL)
+            await until(lambda: bool(ended))
+            assert ended == [HelperEnded("relay-0", -signal.SIGKILL, False, False)]
+
+    run(test)
+
+
 def test_the_next_start_removes_what_a_killed_run_left(tmp_path: Path, run_id: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path), run_id],
