@@ -261,7 +261,13 @@ class Broker:
         Raises:
             BrokerError: It does not start.
         """
-        self._setup.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._setup.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise BrokerError(
+                f"{self._setup.folder}: must be writable, got {exc.strerror}; free space and "
+                "resume the run"
+            ) from exc
         try:
             await self._process.start(_KINDS[self.kind].configure(self._setup))
         except BaseException:
@@ -372,12 +378,22 @@ def _free_port(host: str) -> int:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file that only this user can read, atomically: a live broker may read it again."""
+    """Write a file that only this user can read, atomically: a live broker may read it again.
+
+    Raises:
+        BrokerError: The disk could not store it.
+    """
     scratch = path.with_name(f".{path.name}")
-    scratch.unlink(missing_ok=True)
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-    scratch.replace(path)
+    try:
+        scratch.unlink(missing_ok=True)
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        scratch.replace(path)
+    except OSError as exc:
+        raise BrokerError(
+            f"{path}: the configuration of the broker must fit on the disk, got {exc.strerror}; "
+            "free space and resume the run"
+        ) from exc
 
 
 def _configure_mosquitto(setup: _Setup) -> list[str]:

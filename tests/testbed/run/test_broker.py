@@ -1,5 +1,6 @@
 """The embedded broker: start, login, restart and end, without leftovers."""
 
+import errno
 import os
 import signal
 import socket
@@ -112,6 +113,23 @@ async def test_keeps_its_address_and_password_over_a_restart(
                 assert await anext(link.events()) == LinkUp(2)
             assert broker.pid != before[0]
             assert broker.url == before[1]
+
+
+async def test_a_restart_on_a_full_disk_is_one_line_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker("mosquitto", folder=tmp_path) as broker:
+            with monkeypatch.context() as disk:
+                disk.setattr("fairbed.testbed.run.broker.os.open", full)
+                with pytest.raises(BrokerError, match="must fit on the disk, got No space left"):
+                    await broker.restart()
+            await broker.restart()
+            async with MqttTransport(broker.url, "me") as link:
+                assert await anext(link.events()) == LinkUp(1)
 
 
 @pytest.mark.parametrize("kind", BROKERS)
