@@ -152,14 +152,16 @@ class LiveRun:
 
 
 @contextmanager
-def separate_agents(folder: Path, urls: Mapping[str, str]) -> Iterator[list[psutil.Process]]:
+def separate_agents(
+    folder: Path, urls: Mapping[str, str], log_level: str = "warning"
+) -> Iterator[list[psutil.Process]]:
     """Run an agent of each name at its broker address, as on separate devices."""
     with ExitStack() as stack:
         agents = []
         for name, url in urls.items():
             config = folder / f"{name}.toml"  # a password in an argument is a warning
             keys = {"broker_url": url, "name": name, "cache_folder": str(folder / name)}
-            keys["log_level"] = "warning"
+            keys["log_level"] = log_level
             config.write_text("".join(f"{key} = {json.dumps(keys[key])}\n" for key in keys))
             command = [sys.executable, "-m", "fairbed.device_agent.cli", "--config", str(config)]
             process = stack.enter_context(subprocess.Popen(guarded(command)))

@@ -237,8 +237,15 @@ def _do(
     _cause(fleet, step)
     over = time.monotonic()
     try:
-        ended = _resume(fleet, step, violations)
-        fleet.await_rounds(RECOVERED_ROUNDS, RECOVERY_S)
+        if step.ends_run and _has_part(fleet, step.faults[-1]):
+            ended = _resume(fleet, step, violations)
+        try:
+            fleet.await_rounds(RECOVERED_ROUNDS, RECOVERY_S)
+        except RunEndedError:
+            if fleet.is_alive or ended:
+                raise
+            ended = _resume(fleet, step, violations)  # a full disk may have ended it
+            fleet.await_rounds(RECOVERED_ROUNDS, RECOVERY_S)
         recovery_s = time.monotonic() - over
     except RunEndedError as exc:
         violations.append(str(exc))
@@ -277,20 +284,14 @@ def _cause(fleet: LiveFleet, step: Step) -> None:
 
 
 def _resume(fleet: LiveFleet, step: Step, violations: list[str]) -> str:
-    """Resume the run if it has ended, as a fault of the step may do; return how it ended.
+    """Wait for the end of the run's process, check it, and resume the run; return how it ended.
 
     Raises:
-        RunEndedError: It did not end, or cannot be resumed.
+        RunEndedError: It did not end in time, or cannot be resumed.
     """
-    may_end = step.ends_run or any(fault.kind.name == "disk full" for fault in step.faults)
     last = step.faults[-1]
-    if step.ends_run and _has_part(fleet, last):
-        ending = fleet.await_end(END_S.get(last.kind.name, END_OTHERS_S))
-    elif fleet.is_alive:
-        return ""
-    else:
-        ending = fleet.await_end(0.0)
-    if not may_end:
+    ending = fleet.await_end(END_S.get(last.kind.name, END_OTHERS_S))
+    if not (step.ends_run or any(fault.kind.name == "disk full" for fault in step.faults)):
         violations.append(f"the run ended with status {ending.status}: {ending.line}")
     if ending.status not in (0, 1, -9) or "Traceback" in ending.line:
         violations.append(f"the run must end with one line, got {ending.status}: {ending.line}")

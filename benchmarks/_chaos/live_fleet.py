@@ -68,6 +68,11 @@ link = "wifi-board"
 count = {devices}
 """
 
+SEPARATE = """
+[[fleet]]
+physical = [{names}]
+"""
+
 BETA = 0.2
 """Three devices and a hostile one can have it with two selections per round."""
 
@@ -134,7 +139,12 @@ class LiveFleet:
         self._process: subprocess.Popen[bytes] | None = None
         self._agents: dict[int, tuple[ExitStack, list[psutil.Process]]] = {}
         """The separate agents by number, each with what ends it."""
-        fleet = "" if setup == "separate" else EMULATED.format(setup=setup, devices=devices)
+        names = ", ".join(f'"{_name(number)}"' for number in range(devices))
+        fleet = (
+            SEPARATE.format(names=names)
+            if setup == "separate"
+            else EMULATED.format(setup=setup, devices=devices)
+        )
         self._experiment, self._log = folder / "chaos.toml", folder / "chaos.log"
         self._text = EXPERIMENT.format(seed=seed, beta=BETA, broker=broker, fleet=fleet)
 
@@ -331,7 +341,7 @@ class LiveFleet:
         command = OperatorCommand(
             id=secrets.token_bytes(16),
             action="fault",
-            device=f"pi-{fault.device + 1}",
+            device=_name(fault.device),
             name=outage,
             value=fault.duration_s,
         )
@@ -364,9 +374,9 @@ class LiveFleet:
             self._agents.pop(number)[0].close()
         endpoint = read_endpoint(self.folder)
         assert endpoint is not None
-        stack, name = ExitStack(), f"pi-{number + 1}"
+        stack, name = ExitStack(), _name(number)
         urls = {name: anyio.run(enrol_in_run, self.folder, endpoint, name)}
-        self._agents[number] = stack, stack.enter_context(separate_agents(self._top, urls))
+        self._agents[number] = stack, stack.enter_context(separate_agents(self._top, urls, "error"))
 
     def _attack(self, kind: str, fault: Fault) -> Callable[[], None]:
         what = [kind, str(self.folder), str(fault.duration_s), str(fault.seed)]
@@ -422,6 +432,10 @@ class LiveFleet:
     def _last_line(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
+
+
+def _name(number: int) -> str:
+    return f"pi-{number + 1}"
 
 
 def _nothing() -> None:
