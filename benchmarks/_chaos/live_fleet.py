@@ -29,7 +29,8 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import RoundRow
 from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.run.broker import BrokerKind, enrol_in_run
+from fairbed.testbed.run.broker import BrokerKind
+from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import OperatorCommand
@@ -375,7 +376,7 @@ class LiveFleet:
         endpoint = read_endpoint(self.folder)
         assert endpoint is not None
         stack, name = ExitStack(), _name(number)
-        urls = {name: anyio.run(enrol_in_run, self.folder, endpoint, name)}
+        urls = {name: login_of(endpoint, name)}
         self._agents[number] = stack, stack.enter_context(separate_agents(self._top, urls, "error"))
 
     def _attack(self, kind: str, fault: Fault) -> Callable[[], None]:

@@ -1,0 +1,102 @@
+"""A live run that is killed and goes on; and what the benchmark prints."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks import chaos
+from benchmarks._chaos.belongings import Belongings
+from benchmarks._chaos.hostile import flipped
+from benchmarks.chaos import SetupResult, StepResult
+from fairbed.testbed.host.broker_process import find_mosquitto
+
+
+@pytest.mark.full
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_killed_run_goes_on_and_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--minutes", "60", "--steps", "2", "--broker", "mosquitto", "--backend", "process"]
+    kinds = "broker killed,coordinator killed"
+    code = chaos.main([*options, "--kinds", kinds, "--seed", "3", "--json"])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    (found,) = json.loads(output.out)["setups"]
+    assert {kind for step in found["steps"] for kind in step["kinds"]} == set(kinds.split(","))
+    assert found["lives"] == 2
+    assert found["rounds"] >= 2 * chaos.RECOVERED_ROUNDS
+    assert found["outcomes"]["done"] >= found["rounds"]
+    assert all(step["recovery_s"] > 0.0 for step in found["steps"])
+    assert "process, mosquitto: step 1: " in output.err
+
+
+STEP = StepResult(
+    number=7,
+    step="step 7: 0.10 s, then broker killed after 0.00 s",
+    kinds=["broker killed"],
+    round=40,
+    recovery_s=1.25,
+    ended="",
+    violations=["round 40: queue of pi-1 must be 0.2, got 0.4"],
+)
+SETUP = SetupResult(
+    broker="nats",
+    backend="process",
+    seed=9,
+    steps=[STEP],
+    rounds=40,
+    void_rounds=1,
+    lives=1,
+    outcomes={"done": 78},
+    hostile_packets=0,
+    peak_mib={"broker": 12.0},
+    violations=[],
+    repeat="fairbed bench chaos --seed 9",
+)
+
+
+def test_a_violation_is_an_exit_status_and_a_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chaos, "disturb", lambda *arguments: SETUP)
+    assert chaos.main(["--broker", "nats", "--backend", "process", "--seed", "9"]) == 1
+    output = capsys.readouterr()
+    assert "nats, process, seed 9: 1 steps, 40 rounds (1 void), 1 lives, 1 violations" in output.out
+    assert "broker killed" in output.out
+    assert "repeat: fairbed bench chaos --seed 9" in output.out
+    expected = "chaos: nats, process: step 7: round 40: queue of pi-1 must be 0.2, got 0.4\n"
+    assert output.err == expected
+
+
+def test_an_unknown_kind_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        chaos.main(["--kinds", "earthquake"])
+    assert "--kinds: must be of agent killed, " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_what_belongs_to_a_run_is_found_by_its_name(tmp_path: Path) -> None:
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(flush=True); "
+    belongings = Belongings("chaos-of-a-test")
+    command = [sys.executable, "-c", f"{code}sys.stdin.read()", "chaos-of-a-test"]
+    with psutil.Popen(command, stdin=-1, stdout=-1) as process:
+        process.stdout.readline()
+        belongings.see(process)
+        assert set(belongings.processes) == {process.pid}
+        assert len(belongings.ports) == 1
+        assert belongings.left_listening() == [f"port {port}" for port in belongings.ports]
+    assert belongings.left_alive() == belongings.left_listening() == []
+    assert belongings.stems() == set()
+
+
+def test_one_bit_is_flipped() -> None:
+    rng = np.random.default_rng(1)
+    before = bytes(rng.bytes(64))
+    for _ in range(100):
+        pairs = zip(before, flipped(before, rng), strict=True)
+        assert sum((a ^ b).bit_count() for a, b in pairs) == 1
