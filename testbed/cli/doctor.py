@@ -248,6 +248,8 @@ def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
         try:
             seconds = anyio.run(_try_broker, kind)
         except (BrokerError, TimeoutError, OSError) as exc:
+            if find_broker(kind) is not None:  # to install it would not help
+                hint = ""
             yield CheckResult("broker", kind, False, str(exc), hint, is_needed)
             continue
         working.append(kind)
