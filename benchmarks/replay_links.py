@@ -6,8 +6,9 @@
 A cell is a rate (Mbit/s, both ways), a one-way delay (ms), a loss (%, each way) and a size (kB).
 Devices in network namespaces make transfers of that size over one TCP connection each, in both
 directions by turns, with a pause after each. The model repeats the same sequence of transfers, many
-times. A row of the result compares the medians of one cell and direction. Cells run at the same
-time, as far as this machine carries their packets. Needs root on Linux.
+times. A row of the result compares the medians of one cell: of its downloads, of its uploads, and
+of both together, as an exchange has one of each. The limits are those of exchanges. Cells run at
+the same time, as far as this machine carries their packets. Needs root on Linux.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from math import ceil, nan
 from pathlib import Path
@@ -38,8 +39,13 @@ from fairbed.testbed.emulation.tcp import TcpPath, TcpSender, transfer_end
 PAUSE_S = 0.7
 """After a transfer: more than a retransmission time-out, as in an exchange."""
 
-MODELLED = 1000
-"""Transfers of a cell by the model, at least."""
+MODELLED, MODELLED_BYTES = 1000, 4e8
+"""Transfers of a cell and direction by the model, and their data, at least: half of the small
+transfers lose no packet, so the median of a thousand differs by a tenth between two seeds."""
+
+DIRECTIONS = ("down", "up")
+EXCHANGE = "exchange"
+"""A download and the upload after it."""
 
 DEVICES = 20
 """Devices of a cell, at most. The transfers of one device are not independent: a connection keeps
@@ -52,7 +58,7 @@ MAX_WAIT_SHARE = 0.05
 """A process on the path that waited longer for a processor makes a measurement invalid."""
 
 LIMITS = ((0.011, 0.1), (0.031, 0.2))
-"""Greatest error of the median, by loss."""
+"""Greatest error of the median of exchanges, by loss."""
 
 MARK = "replay links"
 
@@ -77,10 +83,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """The transfers of a cell in one direction; durations in seconds."""
+    """The transfers of a cell; durations in seconds."""
 
     cell: Cell
     direction: str
+    """`down`, `up` or `exchange`."""
     transfers: Transfers
     """Of each device."""
     count: int
@@ -94,7 +101,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Of the median of the model, relative."""
     limit: float | None = None
     ok: bool | None = None
-    """None if there is no limit, or the measurement is not valid."""
+    """None if the row has no limit, or the measurement is not valid."""
     waited: float
     """Greatest share of the time that a process on the path waited for a processor."""
 
@@ -182,8 +189,11 @@ def _planned(cell: Cell, transfers: int) -> Measurement:
     return Measurement(cell, devices, each, devices * bps)
 
 
-def modelled(cell: Cell, direction: str, transfers: Transfers, least: int = 20) -> list[float]:
+@cache
+def modelled(cell: Cell, direction: str, transfers: Transfers, least: int = 20) -> Sequence[float]:
     """Return durations by the model: as many connections as give `least` transfers."""
+    if direction == EXCHANGE:
+        return _exchanges(*(modelled(cell, one, transfers, least) for one in DIRECTIONS))
     path, rng, found = cell.path(direction), random.Random(repr((cell, direction))), list[float]()
     while len(found) < least:
         sender, t = TcpSender(), 0.0
@@ -199,13 +209,20 @@ def measured(batch: Sequence[Measurement]) -> list[Row]:
     """Measure the cells of a batch at the same time, and compare them with the model."""
     live, waited = anyio.run(_measured, batch)
     return [
-        _row(each, direction, live[number][direction], waited)
-        for number, each in enumerate(batch)
-        for direction in ("down", "up")
+        _row(each, direction, durations, waited)
+        for each, (down, up) in zip(batch, live, strict=True)
+        for direction, durations in (("down", down), ("up", up), (EXCHANGE, _exchanges(down, up)))
     ]
 
 
-async def _measured(batch: Sequence[Measurement]) -> tuple[list[dict[str, list[float]]], float]:
+def _exchanges(down: Sequence[float], up: Sequence[float]) -> list[float]:
+    return [sum(pair) for pair in zip(down, up, strict=True)]
+
+
+async def _measured(
+    batch: Sequence[Measurement],
+) -> tuple[list[tuple[list[float], list[float]]], float]:
+    """Return the durations of each cell, down and up, and the share of `Row.waited`."""
     of = {f"d{n}-{k}": n for n, each in enumerate(batch) for k in range(each.devices)}
     shapes = {name: _shape(batch[number].cell) for name, number in of.items()}
     seed = secrets.randbits(32)
@@ -218,10 +235,11 @@ async def _measured(batch: Sequence[Measurement]) -> tuple[list[dict[str, list[f
         )
         with watch([os.getpid(), *children()], lambda: 0.0) as contention:
             times = await anyio.to_thread.run_sync(run)
-    live: list[dict[str, list[float]]] = [{"down": [], "up": []} for _ in batch]
+    live = [(list[float](), list[float]()) for _ in batch]
     for number, each in zip(of.values(), times, strict=True):
-        live[number]["down"] += each.down
-        live[number]["up"] += each.up
+        down, up = live[number]
+        down += each.down
+        up += each.up
     return live, _waited_share(contention)
 
 
@@ -255,9 +273,11 @@ def _row(measurement: Measurement, direction: str, live: list[float], waited: fl
 def compared(row: Row) -> Row:
     """Return a row with the durations of the model, which repeats the same transfers."""
     cell = row.cell
-    model = modelled(cell, row.direction, row.transfers, MODELLED)
+    least = max(MODELLED, ceil(MODELLED_BYTES / cell.n_bytes))
+    model = modelled(cell, row.direction, row.transfers, least)
     error = statistics.median(model) / row.live_s - 1.0
-    limit = next((limit for loss, limit in LIMITS if cell.loss_ratio <= loss), None)
+    limits = (limit for loss, limit in LIMITS if cell.loss_ratio <= loss)
+    limit = next(limits, None) if row.direction == EXCHANGE else None
     is_judged = limit is not None and row.waited <= MAX_WAIT_SHARE
     return msgspec.structs.replace(
         row,
@@ -269,11 +289,11 @@ def compared(row: Row) -> Row:
     )
 
 
-def _p95(values: list[float]) -> float:
+def _p95(values: Sequence[float]) -> float:
     return sorted(values)[ceil(0.95 * len(values)) - 1]
 
 
-HEADER = ("Mbit/s", "delay", "loss", "size", "direction", "n", "measured", "model", "error", "")
+HEADER = ("Mbit/s", "delay", "loss", "size", "of", "n", "measured", "model", "error", "")
 """Columns of the tables; medians, with 95th percentiles in brackets."""
 
 

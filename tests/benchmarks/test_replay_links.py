@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks import replay_links
 from benchmarks._link_transfers import Transfers
 from benchmarks.replay_links import (
     BUDGET_BPS,
@@ -24,10 +25,17 @@ CELL = Cell(rate_bps=8e6, delay_s=0.02, loss_ratio=0.01, n_bytes=50_000)
 TRANSFERS = Transfers(n_bytes=50_000, count=5, pause_s=0.7)
 
 
+@pytest.fixture(autouse=True)
+def short_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model repeat few transfers."""
+    monkeypatch.setattr(replay_links, "MODELLED", 50)
+    monkeypatch.setattr(replay_links, "MODELLED_BYTES", 0)
+
+
 def row(cell: Cell = CELL, live_s: float = 0.2, waited: float = 0.0) -> Row:
     return Row(
         cell=cell,
-        direction="down",
+        direction="exchange",
         transfers=TRANSFERS,
         count=30,
         live_s=live_s,
@@ -80,6 +88,14 @@ def test_the_limit_of_the_error_depends_on_the_loss(
     assert found.ok is ok
 
 
+def test_the_limit_is_that_of_a_download_and_the_upload_after_it() -> None:
+    of = {x: compared(msgspec.structs.replace(row(), direction=x)) for x in ("down", "up")}
+    assert [found.limit for found in of.values()] == [None, None]
+    both = modelled(CELL, "exchange", TRANSFERS)
+    pairs = zip(*(modelled(CELL, direction, TRANSFERS) for direction in of), strict=True)
+    assert both == [sum(pair) for pair in pairs]
+
+
 def test_earlier_rows_are_compared_again_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +118,7 @@ def test_a_real_cell_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     assert main([*arguments, "--json"]) == 0
     rows = msgspec.json.decode(capsys.readouterr().out, type=list[Row])
-    assert [found.direction for found in rows] == ["down", "up"]
+    assert [found.direction for found in rows] == ["down", "exchange", "up"]
     for found in rows:
         assert found.count >= 6
         assert 0.03 < found.live_s < 1.0
