@@ -204,9 +204,9 @@ async def test_a_screen_is_drawn_only_between_its_first_widget_and_its_last(run:
         await opened
 
         read = threading.Event()
-        screen.lacks = lambda _view: lambda _reader: read.wait(10)  # type: ignore[method-assign]
+        screen.lacks = lambda view: lambda reader: read.wait(10)  # type: ignore[method-assign]
         received: list[object] = []
-        screen.receive = received.append  # type: ignore[method-assign]
+        screen.receive = received.append  # type: ignore[assignment, method-assign]
         shown = asyncio.create_task(app.on_run_screen_lacking())
         await pilot.pause()
         await app.pop_screen()
