@@ -49,8 +49,9 @@ END_S = {"coordinator killed": 5.0, "clock jump": 5.0}
 END_OTHERS_S = 30.0
 """Longest end of a run's process after a fault that ends it."""
 
-GROWTH_MIB = 120.0
-"""Largest growth of a process above its first sample after a step: a bound, not a goal."""
+GROWTH_MIB = 40.0
+"""Largest growth of a process above its first sample: what imports and buffers may add, not a leak
+of some kB in each round."""
 
 
 class StepResult(Struct, frozen=True, kw_only=True):
@@ -67,6 +68,8 @@ class StepResult(Struct, frozen=True, kw_only=True):
     without a recovery."""
     ended: str
     """Exit status and last line of the run's process, if it ended; else empty."""
+    memory_mib: dict[str, float]
+    """Resident memory of the largest process of each kind after it; empty if the run has ended."""
     violations: list[str]
 
 
@@ -250,8 +253,10 @@ def _do(
     except RunEndedError as exc:
         violations.append(str(exc))
     violations += _check_store(fleet, audit, outcomes)
+    memory_mib: dict[str, float] = {}
     if fleet.is_alive:
-        violations += _check_machine(fleet, first, peaks)
+        memory_mib = dict(fleet.memory_mib())
+        violations += _check_machine(fleet, memory_mib, first, peaks)
     return StepResult(
         number=step.number,
         step=step.line,
@@ -259,6 +264,7 @@ def _do(
         round=len(audit.closed),
         recovery_s=recovery_s,
         ended=ended,
+        memory_mib=memory_mib,
         violations=violations,
     )
 
@@ -324,9 +330,11 @@ def _check_store(fleet: LiveFleet, audit: StoreAudit, outcomes: dict[str, int]) 
     return found
 
 
-def _check_machine(fleet: LiveFleet, first: dict[str, float], peaks: dict[str, float]) -> list[str]:
+def _check_machine(
+    fleet: LiveFleet, memory_mib: dict[str, float], first: dict[str, float], peaks: dict[str, float]
+) -> list[str]:
     found = []
-    for kind, mib in fleet.memory_mib().items():
+    for kind, mib in memory_mib.items():
         peaks[kind] = max(peaks.get(kind, 0.0), mib)
         if mib > first.setdefault(kind, mib) + GROWTH_MIB:
             found.append(f"memory of {kind}: {mib:.0f} MiB, at first {first[kind]:.0f}")

@@ -42,6 +42,7 @@ STEP = StepResult(
     round=40,
     recovery_s=1.25,
     ended="",
+    memory_mib={"broker": 12.0},
     violations=["round 40: queue of pi-1 must be 0.2, got 0.4"],
 )
 SETUP = SetupResult(
