@@ -10,6 +10,7 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import ExchangeConfig, LimitsConfig
 from fairbed.coordinator.ports import ShardSource
+from fairbed.coordinator.state.rate_limit import RateLimit
 from fairbed.coordinator.state.registry import (
     NEVER,
     Device,
@@ -37,6 +38,11 @@ from fairbed.wire.shard import encode_shard
 
 MAX_DEVICES = 10_000
 """Largest fleet; the limit keeps a faulty client from growing the registry without bound."""
+
+NEWCOMERS = 20.0, 500
+"""Devices of unknown names that are admitted per second, and at once; the others are admitted when
+they say hello again, 2 s later. At a broker with one login for all, a hostile client could invent
+names by the thousand. Devices that the experiment names are admitted at any time."""
 
 REJOIN_S = 10.0
 """Longest wait of the next round for devices that were ready before an outage."""
@@ -69,6 +75,7 @@ class Fleet:
         self._exchange = exchange
         self._held_out = held_out
         self._limits = limits or LimitsConfig()
+        self._newcomers = RateLimit(*NEWCOMERS)
         self._manifests: dict[str, Manifest] = {}
         self._clamped: set[tuple[str, str]] = set()
         """Device and name of each clamped value that has an event already: one event per run."""
@@ -112,6 +119,10 @@ class Fleet:
         """Admit a device or refuse it; return whether its agent was restarted."""
         if name not in self.registry and len(self.registry) >= MAX_DEVICES:
             self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
+            return False
+        if name not in self.registry and not self._newcomers.take("", self._event_log.now()):
+            text = f"more than {NEWCOMERS[0]:g} new devices a second say hello; the others wait"
+            self._event_log.warn("flood", text)
             return False
         if hello.n_k == 0:
             reason = "its own data must hold at least 1 example, got 0"

@@ -69,6 +69,9 @@ COMMANDS = 10.0, 100
 FLOOD_MESSAGES = 5_000
 """A device that sends so many messages above its limits floods: see `Routes.on_flood`."""
 
+FLOODS = 1.0 / 60.0, 1
+"""How often that is reported of a device; messages still arrive when the broker refuses it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
@@ -88,7 +91,7 @@ class Routes:
     is_refused: Callable[[str], bool] = lambda device: False
     """Whether no packet of a device is handled any more."""
     on_flood: Callable[[str], None] = lambda device: None
-    """Called when a device floods, once per `FLOOD_MESSAGES`."""
+    """Called when a device floods, at most once a minute."""
 
 
 class Router:
@@ -114,6 +117,7 @@ class Router:
         self._on_flood = routes.on_flood
         self._messages, self._hellos = RateLimit(*MESSAGES), RateLimit(*HELLOS)
         self._probes, self._commands = RateLimit(*PROBES), RateLimit(*COMMANDS)
+        self._floods = RateLimit(*FLOODS)
         self._dropped: Counter[str] = Counter()
         """Messages above the limits, of each device that sent some."""
         self._intents, self._watches = topics.base + "/b/", topics.watch("")
@@ -224,7 +228,8 @@ class Router:
         if device not in self._dropped and len(self._dropped) >= MAX_KEYS:
             self._dropped.clear()
         self._dropped[device] += 1
-        if self._dropped[device] % FLOOD_MESSAGES == 0:
+        is_flood = self._dropped[device] % FLOOD_MESSAGES == 0
+        if is_flood and self._floods.take(device, self._event_log.now()):
             self._on_flood(device)
 
     async def _on_hello(self, device: str, hello: Hello) -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.fleet.membership import NEWCOMERS
 from fairbed.coordinator.messaging.publisher import MAX_PENDING, Publisher
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.coordinator.ports import Score
@@ -310,6 +311,30 @@ async def test_a_device_that_joins_and_leaves_writes_few_lines(tmp_path: Path) -
     assert others == ["done"] * 4
     assert kinds["joined"] + kinds["rejoined"] + kinds["left"] <= 60
     assert kinds["flood"] == 1
+
+
+async def test_invented_names_do_not_fill_the_run(tmp_path: Path) -> None:
+    """A client that may publish on all topics says hello under 2,000 names in no time."""
+    config = make_config(rounds=2, round=RoundConfig(min_devices=2, join_timeout_s=30.0))
+    async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
+        place.device_names = ("pi-0", "pi-1")
+
+        async def invent() -> None:
+            async with place.links.transport("sybil") as link:
+                await anext(link.events())
+                for number in range(2_000):
+                    payload = encode(structs.replace(hello(), n_k=40))
+                    await link.publish(Topics().up(f"n{number}"), payload)
+
+        group.start_soon(invent)
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        names = [device.name for device in reader.devices()]
+        assert {"pi-0", "pi-1"} <= set(names)
+        assert 3 <= len(names) <= 2 + NEWCOMERS[1] + 10 * NEWCOMERS[0]
+        floods = [e for _, e in reader.events() if e.kind == "flood" and e.device is None]
+        assert len(floods) == 1
 
 
 async def test_a_resumed_run_keeps_every_row_and_admits_new_devices(tmp_path: Path) -> None:
