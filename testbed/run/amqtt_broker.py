@@ -35,6 +35,12 @@ forwards about 2,000 a second for all clients together."""
 BURST = 1_000
 """Packets that a device may send at once: the chunks of a large update, several times."""
 
+FLOOD_PACKETS = 500
+"""After so many delayed packets in a row the rate has halved; no agent floods for so long."""
+
+MAX_SLOWER = 20.0
+"""The rate falls to a twentieth: 10 packets a second."""
+
 
 class Users(BaseAuthPlugin):  # type: ignore[misc]  # amqtt publishes no types
     """Accepts the users of the settings, each with its password."""
@@ -76,6 +82,28 @@ def is_allowed(user: str | None, topic: str, action: Action) -> bool:
     return any(covers(allowed, topic) for allowed in filters)
 
 
+class Pace:
+    """When a client may send its next packet: a burst, then a rate that falls under a flood."""
+
+    def __init__(self) -> None:
+        self._paid_until = 0.0
+        self._delayed = 0
+        """Packets in a row that had to wait."""
+
+    def delay_s(self, now: float) -> float:
+        """Return how long the next packet has to wait.
+
+        Args:
+            now: Monotonic clock, seconds.
+        """
+        slower = min(1.0 + self._delayed / FLOOD_PACKETS, MAX_SLOWER)
+        self._paid_until = max(self._paid_until, now - BURST * PACKET_COST_S)
+        self._paid_until += PACKET_COST_S * slower
+        wait_s = max(self._paid_until - now, 0.0)
+        self._delayed = self._delayed + 1 if wait_s else 0
+        return wait_s
+
+
 class PacedReader(ReaderAdapter):  # type: ignore[misc]  # amqtt publishes no types
     """The packets of one client, those of a device at a bounded rate.
 
@@ -85,7 +113,7 @@ class PacedReader(ReaderAdapter):  # type: ignore[misc]  # amqtt publishes no ty
     def __init__(self, reader: StreamReaderAdapter, max_packet_bytes: int) -> None:
         self._reader = reader
         self._loop = asyncio.get_running_loop()
-        self._paid_until = 0.0
+        self._pace = Pace()
         self.is_paced = False
         self.max_packet_bytes = max_packet_bytes
 
@@ -93,10 +121,9 @@ class PacedReader(ReaderAdapter):  # type: ignore[misc]  # amqtt publishes no ty
         """Wait until the client may send its next packet."""
         if not self.is_paced:
             return
-        now = self._loop.time()
-        self._paid_until = max(self._paid_until, now - BURST * PACKET_COST_S) + PACKET_COST_S
-        if self._paid_until > now:
-            await asyncio.sleep(self._paid_until - now)
+        wait_s = self._pace.delay_s(self._loop.time())
+        if wait_s:
+            await asyncio.sleep(wait_s)
 
     async def read(self, n: int = -1) -> bytes:
         """Return the next n bytes."""

@@ -70,7 +70,7 @@ async def test_a_broker_without_rules_fails_the_attack(tmp_path: Path) -> None:
 def test_the_messages_follow_the_seed() -> None:
     def all_of(seed: int) -> list[bytes]:
         place = Place(Topics(), np.random.default_rng(seed), "pi-0")
-        return [kind(place).payload for kind in (ON_OWN_TOPICS | ON_OTHER_TOPICS).values()]
+        return [kind(place).payload for kind in {**ON_OWN_TOPICS, **ON_OTHER_TOPICS}.values()]
 
     assert all_of(1) == all_of(1)
     assert all_of(1) != all_of(2)
