@@ -6,9 +6,11 @@ measures a real cold start. A `Stopwatch` measures the phases as consecutive lap
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -135,6 +137,15 @@ R = TypeVar("R")
 
 OpenEngine: TypeAlias = Callable[[Artifact, int], Engine]
 
+WATCH_S = 1.0
+"""Interval at which a step in progress is looked at."""
+
+STOP_STEP_S = 5.0
+"""Longest time of a step after its round has stopped."""
+
+MAX_STEP_S = 600.0
+"""Longest time of a step: a mini-batch that needs more would need days for a round."""
+
 NO_TASK = "task: no longer on this device; the device downloads it again"
 
 _EXPECTED = (
@@ -241,6 +252,8 @@ class TrainingThread:
         self._limiter = anyio.CapacityLimiter(1)
         self._task: _PreparedTask | None = None
         self._loaded: _LoadedTask | None = None
+        self._engine: weakref.ref[Engine] | None = None
+        """The last engine that was opened; it is as large as the model, so it is not kept here."""
         self._coder = Coder()
         self._evaluated: _EvaluatedModel | None = None
         self._unscored: StoredVector | None = None
@@ -296,7 +309,7 @@ class TrainingThread:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.
         """
         self._task = None
-        await self._in_thread(lambda: self._prepare(task, examples))
+        await self._in_thread(lambda: self._prepare(task, examples), lambda: False)
 
     async def drop(self) -> None:
         """Free session and data, and return the memory to the system."""
@@ -312,7 +325,9 @@ class TrainingThread:
         Raises:
             RoundFailed: A step failed; the message names it.
         """
-        return await self._in_thread(lambda: self._with_round_errors(lambda: self._run_round(job)))
+        return await self._in_thread(
+            lambda: self._with_round_errors(lambda: self._run_round(job)), job.should_stop
+        )
 
     async def score(self, should_stop: Callable[[], bool]) -> PersonalResult:
         """Evaluate the personal model of the last round on the held-out examples.
@@ -321,7 +336,7 @@ class TrainingThread:
             RoundFailed: The model cannot be evaluated; the message names the reason.
         """
         return await self._in_thread(
-            lambda: self._with_round_errors(lambda: self._score(should_stop))
+            lambda: self._with_round_errors(lambda: self._score(should_stop)), should_stop
         )
 
     async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
@@ -331,17 +346,59 @@ class TrainingThread:
             RoundFailed: A step failed; the message names it.
         """
         work = self._test if job.request.split == "test" else self._evaluate
-        return await self._in_thread(lambda: self._with_round_errors(lambda: work(job)))
+        return await self._in_thread(
+            lambda: self._with_round_errors(lambda: work(job)), job.should_stop
+        )
 
-    async def _in_thread(self, work: Callable[[], R]) -> R:
+    async def _in_thread(
+        self, work: Callable[[], R], should_stop: Callable[[], bool] | None = None
+    ) -> R:
+        """Run `work` in the thread; with `should_stop`, end a step that takes too long."""
         # anyio waits for the thread, which stops by itself between mini-batches.
-        return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        run = partial(anyio.to_thread.run_sync, work, limiter=self._limiter)
+        if should_stop is None:
+            return await run()
+        failure: Exception | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._end_long_steps, should_stop, name="worker.watchdog")
+            try:
+                result = await run()
+            except Exception as exc:  # raised outside the group, which would wrap it
+                failure = exc
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return result
+
+    async def _end_long_steps(self, should_stop: Callable[[], bool]) -> None:
+        """Interrupt a step that goes on after the round has stopped, or that has no end.
+
+        A graph decides how long its step takes, and the coordinator sends the graph.
+        """
+        while True:
+            await anyio.sleep(WATCH_S)
+            engine = None if self._engine is None else self._engine()
+            if engine is not None:
+                limit_s = STOP_STEP_S if should_stop() else MAX_STEP_S
+                if engine.running_s() > limit_s:
+                    _log.warning("a step takes longer than %g s: it is ended", limit_s)
+                    engine.interrupt()
+
+    def _opened(self, artifact: Artifact) -> Engine:
+        """Return a new engine, which the watchdog of the training thread watches.
+
+        Raises:
+            EngineError: It cannot run the task.
+        """
+        engine = self._open_engine(artifact, self._threads)
+        self._engine = weakref.ref(engine)
+        return engine
 
     def _prepare(self, manifest: Manifest, examples: ExampleSource) -> None:
         self._loaded = None
         try:
             artifact = self._artifact(manifest)
-            engine = self._open_engine(artifact, self._threads)
+            engine = self._opened(artifact)
             self_check(engine)
             with self._host.pace.section("load") as meter:
                 training, held_out = examples.load(meter)
@@ -614,7 +671,7 @@ class TrainingThread:
         loaded = self._loaded
         with self._section("load", should_stop):
             if loaded is None:
-                engine = self._open_engine(self._artifact(task.manifest), self._threads)
+                engine = self._opened(self._artifact(task.manifest))
                 held_out = task.examples.held_out()
             else:
                 engine = loaded.engine
@@ -705,7 +762,7 @@ class TrainingThread:
         if self._loaded is None:
             (x, y), held_out = task.examples.load(meter)
             artifact = self._artifact(task.manifest)
-            engine = self._open_engine(artifact, self._threads)
+            engine = self._opened(artifact)
             self._loaded = _LoadedTask(engine, x, y, held_out)
             trim_heap()
         return self._loaded

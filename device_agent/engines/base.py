@@ -64,6 +64,14 @@ class Engine(Protocol):
         """Return the evaluation of examples, in evaluation mode."""
         ...
 
+    def running_s(self) -> float:
+        """Return how long the step in progress has taken; 0 between steps. Thread-safe."""
+        ...
+
+    def interrupt(self) -> None:
+        """End the step in progress if that is possible: it raises `EngineError`. Thread-safe."""
+        ...
+
 
 def self_check(engine: Engine) -> None:
     """Run the task's self-check on an engine.

@@ -7,10 +7,12 @@ import ctypes
 import gc
 import os
 import sys
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +50,14 @@ def engine_version() -> str:
     raise EngineError("engine: onnxruntime must be installed; run `pip install onnxruntime`")
 
 
+class _Run(NamedTuple):
+    """A step in progress."""
+
+    options: Any
+    """`onnxruntime.RunOptions`."""
+    began_s: float
+
+
 class OnnxEngine:
     """An `Engine` that runs the two graphs of a task on a flat vector.
 
@@ -70,6 +80,8 @@ class OnnxEngine:
         self._loss = np.zeros((), np.float32)
         self._gradient = np.zeros(layout.n_params, np.float32)
         self._buffers = np.zeros(layout.n_values - layout.n_params, np.float32)
+        self._run: _Run | None = None
+        """The step in progress."""
         self._bound: weakref.ref[NDArray[np.float32]] | None = None
         """The vector of the current binding; a weak reference, as it is as large as the model."""
         self._train = _open(f"{self.spec.name} (train)", artifact.train, threads)
@@ -106,7 +118,8 @@ class OnnxEngine:
         weights = np.full(len(y), 1.0 / len(y), np.float32)
         self._bind("w", weights)
         try:
-            self._train.run_with_iobinding(self._binding)
+            with self._running() as options:
+                self._train.run_with_iobinding(self._binding, options)
         except Exception as exc:  # the runtime's errors share no base class
             raise EngineError(f"{self.spec.name}: a training step failed: {_line(exc)}") from exc
         vector[self._n_params :] = self._buffers
@@ -129,7 +142,9 @@ class OnnxEngine:
             batch = slice(start, start + EVALUATION_BATCH)
             feeds |= {"x": x[batch], "y": y[batch]}
             try:
-                found = dict(zip(names, self._evaluation.run(names, feeds), strict=True))
+                with self._running() as options:
+                    outputs = self._evaluation.run(names, feeds, options)
+                found = dict(zip(names, outputs, strict=True))
             except Exception as exc:  # the runtime's errors share no base class
                 raise EngineError(f"{self.spec.name}: evaluation failed: {_line(exc)}") from exc
             loss_sum += float(found["loss_sum"])
@@ -137,6 +152,26 @@ class OnnxEngine:
             if self.spec.is_scored:
                 scores.append(found["scores"])
         return Evaluation(loss_sum, correct, np.concatenate(scores) if scores else None)
+
+    def running_s(self) -> float:
+        """Return how long the step in progress has taken; 0 between steps."""
+        run = self._run
+        return 0.0 if run is None else time.monotonic() - run.began_s
+
+    def interrupt(self) -> None:
+        """End the step in progress after the operation that is computed now."""
+        run = self._run
+        if run is not None:
+            run.options.terminate = True
+
+    @contextmanager
+    def _running(self) -> Iterator[Any]:
+        """Yield the options of one step, by which another thread may end it."""
+        run = self._run = _Run(load_runtime().RunOptions(), time.monotonic())
+        try:
+            yield run.options
+        finally:
+            self._run = None
 
     @cached_property
     def _evaluation(self) -> Any:

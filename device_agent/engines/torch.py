@@ -69,6 +69,13 @@ class TorchEngine:
         """Engine and version, for messages."""
         return f"torch {torch.__version__}"
 
+    def running_s(self) -> float:
+        """Return 0: a step is not watched, as the owner of the device allowed its code."""
+        return 0.0
+
+    def interrupt(self) -> None:
+        """Do nothing: torch cannot end a step from outside."""
+
     def reseed(self, seed: int, step: int) -> None:
         """Set the random numbers (dropout) of the next gradients.
 

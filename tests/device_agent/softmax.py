@@ -34,6 +34,12 @@ class SoftmaxEngine:
         self.gradients = 0
         self._hook = hook
 
+    def running_s(self) -> float:
+        return 0.0
+
+    def interrupt(self) -> None:
+        pass
+
     def reseed(self, seed: int, step: int) -> None:
         pass
 

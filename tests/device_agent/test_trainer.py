@@ -56,6 +56,12 @@ class Formula:
         self._gradient = gradient
         self.seeds: list[tuple[int, int]] = []
 
+    def running_s(self) -> float:
+        return 0.0
+
+    def interrupt(self) -> None:
+        pass
+
     def reseed(self, seed: int, step: int) -> None:
         self.seeds.append((seed, step))
 

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,14 @@ from fairbed.coordinator.task.catalogue import load_task, read_shipped
 from fairbed.coordinator.task.recipes import SHIPPED
 from fairbed.device_agent.engines.base import EngineError, EngineMismatch, self_check
 from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, release_memory
-from fairbed.wire.artifact import Artifact, decode_artifact, initial_vector
+from fairbed.wire.artifact import (
+    Artifact,
+    SelfCheck,
+    TaskSpec,
+    decode_artifact,
+    initial_vector,
+)
+from fairbed.wire.tensors import Layout, Tensor
 
 NAMES = [recipe.name for recipe in SHIPPED]
 
@@ -206,3 +215,55 @@ def test_memory_can_be_released_at_any_time(cnn: Artifact) -> None:
     self_check(engine)
     del engine
     release_memory()
+
+
+def endless_task(side: int = 300, steps: int = 5_000) -> Artifact:
+    """Return a task of allowed operations whose step takes many seconds."""
+    onnx = pytest.importorskip("onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    value = helper.make_tensor_value_info
+    spec = TaskSpec(
+        name="endless",
+        model="endless",
+        layout=Layout(tensors=(Tensor(name="w", shape=(side, side), offset=0),)),
+        x_shape=(1,),
+        classes=2,
+        opset=20,
+        selfcheck=SelfCheck(seed=1, batch=1, loss=0.0, gradient_l2=0.0),
+    )
+    names = ["p.w", *(f"t{i}" for i in range(steps)), "g.w"]
+    nodes = [helper.make_node("MatMul", [names[i], "p.w"], [names[i + 1]]) for i in range(steps)]
+    nodes.append(helper.make_node("Relu", [names[steps]], ["g.w"]))
+    nodes.append(helper.make_node("ReduceSum", ["w"], ["loss"], keepdims=0))
+    inputs = [
+        value("p.w", kinds.FLOAT, [side, side]),
+        value("x", kinds.FLOAT, ["n", 1]),
+        value("y", kinds.INT64, ["n"]),
+        value("w", kinds.FLOAT, ["n"]),
+    ]
+    outputs = [value("loss", kinds.FLOAT, []), value("g.w", kinds.FLOAT, [side, side])]
+    graph = helper.make_graph(nodes, "endless", inputs, outputs)
+    opsets = [helper.make_opsetid("", 20)]
+    train = helper.make_model(graph, ir_version=10, opset_imports=opsets).SerializeToString()
+    return Artifact(spec=spec, train=train, evaluate=train)
+
+
+def test_a_step_without_end_is_interrupted_from_another_thread() -> None:
+    engine = OnnxEngine(endless_task())
+    vector = np.zeros(engine.spec.layout.n_values, np.float32)
+    assert engine.running_s() == 0.0
+    engine.interrupt()  # nothing is running
+
+    def end() -> None:
+        while engine.running_s() < 0.1:
+            time.sleep(0.01)
+        engine.interrupt()
+
+    watchdog = threading.Thread(target=end)
+    watchdog.start()
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match=r"endless: a training step failed: .*terminate flag"):
+        engine.gradient(vector, np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
+    assert time.monotonic() - begun < 10.0
+    watchdog.join()
+    assert engine.running_s() == 0.0

@@ -31,6 +31,12 @@ class Softmax:
         self.spec = artifact.spec
         self.batch_sizes: list[int] = []
 
+    def running_s(self) -> float:
+        return 0.0
+
+    def interrupt(self) -> None:
+        pass
+
     def reseed(self, seed: int, step: int) -> None:
         pass
 
