@@ -44,8 +44,10 @@ from fairbed.wire.enrolment import (
     Problem,
     RenewReply,
     RenewRequest,
+    decode_json,
     valid_name,
 )
+from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.transport.address import parse_url, with_login
 
@@ -126,11 +128,11 @@ def request(
         code, text = answer.status, answer.read(MAX_REPLY_BYTES)
         lab_s = parsed_date(answer.getheader("Date"))
         if code == http.client.OK:
-            return msgspec.json.decode(text, type=reply), lab_s
-        problem = msgspec.json.decode(text, type=Problem).problem
+            return decode_json(text, reply), lab_s
+        problem = decode_json(text, Problem).problem
     except (OSError, http.client.HTTPException) as exc:
         raise LabProblem(f"{lab.url}: {connection_problem(exc, lab)}") from exc
-    except msgspec.MsgspecError as exc:
+    except DecodeError as exc:
         raise LabProblem(
             f"{lab.url}: must be the enrolment server of a lab, got another answer (status "
             f"{code}); check host and port: fairbed enroll prints them"

@@ -131,6 +131,8 @@ class VectorStore:
             if hashlib.sha256(rest).digest() != checksum:
                 raise DecodeError(f"{self._noun}: its checksum must match, got another")
             start = struct.calcsize(LENGTH)
+            if len(rest) < start:
+                raise DecodeError(f"{self._noun}: must have a header, got {len(rest)} bytes")
             end = start + struct.unpack(LENGTH, rest[:start])[0]
             header, values = unpack(_DECODER, rest[start:end], self._noun), rest[end:]
             vector = vector_from_bytes(values, len(values) // BYTES_PER_VALUE)

@@ -5,10 +5,12 @@ refuses it. Every other answer is a `Problem`. A later version may add fields to
 that a device reads the reply of a newer lab.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
+from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import PROTOCOL_VERSION, DeviceName
 
 DEFAULT_PORT = 8884
@@ -91,6 +93,21 @@ class Problem(Struct, frozen=True, kw_only=True):
     """Why a request was refused: one line, with what to do."""
 
     problem: str
+
+
+_Kind = TypeVar("_Kind", bound=Struct)
+
+
+def decode_json(data: bytes, kind: type[_Kind]) -> _Kind:
+    """Return a request or a reply.
+
+    Raises:
+        DecodeError: The bytes are not JSON in UTF-8, or not of this kind.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise DecodeError(" ".join(str(exc).split())) from exc
 
 
 def valid_name(host_name: str) -> str:

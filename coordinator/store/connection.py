@@ -159,10 +159,14 @@ def complete_abandoned(path: Path) -> None:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn an error of SQLite into a `StoreError` that states what to do."""
+    """Turn an error of SQLite into a `StoreError` that states what to do.
+
+    Raises:
+        StoreError: The error; a message of SQLite that quotes a damaged file may be no UTF-8.
+    """
     try:
         yield
-    except sqlite3.Error as exc:
+    except (sqlite3.Error, UnicodeDecodeError) as exc:
         cause = str(exc)
         advice = next((a for key, a in _ADVICE.items() if key in cause.lower()), "see the cause")
         raise StoreError(f"{path}: the store must be usable, got {cause!r}; {advice}") from exc

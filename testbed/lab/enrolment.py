@@ -51,7 +51,9 @@ from fairbed.wire.enrolment import (
     RenewReply,
     RenewRequest,
     Standing,
+    decode_json,
 )
+from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import PROTOCOL_VERSION
 
 MAX_CONNECTIONS, MAX_PER_ADDRESS = 32, 8
@@ -349,8 +351,8 @@ class _Connection(http.server.BaseHTTPRequestHandler):
                 f"{length[:20] or 'none'}",
             )
         try:
-            return msgspec.json.decode(self.rfile.read(int(length)), type=kind)
-        except msgspec.MsgspecError as exc:
+            return decode_json(self.rfile.read(int(length)), kind)
+        except DecodeError as exc:
             raise _Refusal(
                 HTTPStatus.BAD_REQUEST,
                 f"malformed request: {exc}; agent and lab may be of versions that do not fit, the "

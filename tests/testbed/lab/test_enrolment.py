@@ -631,6 +631,8 @@ def test_wheels_are_listed_and_sent(served: Served) -> None:
     [
         (b"{", {}, 400),
         (b'{"token": 1}', {}, 400),
+        (b'{"token": "\xff\xfe"}', {}, 400),
+        (b"[" * 4_000, {}, 400),
         (b"x" * 5000, {}, 413),
         (None, {"Content-Length": "-1"}, 413),
         (None, {"Content-Length": "1e3"}, 413),
