@@ -1,0 +1,1 @@
+"""Parts of `fairbed bench fuzz`: the decoders, the mutations, and the guided engine."""
