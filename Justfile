@@ -34,6 +34,7 @@ test-all *args: check
     if [ $# -eq 0 ]; then
         "{{ just_executable() }}" test-py310 || status=$?
         "{{ just_executable() }}" coverage || status=$?
+        "{{ just_executable() }}" test-kernel || status=$?
     fi
     pytest --tier all {{ workers }} "$@" || status=$?
     exit "$status"
@@ -91,6 +92,11 @@ test-py310 *args:
 [no-exit-message]
 @test-arm64 *steps: setup
     {{ drop_dashes }} python tools/arm64.py "$@"
+
+# Test on a kernel with cgroup v2 and netem, under systemd, in User Mode Linux; as root
+[no-exit-message]
+@test-kernel *steps: setup
+    {{ drop_dashes }} python tools/kernel.py "$@"
 
 # Check the list of branches of pure folders that no test reaches (docs/uncovered-branches.md).
 [no-exit-message]

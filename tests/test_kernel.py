@@ -1,0 +1,77 @@
+"""`just test-kernel`: what it decides. The rest of it runs where its recipe runs."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import kernel
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_machine_that_cannot_do_it_is_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert kernel.main(["--folder", str(tmp_path / "kernel")]) == 0
+    assert capsys.readouterr().out.startswith("test-kernel: skipped, needs ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        kernel.main(["doktor"])
+    assert "a step must be one of doctor, user, run" in capsys.readouterr().err
+
+
+def test_tests_that_the_kernel_fails_exist() -> None:
+    for test in kernel.DESELECTED:
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_status_of_a_step_is_its_last_line() -> None:
+    assert kernel.read_status(["booting", "STATUS 3", "reboot: System halted"]) == 3
+    with pytest.raises(kernel.StepError, match="before its step did: Kernel panic"):
+        kernel.read_status(["booting", "Kernel panic", ""])
+
+
+def test_each_backend_and_broker_must_be_usable() -> None:
+    good = {"kind": "backend", "name": "process", "is_ok": True, "found": "", "what_to_do": ""}
+    bad = {**good, "name": "namespace", "is_ok": False, "found": "no htb", "what_to_do": "load it"}
+    assert kernel.check_doctor([good]) == "process"
+    with pytest.raises(kernel.StepError, match="backend namespace: no htb load it"):
+        kernel.check_doctor([good, bad])
+
+
+def test_a_run_must_have_every_exchange() -> None:
+    summary: dict[str, Any] = {"rounds_completed": 3, "rounds_void": 0, "exchange": {"count": 9}}
+    assert kernel.check_summary(summary) == "3 rounds, 9 exchanges"
+    changes: list[Mapping[str, Any]] = [
+        {"rounds_completed": 2},
+        {"rounds_void": 1},
+        {"exchange": {"count": 8}},
+    ]
+    for change in changes:
+        with pytest.raises(kernel.StepError, match="must be 3 rounds with 3 exchanges each"):
+            kernel.check_summary({**summary, **change})
+
+
+def fidelity(quantity: str, *, ok: bool | None) -> dict[str, Any]:
+    return {"quantity": quantity, "ok": ok, "achieved": 1.0, "target": 2.0}
+
+
+def test_links_must_be_within_their_limits_up_to_the_rates_that_the_kernel_carries() -> None:
+    rows = [fidelity("delay 20 ms down, p50", ok=True), fidelity("goodput 10 Mbit/s up", ok=True)]
+    fast = fidelity("goodput 100 Mbit/s up", ok=False)
+    unknown = fidelity("loss 2 % up", ok=None)
+    text = "2 quantities within their limits, 2 not judged"
+    assert kernel.check_fidelity([*rows, fast, unknown]) == text
+    missed = fidelity("goodput 10 Mbit/s down", ok=False)
+    with pytest.raises(kernel.StepError, match=r"goodput 10 Mbit/s down: 1\.0 for 2\.0"):
+        kernel.check_fidelity([*rows, missed])
+    with pytest.raises(kernel.StepError, match="no quantity has a valid window"):
+        kernel.check_fidelity([unknown])
