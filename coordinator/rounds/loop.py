@@ -383,7 +383,10 @@ class TrainingLoop:
                 return
             else:
                 if reports.is_due(linked, now):
-                    line = f"round {round_id} begins with {wanted} devices in contact, got {linked}"
+                    line = (
+                        f"{linked} of {wanted} devices are in contact, which round {round_id} "
+                        "needs; see their logs"
+                    )
                     self._event_log.event("waiting", line, round_id=round_id)
                     self._services.on_waiting(line)
                 await self._fleet.wait_change(CONTACT_POLL_S)

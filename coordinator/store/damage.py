@@ -18,7 +18,9 @@ _ADVICE = "the file is damaged; restore a copy of the run folder"
 
 
 def check_integrity(path: Path, connection: sqlite3.Connection) -> None:
-    """Check the structure of a database, its write-ahead log included; takes a second per GB.
+    """Check the structure of a database, its write-ahead log included.
+
+    It takes some 2 s of processor time per GB.
 
     Raises:
         StoreError: It is damaged.
