@@ -440,6 +440,7 @@ def _exchanges(table: _Table) -> ExchangeSummary:
         staleness_mean=_mean(stale[table.done]),
         cancelled=int((table.outcome == "cancelled").sum()),
         failed=int(np.isin(table.outcome, FAILURES).sum()),
+        refused=dict(Counter(table.device[table.outcome == "rejected"].tolist()).most_common()),
         median_s=_median(tau_s),
         p95_s=_percentile(tau_s, 95),
         unaccounted_ratio=_median(rest_s / tau_s),

@@ -117,6 +117,9 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Exchanges cancelled: enough others had arrived, or an operator excluded the device."""
     failed: int
     """Exchanges that failed, were lost or rejected."""
+    refused: dict[str, int] = {}
+    """Exchanges whose offer or update was refused (`rejected`), by device, most first: broken or
+    implausible reports."""
     median_s: float | None
     p95_s: float | None
     unaccounted_ratio: float | None

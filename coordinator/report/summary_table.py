@@ -103,6 +103,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
             f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} untimed{contended}"
             f"{_unaccounted(x)}{_lost_in_cells(x)}",
         ),
+        *_refused(x),
         *_prediction(s),
         *_costs(s),
         (
@@ -453,6 +454,20 @@ def _queries(s: RunSummary) -> list[tuple[str, str]]:
     if s.audits:
         pairs.append(("audit", f"{s.audits} exchanges of uniformly drawn devices"))
     return pairs
+
+
+def _refused(x: ExchangeSummary) -> list[tuple[str, str]]:
+    """Return a line about devices whose reports were refused, if any."""
+    if not x.refused:
+        return []
+    names = [f"{device} {count}" for device, count in list(x.refused.items())[:SHOWN_DEVICES]]
+    more = f" and {len(x.refused) - len(names)} more" if len(x.refused) > len(names) else ""
+    total = sum(x.refused.values())
+    return [("refused", f"{total} updates, of {', '.join(names)}{more}; events name the reasons")]
+
+
+SHOWN_DEVICES = 8
+"""Devices that a line names."""
 
 
 def _lateness(x: ExchangeSummary) -> str:

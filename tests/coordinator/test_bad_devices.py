@@ -13,6 +13,8 @@ from fairbed.coordinator.policy.config import (
     RoundConfig,
     SelectionConfig,
 )
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import RunReader
 from fairbed.wire.codec import decode_to_device, encode
@@ -106,6 +108,35 @@ async def test_a_bad_update_is_rejected_with_its_reason(
     assert {x.outcome for x in mine} == {"rejected"}
     assert all(reason in x.reason for x in mine)
     assert [x.outcome for x in others] == ["done"] * 4
+
+
+async def test_what_is_refused_is_counted_for_each_device_and_shown(tmp_path: Path) -> None:
+    await play_with(rogue.sends_a_huge_value, tmp_path)
+    with RunReader(tmp_path / "run") as reader:
+        summary = summarise_run(reader)
+        model = reader.final_model()
+    assert summary.exchange.refused == {"rogue": 2}
+    lines = summary_table(summary).splitlines()
+    assert any(line.split() == EXPECTED_LINE.split() for line in lines)
+    assert model is not None
+    assert abs(model[1]).max() < 100.0
+
+
+EXPECTED_LINE = "refused 2 updates, of rogue 2; events name the reasons"
+
+
+async def test_a_silent_device_is_selected_three_times_and_no_more(tmp_path: Path) -> None:
+    """Each selection costs a whole deadline: 1.7 rounds a second instead of 7.2."""
+    async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
+        group.start_soon(rogue.Rogue(rogue.offers_another_round).run, place)
+        policy = SelectionConfig(policy="rbcs-f", per_round=3, beta=0.0)
+        assert await place.run(make_config(12, 3, round=IMPATIENT, selection=policy)) == "done"
+        group.cancel_scope.cancel()
+    with RunReader(tmp_path / "run") as reader:
+        exchanges = reader.exchanges(0)
+        misses = [event.text for _, event in reader.events() if "3 times in a row" in event.text]
+    assert [x.outcome for x in exchanges if x.device == "rogue"] == ["late"] * 3
+    assert len(misses) == 1
 
 
 @pytest.mark.parametrize(("trick", "reason"), PACKED, ids=[t.__name__ for t, _ in PACKED])
