@@ -35,6 +35,8 @@ class DeviceSpec:
     """None is this machine's own link to the broker."""
     is_driven: bool = False
     """Whether a schedule changes its conditions; the device then gets a link of its own."""
+    has_jitter: bool = False
+    """Whether its schedule gives its link jitter."""
     attack: Attack | None = None
     """Malicious behaviour; None is honest."""
     local_rules: tuple[str, ...] = ()

@@ -145,6 +145,7 @@ async def open_backend(
         run_id,
         {spec.name: spec.shape for spec in fleet},
         delayed=[spec.name for spec in fleet if spec.is_driven],
+        jittered=[spec.name for spec in fleet if spec.has_jitter],
         seed=seed,
         log=logs / "relay.log",
         cells=cells_of(fleet),

@@ -110,7 +110,9 @@ class PlannedDevice:
     def with_is_driven(self) -> "PlannedDevice":
         """Return the device with `spec.is_driven`: whether its conditions change during a run."""
         is_driven = not self.schedule.is_constant or self.tracks.thermal is not None
-        return replace(self, spec=replace(self.spec, is_driven=is_driven))
+        link = self.tracks.link
+        has_jitter = is_driven and link is not None and link.jitter_s.highest > 0.0
+        return replace(self, spec=replace(self.spec, is_driven=is_driven, has_jitter=has_jitter))
 
     def with_attack(self, attack: Attack | None) -> "PlannedDevice":
         """Return the device with this behaviour; None is honest."""

@@ -183,7 +183,10 @@ async def open_device(plan: ShapePlan) -> AsyncIterator[ShapedDevice]:
         network = None
         if plan.has_link:
             delayed = [NAME] if plan.is_delayed else []
-            opened = open_network(RUN, {NAME: first.shape}, delayed=delayed, seed=plan.seed)
+            jittered = [NAME] if plan.has_jitter else []
+            opened = open_network(
+                RUN, {NAME: first.shape}, delayed=delayed, jittered=jittered, seed=plan.seed
+            )
             network = await stack.enter_async_context(opened)
             name = network.namespace(NAME).name
         else:

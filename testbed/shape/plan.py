@@ -43,6 +43,8 @@ class ShapePlan:
     """Whether the device has an emulated network; otherwise it uses this machine's."""
     is_delayed: bool
     """Whether the link has delay, jitter or loss at any time."""
+    has_jitter: bool
+    """Whether the link has jitter at any time."""
     memory_bytes: int | None
     """None is not limited."""
     threads: int | None
@@ -97,6 +99,7 @@ def make_plan(
         is_slowed=speed is not None,
         has_link=link_tracks is not None,
         is_delayed=link_tracks is not None and _is_delayed(link_tracks),
+        has_jitter=link_tracks is not None and link_tracks.jitter_s.highest > 0.0,
         memory_bytes=memory_bytes,
         threads=None if speed is None else _threads_for(request, speed),
         is_steady=schedule.is_constant and thermal is None,

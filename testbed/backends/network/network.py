@@ -303,6 +303,7 @@ async def open_network(
     shapes: Mapping[str, Shape | None],
     *,
     delayed: Collection[str] = (),
+    jittered: Collection[str] = (),
     seed: int = 0,
     log: Path = NO_LOG,
     cells: DeviceCells = MappingProxyType({}),
@@ -319,6 +320,7 @@ async def open_network(
         run_id: Name of the run.
         shapes: The first link of each device; no shape is a link without limits.
         delayed: Devices that will have delay, jitter or loss later.
+        jittered: Those of them that will have jitter.
         seed: Seed of loss and jitter.
         log: Receives the output of helper processes.
         cells: Of each device in a cell, the cell with those in front of it, and its priority.
@@ -333,7 +335,7 @@ async def open_network(
             f"fleet: must have at most {MAX_DEVICES} devices per network, got {len(shapes)}"
         )
     in_front = _cells_in_front(cells)
-    plain = await _links(shapes, delayed, congestion, host_congestion)
+    plain = await _links(shapes, delayed, jittered, congestion, host_congestion)
     made = _with_cells(plain, cells, in_front)
     host = identity()
     async with AsyncExitStack() as stack:
@@ -413,6 +415,7 @@ def _with_cells(
 async def _links(
     shapes: Mapping[str, Shape | None],
     delayed: Collection[str],
+    jittered: Collection[str],
     congestion: Mapping[str, Congestion],
     host_congestion: Congestion,
 ) -> dict[str, NetworkLink]:
@@ -422,34 +425,35 @@ async def _links(
         BackendError: A link cannot be emulated on this machine.
     """
     known = {name: shape or UNLIMITED for name, shape in shapes.items()}
-    unknown = sorted(set(delayed) - set(shapes))
+    unknown = sorted({*delayed, *jittered} - set(shapes))
     if unknown:
         raise BackendError(f"{unknown[0]}: no such device; the fleet has {', '.join(shapes)}")
     need = {
         name
         for name, each in known.items()
-        if impairment_of(each) != NO_IMPAIRMENT or name in delayed
+        if impairment_of(each) != NO_IMPAIRMENT or name in delayed or name in jittered
     }
+    varying = {name for name, each in known.items() if each.jitter_s > 0.0 or name in jittered}
     codel = {name for name, each in known.items() if each.codel_target_s is not None}
     features: dict[LinkFeature, bool] = {
         "fq_codel": bool(codel),
         "bbr": "bbr" in (host_congestion, *congestion.values()),
     }
-    by: DelayedBy = None
+    by: dict[str, DelayedBy] = {}
     if need or any(features.values()):
         support = await probe()
         if need and support.delay is None:
             raise BackendError(
                 f"{min(need)}: needs delay or loss; {support.problem or support.delay_problem}"
             )
-        by = support.delay
+        by = {name: support.jitter if name in varying else support.delay for name in need}
         for feature, is_needed in features.items():
             if is_needed and (support.problem or feature in support.lacks):
                 raise BackendError(support.problem or support.lacks[feature])
     made = {
         name: NetworkLink(
             index,
-            by if name in need else None,
+            by.get(name),
             congestion=congestion.get(name, "cubic"),
             has_codel=name in codel,
         )

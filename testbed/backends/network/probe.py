@@ -26,6 +26,10 @@ class Support:
     """Why networks do not work, and what to do; None if they work."""
     delay: Literal["netem", "relay"] | None = None
     """How packets are delayed and dropped: by the kernel or by a relay; None if neither works."""
+    jitter: Literal["netem", "relay"] | None = None
+    """The same on links with jitter. A relay is preferred: netem draws the delay of each packet
+    independently and keeps their order, so that each waits for the most delayed before it, and a
+    dense stream has the largest delays (docs/decisions/0008)."""
     delay_problem: str | None = None
     """Why neither works, and what to do."""
     lacks: Mapping[LinkFeature, str] = field(default_factory=dict)
@@ -84,17 +88,19 @@ def support_from(trial: TrialResult, try_run_folder: Callable[[], str]) -> Suppo
             f"a cell needs IFB and mirred, got: {trial.cell}; sudo modprobe -a ifb act_mirred, "
             f"{_USE_PROCESS}"
         )
+    by: list[Literal["netem", "relay"]] = []
     if not trial.netem:
-        return Support(None, "netem", lacks=lacks, cell_problem=cell_problem)
+        by.append("netem")
     if not trial.tun:
-        return Support(None, "relay", lacks=lacks, cell_problem=cell_problem)
+        by.append("relay")
+    if by:
+        return Support(None, by[0], by[-1], lacks=lacks, cell_problem=cell_problem)
     return Support(
         None,
-        None,
-        f"delay and loss need netem or a TUN device, got: {trial.netem}; {trial.tun}; "
-        "sudo modprobe sch_netem, or give this machine /dev/net/tun",
-        lacks,
-        cell_problem,
+        delay_problem=f"delay and loss need netem or a TUN device, got: {trial.netem}; "
+        f"{trial.tun}; sudo modprobe sch_netem, or give this machine /dev/net/tun",
+        lacks=lacks,
+        cell_problem=cell_problem,
     )
 
 

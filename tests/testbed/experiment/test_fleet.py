@@ -244,6 +244,7 @@ def test_a_trace_gives_a_link_its_rates_and_leaves_the_rest(tmp_path: Path) -> N
     starts = set()
     for device in devices:
         assert device.spec.is_driven
+        assert device.spec.has_jitter  # of the link, which the trace leaves
         assert device.tracks.link is not None
         assert device.tracks.link.down_bps.mean == pytest.approx(4e6)
         assert device.tracks.link.up_bps.mean == pytest.approx(1e6)
@@ -260,6 +261,7 @@ def test_a_trace_without_a_link_has_no_delay(tmp_path: Path) -> None:
     path.write_text(TRACE, encoding="utf-8")
     (device,) = planned(FleetConfig(trace=str(path)))
     assert device.spec.is_driven
+    assert not device.spec.has_jitter
     assert device.spec.shape is not None
     assert device.spec.shape.delay_s == 0.0
     assert device.schedule.conditions(0.0).speed_ratio is None

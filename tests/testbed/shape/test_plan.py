@@ -94,8 +94,12 @@ def test_a_trace_sets_the_rates_and_options_override_it(tmp_path: Path) -> None:
     assert (first.down_bps, then.down_bps) == (8e6, 4e6)
     assert (first.up_bps, then.up_bps) == (3e6, 3e6)
     assert first.delay_s == 0.01
-    assert found.is_delayed
+    assert (found.is_delayed, found.has_jitter) == (True, False)
     assert not found.is_steady
+
+
+def test_a_link_with_jitter_is_known_before_it_is_made() -> None:
+    assert plan(DeviceRequest(down_bps=1e6, delay_s=0.01, jitter_s=0.002)).has_jitter
 
 
 def test_a_link_that_varies_is_drawn_with_the_seed() -> None:

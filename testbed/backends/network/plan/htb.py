@@ -27,9 +27,13 @@ then cost one line, not two. It drops what does not fit, or is an fq_codel where
 In an outage the leaf is a blackhole, which drops all packets including the queued ones: TCP resumes
 after its retransmission timeout, as in a real coverage hole.
 
-A kernel with netem delays and drops packets in the same leaf, in front of an fq_codel. The lines
-for netem and fq_codel were only tested as text, for want of a kernel with them; `probe` tests
-whether the kernel has them.
+A kernel with netem delays and drops packets in the same leaf, in front of an fq_codel. `probe`
+tests whether the kernel has both. HTB expects a packet from each leaf that has any, and netem has
+packets that are not due: the kernel reports `netem qdisc ... is non-work-conserving` once per leaf,
+takes the next class, and wakes up when the packet is due.
+
+Links with jitter use netem only where no relay works (`probe`): netem delays each packet
+independently, so that a dense stream in order always has the largest delays.
 """
 
 from collections.abc import Sequence

@@ -52,9 +52,11 @@ def test_a_folder_for_locks_that_cannot_be_written_is_a_problem() -> None:
     assert found.problem.startswith("/run/fairbed must be writable, got: Read-only file system;")
 
 
-def test_netem_is_preferred_to_the_relay() -> None:
-    assert support_from(TrialResult(), _writable) == Support(None, "netem")
-    assert support_from(TrialResult(netem=UNKNOWN), _writable) == Support(None, "relay")
+def test_netem_is_preferred_to_the_relay_except_for_jitter() -> None:
+    no_tun = TrialResult(tun="/dev/net/tun: Permission denied")
+    assert support_from(TrialResult(), _writable) == Support(None, "netem", "relay")
+    assert support_from(TrialResult(netem=UNKNOWN), _writable) == Support(None, "relay", "relay")
+    assert support_from(no_tun, _writable) == Support(None, "netem", "netem")
 
 
 @pytest.mark.parametrize("netem", ["", UNKNOWN])
@@ -71,7 +73,7 @@ def test_without_netem_and_tun_links_still_have_rates() -> None:
     found = support_from(
         TrialResult(netem=UNKNOWN, tun="/dev/net/tun: Permission denied"), _writable
     )
-    assert (found.problem, found.delay) == (None, None)
+    assert (found.problem, found.delay, found.jitter) == (None, None, None)
     assert found.delay_problem is not None
     assert "Permission denied" in found.delay_problem
 
