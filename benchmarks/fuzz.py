@@ -13,7 +13,7 @@ of an input is the shortest of six, so that other processes on the machine do no
 for each decoder, not the same inputs on each machine); `--engine outcomes` needs no package,
 follows the errors that an input causes, and gives the same inputs for the same seed; `auto` takes
 atheris where it is installed. The exit code is 1 after a crash or an input of more than 50 ms.
-`--keep` writes the inputs of crashes, and the slowest one of each decoder, into a folder; a crash
+`--keep` writes the inputs of crashes, the slowest one and rare ones of each decoder; a crash
 becomes a file in `benchmarks/_fuzz/corpus/NAME/`, which the tests decode.
 """
 
@@ -35,6 +35,12 @@ from fairbed.testbed.progress import tracked
 
 LIMIT_S = 0.05
 """Longest time of one input: a coordinator decodes on its event loop."""
+
+RARE = 50
+"""Inputs of a decoder that reached something new and are kept, the shortest ones."""
+
+SHA1_DIGITS = 40
+"""Length of the names that libFuzzer gives to new inputs."""
 
 Feed = Callable[[Decoder, int, int], Fed]
 
@@ -115,6 +121,8 @@ def feed_guided(decoder: Decoder, inputs: int, seed: int) -> Fed:
                 feeder = Feeder(decoder)
                 feeder.feed(fed.slowest)
             fed.slowest_s = feeder.fed.slowest_s
+        new = (path for path in (folder / "corpus").glob("*") if len(path.name) == SHA1_DIGITS)
+        fed.rare = [path.read_bytes() for path in new]
         if done.returncode:
             fed.crashes += 1
             sys.stderr.write(done.stderr[-4000:])
@@ -122,9 +130,11 @@ def feed_guided(decoder: Decoder, inputs: int, seed: int) -> Fed:
 
 
 def keep(fed: Sequence[Fed], folder: Path) -> None:
-    """Write the inputs of crashes, and the slowest input of each decoder."""
+    """Write inputs of each decoder: crashes, the slowest one, and short ones that are rare."""
     for one in fed:
         inputs = {f"crash-{i}": x.data for i, x in enumerate(one.findings.values())}
+        rare = sorted(set(one.rare), key=lambda data: (len(data), data))[:RARE]
+        inputs |= {f"rare-{i}": data for i, data in enumerate(rare)}
         for name, data in {**inputs, "slowest": one.slowest}.items():
             path = folder / one.decoder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,8 @@ class Fed:
     slowest: bytes = b""
     findings: dict[str, Finding] = field(default_factory=dict)
     """By the place in the code."""
+    rare: list[bytes] = field(default_factory=list)
+    """Mutations that reached something new."""
 
 
 class Feeder:
@@ -124,6 +126,7 @@ def feed_mutations(decoder: Decoder, inputs: int, seed: int) -> Fed:
         data = mutated(seeds if rng.random() < FROM_SEEDS else corpus, rng, limit)
         if feeder.feed(data) and len(corpus) < MAX_KEPT:
             corpus.append(data)
+            feeder.fed.rare.append(data)
     return feeder.fed
 
 

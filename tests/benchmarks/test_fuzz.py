@@ -22,6 +22,7 @@ def test_it_divides_the_inputs_and_reports_each_decoder(
         "texts": 240,
         "transfers": 120,
     }
+    assert list(tmp_path.glob("chunks/rare-0"))
     assert sorted(path.name for path in tmp_path.glob("*/slowest")) == ["slowest"] * 3
 
 
