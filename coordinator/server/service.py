@@ -54,8 +54,12 @@ from fairbed.wire.models import package_of
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
-GOODBYE_S = 5.0
-"""Longest time for the goodbye to devices and the removal of blobs from the broker."""
+GOODBYE_S = 1.0
+"""Longest time for the goodbye to devices: a broker that takes longer hangs or is out of reach."""
+
+CLEARING_S = 3.0
+"""Longest time for the removal of blobs from the broker after it; the next coordinator removes what
+is left."""
 
 PRESENCE_S = 0.5
 """Time between checks for devices that were lost during an exchange."""
@@ -177,8 +181,7 @@ class Coordinator:
                 parts.alerts.close()
             self._event_log.report_omitted()
             if self._lease.release():
-                with anyio.move_on_after(GOODBYE_S, shield=True):
-                    await self._send_goodbye()
+                await self._send_goodbye()
             group.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
@@ -484,9 +487,13 @@ class Coordinator:
                         executor.mark_lost(name, reason)
 
     async def _send_goodbye(self) -> None:
-        await self._publisher.broadcast(Goodbye(reason="the run is over"))
-        await self._public.clear_all()
-        await self._publisher.publish_status(self._status("off"))
+        with anyio.move_on_after(GOODBYE_S, shield=True) as limit:
+            await self._publisher.broadcast(Goodbye(reason="the run is over"))
+        if limit.cancelled_caught:
+            return
+        with anyio.move_on_after(CLEARING_S, shield=True):
+            await self._public.clear_all()
+            await self._publisher.publish_status(self._status("off"))
 
     def _status(self, state: Literal["on", "off"]) -> CoordinatorStatus:
         return CoordinatorStatus(state=state, boot=self._boot, run=self._config.name)

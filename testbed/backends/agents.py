@@ -37,7 +37,7 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import assert_never
 
-STOP_TIMEOUT_S = 3.0
+STOP_TIMEOUT_S = 1.5
 """Time for agents to disconnect and end after SIGTERM, seconds; then they are killed."""
 
 MAX_LINE_BYTES = 1 << 16

@@ -106,13 +106,13 @@ class BrokerProcess:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGHUP)
 
-    async def stop(self) -> None:
-        """Stop the broker, by SIGTERM first; returns when it has ended."""
+    async def stop(self, limit_s: float = STOP_S) -> None:
+        """Stop the broker, by SIGTERM, after the limit by SIGKILL; returns when it has ended."""
         process = self._process
         if process is not None:
             if process.returncode is None:
                 process.terminate()
-            with anyio.move_on_after(STOP_S):
+            with anyio.move_on_after(limit_s):
                 await process.wait()
             await self.kill()
 

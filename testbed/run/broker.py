@@ -136,6 +136,9 @@ BrokerChoice: TypeAlias = Literal["auto", "mosquitto", "nats", "amqtt"]
 
 USER = "fairbed"
 
+STOP_S = 1.0
+"""From SIGTERM to SIGKILL, seconds: the broker of one run has nothing to save."""
+
 PORT_ATTEMPTS = 3
 
 
@@ -333,7 +336,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Stop the broker, by SIGTERM first, and remove its files except the log."""
-        await self._process.stop()
+        await self._process.stop(STOP_S)
         shutil.rmtree(self._setup.folder, ignore_errors=True)
 
     async def kill(self) -> None:

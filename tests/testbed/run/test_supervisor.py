@@ -282,6 +282,33 @@ def test_an_interrupted_run_leaves_no_process_and_resumes_its_open_round(
         assert [row.round for row in reader.rounds()] == list(range(1, 41))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("hung", [(), ("mosquitto",), ("mosquitto", "agent")])
+def test_sigterm_ends_a_run_within_seconds_whatever_hangs(
+    hung: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Issue #20: a run finishes or abandons within 5 s."""
+    with running(tmp_path, rounds=500) as run:
+        run.wait_round(2)
+        family = run.family()
+        agents = [p for p in family if "fork_server" in " ".join(p.cmdline())]
+        by_name = {
+            "mosquitto": next(p for p in family if p.name() == "mosquitto"),
+            "agent": max(agents, key=lambda p: p.create_time()),
+        }
+        for name in hung:
+            by_name[name].suspend()
+        began = time.monotonic()
+        run.process.send_signal(signal.SIGTERM)
+        code, _, err = run.finish()
+        lasted_s = time.monotonic() - began
+    assert code == 0, err
+    assert lasted_s < 5.0
+    assert_gone(family)
+    with RunReader(run.folder) as reader:
+        assert reader.run().status == "stopped"
+
+
 @pytest.mark.parametrize(
     "moment_s",
     [pytest.param(0.0, marks=pytest.mark.full), 0.5, pytest.param(1.5, marks=pytest.mark.full)],
