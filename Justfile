@@ -25,14 +25,14 @@ workers := "-n logical --maxprocesses 8 --dist worksteal"
 @test *args: check
     {{ drop_dashes }} pytest --tier fast {{ workers }} "$@"
 
-# Run all checks and all tests, on Python 3.10, too: every broker, kill matrices, theory, benchmarks
+# Run all checks and all tests, on Python 3.10 to 3.14, too: every broker, kill matrices, theory, benchmarks
 [no-exit-message]
 test-all *args: check
     #!/bin/sh
     {{ drop_dashes }}
     status=0
     if [ $# -eq 0 ]; then
-        "{{ just_executable() }}" test-py310 || status=$?
+        "{{ just_executable() }}" test-pythons || status=$?
         "{{ just_executable() }}" coverage || status=$?
         "{{ just_executable() }}" test-kernel || status=$?
     fi
@@ -74,19 +74,10 @@ check: lint
 @test-broker *args: setup
     {{ drop_dashes }} pytest -m broker "$@"
 
-# Run the agent's and the wire's tests on Python 3.10, with what a device installs.
+# Run the tests of a device on Python 3.10 to 3.14; just test-pythons 3.10 3.14 -- tests/wire
 [no-exit-message]
-test-py310 *args:
-    #!/bin/sh
-    set -eu
-    for python in python3.10 "${HOME:-}"/.pyenv/versions/3.10*/bin/python3.10; do
-        if "$python" -c '' 2>/dev/null; then
-            PYTHON=$python sh tools/setup.sh device .venv310
-            PATH=$PWD/.venv310/bin:$PATH
-            {{ drop_dashes }} exec pytest {{ workers }} tests/wire tests/device_agent "$@"
-        fi
-    done
-    echo "test-py310: skipped, no Python 3.10 runs on this machine"
+@test-pythons *args:
+    python3 tools/pythons.py "$@"
 
 # Test for 64-bit ARM, in an emulated Debian: wheels, tests, a device; as root, about 15 minutes
 [no-exit-message]

@@ -37,8 +37,9 @@ pytestmark = [
 ]
 
 NAME = "pi-07"
-MAX_IDLE_PAGES = 48 * 1024**2 // os.sysconf("SC_PAGE_SIZE")
-"""Bound of the resident memory of an agent without a task."""
+MAX_IDLE_PAGES = (48, 53)[sys.version_info >= (3, 14)] * 1024**2 // os.sysconf("SC_PAGE_SIZE")
+"""Bound of the resident memory of an agent without a task. With Debian's Python 3.14, interpreter,
+OpenSSL, zstd and libstdc++ map 3 MiB more of files than with 3.13; objects take 1 MiB more."""
 MAX_IDLE_OWN_PAGES = 28 * 1024**2 // os.sysconf("SC_PAGE_SIZE")
 """Bound of the private memory of an agent without a task. In addition the system maps 18 to 24 MiB
 of library files: 42 to 46 MiB resident in total."""

@@ -13,17 +13,18 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from fairbed.testbed.run.broker import start_broker
+from fairbed.testbed.run.broker import find_broker, start_broker
 from fairbed.wire.errors import Refused
 from fairbed.wire.transport.address import Client
 from fairbed.wire.transport.client import MqttTransport
-from tests.brokers import proxy_to
+from tests.brokers import KINDS, proxy_to
 from tests.wire.transport.drivers import packets, up
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.broker,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate"),
+    pytest.mark.skipif(not any(map(find_broker, KINDS)), reason="no broker is installed"),
 ]
 
 TIMEOUT_S = 60.0
