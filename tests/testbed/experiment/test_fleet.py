@@ -244,7 +244,6 @@ def test_a_trace_gives_a_link_its_rates_and_leaves_the_rest(tmp_path: Path) -> N
     starts = set()
     for device in devices:
         assert device.spec.is_driven
-        assert device.spec.has_jitter  # of the link, which the trace leaves
         assert device.tracks.link is not None
         assert device.tracks.link.down_bps.mean == pytest.approx(4e6)
         assert device.tracks.link.up_bps.mean == pytest.approx(1e6)
@@ -254,6 +253,14 @@ def test_a_trace_gives_a_link_its_rates_and_leaves_the_rest(tmp_path: Path) -> N
         starts.add(device.schedule.next_change(0.0))
         assert first.outage in (None, "coverage")
     assert len(starts) == 3  # they do not march in step
+
+
+def test_a_link_that_will_have_jitter_is_known_before_it_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "moving.csv"
+    path.write_text(TRACE, encoding="utf-8")
+    for link, has_jitter in (("5g-driving", True), ("wifi-board", False)):
+        (device,) = planned(FleetConfig(link=link, trace=str(path)))
+        assert device.spec.has_jitter == has_jitter
 
 
 def test_a_trace_without_a_link_has_no_delay(tmp_path: Path) -> None:
