@@ -157,8 +157,18 @@ class _Attacker:
             self._drop()
         self._check_read()
 
-    def attack(self) -> None:
-        """Send one hostile message."""
+    def attack(self, messages: int) -> None:
+        """Send hostile messages; return when the broker has read them."""
+        for _ in range(messages):
+            self._attack()
+        try:
+            self._own().ping()
+        except ClosedError:
+            self._drop()
+        self._check_read()
+
+    def _attack(self) -> None:
+        """Send one message, of the next kind."""
         kind = next(self._turn, None)
         if kind is None:
             names = [*ON_OWN_TOPICS, *ON_OTHER_TOPICS, *SUBSCRIPTIONS, *OTHER_KINDS]
@@ -176,10 +186,9 @@ class _Attacker:
                 self._own().subscribe(SUBSCRIPTIONS[kind](place.topics, victim))
             else:
                 self._other(kind, place)
-            self._own().ping()
-        except ClosedError:  # the broker ends the connection of a client that breaks a rule
+                self._own().ping()  # before the next one: the broker may end the connection
+        except ClosedError:
             self._drop()
-        self._check_read()
 
     def close(self) -> None:
         """End the connection."""
@@ -312,8 +321,7 @@ def attack(broker: str, *, messages: int, agents: int, rounds: int, seed: int) -
             if not before and closed >= BLOCK_ROUNDS:
                 before = run.rss_mib()
             if closed + 1 in hostile:  # the round that is open now
-                for _ in range(quota):
-                    attacker.attack()
+                attacker.attack(quota)
             else:
                 attacker.rest()
             attacker.witnesses.look()

@@ -56,8 +56,7 @@ async def test_a_broker_without_rules_fails_the_attack(tmp_path: Path) -> None:
         witness.subscribe("fairbed/#")
         witnesses = hostile._Witnesses([witness])
         attacker = hostile._Attacker(address, place, witnesses, ["pi-0"])
-        for _ in range(KINDS):
-            attacker.attack()
+        attacker.attack(KINDS)
         witness.ping()
         witnesses.look()
         attacker.close()
