@@ -293,6 +293,8 @@ class Killer:
         self._random = random.Random(f"{seed} {part}")
         self._unproven = 0
         """Kills after which no round has closed yet, because another kill followed."""
+        self._hits_start = part in ("coordinator", "owner")
+        """The next kill hits a process that starts."""
         self._kept: list[tuple[Any, ...]] = []
 
     def kill_once(self) -> None:
@@ -302,10 +304,8 @@ class Killer:
             NotBackError: It does not go on.
         """
         run, is_process = self._run, self._part in ("coordinator", "owner")
-        is_starting = is_process and self._random.random() < STARTING_RATIO
-        if self._unproven and not is_starting:
-            self._await_progress(time.monotonic())
-        time.sleep(self._random.uniform(0.0, STARTING_S if is_starting else RUNNING_S))
+        latest_s = STARTING_S if self._hits_start else RUNNING_S
+        time.sleep(self._random.uniform(0.0, latest_s))
         began = time.monotonic()
         if is_process:
             assert run.process is not None
@@ -327,9 +327,9 @@ class Killer:
         else:
             self._kill_agent()
             return
-        if is_process and self._random.random() < STARTING_RATIO:
-            return  # the next kill hits the start of this process
-        self._await_progress(began)
+        self._hits_start = is_process and self._random.random() < STARTING_RATIO
+        if not self._hits_start:
+            self._await_progress(began)
 
     def prove(self) -> None:
         """Wait for a round after the last kills."""
