@@ -60,6 +60,12 @@ class Proxy:
         self._upstream = (host, port)
         self._open: set[anyio.CancelScope] = set()
         self._is_shut = False
+        self._ended = anyio.Event()
+
+    async def closed(self) -> None:
+        """Wait until every connection has ended and its bytes are passed on."""
+        while self._open:
+            await self._ended.wait()
 
     def cut(self, *, for_good: bool = False) -> None:
         """Close all connections without a goodbye; `for_good` those that come later, too."""
@@ -86,6 +92,8 @@ class Proxy:
                 return  # the broker is down: the client finds its connection closed
             finally:
                 self._open.discard(scope)
+                self._ended.set()
+                self._ended = anyio.Event()
 
 
 async def _pump(source: ByteReceiveStream, to: ByteSendStream, scope: anyio.CancelScope) -> None:
