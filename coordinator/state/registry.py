@@ -150,10 +150,10 @@ class Device:
         """Return whether the device is in contact and ready, even if it is unwilling or busy."""
         return (
             self.is_on
-            and self.context is not None
-            and now - self.context_at <= CONTEXT_MAX_AGE_S
-            and self.context.is_ready
             and not self.is_excluded
+            and self.context is not None
+            and self.context.is_ready
+            and now - self.context_at <= CONTEXT_MAX_AGE_S
         )
 
     def status(self, now: float) -> str:
