@@ -250,7 +250,7 @@ def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
         except (BrokerError, TimeoutError, OSError) as exc:
             if find_broker(kind) is not None:  # to install it would not help
                 hint = ""
-            yield CheckResult("broker", kind, False, str(exc), hint, is_needed)
+            yield CheckResult("broker", kind, False, what_failed(exc), hint, is_needed)
             continue
         working.append(kind)
         yield CheckResult("broker", kind, True, f"answers after {seconds:.2f} s", "", is_needed)
@@ -269,6 +269,13 @@ def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
             yield CheckResult("broker", "url", True, "answers", "", True)
         except (BrokerError, LabError) as exc:
             yield CheckResult("broker", "url", False, str(exc), "", True)
+
+
+def what_failed(problem: Exception) -> str:
+    """Return why a test failed; the error of a time limit has no text of its own."""
+    if isinstance(problem, TimeoutError):
+        return f"no result in {TRY_S:g} s: this machine is too slow, or too busy now"
+    return str(problem)
 
 
 async def _try_broker(kind: BrokerKind) -> float:
@@ -299,7 +306,8 @@ def _backends(experiment: Experiment | None) -> Iterator[CheckResult]:
             if not isinstance(problem, (BackendError, TimeoutError, OSError)):
                 raise
             hint = 'or use emulation.backend = "auto"' if configured == name else ""
-            yield CheckResult("backend", name, False, str(problem), hint, configured == name)
+            found = what_failed(problem)
+            yield CheckResult("backend", name, False, found, hint, configured == name)
             continue
         working.append(name)
         found = f"ran an agent in {seconds:.2f} s; {_BACKEND_DESCRIPTIONS[name]}"
