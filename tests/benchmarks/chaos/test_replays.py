@@ -1,0 +1,34 @@
+"""A replay that is stopped equals one that is not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks._chaos import replays
+
+
+def test_a_trace_has_links_that_die_and_return(tmp_path: Path) -> None:
+    replays._write_trace(tmp_path / "dying.csv", np.random.default_rng(1))
+    rows = [line.split(",") for line in (tmp_path / "dying.csv").read_text().splitlines()[2:]]
+    at_s = [float(row[0]) for row in rows]
+    assert at_s == sorted(at_s)
+    assert at_s[-1] < replays.DAY_S
+    assert 0.2 < sum(row[1] == "0" for row in rows) / len(rows) < 0.5
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_disturbed_replay_equals_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "LIFE_S", (4.0, 5.0))
+    monkeypatch.setattr(replays, "SAMPLE_S", 0.1)
+    monkeypatch.setattr(replays, "GROWTH", 10.0)  # it has just started
+    found = replays.replay_under_chaos(tmp_path, 0.02, seed=2)
+    assert found.violations == []
+    assert found.rounds > 3
+    assert found.days >= 0.02
+    assert found.exchanges >= found.rounds
+    assert len(found.model_sha256) == 64
+    assert "0 violations" in found.line
