@@ -39,6 +39,8 @@ class Group:
     """On a device whose link has only a rate."""
     far: tuple[OnDevice, ...] = ()
     """On a device whose link has delay and loss."""
+    jittered: tuple[OnDevice, ...] = ()
+    """On a device whose link has jitter, too."""
     fleet: tuple[OnFleet, ...] = ()
 
 
@@ -48,7 +50,9 @@ GROUPS: Mapping[str, Group] = {
     "burst": Group(near=(bursts.bursts,)),
     "goodput": Group(near=(link.goodputs,), far=(link.far_goodputs,)),
     "transfer": Group(near=(link.transfers,)),
-    "delay": Group(far=(delay_and_loss.delays, delay_and_loss.jitters)),
+    "delay": Group(
+        far=(delay_and_loss.delays,), jittered=(delay_and_loss.jitters, delay_and_loss.dense)
+    ),
     "loss": Group(far=(delay_and_loss.losses,)),
     "queue": Group(near=(queues.under_load,)),
     "outage": Group(near=(outage.outages,)),
@@ -78,9 +82,13 @@ async def measure(backend: BackendName, names: Iterable[str], plan: Plan) -> lis
     for name in names:
         group = GROUPS[name]
         found: list[Row] = []
-        for is_delayed, parts in ((False, group.near), (True, group.far)):
+        for parts, is_delayed, has_jitter in (
+            (group.near, False, False),
+            (group.far, True, False),
+            (group.jittered, True, True),
+        ):
             if parts:
-                found += await _on_device(backend, name, parts, plan, is_delayed)
+                found += await _on_device(backend, name, parts, plan, is_delayed, has_jitter)
         for part in group.fleet:
             found += await _on_fleet(backend, name, part, plan)
         rows += [msgspec.structs.replace(row, group=name) for row in found]
@@ -88,13 +96,18 @@ async def measure(backend: BackendName, names: Iterable[str], plan: Plan) -> lis
 
 
 async def _on_device(
-    backend: BackendName, name: str, parts: Iterable[OnDevice], plan: Plan, is_delayed: bool
+    backend: BackendName,
+    name: str,
+    parts: Iterable[OnDevice],
+    plan: Plan,
+    is_delayed: bool,
+    has_jitter: bool,
 ) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         try:
             async with open_measured_device(
-                backend, Path(folder), is_delayed=is_delayed
+                backend, Path(folder), is_delayed=is_delayed, has_jitter=has_jitter
             ) as measured:
                 for part in parts:
                     rows += await part(measured, plan)

@@ -40,6 +40,12 @@ JITTER_GAP_S = 0.2
 """Time between two messages that are delayed independently: jitter may be correlated over 20 times
 its size."""
 
+DENSE_GAP_S = 0.5e-3
+"""Time between two messages of a dense stream: far below the jitter."""
+
+DENSE_START_S = 1.0
+"""TCP has found the rate of the stream by then, seconds."""
+
 LOSS_RATIO = 0.02
 DATAGRAMS_PER_S, DATAGRAM_BYTES = 2000.0, 100
 
@@ -106,6 +112,35 @@ async def jitters(measured: MeasuredDevice, plan: Plan) -> list[Row]:
                 measured, direction, shape, round(plan.pick(100, 10)), JITTER_GAP_S, JITTER_S / 2.0
             )
             return Window(statistics.stdev(delays_s), evidence)
+
+        rows.append(await measured_row(plan, spec, measure))
+    return rows
+
+
+async def dense(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the mean delay of a dense stream on a link with jitter: order must not add to it."""
+    rows = []
+    for direction in _directions()[: 1 if plan.is_quick else 2]:
+        spec = QuantitySpec(
+            backend=measured.backend,
+            quantity=f"mean delay of a dense stream, 50 +- 5 ms {direction}",
+            target=JITTER_DELAY_S,
+            unit="s",
+            is_relative=False,
+        )
+
+        async def measure(direction: Direction = direction) -> Window:
+            shape = Shape(delay_s=JITTER_DELAY_S, jitter_s=JITTER_S)
+            seconds = DENSE_START_S + plan.pick(8.0, 1.0)
+            delays_s, evidence = await _measured_delays(
+                measured,
+                direction,
+                shape,
+                round(seconds / DENSE_GAP_S),
+                DENSE_GAP_S,
+                JITTER_S / 2.0,
+            )
+            return Window(statistics.mean(delays_s[round(DENSE_START_S / DENSE_GAP_S) :]), evidence)
 
         rows.append(await measured_row(plan, spec, measure))
     return rows

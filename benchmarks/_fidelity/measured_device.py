@@ -79,7 +79,7 @@ class MeasuredDevice:
 
 @asynccontextmanager
 async def open_measured_device(
-    backend: BackendName, folder: Path, *, is_delayed: bool = False
+    backend: BackendName, folder: Path, *, is_delayed: bool = False, has_jitter: bool = False
 ) -> AsyncIterator[MeasuredDevice]:
     """Open a device without limits.
 
@@ -87,12 +87,13 @@ async def open_measured_device(
         backend: Backend that emulates the device.
         folder: Folder for logs.
         is_delayed: Whether its link can delay and lose packets.
+        has_jitter: Whether its link can have jitter.
 
     Raises:
         BackendError: The backend does not work here, or not with such a link.
     """
     gauges = Gauges(folder / "gauges", [NAME])
-    spec = DeviceSpec(NAME, DEVICE, Shape(), is_driven=True)
+    spec = DeviceSpec(NAME, DEVICE, Shape(), is_driven=True, has_jitter=has_jitter)
 
     open_parts = {"namespace": _namespace, "container": _container, "process": _process}[backend]
     async with AsyncExitStack() as stack:
@@ -133,6 +134,7 @@ async def _namespace(
             f"bench-{secrets.token_hex(4)}",
             {NAME: spec.shape},
             delayed=[NAME] if is_delayed else [],
+            jittered=[NAME] if spec.has_jitter else [],
             log=folder / "relay.log",
         )
     )
