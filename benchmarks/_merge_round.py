@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator
 from fairbed.coordinator.fleet.uploads import Uploads
 from fairbed.coordinator.messaging.publisher import Publisher
+from fairbed.coordinator.policy.config import LimitsConfig
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.state.registry import Registry
@@ -157,7 +158,7 @@ async def simulated_fleet(
             anyio.create_task_group() as group,
         ):
             event_log = EventLog(store, time.perf_counter, _raise)
-            uploads = Uploads(layout, event_log.now)
+            uploads = Uploads(layout, event_log.now, LimitsConfig(check="off"))
             executor = RoundExecutor(Publisher(ours, topics), uploads, event_log, group)
             merge = RoundMerge(accumulator, registry)
             place = SimulatedFleet(devices, layout, executor, merge, theirs, group)
