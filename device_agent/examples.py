@@ -252,6 +252,11 @@ class OwnData:
                     )
                 self._check_size(arrays.zip)
                 x, y = arrays[x_name], arrays[y_name]
+                if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
+                    raise DataError(
+                        f"{self.path}: {x_name} and {y_name} must be arrays, got another entry; "
+                        "write the file with numpy.savez(FILE, x=..., y=...)"
+                    )
         except DataError:
             raise
         except Exception as exc:  # numpy, zipfile and tokenize: their errors share no base class

@@ -102,6 +102,15 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, header: str, flip: int) -> N
     assert len(str(wrong.value).splitlines()) == 1
 
 
+def test_an_entry_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    """Numpy returns the bytes of such an entry; found by the fuzzer."""
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
+        archive.writestr("x.npy", b"no array")
+        archive.writestr("y.npy", b"no array")
+    with pytest.raises(DataError, match="x and y must be arrays, got another entry"):
+        OwnData(tmp_path / "own.npz").count()
+
+
 def test_a_file_that_would_unpack_to_more_than_the_memory_is_refused_first(tmp_path: Path) -> None:
     data = _npz(tmp_path / "own.npz", HEADER % "(2, 2)", bytes(16))
     raw = bytearray(data.path.read_bytes())
