@@ -66,10 +66,13 @@ PROBES = 1.0, 20
 COMMANDS = 10.0, 100
 """Commands of an operator: each is a row in store and audit log."""
 
-FLOOD_MESSAGES = 5_000
+FLOOD_MESSAGES = 2_000
 """A device that sends so many messages above its limits floods: see `Routes.on_flood`."""
 
-FLOODS = 1.0 / 60.0, 1
+MUTED_S = 60.0
+"""How long a device that floods is ignored; the broker of a run refuses it for as long."""
+
+FLOODS = 1.0 / MUTED_S, 1
 """How often that is reported of a device; messages still arrive when the broker refuses it."""
 
 
@@ -120,6 +123,8 @@ class Router:
         self._floods = RateLimit(*FLOODS)
         self._dropped: Counter[str] = Counter()
         """Messages above the limits, of each device that sent some."""
+        self._muted: dict[str, float] = {}
+        """Topics of devices that flood, and until when their messages are ignored."""
         self._intents, self._watches = topics.base + "/b/", topics.watch("")
 
     async def subscribe(self, transport: Transport) -> None:
@@ -144,6 +149,8 @@ class Router:
 
     def on_packet(self, packet: Packet) -> None:
         """Handle one packet; a bad packet becomes a warning, not an error."""
+        if packet.topic in self._muted and self._is_muted(packet.topic):
+            return
         if packet.topic.startswith(self._intents):
             self._group.start_soon(self._public.on_intent, packet)
             return
@@ -230,7 +237,20 @@ class Router:
         self._dropped[device] += 1
         is_flood = self._dropped[device] % FLOOD_MESSAGES == 0
         if is_flood and self._floods.take(device, self._event_log.now()):
+            self._mute(device)
             self._on_flood(device)
+
+    def _mute(self, device: str) -> None:
+        """Ignore a device for a while: hundreds of thousands of messages may wait at the broker."""
+        t, until = self._topics, self._event_log.now() + MUTED_S
+        for topic in (t.up(device), t.telemetry(device), t.status(device), t.upload(device)):
+            self._muted[topic] = until
+
+    def _is_muted(self, topic: str) -> bool:
+        if self._event_log.now() < self._muted[topic]:
+            return True
+        del self._muted[topic]
+        return False
 
     async def _on_hello(self, device: str, hello: Hello) -> None:
         is_other_process = await self._fleet.on_hello(device, hello)

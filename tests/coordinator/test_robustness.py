@@ -9,14 +9,14 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.fleet.membership import NEWCOMERS
+from fairbed.coordinator.fleet import membership
 from fairbed.coordinator.messaging.publisher import MAX_PENDING, Publisher
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import StoreError
 from fairbed.wire.codec import encode
-from fairbed.wire.messages import ChunkRequest, Failed, Offer, Ping, Status, Train
+from fairbed.wire.messages import ChunkRequest, Failed, Offer, Ping, Pong, Status, Train
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, OnComplete, Packet
 from tests.coordinator.builders import context, hello
@@ -186,6 +186,16 @@ async def joins_and_leaves(rogue: Rogue) -> None:
         await rogue.link.publish(Topics().status(rogue.name), off, qos=1)
 
 
+async def sends_without_end(rogue: Rogue) -> None:
+    """4,000 messages, then one that would have an effect."""
+    if rogue.pending is not None:
+        return
+    rogue.pending = (rogue.offer().manifest, b"", None)
+    for _ in range(4_000):
+        await rogue.send(Pong(seq=0))
+    await rogue.raw(encode(structs.replace(hello(), boot=999)))
+
+
 async def claims_an_absurd_link(rogue: Rogue) -> None:
     """Rates whose squares are beyond any number."""
     message = context(seq=1 << 30, n_k=40, downlink_bps=1e-300, uplink_bps=1e-300)
@@ -295,6 +305,24 @@ async def test_a_flood_from_one_device_costs_no_other_device_anything(tmp_path: 
     assert 1 <= kinds.count("flood") <= 3
 
 
+async def test_a_device_that_floods_is_ignored_for_a_while(tmp_path: Path) -> None:
+    """Half a million of its messages may wait at the broker when it is refused there."""
+    config = make_config(
+        rounds=2,
+        selection=WHOLE_FLEET,
+        round=RoundConfig(min_devices=3, deadline_s=1.5, join_timeout_s=30.0),
+    )
+    async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
+        group.start_soon(Rogue(sends_without_end).run, place)
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        others = [x.outcome for x in reader.exchanges(0) if x.device != "rogue"]
+        kinds = Counter(e.kind for _, e in reader.events() if e.device == "rogue")
+    assert others == ["done"] * 4
+    assert (kinds["flood"], kinds["joined"], kinds["rejoined"]) == (1, 1, 0)
+
+
 async def test_a_device_that_joins_and_leaves_writes_few_lines(tmp_path: Path) -> None:
     config = make_config(
         rounds=2,
@@ -313,8 +341,11 @@ async def test_a_device_that_joins_and_leaves_writes_few_lines(tmp_path: Path) -
     assert kinds["flood"] == 1
 
 
-async def test_invented_names_do_not_fill_the_run(tmp_path: Path) -> None:
+async def test_invented_names_do_not_fill_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that may publish on all topics says hello under 2,000 names in no time."""
+    monkeypatch.setattr(membership, "NEWCOMERS", (0.1, 20))
     config = make_config(rounds=2, round=RoundConfig(min_devices=2, join_timeout_s=30.0))
     async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
         place.device_names = ("pi-0", "pi-1")
@@ -332,7 +363,7 @@ async def test_invented_names_do_not_fill_the_run(tmp_path: Path) -> None:
     with place.reader() as reader:
         names = [device.name for device in reader.devices()]
         assert {"pi-0", "pi-1"} <= set(names)
-        assert 3 <= len(names) <= 2 + NEWCOMERS[1] + 10 * NEWCOMERS[0]
+        assert 20 <= len(names) <= 2 + 20 + 5
         floods = [e for _, e in reader.events() if e.kind == "flood" and e.device is None]
         assert len(floods) == 1
 

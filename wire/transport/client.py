@@ -68,6 +68,10 @@ def backoff_s(retry: int, draw: float, base_s: float = 0.1, cap_s: float = 5.0) 
     return least + draw * (most - least)
 
 
+KNOWN_TOPICS = 4_096
+"""Topics whose QoS is remembered: those of a thousand devices."""
+
+
 class Subscriptions:
     """The topic filters of one client and their QoS; fast for many topics and few patterns."""
 
@@ -75,6 +79,8 @@ class Subscriptions:
         self.qos: dict[str, int] = {}
         """QoS by filter, oldest first."""
         self._patterns: list[str] = []
+        self._found: dict[str, int | None] = {}
+        """Answers of `qos_of` since the last change of the filters; bounded."""
 
     def add(self, filters: Iterable[str], qos: int) -> None:
         """Add filters, or change their QoS."""
@@ -89,12 +95,18 @@ class Subscriptions:
 
     def qos_of(self, topic: str) -> int | None:
         """Return the highest QoS at which `topic` is subscribed; None if it is not subscribed."""
+        if topic in self._found:
+            return self._found[topic]
         qos = [self.qos[pattern] for pattern in self._patterns if matches(pattern, topic)]
         if topic in self.qos:
             qos.append(self.qos[topic])
-        return max(qos, default=None)
+        if len(self._found) >= KNOWN_TOPICS:
+            self._found.clear()
+        found = self._found[topic] = max(qos, default=None)
+        return found
 
     def _find_patterns(self) -> None:
+        self._found.clear()
         self._patterns = [name for name in self.qos if "+" in name or "#" in name]
 
 

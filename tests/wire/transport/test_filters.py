@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairbed.wire.transport.client import Subscriptions, matches
+from fairbed.wire.transport.client import KNOWN_TOPICS, Subscriptions, matches
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,13 @@ def test_the_highest_qos_of_all_filters_counts() -> None:
     assert subscriptions.qos_of("b") is None
     subscriptions.discard(["a/+", "a/b"])
     assert subscriptions.qos_of("a/b") is None
+
+
+def test_any_number_of_topics_takes_bounded_memory() -> None:
+    subscriptions = Subscriptions()
+    subscriptions.add(["a/+"], 1)
+    assert all(subscriptions.qos_of(f"a/{k}") == 1 for k in range(3 * KNOWN_TOPICS))
+    assert len(subscriptions._found) <= KNOWN_TOPICS
+    assert subscriptions.qos_of("b") is None
+    subscriptions.add(["b"], 0)
+    assert subscriptions.qos_of("b") == 0
