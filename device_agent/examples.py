@@ -218,7 +218,11 @@ class OwnData:
 
     def _has_tests(self) -> bool:
         try:
-            with np.load(_zipped(self.path), allow_pickle=False) as arrays:
+            # Opened here: numpy leaves its own handle open when the archive is damaged.
+            with (
+                _zipped(self.path).open("rb") as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
                 return not {"x_test", "y_test"}.isdisjoint(arrays.files)
         except Exception:  # those of `_read`, which reports them
             return False
@@ -243,7 +247,11 @@ class OwnData:
         if self.path.suffix != ".npz":
             raise DataError(f"{self.path}: must be an .npz file with arrays x and y")
         try:
-            with np.load(_zipped(self.path), allow_pickle=False) as arrays:
+            # Opened here: numpy leaves its own handle open when the archive is damaged.
+            with (
+                _zipped(self.path).open("rb") as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
                 missing = {x_name, y_name} - set(arrays.files)
                 if missing:
                     raise DataError(
