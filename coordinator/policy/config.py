@@ -581,8 +581,8 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     void_wait_s: Duration = 1.0
     """Duration of a round without an available device, although some are in contact."""
     min_devices: PositiveInt | None = None
-    """A round begins when this many devices are in contact and ready; not set: round 1 waits for all
-    devices of an emulated fleet, else for as many as a round selects, and later rounds for one."""
+    """A round begins when this many devices are in contact and ready; not set: round 1 waits for
+    all devices of an emulated fleet, else for as many as a round selects, later rounds for one."""
     join_timeout_s: Duration | None = None
     """The run fails if fewer than min_devices are ready by then; not set: 120 s for an emulated
     fleet, else 600 s."""
