@@ -77,7 +77,7 @@ class Place(NamedTuple):
         return int(self.rng.integers(1_000, 2**31))
 
     def manifest(self, size_bytes: int = 32 * 1024, chunk_bytes: int = 32 * 1024) -> Manifest:
-        """Return the manifest of an update that nobody asked for."""
+        """Return the manifest of an update that was not requested."""
         return Manifest(
             id=self.rng.bytes(16), kind="update", size_bytes=size_bytes, chunk_bytes=chunk_bytes
         )

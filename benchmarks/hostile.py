@@ -143,7 +143,7 @@ class _Attacker:
     _seq: int = 1
 
     def join(self) -> None:
-        """Say hello; the device is in the run from now on."""
+        """Join the run with a hello."""
         self._own().publish(self.place.topics.up(NAME), encode(hello(BOOT)), qos=1)
         self.rest()
 

@@ -131,7 +131,7 @@ class RunAccounts:
 
 
 def parse_user(user: str) -> tuple[str, Role] | None:
-    """Return name and role of a device or person; None if nobody of that name can be enrolled."""
+    """Return name and role of a device or person; None if that name cannot be enrolled."""
     if is_device_name(user):
         return user, "device"
     prefix, _, name = user.partition("_")

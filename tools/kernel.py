@@ -7,7 +7,7 @@ by default, in this order:
 
 - `doctor`: `fairbed doctor` finds every backend and broker usable, in a service to which a subtree
   of control groups is delegated, and in one to which none is;
-- `user`: a user without privileges, after a login, is told what works and what does not;
+- `user`: a user without privileges, after a login, learns what works and what does not;
 - `run`: the quickstart with three devices, by namespaces, containers and processes;
 - `tests`: the tests of the backends and of `fairbed shape`;
 - `fidelity`: delay, jitter, loss, outages, rates and traces of emulated links.
@@ -361,7 +361,7 @@ def check_doctor(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def run_user(machine: Machine) -> str:
-    """Use what a user without privileges can; return what doctor says of the rest."""
+    """Use what a user without privileges can; return the answer of doctor on backends."""
     rows = _doctor(machine, LOGIN)
     check_doctor([row for row in rows if row["name"] in ("mosquitto", "process")])
     machine.run("fairbed shape --backend process --cpu 0.5 -- sleep 1", 60.0, how=LOGIN)

@@ -41,7 +41,7 @@ MAX_DEVICES = 10_000
 
 NEWCOMERS = 20.0, 500
 """Devices of unknown names that are admitted per second, and at once; the others are admitted when
-they say hello again, 2 s later. At a broker with one login for all, a hostile client could invent
+they send hello again, 2 s later. At a broker with one login for all, a hostile client could invent
 names by the thousand. Devices that the experiment names are admitted at any time."""
 
 REJOIN_S = 10.0
@@ -121,7 +121,7 @@ class Fleet:
             self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
             return False
         if name not in self.registry and not self._newcomers.take("", self._event_log.now()):
-            text = f"more than {NEWCOMERS[0]:g} new devices a second say hello; the others wait"
+            text = f"more than {NEWCOMERS[0]:g} new devices a second send hello; the others wait"
             self._event_log.warn("flood", text)
             return False
         if hello.n_k == 0:
