@@ -1,7 +1,7 @@
 """Finds damage of a store before anything is written to it.
 
 SQLite ignores the rest of a write-ahead log from the first damaged byte on, without an error: the
-run would silently be an earlier one. The model of each closed round is a file, so the files show it.
+run would silently be an earlier one. The model of each closed round is a file, which shows it.
 """
 
 import os
