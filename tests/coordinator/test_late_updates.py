@@ -344,4 +344,6 @@ async def test_memory_of_versions_is_bounded_by_staleness(tmp_path: Path) -> Non
         tight = msgspec.structs.replace(MERGING, max_staleness=2)
         assert await place.run(merging(rounds=14, round=tight)) == "done"
     assert seen[0] == seen[1] == 3, "task, model, and the blob that the late device may still pull"
-    assert set(seen[4:12]) == {2}
+    later = seen[4:12]
+    assert min(later) == 2
+    assert max(later) <= 3, "the blob that was replaced may be removed a moment later"
