@@ -156,6 +156,7 @@ async def test_the_control_room_arrives_and_ends_with_a_killed_server(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(400)  # Chromium beside other tests
 @pytest.mark.anyio
 async def test_a_browser_shows_the_control_room_and_asks_no_other_host(
     command: Command, tmp_path: Path
