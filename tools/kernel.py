@@ -6,7 +6,7 @@ below a layer in memory. The checkout and its .venv are seen inside at their own
 by default, in this order:
 
 - `doctor`: `fairbed doctor` finds every backend and broker usable, in a service to which a subtree
-  of control groups is delegated, and in one to which none is;
+  of control groups is delegated, and in a service without one;
 - `user`: a user without privileges, after a login, learns what works and what does not;
 - `run`: the quickstart with three devices, by namespaces, containers and processes;
 - `tests`: the tests of the backends and of `fairbed shape`;

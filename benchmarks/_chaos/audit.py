@@ -21,7 +21,7 @@ class RoundRows:
 
 @dataclass(slots=True)
 class StoreAudit:
-    """Checks closed rounds one after the other, each once, and that none is lost or changed.
+    """Checks closed rounds one after the other, each once, and that no round is lost or changed.
 
         Z_n <- max(Z_n + beta - x_n, 0)      the virtual queue of each device, x_n its selection
 
