@@ -257,7 +257,7 @@ def void_rounds_after(
         round_id: The round of the checkpoint at which the run is resumed.
         at_s: Instant of the events about it.
         wall: Likewise, in wall-clock time.
-        damage: Why closed rounds are among them, and where their rows are; empty without such rounds.
+        damage: Why closed rounds are among them, and where their rows are; empty without them.
     """
     with transaction(connection):
         voided = 0
