@@ -67,12 +67,14 @@ BURST_MARGIN = 1.1
 def burst(backend: BackendName, share: float, *, is_paced: bool) -> float:
     """Return the longest burst after a pause, by the rules of quota and pacing, seconds.
 
-    A credit of c lasts c / (1 - share) at full speed, because it grows meanwhile.
+    A credit of c lasts c / (1 - share) at full speed, because it grows meanwhile. The pacer of
+    `fairbed shape` limits the credit at its first reading after the begin of a burst, and ends the
+    burst at its first reading after the end of the credit: each up to an interval later.
     """
     if is_paced:
         return BURST_MARGIN * MIN_SLEEP_S[backend] * share / (1.0 - share)
     if backend == "process":
-        return BURST_MARGIN * (PROCESS_CREDIT_S * share / (1.0 - share) + CONTROL_S)
+        return BURST_MARGIN * (PROCESS_CREDIT_S * share / (1.0 - share) + 2.0 * CONTROL_S)
     return 0.01 * share / (1.0 - share) + TICK_S
 
 

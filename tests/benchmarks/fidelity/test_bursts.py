@@ -20,7 +20,7 @@ def test_a_burst_ends_with_the_step_that_contains_a_stop() -> None:
     [
         ("namespace", False, 0.0089, 0.044),
         ("namespace", True, 0.0054, 0.044),
-        ("process", False, 0.0274, 0.066),
+        ("process", False, 0.0494, 0.088),
         ("process", True, 0.0542, 0.44),
     ],
 )
