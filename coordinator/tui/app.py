@@ -449,7 +449,7 @@ class ControlRoom(App[ExitChoice]):
         async with self._showing:
             self.sub_title = self.view.info.run_id if self.view.info else ""
             for screen in tuple(self._uncovered()):
-                if isinstance(screen, RunScreen) and screen.is_mounted:  # else it is opening
+                if isinstance(screen, RunScreen) and screen.has_parts:
                     screen.show(self.view)
                     if (read := screen.lacks(self.view)) is not None:
                         try:
@@ -457,7 +457,7 @@ class ControlRoom(App[ExitChoice]):
                         except StoreError as exc:
                             self._report(exc)
                         else:
-                            if screen in self._uncovered():  # else it may have lost its widgets
+                            if screen.has_parts and screen in self._uncovered():
                                 screen.receive(rows)
             self._show_place()
             self._offer()
@@ -623,7 +623,9 @@ class ControlRoom(App[ExitChoice]):
     @property
     def _selected_device(self) -> DeviceView | None:
         screen = self.screen_stack[-1] if self.screen_stack else None
-        name = screen.selected_device if isinstance(screen, RunScreen) else None
+        if not (isinstance(screen, RunScreen) and screen.has_parts):
+            return None
+        name = screen.selected_device
         return self.view.device(name) if name else None
 
     def on_data_table_row_highlighted(self) -> None:

@@ -141,6 +141,11 @@ class RunScreen(Screen[None]):
         self.query_one(Footer).compact = event.size.width < WIDE
 
     @property
+    def has_parts(self) -> bool:
+        """Whether its widgets are there: not while it opens, nor once it is being removed."""
+        return self.is_mounted and self.display
+
+    @property
     def selected_device(self) -> str | None:
         """Name of the device under the cursor; None if the screen has none."""
         return None

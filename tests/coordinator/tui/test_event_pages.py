@@ -22,6 +22,7 @@ from fairbed.coordinator.tui.event_pages import (
 )
 from fairbed.coordinator.tui.filters import Filter, parse_filter
 from fairbed.coordinator.tui.screens.events import EventPages, EventsScreen
+from fairbed.coordinator.tui.screens.overview import Overview
 from tests.coordinator.store.fake_run import LATE_ROUND, VOID_ROUND, FakeRun
 from tests.coordinator.tui.screen import SMALL, WIDE, comes, room, settled, shows, text_of
 
@@ -213,6 +214,22 @@ async def test_a_screen_is_drawn_only_between_its_first_widget_and_its_last(run:
         read.set()
         await shown
         assert not received
+
+
+@pytest.mark.anyio
+async def test_no_command_for_a_device_is_offered_before_or_after_its_screen_has_widgets(
+    run: FakeRun,
+) -> None:
+    """A tick may come while a screen opens, and while the control room closes."""
+    async with room(run.folder, WIDE) as (app, pilot):
+        assert app.check_action("why", ())
+        opened = app.push_screen(Overview())
+        assert not app.check_action("why", ())
+        await opened
+        await app.on_run_screen_lacking()
+        assert await comes(pilot, lambda: bool(app.check_action("why", ())))
+        await app.screen.remove()
+        assert not app.check_action("why", ())
 
 
 @pytest.mark.anyio
