@@ -402,13 +402,15 @@ class TrainingLoop:
         """
         if is_over and self._config.held_out is None:
             return
-        wanted = self._registry.attainable(self._config.min_devices)
         limit = self._config.join_timeout_s
         reports = _Reports(self._event_log.now())
         deadline = self._event_log.now() + limit
-        while (ready := int(self._registry.available(self._event_log.now()).sum())) < wanted:
+        while True:
             now = self._event_log.now()
-            left = deadline - now
+            wanted = self._registry.attainable(self._config.min_devices)
+            ready, left = int(self._registry.available(now).sum()), deadline - now
+            if ready >= wanted:
+                return
             if left <= 0 and is_over:
                 return
             if left <= 0:

@@ -176,6 +176,8 @@ class Coordinator:
                 parts = self._parts = self._build(group)
                 first_round = self._restore(parts.loop)
                 parts.registry.expect(self._setup.device_names)
+                if self._accepted is not None:
+                    self._drop_refused(parts, self._accepted, None)
                 self._start_tasks(group, parts)
                 await self._run_rounds(parts, first_round)
                 parts.alerts.close()
@@ -216,20 +218,33 @@ class Coordinator:
     def refuse_all_but(self, accepted: Collection[str]) -> None:
         """End the exchanges of devices that the broker accepts no more, and ignore their packets.
 
-        A device that is accepted again begins anew with its next hello.
+        A device that is accepted again begins anew with its next hello. A device that was never
+        accepted is not refused but awaited: it can still be enrolled.
 
         Args:
             accepted: Names of the devices that the broker accepts.
         """
         before, self._accepted = self._accepted, frozenset(accepted)
-        if self._parts is None:
-            return
-        for device in self._parts.registry:
+        if self._parts is not None:
+            self._drop_refused(self._parts, self._accepted, before)
+
+    def _drop_refused(
+        self, parts: _RunParts, accepted: Collection[str], before: Collection[str] | None
+    ) -> None:
+        """Record the devices that were accepted and are so no more.
+
+        Args:
+            parts: The parts of the run.
+            accepted: Names of the devices that the broker accepts.
+            before: Those that it accepted before; None is all that have ever joined.
+        """
+        for device in parts.registry:
             name = device.name
-            if name in self._accepted or (before is not None and name not in before):
+            was_accepted = device.first_seen_s is not None if before is None else name in before
+            if name in accepted or not was_accepted:
                 continue
-            self._parts.fleet.drop(name, REFUSED)
-            for executor in self._parts.executors:
+            parts.fleet.drop(name, REFUSED)
+            for executor in parts.executors:
                 if name in executor.open_devices():
                     executor.mark_lost(name, REFUSED)
 

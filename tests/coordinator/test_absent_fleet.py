@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fairbed.coordinator.policy.config import RoundConfig
-from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.coordinator.policy.config import CoordinatorConfig, RoundConfig
+from fairbed.coordinator.rounds.loop import FleetMissingError, RoundProgress
 from fairbed.wire.codec import encode
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
@@ -137,3 +137,60 @@ async def test_an_evaluation_that_a_kill_prevented_is_made_up_for(
         metrics = reader.metrics()
     assert [row.round for row in metrics] == list(range(1, rounds + 1))
     assert (2, metrics[1].loss_mean) == expected
+
+
+LIST_AT_S = [None, 0.01]
+"""When a run gets the list of accepted devices: before it begins, or this long after."""
+
+
+async def run_with_list(
+    place: Lab, config: CoordinatorConfig, accepted: list[str], at_s: float | None
+) -> str:
+    """Run with a list of accepted devices from `at_s` on; return why no fleet came, if so."""
+    store = place.open_store()
+    coordinator = place.coordinator(config, store)
+
+    async def pass_on(after_s: float) -> None:
+        await anyio.sleep(after_s)
+        coordinator.refuse_all_but(accepted)
+
+    try:
+        async with anyio.create_task_group() as group:
+            if at_s is None:
+                coordinator.refuse_all_but(accepted)
+            else:
+                group.start_soon(pass_on, at_s)
+            try:
+                await coordinator.run()
+            except FleetMissingError as exc:
+                return str(exc)
+    finally:
+        store.close()
+    return ""
+
+
+@pytest.mark.parametrize("at_s", LIST_AT_S)
+async def test_a_device_that_is_not_enrolled_yet_is_waited_for(
+    at_s: float | None, tmp_path: Path
+) -> None:
+    async with lab(tmp_path, agents=1) as place:
+        place.device_names = ("pi-0", "pi-1")
+        hurried = RoundConfig(min_devices=2, join_timeout_s=5.0)
+        missing = await run_with_list(place, make_config(round=hurried), ["pi-0"], at_s)
+    assert missing.startswith("fleet: 2 devices must be ready within 5 s, got 1 ready of 1 joined")
+    with place.reader() as reader:
+        assert "refused" not in {event.kind for _, event in reader.events()}
+
+
+@pytest.mark.parametrize("at_s", LIST_AT_S)
+async def test_a_device_revoked_between_two_starts_of_a_run_is_not_waited_for(
+    at_s: float | None, tmp_path: Path
+) -> None:
+    async with lab(tmp_path, agents=2) as place:
+        await place.run(make_config(rounds=2, devices=2))
+        place.kill_agent("pi-1")
+        assert not await run_with_list(place, make_config(rounds=4, round=ROUNDS), ["pi-0"], at_s)
+    with place.reader() as reader:
+        assert reader.rounds()[-1].closed_at_s < 30.0, "the limit of the wait"
+        refused = [event.device for _, event in reader.events() if event.kind == "refused"]
+    assert refused == ["pi-1"]
