@@ -170,9 +170,12 @@ def test_workers_of_pytest_take_turns(tmp_path: Path) -> None:
     out, _ = running.communicate(timeout=TIMEOUT_S)
     assert running.returncode == 0, out
     assert "9 passed" in out
+    lines = (tmp_path / "log").read_text().splitlines()
+    alone = [at for at, line in enumerate(lines) if " alone " in line]
+    assert alone == list(range(alone[0], alone[-1] + 1)), "in one block"
     inside: set[str] = set()
     most = 0
-    for line in (tmp_path / "log").read_text().splitlines():
+    for line in lines:
         what, _, name = line.partition(" ")
         inside = inside | {name} if what == "begin" else inside - {name}
         most = max(most, len(inside))

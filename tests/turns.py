@@ -1,7 +1,9 @@
-"""Who runs beside whom when tests run two at a time (`pytest -n 2`).
+"""Which tests run side by side, and in which order, on several workers (`pytest -n 2`).
 
 A test marked `alone` measures this machine, or looks for what others leave on it: while it runs,
-no other test does. All others run side by side.
+no other test does. All others run side by side. The tests that are alone come first, in one block,
+so that a worker waits once and not between any two of them; then come the long ones, so that no
+worker ends minutes after the others.
 """
 
 import sys
@@ -23,12 +25,15 @@ FOLDER = "turns"
 class Turns:
     """A plugin of pytest: each test waits for its turn, outside of its own time-out.
 
-    Without workers there is nobody to wait for.
+    Without workers no test waits, and the order stays.
     """
 
     def __init__(self) -> None:
         self._made = ExitStack()
         self._folder: Path | None = None
+        self._block = ExitStack()
+        """Holds the turn of a block of tests that are alone."""
+        self._is_in_block = False
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -40,16 +45,44 @@ class Turns:
 
     def pytest_unconfigure(self) -> None:
         """Remove the locks."""
+        self._block.close()
         self._made.close()
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Sort the tests of a worker; all workers sort alike."""
+        if FOLDER in getattr(config, "workerinput", {}):
+            items.sort(key=_rank)
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
         """Run one test with its fixtures, in its turn."""
         folder = getattr(item.config, "workerinput", {}).get(FOLDER)
         if folder is None:
             return (yield)
-        with turn(Path(folder), alone=item.get_closest_marker("alone") is not None):
+        if not self._is_in_block:
+            self._block.enter_context(turn(Path(folder), alone=_is_alone(item)))
+        try:
             return (yield)
+        finally:
+            self._is_in_block = nextitem is not None and _is_alone(item) and _is_alone(nextitem)
+            if not self._is_in_block:
+                self._block.close()
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+def _rank(item: pytest.Item) -> int:
+    """Return 0 for a test that is alone, 1 for a long one, 2 for another."""
+    if _is_alone(item):
+        return 0
+    return 1 if item.get_closest_marker("slow") is not None else 2
 
 
 @contextmanager
