@@ -47,7 +47,7 @@ class PublicSource:
         self._publisher = publisher
         self._topics = topics
         self._id = manifest.id
-        self._blob = manifest.id.hex()
+        self._name = manifest.topic_name
         self._requested: set[int] = set()
 
     def request(self, indices: Sequence[int]) -> None:
@@ -56,7 +56,7 @@ class PublicSource:
         A chunk requested again may be missing at the broker: it is requested from the coordinator,
         too.
         """
-        self._publisher.subscribe(*(self._topics.chunk(self._blob, index) for index in indices))
+        self._publisher.subscribe(*(self._topics.chunk(self._name, index) for index in indices))
         again = [index for index in indices if index in self._requested]
         if again:
             self._publisher.publish(ChunkRequest(id=self._id, chunks=again), qos=0)
@@ -65,7 +65,7 @@ class PublicSource:
     def release(self, indices: Sequence[int]) -> None:
         """Unsubscribe."""
         self._requested.difference_update(indices)
-        self._publisher.unsubscribe(*(self._topics.chunk(self._blob, index) for index in indices))
+        self._publisher.unsubscribe(*(self._topics.chunk(self._name, index) for index in indices))
 
     def nudge(self) -> None:
         """Subscribe to something else."""

@@ -124,6 +124,8 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
     sha256: Sha256 | None = None
     """None for an update, whose hash follows in `UploadDone`; required for other kinds."""
+    name: Word | None = None
+    """Name of a public blob in its topics, of one blob at a time; None is the id in hexadecimal."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +138,11 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     def chunk_count(self) -> int:
         """Number of chunks; all but the last hold `chunk_bytes`."""
         return -(-self.size_bytes // self.chunk_bytes)
+
+    @property
+    def topic_name(self) -> str:
+        """Name of a public blob in its topics."""
+        return self.id.hex() if self.name is None else self.name
 
 
 class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):

@@ -16,6 +16,9 @@
     fairbed/t/b/<blob>/c/<k>         public chunks, retained, QoS 0
     fairbed/t/limit/<id>             test messages that measure the broker's payload limit
 
+`<blob>` is the name of a blob (`Manifest.topic_name`). A coordinator process uses its names again,
+so that a broker that remembers every topic does not grow.
+
 For topics of many devices the coordinator subscribes with `+`, never with `#`. Dots and spaces are
 forbidden in names, because NATS maps slashes to dots.
 """
@@ -100,11 +103,11 @@ class Topics:
         return f"{self.base}/u/{name}"
 
     def intent(self, blob: str) -> str:
-        """Intent record of a public blob, by hexadecimal id (`+` for all)."""
+        """Intent record of a public blob, by its name (`+` for all)."""
         return f"{self.base}/b/{blob}/intent"
 
     def chunk(self, blob: str, index: int | str) -> str:
-        """One retained chunk of a public blob, by hexadecimal id (`+` for all)."""
+        """One retained chunk of a public blob, by its name (`+` for all)."""
         return f"{self.base}/b/{blob}/c/{index}"
 
     def limit(self, probe: str) -> str:

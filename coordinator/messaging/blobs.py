@@ -1,13 +1,16 @@
 """Blobs that devices download: public ones as retained chunks, private ones on request.
 
 The retained `Intent` of a public blob is published before its first chunk and cleared after its
-last one. So after a crash the next coordinator knows which chunks to clear.
+last one. So after a crash the next coordinator knows which chunks to clear. The names of blobs in
+their topics are used again, because mosquitto keeps each topic that once had a retained message.
 """
 
 import logging
+from collections import deque
 from dataclasses import dataclass
 
 import anyio
+from msgspec.structs import replace
 
 from fairbed.wire.chunks import SLOW_CHUNK_BYTES, chunk_slice, encode_chunk
 from fairbed.wire.codec import decode_intent, encode
@@ -33,6 +36,10 @@ CLEAR_PAUSE_S = 0.005
 MAX_LEFTOVERS = 64
 """Blobs of earlier coordinators that wait for their turn; the records of others stay until the next
 connect. A coordinator has a few blobs at a time."""
+
+NAMES_AT_REST = 4
+"""Names that stay unused; of more, the longest unused one is taken. A device that has not yet
+unsubscribed from a removed version gets no chunk of the next one."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,9 +78,24 @@ class PublicBlobs:
         self._repeated: dict[tuple[bytes, int], float] = {}
         """When each chunk of a live blob was last published on request."""
         self._lock = anyio.Lock()
-        self._leftovers: set[bytes] = set()
-        """Blobs of earlier coordinators that are cleared, or wait for it."""
+        self._leftovers: set[str] = set()
+        """Names of blobs of earlier coordinators that are cleared, or wait for it."""
         self._clearing = anyio.Lock()
+        self._n_names = 0
+        self._unused = deque[str]()
+        """Names whose topics are clear."""
+        self._uncleared: set[str] = set()
+        """Names whose topics may not be clear, because the link was down."""
+
+    def named(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with a name that no other live blob of this process has."""
+        live = self._live.get(manifest.id)
+        if live is not None:
+            return replace(manifest, name=live.manifest.name)
+        if len(self._unused) > NAMES_AT_REST:
+            return replace(manifest, name=self._unused.popleft())
+        self._n_names += 1
+        return replace(manifest, name=f"{self._boot:x}-{self._n_names}")
 
     async def publish(self, manifest: Manifest, data: bytes | memoryview) -> None:
         """Publish a blob to all devices; without a link it is published at the next reconnect."""
@@ -86,8 +108,13 @@ class PublicBlobs:
         async with self._lock:
             blob = self._live.pop(blob_id, None)
             self._repeated = {key: at for key, at in self._repeated.items() if key[0] != blob_id}
-            if blob is not None:
-                await self._clear(blob.manifest)
+            if blob is None:
+                return
+            is_clear, name = await self._clear(blob.manifest), blob.manifest.name
+            if name is not None and is_clear:
+                self._unused.append(name)
+            elif name is not None:
+                self._uncleared.add(name)
 
     async def on_link_up(self) -> None:
         """Publish all live blobs again, because a restarted broker has lost them."""
@@ -109,20 +136,19 @@ class PublicBlobs:
             _LOG.warning("unreadable intent on %s, cleared: %s", packet.topic, exc)
             await self._publish(packet.topic, b"", qos=1)
             return
-        blob_id, count = intent.manifest.id, intent.manifest.chunk_count
-        name = blob_id.hex()
+        name, count = intent.manifest.topic_name, intent.manifest.chunk_count
         if packet.topic != self._topics.intent(name) or count > MAX_CLEARED:
             _LOG.warning("record of %d chunks on %s: not of a coordinator", count, packet.topic)
             await self._publish(packet.topic, b"", qos=1)
             return
-        if blob_id in self._leftovers or len(self._leftovers) >= MAX_LEFTOVERS:
+        if name in self._leftovers or len(self._leftovers) >= MAX_LEFTOVERS:
             return
-        self._leftovers.add(blob_id)
+        self._leftovers.add(name)
         try:
             async with self._clearing:
                 await self._clear_leftover(intent.manifest)
         finally:
-            self._leftovers.discard(blob_id)
+            self._leftovers.discard(name)
 
     async def on_request(self, request: ChunkRequest) -> bool:
         """Publish the requested chunks again; return whether the blob is public.
@@ -142,7 +168,7 @@ class PublicBlobs:
                     continue
                 self._repeated[key] = now
                 await self._publish(
-                    self._topics.chunk(request.id.hex(), index), blob.frame(index), qos=0
+                    self._topics.chunk(blob.manifest.topic_name, index), blob.frame(index), qos=0
                 )
         return True
 
@@ -161,7 +187,7 @@ class PublicBlobs:
 
     async def _store(self, blob_id: bytes) -> None:
         blob = self._live[blob_id]
-        name = blob_id.hex()
+        name = blob.manifest.topic_name
         intent = Intent(manifest=blob.manifest, boot=self._boot)
         if not await self._publish(self._topics.intent(name), encode(intent), qos=1):
             return
@@ -171,10 +197,10 @@ class PublicBlobs:
 
     async def _clear_leftover(self, manifest: Manifest) -> None:
         """Clear a blob of an earlier coordinator, some chunks at a time, until it is live again."""
-        name, count = manifest.id.hex(), manifest.chunk_count
+        name, count = manifest.topic_name, manifest.chunk_count
         for start in range(0, count, CLEARED_AT_ONCE):
             async with self._lock:
-                if manifest.id in self._live:
+                if any(blob.manifest.topic_name == name for blob in self._live.values()):
                     return
                 if not start:
                     _LOG.info("clearing blob %s of an earlier coordinator", name)
@@ -182,16 +208,20 @@ class PublicBlobs:
                     if not await self._publish(self._topics.chunk(name, index), b"", qos=0):
                         return
                 if start + CLEARED_AT_ONCE >= count:
-                    await self._publish(self._topics.intent(name), b"", qos=1)
+                    is_clear = await self._publish(self._topics.intent(name), b"", qos=1)
+                    if is_clear and name in self._uncleared:
+                        self._uncleared.discard(name)
+                        self._unused.append(name)
                     return
             await anyio.sleep(CLEAR_PAUSE_S)
 
-    async def _clear(self, manifest: Manifest) -> None:
-        name = manifest.id.hex()
+    async def _clear(self, manifest: Manifest) -> bool:
+        """Clear a blob; return whether the broker has confirmed it."""
+        name = manifest.topic_name
         for index in range(manifest.chunk_count):
             if not await self._publish(self._topics.chunk(name, index), b"", qos=0):
-                return
-        await self._publish(self._topics.intent(name), b"", qos=1)
+                return False
+        return await self._publish(self._topics.intent(name), b"", qos=1)
 
     async def _publish(self, topic: str, payload: bytes, *, qos: int) -> bool:
         try:

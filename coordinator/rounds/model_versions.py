@@ -122,6 +122,7 @@ class ModelVersions:
         self.encode_s = encoded.took_s if encoded else None
         if old is not None and old.id == manifest.id:
             return
+        manifest = self._public.named(manifest)
         # Remove first, then publish: the broker holds one version, not two.
         blobs = (None if packed is None else packed.manifest, old)
         self._kept |= {blob.id for blob in blobs if blob is not None}
@@ -129,9 +130,10 @@ class ModelVersions:
         await self.retire_all_but(pulled)
         self._manifest, self._packed = manifest, None
         if encoded is not None:
-            self._packed = self._agreement.packed(encoded.manifest, old)
-            self._kept.discard(encoded.manifest.id)
-            await self._public.publish(encoded.manifest, encoded.blob)
+            smaller = self._public.named(encoded.manifest)
+            self._packed = self._agreement.packed(smaller, old)
+            self._kept.discard(smaller.id)
+            await self._public.publish(smaller, encoded.blob)
         await self._public.publish(manifest, data)
 
     async def retire_all_but(self, pulled: Collection[bytes]) -> None:

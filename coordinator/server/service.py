@@ -269,7 +269,8 @@ class Coordinator:
             module="" if module is None else package_of(module.path),
         )
         task = encode_artifact(self._setup.artifact)
-        task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))
+        chunk_bytes = min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes)
+        task_manifest = self._public.named(manifest_of(task, "task", chunk_bytes))
         private = PrivateBlobs(self._transport, self._topics, side_traffic)
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
         _, returned = self._setup.decisions.vector_counts

@@ -145,6 +145,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "coordinator": CoordinatorStatus(state="on", boot=23),
     "coordinator-run": CoordinatorStatus(state="off", boot=23, run="digits-12"),
     "intent": Intent(manifest=MODEL, boot=23),
+    "intent-named": Intent(manifest=structs.replace(MODEL, name="1f-3"), boot=31),
     "hello": Hello(boot=17, capabilities=CAPABILITIES),
     "hello-with-data": Hello(boot=17, capabilities=PI, n_k=600),
     "hello-with-codecs": Hello(boot=17, capabilities=NEWER),

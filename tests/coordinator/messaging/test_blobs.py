@@ -5,11 +5,13 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from fairbed.coordinator.messaging import blobs
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideTraffic
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.codec import encode
+from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import (
     MAX_VECTOR_BYTES,
     MIN_CHUNK_BYTES,
@@ -31,7 +33,7 @@ MODEL = bytes(5_000)
 def intent_of(manifest: Manifest, topic: str | None = None) -> Packet:
     """Return the record of a blob of another coordinator, as the broker kept it."""
     record = encode(Intent(manifest=manifest, boot=7))
-    return Packet(topic or TOPICS.intent(manifest.id.hex()), record, retained=True)
+    return Packet(topic or TOPICS.intent(manifest.topic_name), record, retained=True)
 
 
 def blob_of(size_bytes: int) -> Manifest:
@@ -58,6 +60,8 @@ async def place() -> AsyncIterator[tuple[PublicBlobs, "_Topics"]]:
         async def noted(
             topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
         ) -> None:
+            if topics.is_down:
+                raise Disconnected("the link is down")
             topics.add(topic)
             await publish(topic, payload, qos=qos, retain=retain)
 
@@ -66,11 +70,12 @@ async def place() -> AsyncIterator[tuple[PublicBlobs, "_Topics"]]:
 
 
 class _Topics(list[str]):
-    """Topics of messages in order; `ten` is set with the tenth."""
+    """Topics of messages in order; `ten` is set with the tenth. With `is_down` none is sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ten = anyio.Event()
+        self.is_down = False
 
     def add(self, topic: str) -> None:
         self.append(topic)
@@ -127,6 +132,78 @@ async def test_records_of_other_names_and_too_many_records_clear_no_chunk() -> N
                 )
                 group.start_soon(public.on_intent, intent_of(manifest))
     assert 2 <= len(topics) <= 2 * blobs.MAX_LEFTOVERS
+
+
+async def publish_and_retire(public: PublicBlobs, number: int) -> Manifest:
+    """Publish a model of five chunks, remove it, and return its manifest."""
+    data = bytes([number]) * 5_000
+    manifest = public.named(manifest_of(data, "model", 1024))
+    await public.publish(manifest, data)
+    await public.retire(manifest.id)
+    return manifest
+
+
+async def test_names_are_used_again_after_a_rest() -> None:
+    """A broker that keeps every topic for ever must not grow with each version."""
+    async with place() as (public, topics):
+        names = [(await publish_and_retire(public, number)).topic_name for number in range(50)]
+    assert len(set(names)) == blobs.NAMES_AT_REST + 1
+    assert len(set(topics)) == len(set(names)) * (1 + 5)
+    for first in range(len(names) - blobs.NAMES_AT_REST):
+        span = names[first : first + blobs.NAMES_AT_REST + 1]
+        assert len(set(span)) == len(span)
+
+
+async def test_live_blobs_have_names_of_their_own() -> None:
+    async with place() as (public, _):
+        for number in range(20):
+            await publish_and_retire(public, number)
+        names = []
+        for number in range(20, 30):
+            data = bytes([number]) * 5_000
+            manifest = public.named(manifest_of(data, "model", 1024))
+            await public.publish(manifest, data)
+            names.append(manifest.topic_name)
+            assert public.named(manifest_of(data, "model", 1024)) == manifest  # published again
+    assert len(set(names)) == len(names)
+
+
+async def test_a_name_is_not_used_again_before_its_topics_are_clear() -> None:
+    async with place() as (public, topics):
+        kept = public.named(manifest_of(MODEL, "model", 1024))
+        await public.publish(kept, MODEL)
+        topics.is_down = True
+        await public.retire(kept.id)
+        topics.is_down = False
+        names = {(await publish_and_retire(public, n)).topic_name for n in range(1, 20)}
+        assert kept.topic_name not in names
+        await public.on_intent(intent_of(kept))  # after the reconnect
+        names = {(await publish_and_retire(public, n)).topic_name for n in range(20, 40)}
+        assert kept.topic_name in names
+
+
+async def test_a_late_record_of_a_removed_blob_clears_nothing_of_the_next_one() -> None:
+    async with place() as (public, topics):
+        old = await publish_and_retire(public, 0)
+        for number in range(1, 1 + blobs.NAMES_AT_REST):
+            await publish_and_retire(public, number)
+        new = public.named(manifest_of(MODEL, "model", 1024))
+        assert new.topic_name == old.topic_name
+        await public.publish(new, MODEL)
+        at_publish = len(topics)
+        await public.on_intent(intent_of(old))
+        assert topics[at_publish:] == []
+
+
+async def test_a_model_of_an_earlier_coordinator_is_cleared_while_the_same_model_is_live() -> None:
+    async with place() as (public, topics):
+        manifest = public.named(manifest_of(MODEL, "model", 1024))
+        await public.publish(manifest, MODEL)
+        at_publish = len(topics)
+        earlier = replace(manifest, name="7-1")
+        await public.on_intent(intent_of(earlier))
+        assert topics[-1] == TOPICS.intent("7-1")
+        assert len(topics) == at_publish + 1 + manifest.chunk_count
 
 
 async def test_a_device_that_repeats_a_request_gets_each_chunk_once_a_second() -> None:
