@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import arm64
+from tools import arm64, roots
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,7 +35,7 @@ def test_a_download_above_the_bound_is_refused() -> None:
     assert arm64.check_sizes({"3.10": 38_800_000, "3.11": 60_000_000}) == (
         "3.10 38.8 MB, 3.11 60.0 MB, at most 60 MB"
     )
-    with pytest.raises(arm64.StepError, match=r"at most 60 MB, got 3\.10 60\.1 MB"):
+    with pytest.raises(roots.StepError, match=r"at most 60 MB, got 3\.10 60\.1 MB"):
         arm64.check_sizes({"3.10": 60_100_000})
 
 
@@ -68,5 +68,5 @@ def test_rounds_count_if_each_has_a_timed_exchange(
         text = "3 rounds, 3 exchanges, 0 untimed, median 9.0 s, accuracy 0.57"
         assert arm64.check_summary(summary | change) == text
     else:
-        with pytest.raises(arm64.StepError, match=problem):
+        with pytest.raises(roots.StepError, match=problem):
             arm64.check_summary(summary | change)

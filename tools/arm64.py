@@ -14,8 +14,8 @@ of this machine. So this finds what is wrong with wheels, byte order, alignment,
 instructions of the architecture; it does not measure how fast a board is.
 
 Root and emulator are kept in a temporary folder (`--folder`); a second run builds neither. Needs
-root, Debian's package archive and a package index. Where something is missing it prints one line
-and ends with status 0; a step that fails ends it with status 1.
+root, Debian's package archive and a package index. Where a tool is missing it prints one line and
+ends with status 0; a root that cannot be built, and a step that fails, end it with status 1.
 """
 
 import argparse
@@ -23,11 +23,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +37,22 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.build_dist import build  # noqa: E402  # this file is run as a program
+from tools.roots import (  # noqa: E402
+    StepError,
+    Unavailable,
+    call,
+    end,
+    find_uv,
+    keep_root,
+    make_folder,
+    make_root,
+    new_parser,
+    require_machine,
+    require_programs,
+    run_recipe,
+)
+
+RECIPE = "test-arm64"
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 MAX_DOWNLOAD_BYTES = 60_000_000
@@ -95,11 +109,10 @@ deadline_s = 300.0
 url = "lab"
 """
 
-BUILD_S, TESTS_S, AGAIN_S, DEVICE_S = 300.0, 900.0, 240.0, 600.0
-"""Longest build of a root or a set of wheels, run of all tests, of those that failed again, and
-command of the last step, such as the installation or all rounds."""
+TESTS_S, AGAIN_S, DEVICE_S = 900.0, 240.0, 600.0
+"""Longest run of all tests, of those that failed again, and command of the last step, such as the
+installation or all rounds."""
 START_S = 60.0
-STOP_S = 20.0
 
 MAGIC = r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00"
 MASK = r"\xff" * 7 + r"\x00" + r"\xff" * 8 + r"\xfe\xff\xff\xff"
@@ -121,14 +134,6 @@ exec chroot "$root" /usr/bin/env -i "$@"
 """Registers the emulator in a user namespace of its own, so nothing is registered outside; then
 enters the root. Arguments: root, work folder, checkout, data or nothing,
 the line to register, then a command."""
-
-
-class StepError(Exception):
-    """A step failed; one line."""
-
-
-class Unavailable(Exception):
-    """This machine cannot do it; one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,70 +169,32 @@ class Machine:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the steps; return 1 if one failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
-    default = Path(tempfile.gettempdir(), "fairbed-arm64")
-    parser.add_argument("--folder", type=Path, default=default, help=f"default {default}")
+    parser = new_parser(RECIPE, __doc__)
     parser.add_argument("--suite", choices=SUITES, default=next(iter(SUITES)), help="Debian inside")
-    args = parser.parse_args(arguments)
-    unknown = [step for step in args.steps if step not in STEPS]
-    if unknown:
-        parser.error(f"a step must be one of {', '.join(STEPS)}; got {unknown[0]}")
-    try:
-        machine = prepare(args.folder.absolute(), args.suite)
-    except (Unavailable, StepError) as exc:
-        print(f"test-arm64: skipped, {exc}")
-        return 0
-    results: dict[str, str] = {}
-    has_failed = False
-    for name in args.steps or STEPS:
-        print(f"test-arm64: {name}", flush=True)
-        started_s = time.monotonic()
-        try:
-            results[name] = STEPS[name](machine)
-        except StepError as exc:
-            results[name] = f"FAILED: {exc}"
-            has_failed = True
-        results[name] += f" ({time.monotonic() - started_s:.0f} s)"
-    for name, result in results.items():
-        print(f"test-arm64: {name}: {result}")
-    return int(has_failed)
+    return run_recipe(RECIPE, parser, arguments, prepare, STEPS)
 
 
-def prepare(folder: Path, suite: str) -> Machine:
+def prepare(args: argparse.Namespace) -> Machine:
     """Return a machine, with its emulator and its root.
 
     Raises:
-        Unavailable: They cannot be built or used on this machine.
+        Unavailable: It cannot be used on this machine.
+        StepError: Emulator or root cannot be built.
     """
-    if sys.platform != "linux" or os.uname().machine != "x86_64":
-        raise Unavailable(f"needs Linux on x86-64, got {sys.platform} on {os.uname().machine}")
-    if os.geteuid() != 0:
-        raise Unavailable("needs root to make a root file system; type: sudo ./just test-arm64")
-    if shutil.which("apt-get") is None or not KEYRING.exists():
+    require_machine(RECIPE)
+    if not KEYRING.exists():
         raise Unavailable(f"needs Debian, for its packages of ARM64: {KEYRING} does not exist")
-    if shutil.which("mmdebstrap") is None:
-        apt = ["apt-get", "install", "-q", "-y", "--no-install-recommends", "mmdebstrap"]
-        environ = {"DEBIAN_FRONTEND": "noninteractive"}
-        if _run(["apt-get", "update", "-q"]) or _run(apt, environ=environ):
-            raise Unavailable("needs mmdebstrap; type: apt-get install mmdebstrap")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != 0:
-        raise Unavailable(f"{folder}: must belong to root; name another with --folder")
-    machine = Machine(folder, suite)
-    emulator = folder / "qemu-aarch64"
+    require_programs({"mmdebstrap": "mmdebstrap"})
+    make_folder(args.folder)
+    machine = Machine(args.folder, args.suite)
+    emulator = args.folder / "qemu-aarch64"
     if not emulator.exists():
-        scratch = folder / "qemu"
-        _debootstrap(scratch, QEMU_SUITE, "amd64", ("qemu-user",))
+        scratch = args.folder / "qemu"
+        make_root(scratch, QEMU_SUITE, ("qemu-user",), *_EXTRACTED, "--architectures=amd64")
         (scratch / "usr" / "bin" / emulator.name).rename(emulator)
         shutil.rmtree(scratch)
-    stamp, wanted = folder / f"root-{suite}.txt", " ".join(PACKAGES)
-    if not stamp.exists() or stamp.read_text() != wanted:
-        _debootstrap(machine.root, suite, "arm64", PACKAGES)
-        _finish(machine.root)
-        stamp.write_text(wanted)
+    options = (*_EXTRACTED, "--architectures=arm64")
+    keep_root(machine.root, args.suite, PACKAGES, *options, finish=_finish)
     (machine.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
     done = subprocess.run(machine.command("uname", "-m"), capture_output=True, text=True)
     if done.stdout.strip() != "aarch64":
@@ -238,6 +205,10 @@ def prepare(folder: Path, suite: str) -> Machine:
     return machine
 
 
+_EXTRACTED = ("--variant=extract",)
+"""Runs no script of a package: they are for another architecture."""
+
+
 def _finish(root: Path) -> None:
     """Make what the packages' own scripts would make; none has run."""
     (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
@@ -246,14 +217,6 @@ def _finish(root: Path) -> None:
     certificates = sorted((root / "usr" / "share" / "ca-certificates" / "mozilla").glob("*.crt"))
     bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"
     bundle.write_bytes(b"".join(certificate.read_bytes() for certificate in certificates))
-
-
-def _debootstrap(root: Path, suite: str, architecture: str, packages: Sequence[str]) -> None:
-    shutil.rmtree(root, ignore_errors=True)
-    options = ["--mode=root", "--variant=extract", f"--architectures={architecture}"]
-    include = f"--include={','.join(packages)}"
-    if _run(["mmdebstrap", "--quiet", *options, include, suite, str(root)]):
-        raise Unavailable(f"mmdebstrap cannot make a root of {suite} for {architecture}, see above")
 
 
 # The wheels
@@ -267,11 +230,11 @@ def weigh_wheels(machine: Machine) -> str:
         folder = machine.folder / "wheels" / python
         shutil.rmtree(folder, ignore_errors=True)
         requirements = machine.folder / f"requirements-{python}.txt"
-        resolve(machine, python, requirements, "pyproject.toml")
+        resolve(python, requirements, "pyproject.toml")
         platforms = [f"--platform={platform}" for platform in PLATFORMS]
         tags = ["--only-binary=:all:", f"--python-version={python}", *platforms]
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *tags]
-        if _run([*pip, "-r", str(requirements), "-d", str(folder)]):
+        if call([*pip, "-r", str(requirements), "-d", str(folder)]):
             raise StepError(f"a wheel for Python {python} cannot be downloaded, see above")
         wheels = sorted(folder.iterdir())
         sizes[python] = own + sum(wheel.stat().st_size for wheel in wheels)
@@ -294,26 +257,15 @@ def check_sizes(sizes: Mapping[str, int]) -> str:
     return f"{text}, at most {MAX_DOWNLOAD_BYTES / 1e6:.0f} MB"
 
 
-def resolve(machine: Machine, python: str, into: Path, *sources: str) -> None:
+def resolve(python: str, into: Path, *sources: str) -> None:
     """Write the versions that a device with this Python gets, as requirements.
 
     uv, as pip reads the markers of the Python that it runs on, not of the one it resolves for.
     """
     options = ["--only-binary=:all:", f"--python-version={python}"]
     options += ["--python-platform=aarch64-manylinux_2_28", "-c", "constraints.txt"]
-    if _run([uv(machine), "pip", "compile", "-q", *options, *sources, "-o", str(into)], cwd=ROOT):
+    if call([find_uv(), "pip", "compile", "-q", *options, *sources, "-o", str(into)], cwd=ROOT):
         raise StepError(f"the packages for Python {python} cannot be resolved, see above")
-
-
-def uv(machine: Machine) -> str:
-    """Return the path of uv, installed if it is not there."""
-    path = shutil.which("uv") or str(machine.folder / "uv" / "bin" / "uv")
-    if not Path(path).exists():
-        venv = machine.folder / "uv"
-        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "uv"]
-        if _run([sys.executable, "-m", "venv", str(venv)]) or _run(pip):
-            raise StepError("uv cannot be installed, see above")
-    return path
 
 
 # The tests
@@ -356,7 +308,7 @@ def _pytest(machine: Machine, arguments: Sequence[str], timeout_s: float) -> Cou
     options += ["--junit-xml=/tmp/tests.xml", *(f"--deselect={test}" for test in DESELECTED)]
     pytest = ["python3", "-m", "pytest", *options, *arguments]
     command = machine.command("env", "-C", "/source", *pytest, environ=site_environ())
-    _run(command, timeout_s=timeout_s)
+    call(command, timeout_s=timeout_s)
     if not report.exists():
         raise StepError("pytest did not end, see above")
     return read_counts(report.read_text(encoding="utf-8"))
@@ -381,9 +333,9 @@ def install(machine: Machine) -> None:
         "--python-platform=aarch64-manylinux_2_28",
         f"--python-version={SUITES[machine.suite]}",
     ]
-    pip = [uv(machine), "pip", "install", "-q", "--target", str(site), "--only-binary=:all:"]
+    pip = [find_uv(), "pip", "install", "-q", "--target", str(site), "--only-binary=:all:"]
     pip += [*platform, "-c", "constraints.txt", str(wheel), "--group", "test"]
-    if _run(pip, cwd=ROOT):
+    if call(pip, cwd=ROOT):
         raise StepError("the packages cannot be installed into the root, see above")
 
 
@@ -497,50 +449,13 @@ def _started(command: Sequence[str], folder: Path, name: str) -> Iterator[subpro
     try:
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a program and its children: SIGTERM, then SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(STOP_S)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-
-
-def _run(
-    command: Sequence[str],
-    *,
-    cwd: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    timeout_s: float = BUILD_S,
-) -> int:
-    """Run a program with its output on the terminal; return its exit status."""
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=os.environ | (environ or {}),
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
-        try:
-            return process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _end(process)
-            raise StepError(f"{command[0]}: must end within {timeout_s:.0f} s") from None
-        except BaseException:
-            _end(process)
-            raise
 
 
 STEPS: dict[str, Callable[[Machine], str]] = {

@@ -7,7 +7,9 @@ by default, in this order:
 
 - `doctor`: `fairbed doctor` finds every backend and broker usable, in a service to which a subtree
   of control groups is delegated, and in a service without one;
-- `user`: a user without privileges, after a login, learns what works and what does not;
+- `user`: a user without privileges, after a login; then inside `unshare -Urnm` and a scope;
+- `limits`: the processor limit of devices is taken away while they run, by systemd and by force;
+- `firewall`: a firewall drops what comes in, until the advice of the error is followed;
 - `run`: the quickstart with three devices, by namespaces, containers and processes;
 - `tests`: the tests of the backends and of `fairbed shape`;
 - `fidelity`: delay, jitter, loss, outages, rates and traces of emulated links.
@@ -15,8 +17,8 @@ by default, in this order:
 The root is kept in a folder (`--folder`); a second run does not build it. The kernel has one
 processor, no PSI, and clocks of processor time that tick every 10 ms: it shows whether a thing
 works, not how exact the processor's share is. Needs root, Debian 12 or newer on x86-64 and its
-package archive. Where something is missing it prints one line and ends with status 0; a step that
-fails ends it with status 1.
+package archive. Where a tool is missing it prints one line and ends with status 0; a root that
+cannot be built, and a step that fails, end it with status 1.
 """
 
 import argparse
@@ -24,26 +26,36 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.roots import (  # this file is run as a program
+    ROOT,
+    StepError,
+    keep_root,
+    make_folder,
+    new_parser,
+    require_machine,
+    require_programs,
+    run_recipe,
+)
+
+RECIPE = "test-kernel"
 
 SUITE = "bookworm"
 """Debian of the root; programs of .venv need its glibc or an older one."""
 PACKAGES = (
-    *("bash", "crun", "dbus", "iproute2", "iputils-ping", "kmod", "libpam-systemd", "libstdc++6"),
-    *("login", "mosquitto", "nftables", "podman", "procps", "python3", "systemd"),
-    *("systemd-sysv", "tmux", "util-linux"),
+    *("bash", "crun", "dbus", "iproute2", "iptables", "iputils-ping", "kmod", "libpam-systemd"),
+    *("libstdc++6", "login", "mosquitto", "nftables", "podman", "procps", "python3", "systemd"),
+    *("systemd-sysv", "tmux", "uidmap", "util-linux"),
 )
 TOOLS = {"linux.uml": "user-mode-linux", "mmdebstrap": "mmdebstrap"}
 """Programs of this machine, and the packages that have them."""
@@ -52,11 +64,12 @@ MODULES = Path("/usr/lib/uml/modules")
 MEMORY = "4G"
 USER = "tester"
 
-BUILD_S = 300.0
-"""Longest installation of a package, and building of the root."""
-BOOT_S = 60.0
-TESTS_S = 2400.0
-"""Longest run of the tests: 400 s on a quiet machine."""
+BOOT_S, DOCTOR_S, SHAPE_S, RUN_S = 180.0, 300.0, 180.0, 600.0
+"""Longest start of the machine, `fairbed doctor`, `fairbed shape`, and runs of a fleet."""
+FIDELITY_S, TESTS_S = 3600.0, 7200.0
+"""Longest measurement of links, and run of the tests: 400 s on a quiet machine."""
+TEST_S = 600.0
+"""Longest run of one test."""
 
 PRE_INIT = r"""#!/bin/sh
 # The first program of the kernel: puts a layer over the root, which is read-only.
@@ -106,9 +119,19 @@ python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321fedc)'
 """Waits for a command, and halts. The status of a kernel is always 0, so that of the command is a
 line of the output."""
 
+SHOW_LOGS = "trap '[ $? = 0 ] || tail -n 20 /tmp/progress /tmp/run/logs/* 2>/dev/null' EXIT"
+"""Prints the ends of the logs of a fleet if a script fails."""
+
 SERVICE = "systemd-run --quiet --wait --pipe --collect"
 DELEGATED = f"{SERVICE} -p Delegate=yes"
 LOGIN = f"{SERVICE} -p PAMName=login -p User={USER}"
+
+SCOPE = "systemd-run --user --scope --quiet -p Delegate=yes"
+UNSHARE = "unshare -Urnm sh -c 'ip link set lo up && mount -t tmpfs none /run && exec \"$@\"' -"
+"""What docs/backends.md advises a user: a group, and namespaces."""
+
+SHARE, SHARE_LIMIT, BUSY_S = 0.2, 0.04, 15.0
+"""Of an emulated processor, cores: configured and error; and how long it is busy, seconds."""
 
 TESTS = ("tests/testbed/backends", "tests/testbed/shape")
 _ACCURACY = "tests/testbed/backends/network/test_accuracy.py"
@@ -117,6 +140,9 @@ DESELECTED = {
         "needs timers that are not late"
     ),
     f"{_ACCURACY}::test_a_message_takes_its_size_divided_by_the_rate[50000000.0-down]": (
+        "needs timers that are not late"
+    ),
+    f"{_ACCURACY}::test_a_message_takes_its_size_divided_by_the_rate[50000000.0-up]": (
         "needs timers that are not late"
     ),
 }
@@ -150,14 +176,6 @@ MOST_MBPS = 25.0
 """Above, the timers of this kernel are late."""
 
 
-class StepError(Exception):
-    """A step failed; one line."""
-
-
-class Unavailable(Exception):
-    """This machine cannot do it; one line."""
-
-
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A root, and the kernel that boots it."""
@@ -174,11 +192,28 @@ class Machine:
         """What the machine sees as /mnt/inside, and may write."""
         return self.folder / "inside"
 
+    @property
+    def _out(self) -> Path:
+        return self.inside / "out.json"
+
+    def result(self) -> Any:
+        """Return the JSON that the last script wrote to $OUT."""
+        return json.loads(self._out.read_text())
+
+    def read(self, script: str, limit_s: float, *, how: str = DELEGATED) -> Any:
+        """Run a script; return the JSON that it wrote to $OUT.
+
+        Raises:
+            StepError: As `run`.
+        """
+        self.run(script, limit_s, how=how)
+        return self.result()
+
     def run(self, script: str, limit_s: float, *, how: str = DELEGATED) -> list[str]:
         """Boot, and run lines of bash in the checkout; return their output.
 
         Args:
-            script: Stops at the first line that fails.
+            script: Stops at the first line that fails. $OUT is a file for `result`.
             limit_s: Longest time of the script, seconds.
             how: The command line that starts bash.
 
@@ -190,15 +225,19 @@ class Machine:
             "PATH": f"{ROOT}/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "OUT": f"/mnt/inside/{self._out.name}",
         }
         if data := os.environ.get("FAIRBED_DATA"):
             places.append(data)
             exports["FAIRBED_DATA"] = data
         lines = ["set -e", *(f"export {key}={shlex.quote(x)}" for key, x in exports.items())]
-        lines += ["export HOME=${HOME:-/root}", f"cd {shlex.quote(str(ROOT))}", script]
+        lines += ["export HOME=${HOME:-/root}", f"cd {shlex.quote(str(ROOT))}"]
         self.inside.mkdir(exist_ok=True)
+        self._out.write_text("")
+        self._out.chmod(0o666)
+        (self.inside / "kernel.toml").write_text(EXPERIMENT)
         (self.inside / "places").write_text("\n".join(places) + "\n")
-        (self.inside / "script.sh").write_text("\n".join(lines) + "\n")
+        (self.inside / "script.sh").write_text("\n".join([*lines, SHOW_LOGS, script, ""]))
         command = f"{how} bash /mnt/inside/script.sh"
         (self.inside / "step.sh").write_text(STEP.format(user=USER, command=command))
         options = ["root=/dev/root", "rootfstype=hostfs", f"rootflags={self.root}", "ro"]
@@ -259,87 +298,32 @@ def read_status(lines: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the steps; return 1 if one failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
-    default = Path(tempfile.gettempdir(), "fairbed-kernel")
-    parser.add_argument("--folder", type=Path, default=default, help=f"default {default}")
-    args = parser.parse_args(arguments)
-    unknown = [step for step in args.steps if step not in STEPS]
-    if unknown:
-        parser.error(f"a step must be one of {', '.join(STEPS)}; got {unknown[0]}")
-    try:
-        machine = prepare(args.folder.absolute())
-    except Unavailable as exc:
-        print(f"test-kernel: skipped, {exc}")
-        return 0
-    results: dict[str, str] = {}
-    has_failed = False
-    for name in args.steps or STEPS:
-        print(f"test-kernel: {name}", flush=True)
-        started_s = time.monotonic()
-        try:
-            results[name] = STEPS[name](machine)
-        except StepError as exc:
-            results[name] = f"FAILED: {exc}"
-            has_failed = True
-        results[name] += f" ({time.monotonic() - started_s:.0f} s)"
-    for name, result in results.items():
-        print(f"test-kernel: {name}: {result}")
-    return int(has_failed)
+    return run_recipe(RECIPE, new_parser(RECIPE, __doc__), arguments, prepare, STEPS)
 
 
-def prepare(folder: Path) -> Machine:
+def prepare(args: argparse.Namespace) -> Machine:
     """Return a machine with its root.
 
     Raises:
-        Unavailable: It cannot be built or used on this machine.
+        Unavailable: It cannot be used on this machine.
+        StepError: The root cannot be built.
     """
-    if sys.platform != "linux" or os.uname().machine != "x86_64":
-        raise Unavailable(f"needs Linux on x86-64, got {sys.platform} on {os.uname().machine}")
-    if os.geteuid() != 0:
-        raise Unavailable("needs root to make a root file system; type: sudo ./just test-kernel")
-    missing = [package for program, package in TOOLS.items() if shutil.which(program) is None]
-    if missing:
-        if shutil.which("apt-get") is None:
-            raise Unavailable(f"needs Debian's {' and '.join(missing)}")
-        install = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing]
-        if _call(["apt-get", "update", "-q"]) or _call(install):
-            raise Unavailable(f"needs {' and '.join(missing)}, which apt-get cannot install")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != 0:
-        raise Unavailable(f"{folder}: must belong to root; name another with --folder")
-    machine = Machine(folder)
-    stamp, wanted = folder / f"root-{SUITE}.txt", " ".join(PACKAGES)
-    if not stamp.exists() or stamp.read_text() != wanted:
-        shutil.rmtree(machine.root, ignore_errors=True)
-        options = ["--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        if _call(["mmdebstrap", *options, SUITE, str(machine.root)]):
-            raise Unavailable(f"mmdebstrap cannot make a root of {SUITE}, see above")
-        stamp.write_text(wanted)
+    require_machine(RECIPE)
+    require_programs(TOOLS)
+    make_folder(args.folder)
+    machine = Machine(args.folder)
+    keep_root(machine.root, SUITE, PACKAGES, "--variant=minbase")
     pre_init = machine.root / "pre-init"
     pre_init.write_text(PRE_INIT)
     pre_init.chmod(0o755)
     return machine
 
 
-def _call(command: Sequence[str]) -> int:
-    """Run a program with its output on the terminal; return its exit status."""
-    environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        return subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, timeout=BUILD_S, check=False
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return 124
-
-
 # The steps
 
 
 def run_doctor(machine: Machine) -> str:
-    """Ask `fairbed doctor` with and without a delegated subtree; return what is usable."""
+    """Run `fairbed doctor` with and without a delegated subtree; return what is usable."""
     found = [
         f"{words}: {check_doctor(_doctor(machine, how))}"
         for how, words in ((DELEGATED, "delegated"), (SERVICE, "not delegated"))
@@ -347,12 +331,8 @@ def run_doctor(machine: Machine) -> str:
     return "; ".join(found)
 
 
-def _doctor(machine: Machine, how: str) -> list[dict[str, Any]]:
-    file = machine.inside / "doctor.json"
-    file.write_text("")
-    file.chmod(0o666)
-    machine.run(f"fairbed doctor --json >/mnt/inside/{file.name}", 120.0, how=how)
-    rows: list[dict[str, Any]] = json.loads(file.read_text())
+def _doctor(machine: Machine, how: str, before: str = "") -> list[dict[str, Any]]:
+    rows = machine.read(f"{before} fairbed doctor --json >$OUT", DOCTOR_S, how=how)
     return [row for row in rows if row["kind"] in ("backend", "broker")]
 
 
@@ -369,28 +349,156 @@ def check_doctor(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def run_user(machine: Machine) -> str:
-    """Use what a user without privileges can; return the answer of doctor on backends."""
-    rows = _doctor(machine, LOGIN)
-    check_doctor([row for row in rows if row["name"] in ("mosquitto", "process")])
-    machine.run("fairbed shape --backend process --cpu 0.5 -- sleep 1", 60.0, how=LOGIN)
-    return "; ".join(
-        f"{row['name']}: {'ok' if row['is_ok'] else row['found']}"
+    """Use what a user without privileges can, after a login; return what works where.
+
+    With the line of docs/backends.md, namespaces work; without its scope the error must name it.
+    """
+    found = {
+        "login": _doctor(machine, LOGIN),
+        "unshare": _doctor(machine, LOGIN, UNSHARE),
+        "scope": _doctor(machine, LOGIN, f"{SCOPE} {UNSHARE}"),
+    }
+    for words in ("login", "unshare"):
+        check_doctor([row for row in found[words] if row["name"] in ("mosquitto", "process")])
+        check_advice(found[words], "systemd-run --user --scope -p Delegate=yes")
+    check_doctor([row for row in found["scope"] if row["name"] != "container"])
+    machine.run("fairbed shape --backend process --cpu 0.5 -- sleep 1", SHAPE_S, how=LOGIN)
+    shaped = f"{SCOPE} {UNSHARE} {_shape()}"
+    results = [
+        *(f"{words}: {_backends(rows)}" for words, rows in found.items()),
+        f"share {check_share(machine.read(shaped, SHAPE_S, how=LOGIN))} in a scope",
+        _run_fleet(machine, "namespace", f"{SCOPE} {UNSHARE}", how=LOGIN),
+    ]
+    return "; ".join(results)
+
+
+def _backends(rows: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(
+        f"{row['name']} {'ok' if row['is_ok'] else 'refused: ' + row['found']}"
         for row in rows
         if row["kind"] == "backend"
     )
 
 
+def check_advice(rows: Sequence[Mapping[str, Any]], advice: str) -> None:
+    """Check that the namespace backend is refused with an advice.
+
+    Raises:
+        StepError: It works, or the advice is another one.
+    """
+    (row,) = (row for row in rows if row["name"] == "namespace")
+    text = f"{row['found']} {row['what_to_do']}"
+    if row["is_ok"] or advice not in text:
+        raise StepError(f"namespaces must be refused with {advice!r}, got {text}")
+
+
+def run_limits(machine: Machine) -> str:
+    """Take the processor limit of devices away in mid-run; return what was seen.
+
+    systemd does so when it ends the last service that needed the controller: that must have no
+    effect. A program that does so by force must end the run with an error.
+    """
+    share = check_share(machine.read(_without_other(_shape()), SHAPE_S, how=SERVICE))
+    fleet = _without_other(_fleet("namespace"))
+    exchanges = check_summary(machine.read(fleet, RUN_S, how=SERVICE))
+    lines = machine.run(
+        f"""{_OTHER}
+        if {_fleet("namespace", "--set rounds=1000")}; then exit 1; fi &
+        {_AWAIT_GROUPS}
+        for group in $groups; do echo -cpu >$group/cgroup.subtree_control; done
+        echo -cpu >$(dirname $group)/cgroup.subtree_control
+        wait $!
+        grep "limit is gone" /tmp/progress
+        """,
+        RUN_S,
+        how=SERVICE,
+    )
+    notice = next(line for line in reversed(lines) if "limit is gone" in line)
+    return f"share {share}, {exchanges} while another service ended; by force: {notice}"
+
+
+def _without_other(command: str) -> str:
+    """Return a script that ends another service while a command runs."""
+    stop = [
+        "systemctl stop other",
+        "kill -0 $!",
+        "for group in $groups; do cat $group/cpu.max; done",
+    ]
+    return "\n".join([_OTHER, f"{command} &", _AWAIT_GROUPS, *stop, "wait $!"])
+
+
+def run_firewall(machine: Machine) -> str:
+    """Drop what comes in, then follow the advice of the error; return it."""
+    fleet = _fleet("namespace")
+    lines = machine.run(
+        f"""if nft add table inet guard; then
+            nft add chain inet guard input "{{ type filter hook input priority 0; policy drop; }}"
+            nft add rule inet guard input iif lo accept
+        else  # a kernel without nftables
+            update-alternatives --set iptables /usr/sbin/iptables-legacy
+            iptables --append INPUT --in-interface lo --jump ACCEPT
+            iptables --policy INPUT DROP
+        fi
+        if {fleet}; then exit 1; fi
+        advice=$(sed -n "s/.*accept them: //p" /tmp/progress)
+        echo "ADVICE $advice"
+        rm -rf /tmp/run
+        bash -c "${{advice//sudo /}}"
+        {fleet}
+        """,
+        RUN_S,
+    )
+    advice = next(line for line in lines if line.startswith("ADVICE "))
+    return f"{check_summary(machine.result())} after {advice.removeprefix('ADVICE ')}"
+
+
 def run_fleets(machine: Machine) -> str:
     """Run a fleet of each backend; return its rounds and exchanges."""
-    found: list[str] = []
-    (machine.inside / "kernel.toml").write_text(EXPERIMENT)
-    for backend in BACKENDS:
-        command = f"fairbed run /mnt/inside/kernel.toml --set emulation.backend={backend}"
-        command += " --headless --json --out /tmp/run >/mnt/inside/run.json 2>/tmp/progress"
-        machine.run(f"{command} || {{ tail -n 20 /tmp/progress /tmp/run/logs/*; false; }}", 300.0)
-        summary = json.loads((machine.inside / "run.json").read_text())
-        found.append(f"{backend} {check_summary(summary)}")
-    return "; ".join(found)
+    return "; ".join(_run_fleet(machine, backend) for backend in BACKENDS)
+
+
+def _run_fleet(machine: Machine, backend: str, before: str = "", *, how: str = DELEGATED) -> str:
+    summary = machine.read(_fleet(backend, before=before), RUN_S, how=how)
+    return f"{backend} {check_summary(summary)}"
+
+
+def _fleet(backend: str, options: str = "", before: str = "") -> str:
+    """Return the command that runs a fleet; its errors are in /tmp/progress."""
+    run = f"fairbed run /mnt/inside/kernel.toml --set emulation.backend={backend} {options}"
+    return f"{before} {run} --headless --json --out /tmp/run >$OUT 2>/tmp/progress"
+
+
+def _shape() -> str:
+    """Return the command that keeps an emulated device busy."""
+    busy = f"end=$((SECONDS + {BUSY_S:.0f})); while ((SECONDS < end)); do :; done"
+    return f"fairbed shape --cpu {SHARE} --json $OUT -- bash -c {shlex.quote(busy)}"
+
+
+def check_share(report: Mapping[str, Any]) -> str:
+    """Return the share of a busy command, in cores.
+
+    Raises:
+        StepError: It is not the configured one.
+    """
+    used = report["cpu"]["used_cores"]
+    if used is None or abs(used - SHARE) > SHARE_LIMIT:
+        raise StepError(f"a busy command must have {SHARE} of a core, got {used}")
+    return f"{used:.2f} for {SHARE}"
+
+
+_OTHER = "systemd-run --quiet --unit=other -p Delegate=yes sleep 1000"
+"""A service for which systemd enables controllers in its slice, where groups of devices are."""
+
+_AWAIT_GROUPS = r"""
+until [ -n "$groups" ]; do
+    kill -0 $!
+    sleep 0.2
+    groups=$(find /sys/fs/cgroup -path '*/fairbed*/processes/cgroup.procs' \
+        -exec grep -q . {} \; -printf '%h\n' | xargs -r dirname)
+done
+sleep 2
+"""
+"""Waits until groups of devices have processes; their folders are in `groups` then."""
 
 
 def check_summary(summary: Mapping[str, Any]) -> str:
@@ -411,7 +519,7 @@ def run_tests(machine: Machine) -> str:
     for test, reason in DESELECTED.items():
         print(f"not run: {test}: {reason}")
     options = ["-v", "--tb=short", "--color=no", "-n0", "--tier=all", "-p", "no:cacheprovider"]
-    options += [f"--deselect={test}" for test in DESELECTED]
+    options += [f"--timeout={TEST_S:.0f}", *(f"--deselect={test}" for test in DESELECTED)]
     lines = machine.run(shlex.join(["pytest", *options, *TESTS]), TESTS_S)
     return next(line for line in reversed(lines) if " passed" in line).strip("= ")
 
@@ -419,8 +527,7 @@ def run_tests(machine: Machine) -> str:
 def run_fidelity(machine: Machine) -> str:
     """Measure emulated links; return how many quantities are within their limits."""
     command = f"fairbed bench fidelity --backend namespace --quantity {QUANTITIES} --repeats 2"
-    machine.run(f"{command} --attempts 2 --json >/mnt/inside/fidelity.json", 1200.0)
-    return check_fidelity(json.loads((machine.inside / "fidelity.json").read_text()))
+    return check_fidelity(machine.read(f"{command} --attempts 2 --json >$OUT", FIDELITY_S))
 
 
 def check_fidelity(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -447,6 +554,8 @@ def is_beyond(quantity: str) -> bool:
 STEPS: dict[str, Callable[[Machine], str]] = {
     "doctor": run_doctor,
     "user": run_user,
+    "limits": run_limits,
+    "firewall": run_firewall,
     "run": run_fleets,
     "tests": run_tests,
     "fidelity": run_fidelity,

@@ -4,19 +4,33 @@ VERSION is 3.10 to 3.14, all by default; what follows `--` goes to pytest, inste
 wire, agent and profiles. An interpreter is taken from the PATH or from pyenv, with an environment
 `.venv-VERSION` of a device's packages. Without one, root on Debian gets the Debian release that has
 it, in a temporary folder (`--folder`) that later runs use again. Where neither is there, one line
-names the reason, and the version is skipped; a version that fails ends it with status 1.
+names the reason, and the version is skipped; a version that fails, or a root that cannot be built,
+ends it with status 1.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.roots import (  # this file is run as a program
+    ROOT,
+    StepError,
+    Unavailable,
+    call,
+    find_uv,
+    keep_root,
+    make_folder,
+    new_parser,
+    run_recipe,
+)
+
+RECIPE = "test-pythons"
 
 SUITES: Mapping[str, str] = {
     "3.10": "",
@@ -31,6 +45,8 @@ PACKAGES = ("python3", "ca-certificates", "git", "iproute2", "mosquitto", "opens
 """What the tests of a device use of a system."""
 
 TESTS = ("tests/wire", "tests/device_agent", "tests/profiles")
+TESTS_S = 3600.0
+"""Longest run of the tests of one version: some minutes on a quiet machine."""
 
 ENTER = """
 set -e
@@ -47,64 +63,45 @@ exec chroot "$root" /usr/bin/env -i "$@"
 a command."""
 
 
-class Unavailable(Exception):
-    """This machine has no such Python; one line."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tests; return 1 if they failed on a version."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("versions", nargs="*", metavar="VERSION", help=", ".join(SUITES))
-    default = Path(tempfile.gettempdir(), "fairbed-pythons")
-    parser.add_argument("--folder", type=Path, default=default, help=f"default {default}")
-    own, _, tests = _split(sys.argv[1:] if arguments is None else arguments)
-    args = parser.parse_args(own)
-    for version in args.versions:
-        if version not in SUITES:
-            parser.error(f"a version must be one of {', '.join(SUITES)}; got {version}")
-    results = {}
-    for version in args.versions or SUITES:
-        try:
-            status = run_tests(version, tests or TESTS, args.folder.absolute())
-            results[version] = f"FAILED, status {status}" if status else "passed"
-        except Unavailable as exc:
-            results[version] = f"skipped, {exc}"
-    for version, result in results.items():
-        print(f"test-pythons: {version}: {result}")
-    return int(any(result.startswith("FAILED") for result in results.values()))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    dashes = words.index("--") if "--" in words else len(words)
+    tests = words[dashes + 1 :] or TESTS
+    steps = {version: partial(run_tests, version, tests) for version in SUITES}
+
+    parser = new_parser(RECIPE, __doc__)
+    options = words[:dashes]
+    return run_recipe(RECIPE, parser, options, lambda args: args.folder, steps, noun="version")
 
 
-def _split(arguments: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    words = list(arguments)
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], "--", words[at + 1 :]
-
-
-def run_tests(version: str, tests: Sequence[str], folder: Path) -> int:
-    """Run tests on one version; return pytest's status.
+def run_tests(version: str, tests: Sequence[str], folder: Path) -> str:
+    """Run tests on one version; return which one it was.
 
     Raises:
         Unavailable: There is no such Python on this machine.
+        StepError: A test failed, or the packages cannot be installed.
     """
     workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"]
     pytest = ["pytest", *workers, *tests]
     python = next(interpreters(version), None)
     if python is not None:
         venv = ROOT / f".venv-{version}"
-        print(f"test-pythons: {version}, {python}", flush=True)
         setup = ["sh", "tools/setup.sh", "device", venv.name]
-        if subprocess.run(setup, cwd=ROOT, env=os.environ | {"PYTHON": python}).returncode:
-            raise Unavailable(f"the packages of a device cannot be installed for {python}")
-        path = f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        if call(setup, cwd=ROOT, environ={"PYTHON": python}):
+            raise StepError(f"the packages of a device cannot be installed for {python}")
+        environ = {"PATH": os.pathsep.join([str(venv / "bin"), os.environ["PATH"]])}
         command = [str(venv / "bin" / "python"), "-m", *pytest]
-        return subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}).returncode
-    root = debian_with(version, folder)
-    print(f"test-pythons: {version}, Debian {SUITES[version]}", flush=True)
-    options = ["-p", "no:cacheprovider"]
-    inside = ["env", "-C", "/source", f"python{version}", "-m", *pytest, *options]
-    return subprocess.run(entering(root, inside)).returncode
+        used = python
+    else:
+        environ, used = {}, f"Debian {SUITES[version]}"
+        root = debian_with(version, folder)
+        inside = ["env", "-C", "/source", f"python{version}", "-m", *pytest]
+        command = entering(root, [*inside, "-p", "no:cacheprovider"])
+    print(f"{RECIPE}: {version}, {used}", flush=True)
+    if status := call(command, cwd=ROOT, environ=environ, timeout_s=TESTS_S):
+        raise StepError(f"{used}: pytest ended with status {status}")
+    return f"passed, {used}"
 
 
 def interpreters(version: str) -> Iterator[str]:
@@ -124,25 +121,19 @@ def debian_with(version: str, folder: Path) -> Path:
     """Return a root of the Debian release that has this version, with the packages of a device.
 
     Raises:
-        Unavailable: It cannot be made on this machine.
+        Unavailable: This machine cannot make it.
+        StepError: It cannot be built.
     """
     suite = SUITES[version]
     if not suite:
         raise Unavailable("no such Python is installed")
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
         raise Unavailable("no such Python is installed; root and mmdebstrap would make a Debian")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != 0:
-        raise Unavailable(f"{folder}: must belong to root; name another with --folder")
-    root, stamp = folder / f"root-{suite}", folder / f"root-{suite}.txt"
-    if not stamp.exists() or stamp.read_text() != " ".join(PACKAGES):
-        shutil.rmtree(root, ignore_errors=True)
-        # The index of Debian's unreleased suite expires within days where a mirror lags behind.
-        options = ["--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        options += ['--aptopt=Acquire::Check-Valid-Until "false"']
-        if subprocess.run(["mmdebstrap", *options, suite, str(root)]).returncode:
-            raise Unavailable(f"mmdebstrap cannot make a root of {suite}, see above")
-        stamp.write_text(" ".join(PACKAGES))
+    make_folder(folder)
+    root = folder / f"root-{suite}"
+    # The index of Debian's unreleased suite expires within days where a mirror lags behind.
+    options = ("--variant=minbase", '--aptopt=Acquire::Check-Valid-Until "false"')
+    keep_root(root, suite, PACKAGES, *options)
     inside = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     done = subprocess.run(entering(root, inside), capture_output=True, text=True)
     if done.stdout.strip() != version:
@@ -158,14 +149,10 @@ def install(version: str, root: Path) -> None:
     """
     site = root / "site"
     shutil.rmtree(site, ignore_errors=True)
-    tools = ROOT / ".venv-supply"
-    uv = shutil.which("uv") or str(tools / "bin" / "uv")
-    if not Path(uv).exists():
-        subprocess.run(["sh", "tools/setup.sh", "supply", tools.name], cwd=ROOT, check=True)
     options = ["--target", str(site), f"--python-version={version}", "--only-binary=:all:"]
     options += ["--no-binary=fairbed", "-c", "constraints.txt", ".", "--group", "test"]
-    if subprocess.run([uv, "pip", "install", "-q", *options], cwd=ROOT).returncode:
-        raise Unavailable(f"the packages of a device cannot be installed for Python {version}")
+    if call([find_uv(), "pip", "install", "-q", *options], cwd=ROOT):
+        raise StepError(f"the packages of a device cannot be installed for Python {version}")
 
 
 def entering(root: Path, command: Sequence[str]) -> list[str]:
