@@ -112,6 +112,15 @@ Audit: TypeAlias = Callable[[OperatorCommand, str, OperatorAnswer], None]
 """Notes a command, its operator and the answer outside of the run."""
 
 
+TaskKeyOf: TypeAlias = Callable[[str], str | None]
+"""Returns the task key of a device by its name (`wire.signature`); None if it has none. Called off
+the event loop."""
+
+
+def no_task_key(device: str) -> None:
+    """Return no key: no device of the run has one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostServices:
     """Services that the testbed provides to a coordinator."""
@@ -126,5 +135,7 @@ class HostServices:
     """Called when a viewer on another machine asks for rows of the store."""
     on_flood: Callable[[str], None] = lambda device: None
     """Called with the name of a device that sends far more than its limits allow."""
+    task_key_of: TaskKeyOf = no_task_key
+    """Keys of the devices that take signed messages only."""
     devices: DeviceControl | None = None
     """None: no device is emulated."""

@@ -41,7 +41,7 @@ from fairbed.device_agent.transfers import Pulls
 from fairbed.device_agent.worker import OpenEngine, TrainingThread
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.chunks import decode_chunk
-from fairbed.wire.codec import decode_from_device, decode_to_device, encode
+from fairbed.wire.codec import decode_from_coordinator, decode_from_device, encode
 from fairbed.wire.codecs import CODECS
 from fairbed.wire.errors import DecodeError, Disconnected, Refused
 from fairbed.wire.messages import (
@@ -57,6 +57,7 @@ from fairbed.wire.messages import (
     Ping,
     Pong,
     Refuse,
+    Signed,
     Status,
     ToDevice,
     Train,
@@ -64,6 +65,7 @@ from fairbed.wire.messages import (
     UploadResult,
     Welcome,
 )
+from fairbed.wire.signature import SIGNED_SKILL, open_signed, session_key
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
 from fairbed.wire.transport.client import backoff_s
@@ -94,6 +96,7 @@ def capabilities(
     allowed_models: Collection[str] = (),
     *,
     sends_log: bool = False,
+    is_signed: bool = False,
 ) -> Capabilities:
     """Return the capabilities of this device, sent in its hello.
 
@@ -104,6 +107,7 @@ def capabilities(
         min_noise_multiplier: Least noise that the owner accepts.
         allowed_models: Python modules with torch models that the owner allows.
         sends_log: The owner lets lines of the log leave the device.
+        is_signed: The device takes signed messages only.
 
     Raises:
         EngineError: The training engine is not installed.
@@ -118,7 +122,11 @@ def capabilities(
         agent=agent_version(),
         model=sensors.board(),
         codecs=CODECS,
-        skills=(*SKILLS, LOG_SKILL) if sends_log else SKILLS,
+        skills=(
+            *SKILLS,
+            *((LOG_SKILL,) if sends_log else ()),
+            *((SIGNED_SKILL,) if is_signed else ()),
+        ),
         local_rules=known_rules(allowed_rules),
         min_noise_multiplier=min_noise_multiplier,
         engines=installed_engines(),
@@ -169,6 +177,10 @@ class Agent:
         self._name = config.name
         self._topics = Topics(config.tenant)
         self._boot = secrets.randbits(40)
+        key = config.task_key
+        self._session_key = None if key is None else session_key(key, self._boot)
+        self._unsigned: set[str] = set()
+        """Kinds of messages without a valid signature that were logged."""
         self._random = random.Random()
         self._name_conflict = NameConflict(self._boot)
         self._phase = Phase.OFFLINE
@@ -216,6 +228,7 @@ class Agent:
                 self._config.privacy.min_noise_multiplier,
                 self._config.allow_models,
                 sends_log=self._log is not None,
+                is_signed=self._session_key is not None,
             ),
         )
         off = Status(state="off", boot=self._boot)
@@ -387,9 +400,41 @@ class Agent:
             elif packet.topic == self._topics.status(self._name):
                 self._on_own_status(decode_from_device(packet.payload))
             else:
-                self._on_message(decode_to_device(packet.payload), arrived_s)
+                message = self._opened(decode_from_coordinator(packet.payload))
+                if message is not None:
+                    self._on_message(message, arrived_s)
         except DecodeError as exc:
             _log.warning("%s: ignored a packet on %s: %s", self._name, packet.topic, exc)
+
+    def _opened(self, message: ToDevice | Signed) -> ToDevice | None:
+        """Return a message that this device may act on; None if it lacks a valid signature.
+
+        The status and the goodbye of a coordinator are for all devices and have no signature: a
+        forged one interrupts a device, as its broker could at any time, and makes it do nothing.
+        """
+        key = self._session_key
+        if not isinstance(message, Signed):
+            if key is None or isinstance(message, CoordinatorStatus | Goodbye):
+                return message
+            problem = "a message to this device must be signed"
+        elif key is None:
+            problem = "this device has no task_key to check a signature"
+        else:
+            try:
+                return open_signed(message, key)
+            except DecodeError as exc:
+                problem = str(exc)
+        kind = type(message).__name__
+        if kind not in self._unsigned:
+            self._unsigned.add(kind)
+            _log.warning(
+                "%s: ignored, now and later: %s, got %s; if it is of your own coordinator, enrol "
+                "this device again: fairbed enroll --upgrade",
+                self._name,
+                problem,
+                kind,
+            )
+        return None
 
     def _on_own_status(self, status: FromDevice) -> None:
         """Handle a status on the own topic: of this agent, or of another one of its name."""

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from fairbed.device_agent.availability import OwnerSchedule, parse_hours
 from fairbed.device_agent.errors import ConfigError
+from fairbed.wire.enrolment import SECRET_PATTERN
 from fairbed.wire.messages import MAX_WATTS, DeviceName, is_device_name
 
 if sys.version_info >= (3, 11):
@@ -89,6 +90,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lab_url: str | None = None
     """Enrolment server of the lab, `https://host:port`: the agent asks there why the broker refuses
     it. `device-agent join` writes it; None without a lab."""
+    task_key: Annotated[str, Meta(pattern=SECRET_PATTERN)] | None = None
+    """Key of this device, by which the coordinator signs its messages; those without a valid
+    signature are ignored. `device-agent join` writes it; None takes unsigned messages, too."""
     data: str | None = None
     """An `.npz` file with arrays x and y; None requests a shard from the coordinator."""
     cache_folder: str | None = None

@@ -530,7 +530,8 @@ def _keep(places: Places, lab: Lab, standing: RenewReply, write: Write) -> None:
         lab.host, f":{address.port}", standing.name, address.password or "", str(places.cafile)
     )
     text = places.config.read_text(encoding="utf-8")
-    write_private(places.config, with_keys(text, {"broker_url": url, "lab_url": lab.url}))
+    values = {"broker_url": url, "lab_url": lab.url, **_key_of(standing)}
+    write_private(places.config, with_keys(text, values))
     write(f"{standing.name}: keeps its identity at the lab {standing.lab}; no token is used")
 
 
@@ -546,6 +547,7 @@ def _enrol(places: Places, lab: Lab, token: str, name: str | None, write: Write)
         python=".".join(map(str, sys.version_info[:3])),
     )
     old = places.config.read_text(encoding="utf-8") if places.config.exists() else ""
+    old = re.sub(r"^task_key[ \t]*=.*\n?", "", old, flags=re.MULTILINE)  # of another enrolment
     with_keys(old, {"name": "x"})  # a file that cannot be changed must not cost the token
     reply, lab_s = request(lab, "/enrol", body, EnrolReply)
     write_private(places.cafile, lab.cafile.read_text(encoding="ascii"))
@@ -556,6 +558,7 @@ def _enrol(places: Places, lab: Lab, token: str, name: str | None, write: Write)
         write(f"{reply.name}: {reply.role} of the lab {reply.lab}; {path} has the broker's address")
         return False
     values = {"name": reply.name, "tenant": reply.tenant, "broker_url": url, "lab_url": lab.url}
+    values |= _key_of(reply)
     if places.state is not None and places.cache is not None:
         values |= {"state_folder": str(places.state), "cache_folder": str(places.cache)}
     write_private(places.config, with_keys(old, values))
@@ -565,6 +568,11 @@ def _enrol(places: Places, lab: Lab, token: str, name: str | None, write: Write)
     if (problem := clock_problem(lab_s, time.time())) is not None:
         write(f"warning: {problem}")
     return True
+
+
+def _key_of(reply: EnrolReply | RenewReply) -> dict[str, str]:
+    """Return the part of the configuration with the device's task key; empty without one."""
+    return {} if reply.task_key is None else {"task_key": reply.task_key}
 
 
 def utc_day(unix_s: float) -> str:

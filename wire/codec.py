@@ -18,6 +18,7 @@ from fairbed.wire.messages import (
     OperatorCommand,
     RowsPart,
     RowsRequest,
+    Signed,
     ToDevice,
 )
 
@@ -33,6 +34,9 @@ _MAX_REASON = 200
 _ENCODER = msgspec.msgpack.Encoder()
 _FROM_DEVICE: msgspec.msgpack.Decoder[FromDevice] = msgspec.msgpack.Decoder(FromDevice)
 _TO_DEVICE: msgspec.msgpack.Decoder[ToDevice] = msgspec.msgpack.Decoder(ToDevice)
+_FROM_COORDINATOR: msgspec.msgpack.Decoder[ToDevice | Signed] = msgspec.msgpack.Decoder(
+    ToDevice | Signed
+)
 _INTENT = msgspec.msgpack.Decoder(Intent)
 _COMMAND = msgspec.msgpack.Decoder(OperatorCommand)
 _ANSWER = msgspec.msgpack.Decoder(OperatorAnswer)
@@ -75,6 +79,15 @@ def decode_to_device(payload: Buffer) -> ToDevice:
         DecodeError: The bytes are not a valid message of a coordinator.
     """
     return _decode_message(_TO_DEVICE, payload)
+
+
+def decode_from_coordinator(payload: Buffer) -> ToDevice | Signed:
+    """Return the message that the coordinator sent, signed or not.
+
+    Raises:
+        DecodeError: The bytes are not a valid message of a coordinator.
+    """
+    return _decode_message(_FROM_COORDINATOR, payload)
 
 
 def decode_intent(payload: Buffer) -> Intent:

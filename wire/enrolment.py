@@ -61,6 +61,8 @@ class EnrolReply(Struct, frozen=True, kw_only=True):
     """Port of the broker, at the address of the enrolment server; TLS."""
     expires_s: float | None = None
     """Unix time, UTC; None never."""
+    task_key: Secret | None = None
+    """Key of a device (`wire.signature`); None for other roles, and at a lab without keys."""
 
 
 class RenewRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +89,8 @@ class RenewReply(Struct, frozen=True, kw_only=True):
     """The broker has had contact with this identity."""
     since_s: float | None = None
     """Unix time of the revocation or expiry; None for a valid identity."""
+    task_key: Secret | None = None
+    """As in `EnrolReply`; None unless the identity is accepted."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):

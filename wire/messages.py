@@ -751,6 +751,15 @@ class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
     reason: Text = ""
 
 
+class Signed(Message, frozen=True, kw_only=True, tag="signed"):
+    """A message to one device that takes signed messages only (`wire.signature`)."""
+
+    body: Annotated[bytes, Meta(min_length=1, max_length=1 << 20)]
+    """The encoded message."""
+    signature: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    """HMAC-SHA256 of `body` by the session key."""
+
+
 # --- operator to coordinator, and back ------------------------------------------------------------
 
 
@@ -898,5 +907,12 @@ ToDevice: TypeAlias = (
     | CoordinatorStatus
 )
 AnyMessage: TypeAlias = (
-    FromDevice | ToDevice | Intent | OperatorCommand | OperatorAnswer | RowsRequest | RowsPart
+    FromDevice
+    | ToDevice
+    | Signed
+    | Intent
+    | OperatorCommand
+    | OperatorAnswer
+    | RowsRequest
+    | RowsPart
 )

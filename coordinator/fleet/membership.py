@@ -9,7 +9,7 @@ from fairbed.coordinator.fleet.plausibility import fault_in_hello
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import ExchangeConfig, LimitsConfig
-from fairbed.coordinator.ports import ShardSource
+from fairbed.coordinator.ports import ShardSource, TaskKeyOf, no_task_key
 from fairbed.coordinator.state.rate_limit import RateLimit
 from fairbed.coordinator.state.registry import (
     NEVER,
@@ -35,6 +35,7 @@ from fairbed.wire.messages import (
 )
 from fairbed.wire.plugins import is_path
 from fairbed.wire.shard import encode_shard
+from fairbed.wire.signature import SIGNED_SKILL, session_key
 
 MAX_DEVICES = 10_000
 """Largest fleet; the limit keeps a faulty client from growing the registry without bound."""
@@ -43,6 +44,12 @@ NEWCOMERS = 20.0, 500
 """Devices of unknown names that are admitted per second, and at once; the others are admitted when
 they send hello again, 2 s later. At a broker with one login for all, a hostile client could invent
 names by the thousand. Devices that the experiment names are admitted at any time."""
+
+NO_TASK_KEY = (
+    "it takes signed messages only, and this run has no key for it; enrol it again: fairbed enroll "
+    "--replace, or run the line of fairbed enroll --upgrade on it"
+)
+"""Of a device that has the key of another lab, or of an enrolment that was replaced."""
 
 REJOIN_S = 10.0
 """Longest wait of the next round for devices that were ready before an outage."""
@@ -64,6 +71,7 @@ class Fleet:
         exchange: ExchangeConfig,
         held_out: HeldOut | None = None,
         limits: LimitsConfig | None = None,
+        task_key_of: TaskKeyOf = no_task_key,
     ) -> None:
         self.registry = registry
         self._publisher = publisher
@@ -75,6 +83,7 @@ class Fleet:
         self._exchange = exchange
         self._held_out = held_out
         self._limits = limits or LimitsConfig()
+        self._task_key_of = task_key_of
         self._newcomers = RateLimit(*NEWCOMERS)
         self._manifests: dict[str, Manifest] = {}
         self._clamped: set[tuple[str, str]] = set()
@@ -123,6 +132,9 @@ class Fleet:
         if name not in self.registry and not self._newcomers.take("", self._event_log.now()):
             text = f"more than {NEWCOMERS[0]:g} new devices a second send hello; the others wait"
             self._event_log.warn("flood", text)
+            return False
+        if not await self._sign_if_demanded(name, hello):
+            self._refuse(name, NO_TASK_KEY)
             return False
         if hello.n_k == 0:
             reason = "its own data must hold at least 1 example, got 0"
@@ -230,6 +242,13 @@ class Fleet:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+    async def _sign_if_demanded(self, name: str, hello: Hello) -> bool:
+        """Sign the messages to a device that takes no others; return whether that is possible."""
+        is_demanded = SIGNED_SKILL in hello.capabilities.skills
+        key = await anyio.to_thread.run_sync(self._task_key_of, name) if is_demanded else None
+        self._publisher.sign_for(name, None if key is None else session_key(key, hello.boot))
+        return key is not None or not is_demanded
 
     async def _offer_shard(self, name: str) -> tuple[Manifest | None, int]:
         shard = await anyio.to_thread.run_sync(self._shards.shard, name)

@@ -7,6 +7,7 @@ from functools import partial
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import CoordinatorStatus, OperatorAnswer, ToDevice
+from fairbed.wire.signature import sign
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Transport
 
@@ -29,6 +30,17 @@ class Publisher:
         self._transport = transport
         self._topics = topics
         self._pending: Counter[str] = Counter()
+        self._session_keys: dict[str, bytes] = {}
+
+    def sign_for(self, device: str, key: bytes | None) -> None:
+        """Sign all further messages to one device by a session key; None: sign none.
+
+        Broadcasts and the status of the coordinator are never signed.
+        """
+        if key is None:
+            self._session_keys.pop(device, None)
+        else:
+            self._session_keys[device] = key
 
     def publish(self, device: str, message: ToDevice, *, qos: int = 1) -> None:
         """Publish to one device without waiting; the message is lost if the link is down."""
@@ -37,8 +49,10 @@ class Publisher:
             return
         self._pending[device] += 1
         topic, on_complete = self._topics.control(device), partial(self._on_complete, device)
+        key = self._session_keys.get(device)
         try:
-            self._transport.publish_nowait(topic, encode(message), qos=qos, on_complete=on_complete)
+            body = encode(message if key is None else sign(message, key))
+            self._transport.publish_nowait(topic, body, qos=qos, on_complete=on_complete)
         except Disconnected as exc:
             _LOG.info("not sent to %s: %s", topic, exc)
             on_complete()

@@ -337,6 +337,7 @@ class Coordinator:
             exchange=self._config.exchange,
             held_out=self._config.held_out,
             limits=self._config.limits,
+            task_key_of=self._host.task_key_of,
         )
 
     def _build_services(

@@ -222,6 +222,7 @@ class _Service:
             password=password,
             port=self.lab.settings.port,
             expires_s=identity.expires_s,
+            task_key=self.lab.task_key(identity) if identity.role == "device" else None,
         )
 
     def renew(self, request: RenewRequest, address: str) -> RenewReply:
@@ -254,6 +255,7 @@ class _Service:
             version=own_version(),
             is_seen=contact is not None and contact.state == "online",
             since_s=since_s,
+            task_key=self.lab.task_key(identity) if identity.is_accepted(now_s) else None,
         )
 
     def _check_attempts(self, address: str, now_s: float) -> None:

@@ -5,6 +5,7 @@
     server.pem server.key     certificate of broker and enrolment server
     lab.db                    identities, tokens, contacts (testbed/lab/identities.py)
     coordinator.json          passwords of the identities that commands on this host use
+    signing.key               secret from which the task keys of devices are derived
     audit.jsonl               what was done to which identity
     wheels/                   packages for devices without Internet
     broker/                   generated configuration of the broker, its log, lab.pid
@@ -36,10 +37,12 @@ from fairbed.testbed.lab.identities import (
     LAB_SERVICE,
     OPERATOR,
     Identities,
+    Identity,
     require_packages,
     user_of,
 )
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.signature import new_secret, task_key
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -150,6 +153,11 @@ class Lab:
         return self.folder / "coordinator.json"
 
     @property
+    def signing_key(self) -> Path:
+        """Secret from which the task keys of devices are derived."""
+        return self.folder / "signing.key"
+
+    @property
     def audit(self) -> Path:
         """The audit log."""
         return self.folder / "audit.jsonl"
@@ -180,6 +188,23 @@ class Lab:
         if self.settings.local_port is not None:
             return f"mqtt://{login}@127.0.0.1:{self.settings.local_port}"
         return f"mqtts://{login}@127.0.0.1:{self.settings.port}?cafile={quote(str(self.ca))}"
+
+    def task_key(self, identity: Identity) -> str | None:
+        """Return the task key of a device (`wire.signature`); None if the lab has no secret yet.
+
+        It is derived from the hash of the password, which a new name keeps and a new enrolment
+        replaces.
+
+        Raises:
+            LabError: The secret cannot be read.
+        """
+        try:
+            secret = self.signing_key.read_text("ascii").strip()
+        except FileNotFoundError:  # a lab of an earlier version that was not up since
+            return None
+        except (OSError, UnicodeDecodeError) as exc:
+            raise LabError(f"{self.signing_key}: must be readable, got {_cause(exc)}") from exc
+        return task_key(secret, identity.mosquitto_hash)
 
     def _passwords(self) -> dict[str, str]:
         try:
@@ -271,6 +296,7 @@ def init_lab(
             write_private(lab.ca, authority.certificate)
             write_private(lab.ca_key, authority.key)
             sign_if_changed(lab, now_s=now_s)
+            make_signing_key(lab)
             with Identities(lab.database) as identities:
                 passwords = {
                     user_of(name, role): identities.create(name, role, now_s=now_s)
@@ -318,6 +344,16 @@ def sign_if_changed(lab: Lab, *, now_s: float) -> bool:
     write_private(lab.server_key, signed.key)
     write_private(lab.server, signed.certificate)
     return True
+
+
+def make_signing_key(lab: Lab) -> None:
+    """Make the secret from which task keys are derived, unless the lab has it.
+
+    Raises:
+        LabError: It cannot be written.
+    """
+    if not lab.signing_key.exists():
+        write_private(lab.signing_key, f"{new_secret()}\n".encode())
 
 
 def server_addresses(settings: LabSettings) -> list[str]:

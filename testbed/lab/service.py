@@ -43,6 +43,7 @@ from fairbed.testbed.lab.folder import (
     SETTINGS_FILE,
     Lab,
     LabSettings,
+    make_signing_key,
     open_lab,
     sign_if_changed,
     write_private,
@@ -396,6 +397,7 @@ async def serve_lab(
     with _locked(lab):
         check_ports(lab.settings, lab.folder / SETTINGS_FILE)
         sign_if_changed(lab, now_s=now())
+        make_signing_key(lab)
         shutil.rmtree(lab.broker / "jetstream", ignore_errors=True)  # messages of an earlier start
         with Identities(lab.database) as identities:
             broker = _Broker(lab)

@@ -151,3 +151,20 @@ def not_enrolled(lab: Path, names: Iterable[str], tenant: str, now_s: float) -> 
     with Identities(open_lab(lab).database) as identities:
         known = {x.name for x in identities.accepted(now_s) if x.tenant == tenant}
     return [name for name in names if name not in known]
+
+
+def enrolled_task_key(lab: Path, tenant: str, name: str) -> str | None:
+    """Return the task key of a device that the lab accepts; None if there is none. Blocks.
+
+    A registry that cannot be read is read again at the next hello of the device.
+    """
+    try:
+        found = open_lab(lab)
+        with Identities(found.database) as identities:
+            identity = identities.get(name)
+        if identity is None or identity.tenant != tenant:
+            return None
+        return found.task_key(identity) if identity.is_accepted(time.time()) else None
+    except LabError as exc:
+        _log.warning("%s: its task key must be readable, got: %s", name, exc)
+        return None

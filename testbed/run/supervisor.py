@@ -19,7 +19,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import Audit, DeviceControl, HostServices
+from fairbed.coordinator.ports import Audit, DeviceControl, HostServices, no_task_key
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
@@ -57,6 +57,7 @@ from fairbed.testbed.run.broker import (
 from fairbed.testbed.run.device_control import SteeredFleet
 from fairbed.testbed.run.emulated_identities import (
     emulated_identities,
+    enrolled_task_key,
     not_enrolled,
     watch_identities,
 )
@@ -531,6 +532,9 @@ def _coordinator(
         devices=control,
         on_watch=parts.on_watch,
         on_flood=parts.on_flood,
+        task_key_of=no_task_key
+        if endpoint.lab is None
+        else partial(enrolled_task_key, Path(endpoint.lab), endpoint.tenant),
     )
     return Coordinator(
         setup,

@@ -146,6 +146,8 @@ class Lab:
         """Requests of viewers."""
         """Commands, their operators and the answers."""
         self.devices: DeviceControl | None = None
+        self.task_keys: dict[str, str] = {}
+        """Of devices that take signed messages only, as the coordinator knows them."""
         self.refused: dict[str, str] = {}
         self.on_progress: Callable[[RoundProgress], None] = lambda progress: None
         self._group = group
@@ -164,11 +166,13 @@ class Lab:
         data: Path | None = None,
         host: Host | None = None,
         min_noise_multiplier: float = 0.0,
+        task_key: str | None = None,
     ) -> None:
         """Start a real agent on its own cache, on this machine or on another host."""
         config = AgentConfig(
             broker_url="mqtt://memory",
             name=name,
+            task_key=task_key,
             cache_folder=str(self.folder / name),
             state_folder=str(self.folder / f"{name}-state"),
             data=None if data is None else str(data),
@@ -219,6 +223,7 @@ class Lab:
             audit=lambda *noted: self.audited.append(noted),
             on_watch=self.on_watch,
             devices=self.devices,
+            task_key_of=self.task_keys.get,
         )
         return Coordinator(
             setup,

@@ -49,6 +49,8 @@ class AgentSetup:
     local_rules: tuple[str, ...] = ()
     """Paths of local rules that the agent may load."""
     privacy: OwnerPrivacy = field(default_factory=OwnerPrivacy)
+    task_key: str | None = None
+    """Key of the device; None takes unsigned messages."""
     log: RecentLog | None = None
     """Lines of the agent for the coordinator; None sends none."""
     fault: Exception | None = None
@@ -61,6 +63,7 @@ class AgentSetup:
         config = AgentConfig(
             broker_url="mqtt://memory",
             name=NAME,
+            task_key=self.task_key,
             data=None if self.data is None else str(self.data),
             cache_folder=str(self.folder / "cache"),
             state_folder=str(self.folder / "state"),

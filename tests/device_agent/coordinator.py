@@ -34,12 +34,14 @@ from fairbed.wire.messages import (
     Offer,
     Personal,
     Privacy,
+    ToDevice,
     Train,
     UploadAck,
     UploadDone,
     UploadResult,
     Welcome,
 )
+from fairbed.wire.signature import sign
 from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
 from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import UploadReceiver
@@ -67,6 +69,8 @@ class FakeCoordinator:
         self.acknowledges = True
         """Acknowledge upload chunks."""
         self.replies_to_probes = True
+        self.session_key: bytes | None = None
+        """Signs the messages to the device; None signs none."""
         self.chunks: list[int] = []
         """Indices of upload chunks in the order of arrival."""
         self.seen: dict[type, list[FromDevice]] = defaultdict(list)
@@ -94,6 +98,9 @@ class FakeCoordinator:
 
     async def send(self, message: Message, qos: int = 1) -> None:
         """Send a message to the device."""
+        if self.session_key is not None:
+            assert isinstance(message, ToDevice)
+            message = sign(message, self.session_key)
         await self.transport.publish(self.topics.control(self.device), encode(message), qos=qos)
 
     async def expect(self, kind: type[M]) -> M:

@@ -10,6 +10,7 @@ from fairbed.wire.codec import (
     decode,
     decode_answer,
     decode_command,
+    decode_from_coordinator,
     decode_from_device,
     decode_intent,
     decode_rows_part,
@@ -26,6 +27,7 @@ from fairbed.wire.messages import (
     OperatorCommand,
     RowsPart,
     RowsRequest,
+    Signed,
     ToDevice,
 )
 from tests.wire.messages import MESSAGES
@@ -57,6 +59,8 @@ def test_the_receiving_side_decodes_it(message: AnyMessage) -> None:
         assert decode_from_device(payload) == message
     if isinstance(message, ToDevice):
         assert decode_to_device(payload) == message
+    if isinstance(message, ToDevice | Signed):
+        assert decode_from_coordinator(payload) == message
     if isinstance(message, Intent):
         assert decode_intent(payload) == message
     if isinstance(message, OperatorCommand):

@@ -213,6 +213,43 @@ def test_a_renamed_device_that_joins_again_takes_its_new_name(
     assert load_config(tmp_path / "device" / "agent.toml", {}).name == "kitchen"
 
 
+def test_a_device_gets_a_task_key_that_a_new_name_keeps_and_a_new_enrolment_replaces(
+    served: Served, join_lab: Join, tmp_path: Path
+) -> None:
+    path = tmp_path / "device" / "agent.toml"
+
+    def keys(name: str) -> tuple[str | None, str | None]:
+        identity = served.identities.get(name)
+        assert identity is not None
+        return load_config(path, {}).task_key, served.lab.task_key(identity)
+
+    join_lab(served.token())
+    first, expected = keys("pi")
+    assert first is not None
+    assert first == expected
+    served.identities.rename("pi", "kitchen")
+    assert keys("kitchen") == (first, first)
+    path.write_text(path.read_text().replace(f'task_key = "{first}"', ""))  # an older enrolment
+    join_lab("unused-token")
+    assert keys("kitchen") == (first, first)
+    join_lab(served.token("kitchen", replaces=True), is_new=True)
+    second, expected = keys("kitchen")
+    assert second == expected != first
+
+
+def test_a_lab_without_a_secret_enrols_devices_without_a_key(
+    served: Served, join_lab: Join, tmp_path: Path
+) -> None:
+    join_lab(served.token())
+    secret = served.lab.signing_key.read_bytes()
+    served.lab.signing_key.unlink()
+    try:
+        join_lab(served.token(replaces=True), is_new=True)
+    finally:
+        served.lab.signing_key.write_bytes(secret)
+    assert load_config(tmp_path / "device" / "agent.toml", {}).task_key is None
+
+
 def test_a_revoked_device_is_enrolled_again_by_a_new_token(served: Served, join_lab: Join) -> None:
     join_lab(served.token())
     served.identities.revoke("pi", now_s=served.now_s)

@@ -25,6 +25,7 @@ def test_all_files_are_private_and_nothing_else_is_left(tmp_path: Path) -> None:
     found = {str(path.relative_to(lab.folder)) for path in lab.folder.rglob("*")}
     assert found == {
         "lab.toml", "ca.pem", "ca.key", "server.pem", "server.key", "lab.db", "coordinator.json",
+        "signing.key",
         "wheels", "broker",
     }  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"lab", "config"}
