@@ -5,6 +5,8 @@ UsageError              the command line, or a file that it names, cannot be use
 RunError                the command failed: exit code 1
 BrokerError             no broker could be started or reached
 BackendError            this machine cannot run the fleet, or a process of the testbed has died
++-- ClusterError        a Ray cluster cannot be joined or used
+|   +-- HostLostError   a process on a host, or the host, is gone
 +-- BackendUnavailable  the backend that the experiment names does not work here
 """
 
@@ -48,6 +50,14 @@ class BrokerError(Exception):
 
 class BackendError(Exception):
     """This machine cannot run the fleet, or a process of the testbed has died."""
+
+
+class ClusterError(BackendError):
+    """A Ray cluster cannot be joined or used."""
+
+
+class HostLostError(ClusterError):
+    """A process on a host of a cluster is gone, or the host is; its work can be done again."""
 
 
 class BackendUnavailable(BackendError):

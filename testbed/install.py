@@ -27,6 +27,7 @@ EXTRAS = {
     **dict.fromkeys(("prometheus_client", "tensorboardX"), "metrics"),
     "matplotlib": "figures",
     "onnx": "torch",
+    "ray": "cluster",
     "torch": "torch",
 }
 """The extra that contains a module, by the name of the module."""

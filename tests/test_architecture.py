@@ -13,7 +13,7 @@ PACKAGES = ("wire", "device_agent", "coordinator", "profiles", "testbed")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
-HEAVY = {"matplotlib", "onnx", "onnxruntime", "scipy", "sklearn", "textual", "torch"}
+HEAVY = {"matplotlib", "onnx", "onnxruntime", "ray", "scipy", "sklearn", "textual", "torch"}
 """What costs tens of milliseconds or megabytes to import."""
 
 ANALYSIS = {"IPython", "pandas", "polars", "prometheus_client", "pyarrow", "rich", "tensorboardX"}

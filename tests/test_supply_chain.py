@@ -168,6 +168,14 @@ def test_every_locked_package_has_an_allowed_licence() -> None:
     assert not list(licence_problems(LOCKS))
 
 
+def test_the_licence_of_certificates_is_allowed_in_one_lock_only(tmp_path: Path) -> None:
+    pytest.importorskip("certifi")
+    for extra in ("cluster", "web"):
+        (tmp_path / f"{extra}.txt").write_text("certifi==1\n")
+    [line] = licence_problems(tmp_path)
+    assert line.startswith(f"{tmp_path.name}/web.txt: certifi must have one of the licences")
+
+
 @pytest.mark.parametrize(
     ("fields", "licence", "allowed"),
     [

@@ -1,0 +1,99 @@
+"""Ray nodes on this machine: real processes with own resources, which end with the test."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from fairbed.testbed.host.guard import guarded
+from tests.processes import end, is_gone
+
+START_S = 60.0
+"""Time within which a node has started on a busy machine."""
+
+STORE_BYTES = 80_000_000
+"""Memory for the objects of a node; Ray needs 75 MiB."""
+
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_health_check_period_ms": "1000",  # of the head: it misses a dead node after 5 s, not 15 s
+}
+
+READY = "Ray runtime started"
+
+
+class Node:
+    """A node: `ray start --block`, and all that it started."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def kill(self) -> None:
+        """Kill all its processes at once, as a power cut does."""
+        top = psutil.Process(self._process.pid)
+        family = [*top.children(recursive=True), top]
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        assert all(map(is_gone, family))
+
+
+class Nodes:
+    """The nodes of one cluster; the first is the head."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack, self._folder = stack, folder
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+        self.environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        """Lets a process join: set it before ray is imported."""
+        self._has_head = False
+
+    def add(self, cores: int = 1, environ: Mapping[str, str] | None = None) -> Node:
+        """Start a node, and wait for it."""
+        role = [f"--address={self.address}"]
+        if not self._has_head:
+            port = self.address.rpartition(":")[2]
+            role = ["--head", f"--port={port}", "--include-dashboard=false"]
+            role.append(f"--temp-dir={self._folder}")
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, "--block"]
+        sizes = [f"--num-cpus={cores}", f"--object-store-memory={STORE_BYTES}"]
+        ports = ["--min-worker-port=0", "--max-worker-port=0"]
+        log = self._folder / f"node-{time.monotonic_ns()}.log"
+        with log.open("w") as lines:
+            process = subprocess.Popen(
+                guarded([*command, *sizes, *ports, "--node-ip-address=127.0.0.1"]),
+                stdin=subprocess.DEVNULL,
+                stdout=lines,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **self.environ, **SETTINGS, **(environ or {})},
+            )
+        self._stack.callback(end, process)
+        self._has_head = True
+        until = time.monotonic() + START_S
+        while READY not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.05)
+        return Node(process)
+
+
+@contextmanager
+def ray_nodes() -> Iterator[Nodes]:
+    """Yield a cluster without nodes; end its nodes at the end."""
+    # Paths of sockets below it must be short.
+    folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+    with folder as name, ExitStack() as stack:
+        yield Nodes(stack, Path(name))
