@@ -110,12 +110,20 @@ class RunAccounts:
     def __contains__(self, user: object) -> bool:
         return user in self._known
 
-    def add(self, users: Iterable[str]) -> None:
-        """Add devices and persons by their user names."""
+    def add(self, users: Iterable[str]) -> list[str]:
+        """Add devices and persons by their user names; return those that are new."""
+        added = []
         for user in users:
             found = parse_user(user)
-            if found is not None:
-                self._known.setdefault(user, found)
+            if found is not None and user not in self._known:
+                self._known[user] = found
+                added.append(user)
+        return added
+
+    def remove(self, users: Iterable[str]) -> None:
+        """Remove devices and persons."""
+        for user in users:
+            del self._known[user]
 
     def password(self, user: str) -> str:
         """Return the password of a user."""

@@ -282,29 +282,37 @@ class Broker:
         """Add users to the accounts; return when the broker accepts the last of them.
 
         Raises:
-            BrokerError: It does not accept them in time.
+            BrokerError: It does not accept them in time, or cannot be configured; the accounts are
+                as they were.
         """
         accounts = self._setup.accounts
         if accounts is None or not users:
             return
-        accounts.add(users)
         url = with_login(self.url, users[-1], accounts.password(users[-1]))
         async with self._reloading:
-            _KINDS[self.kind].configure(self._setup)
-            self._process.reload()
+            added = accounts.add(users)
             try:
+                _KINDS[self.kind].configure(self._setup)
+                self._process.reload()
                 await await_accepted(url, ENROL_S)
+            except BaseException:
+                accounts.remove(added)  # the caller tries again
+                raise
             finally:
                 self._remove_passwords()
 
     async def suspend(self, user: str, for_s: float) -> None:
         """Disconnect a user and refuse it for a time; without accounts this does nothing.
 
-        amqtt refuses new connections only.
+        amqtt refuses new connections only. If the disk is full when the time is over, the user is
+        refused until there is space.
 
         Args:
             user: MQTT user name.
             for_s: Seconds.
+
+        Raises:
+            BrokerError: Its files cannot be written; the user stays accepted.
         """
         accounts = self._setup.accounts
         if accounts is None or user in accounts.suspended:
@@ -312,11 +320,26 @@ class Broker:
         accounts.suspended.add(user)
         try:
             await self._reload()
+        except BaseException:
+            accounts.suspended.discard(user)
+            raise
+        try:
             await anyio.sleep(for_s)
         finally:
             accounts.suspended.discard(user)
-            with anyio.CancelScope(shield=True):
+            is_read = await self._can_reload()
+        while not is_read:  # the user must not stay refused because the disk was full
+            await anyio.sleep(RELOAD_RETRY_S)
+            is_read = await self._can_reload()
+
+    async def _can_reload(self) -> bool:
+        """Have the broker read the accounts again; return whether its files could be written."""
+        with anyio.CancelScope(shield=True):
+            try:
                 await self._reload()
+            except BrokerError:
+                return False
+        return True
 
     async def _reload(self) -> None:
         """Have the broker read the accounts again."""
@@ -393,6 +416,8 @@ def _write(path: Path, data: bytes) -> None:
             file.write(data)
         scratch.replace(path)
     except OSError as exc:
+        with suppress(OSError):  # a part of it may hold passwords
+            scratch.unlink(missing_ok=True)
         raise BrokerError(
             f"{path}: the configuration of the broker must fit on the disk, got {exc.strerror}; "
             "free space and resume the run"
@@ -489,6 +514,9 @@ RETRY_S = 0.05
 
 RELOAD_S = 0.5
 """Time in which a broker has read its files again, seconds; it takes some milliseconds."""
+
+RELOAD_RETRY_S = 1.0
+"""Time between two attempts to let a broker accept a user again, seconds."""
 
 ANSWER_S = 10.0
 """Longest wait for an external broker, seconds; more than any distance on earth needs."""

@@ -119,6 +119,19 @@ class SteeredFleet:
         """Return the processor time of a device since its last start; None if it is not alive."""
         return self._backend.cpu_s(name)
 
+    async def start_again(self, device: str) -> None:
+        """Start the agent of a device again, unless it is alive or a fault keeps it away.
+
+        Raises:
+            BackendError: Its process cannot be started.
+        """
+        if device in self._backend.pids or self._faults.get(device) == KILLED:
+            return
+        await self._backend.restart(device)
+        now = self._now(device)
+        if now.outage is not None:  # such as frozen, which holds for a process
+            await self._backend.apply({device: now})
+
     async def execute(self, command: OperatorCommand) -> str:
         """Execute a throttle, profile, link or fault; return what was done, in one line.
 

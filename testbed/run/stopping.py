@@ -31,14 +31,20 @@ class StopControl:
         else:
             self.scope.cancel()
 
-    def on_process_end(self, ended: HelperEnded) -> None:
-        """Record the end of a device; end the run if it was a proxy or the fork server."""
+    def on_process_end(self, ended: HelperEnded, then: str = "") -> None:
+        """Record the end of a device; end the run if it was a proxy or the fork server.
+
+        Args:
+            ended: The process.
+            then: What follows, such as a restart; may be empty.
+        """
         if ended.was_requested:
             return
         how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
         if ended.is_device:
             why = "" if ended.reason is None else f": {ended.reason}"
-            self.note("died", f"the agent ended with {how}{why}; see its log", ended.name)
+            text = f"the agent ended with {how}{why}; see its log"
+            self.note("died", f"{text}; {then}" if then else text, ended.name)
         else:
             why = ended.reason or f"{ended.name}: ended with {how}; the fleet is lost"
             self.fail(BackendError(why))

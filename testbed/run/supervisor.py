@@ -46,6 +46,7 @@ from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
 from fairbed.testbed.lab.service import open_running_lab, pid_of_broker
 from fairbed.testbed.provenance import difference, provenance
+from fairbed.testbed.run.agent_restarts import AgentRestarts
 from fairbed.testbed.run.broker import (
     Broker,
     await_broker,
@@ -226,8 +227,9 @@ async def _run(
         _choose_backend(plan, devices) as choice,
         _endpoint(plan, choice, stop, group, budget) as (endpoint, broker_pid, suspend),
         relay_on_demand(plan.folder) as on_watch,
-        _fleet(plan, choice, endpoint, stop) as backend,
+        _fleet(plan, choice, endpoint, stop) as fleet,
     ):
+        backend = None if fleet is None else fleet[0]
         if backend is not None:
             await backend.start(costs)
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
@@ -272,6 +274,8 @@ async def _run(
             stop.coordinator = _coordinator(
                 plan, parts, monitor, _audit_of(plan, stop), steered, on_round, waiting, alerts
             )
+            if fleet is not None and steered is not None:
+                fleet[1].start_with(steered.start_again)
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
             if endpoint.lab is not None:
@@ -355,24 +359,35 @@ async def _choose_backend(
 @asynccontextmanager
 async def _fleet(
     plan: RunPlan, choice: BackendChoice | None, endpoint: Endpoint, stop: StopControl
-) -> AsyncIterator[Backend | None]:
-    """Open the backend of the emulated devices while the context lasts; None if there are none."""
+) -> AsyncIterator[tuple[Backend, AgentRestarts] | None]:
+    """Open the backend of the emulated devices while the context lasts; None if there are none.
+
+    Yields:
+        The backend, and what starts killed agents again.
+    """
     if choice is None:
         yield None
         return
     is_alone = plan.experiment.broker.url == EMBEDDED and not plan.experiment.physical
     backend: Backend | None = None
 
-    def on_end(ended: HelperEnded) -> None:
-        stop.on_process_end(ended)
-        is_lost = ended.is_device and not ended.was_requested and stop.coordinator is not None
-        if is_alone and is_lost and backend is not None and not backend.pids:
+    def check_alive() -> None:
+        if backend is None or backend.pids or restarts.is_pending:
+            return
+        if is_alone and stop.coordinator is not None:
             stop.fail(
                 BackendError(
                     "fleet: an emulated agent must be alive, got none and no device that could "
                     "join; read their logs: fairbed logs NAME, then resume the run"
                 )
             )
+
+    def on_end(ended: HelperEnded) -> None:
+        stop.on_process_end(ended, restarts.on_end(ended))
+        if ended.is_device and not ended.was_requested:
+            check_alive()
+
+    restarts = AgentRestarts(stop.note, check_alive)
 
     async with AsyncExitStack() as stack:
         passwords: Mapping[str, str] | None = None
@@ -391,7 +406,8 @@ async def _fleet(
         backend = await stack.enter_async_context(
             choice.backend(endpoint.url, tenant=endpoint.tenant, passwords=passwords, on_end=on_end)
         )
-        yield backend
+        await stack.enter_async_context(restarts.running())  # ends before the backend
+        yield backend, restarts
 
 
 async def _report_not_enrolled(
@@ -612,7 +628,7 @@ async def _endpoint(
         scopes = restart_scope, enrol_scope = anyio.CancelScope(), anyio.CancelScope()
         group.start_soon(keep_broker, started, restart_scope, stop, budget, name="run.broker")
         group.start_soon(
-            _enrol_on_demand, started, accounts, plan.folder, enrol_scope, stop, name="run.enrol"
+            enrol_on_demand, started, accounts, plan.folder, enrol_scope, stop, name="run.enrol"
         )
         try:
             yield endpoint, lambda: started.pid, started.suspend
@@ -627,13 +643,21 @@ def _stop_flood(
     """Have the broker of the run refuse a device for a while, or name what an operator can do."""
     if suspend is not None:
         text = f"floods the broker, which refuses it for {SUSPENDED_S:g} s"
-        group.start_soon(suspend, device, SUSPENDED_S, name=f"run.suspend[{device}]")
+        group.start_soon(suspend_flooding, suspend, device, stop, name=f"run.suspend[{device}]")
     elif endpoint.lab is not None:
         text = f"floods the broker; take it out with: fairbed devices revoke {device}"
     else:
         text = "floods the broker; take its user out there"
     if stop.coordinator is not None:
         stop.coordinator.note("flood", text, "warning", device)
+
+
+async def suspend_flooding(suspend: Suspend, device: str, stop: StopControl) -> None:
+    """Have the broker of the run refuse a device for a while; a full disk does not end the run."""
+    try:
+        await suspend(device, SUSPENDED_S)
+    except BrokerError as exc:
+        stop.note("broker", f"it does not refuse {device}: {exc}", device)
 
 
 def _audit_of(plan: RunPlan, stop: StopControl) -> Audit:
@@ -684,18 +708,22 @@ async def keep_broker(
                     await anyio.sleep(BROKER_RETRY_S)
 
 
-async def _enrol_on_demand(
+async def enrol_on_demand(
     broker: Broker, accounts: RunAccounts, folder: Path, scope: anyio.CancelScope, stop: StopControl
 ) -> None:
     """Let the broker accept each user that `fairbed enroll NAME --run` adds to the folder."""
+    problem = ""
     with scope:
         while True:
             users = await anyio.to_thread.run_sync(enrolled_users, folder)
             new = [user for user in users if user not in accounts]
             try:
                 await broker.enrol(new)
-            except BrokerError as exc:
-                stop.note("broker", str(exc))
+                problem = ""
+            except BrokerError as exc:  # tried again until the disk has space
+                if str(exc) != problem:
+                    stop.note("broker", str(exc))
+                problem = str(exc)
             await anyio.sleep(ENROL_POLL_S)
 
 

@@ -4,16 +4,19 @@ What the broker of a lab forbids, that of a run forbids, too (`tests.testbed.lab
 the same rules are in its files. Here are the parts of its own, and one case of each kind.
 """
 
+import errno
+import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
 import psutil
 import pytest
 
+from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
     Broker,
@@ -191,6 +194,61 @@ async def test_a_device_that_floods_is_refused_for_a_while(
             with pytest.raises((Closed, TimeoutError)):
                 client(broker, accounts, "pi").close()
             nano.ping()
+        await await_accepted(login_url(broker, accounts, "pi"), 5.0)
+
+
+def full(*arguments: object) -> int:
+    """Fail as a full disk does."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no broker write its files in this block."""
+    with monkeypatch.context() as disk:
+        disk.setattr("fairbed.testbed.run.broker.os.open", full)
+        yield
+
+
+@on_brokers
+async def test_a_user_that_a_full_disk_kept_out_is_enrolled_once_there_is_space(
+    kind: BrokerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(kind, tmp_path) as (broker, accounts):
+        with full_disk(monkeypatch), pytest.raises(BrokerError, match="must fit on the disk"):
+            await broker.enrol(["late"])
+        assert "late" not in accounts
+        await broker.enrol(["late"])
+        with client(broker, accounts, "late") as late:
+            late.ping()
+        assert "pi" in accounts
+
+
+@on_brokers
+async def test_a_device_is_accepted_as_before_if_the_disk_is_full_when_it_floods(
+    kind: BrokerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(kind, tmp_path) as (broker, accounts):
+        with full_disk(monkeypatch), pytest.raises(BrokerError, match="must fit on the disk"):
+            await broker.suspend("pi", 60.0)
+        assert not accounts.suspended
+        with client(broker, accounts, "pi") as pi:
+            pi.ping()
+
+
+@on_brokers
+async def test_a_device_is_accepted_again_once_a_full_disk_has_space(
+    kind: BrokerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbed.testbed.run.broker.RELOAD_S", 0.05)
+    monkeypatch.setattr("fairbed.testbed.run.broker.RELOAD_RETRY_S", 0.05)
+    async with running(kind, tmp_path) as (broker, accounts), anyio.create_task_group() as group:
+        group.start_soon(broker.suspend, "pi", 0.1)
+        await anyio.sleep(0.08)
+        with full_disk(monkeypatch):
+            await anyio.sleep(0.3)
+            with pytest.raises((Closed, TimeoutError)):
+                client(broker, accounts, "pi").close()
         await await_accepted(login_url(broker, accounts, "pi"), 5.0)
 
 

@@ -34,6 +34,7 @@ class Bench:
         """Of devices that were started as others."""
         self.broken = ""
         """Device that cannot be started."""
+        self.pids = {"pi-1": 11, "this-1": 12, "driven-1": 13}
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         await anyio.lowlevel.checkpoint()
@@ -208,3 +209,26 @@ async def test_another_profile_has_its_speed_at_the_task_of_the_run() -> None:
         assert nano is not None
         assert bench.now["pi-1"].speed_ratio == pytest.approx(0.5 * nano.speed_ratio)
         group.cancel_scope.cancel()
+
+
+async def test_a_killed_agent_is_started_again_as_it_was() -> None:
+    async with fleet() as (steered, bench, _):
+        await steered.execute(command("fault", "pi-1", "frozen", 60.0))
+        bench.now.clear()
+        await steered.start_again("pi-1")
+        assert not bench.log  # it is alive
+        del bench.pids["pi-1"], bench.pids["this-1"]
+        await steered.start_again("pi-1")
+        await steered.start_again("this-1")
+        assert bench.log == ["restart pi-1", "restart this-1"]
+        assert {name: now.outage for name, now in bench.now.items()} == {"pi-1": "frozen"}
+
+
+async def test_an_agent_that_an_operator_has_killed_stays_away_until_then() -> None:
+    async with fleet() as (steered, bench, _):
+        del bench.pids["pi-1"]
+        await steered.execute(command("fault", "pi-1", "killed", 5.0))
+        await steered.start_again("pi-1")
+        assert bench.log == ["kill pi-1"]
+        await anyio.sleep(6.0)
+        assert bench.log == ["kill pi-1", "restart pi-1"]

@@ -1,5 +1,6 @@
 """A broker that dies is started again as long as the run makes progress (issue #20, M5)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -8,10 +9,18 @@ import anyio
 import pytest
 
 from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.coordinator.server.service import Coordinator
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.run.broker import Broker
 from fairbed.testbed.run.stopping import StopControl
-from fairbed.testbed.run.supervisor import BROKER_RESTARTS, RestartBudget, keep_broker
+from fairbed.testbed.run.supervisor import (
+    BROKER_RESTARTS,
+    RestartBudget,
+    enrol_on_demand,
+    keep_broker,
+    suspend_flooding,
+)
+from fairbed.testbed.run_accounts import RunAccounts, enrol_user
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -77,3 +86,41 @@ async def test_a_broker_that_never_starts_ends_the_run_with_its_reason(tmp_path:
     starts, why = await keep(tmp_path, 1, failing=range(1, 1000))
     assert starts == BROKER_RESTARTS
     assert why == "mosquitto: must start, got exit status -9"
+
+
+async def test_a_full_disk_while_a_device_floods_is_an_event_and_does_not_end_the_run() -> None:
+    notes, stop = [], StopControl()
+    stop.coordinator = cast(Coordinator, SimpleNamespace(note=lambda *note: notes.append(note)))
+
+    async def refuse(device: str, for_s: float) -> None:
+        raise BrokerError("acl: must fit on the disk")
+
+    await suspend_flooding(refuse, "pi", stop)
+    assert notes == [
+        ("broker", "it does not refuse pi: acl: must fit on the disk", "warning", "pi")
+    ]
+    assert stop.failure is None
+
+
+async def test_enrolment_on_a_full_disk_is_one_event_and_is_tried_until_it_works(
+    tmp_path: Path,
+) -> None:
+    notes, stop, accounts = [], StopControl(), RunAccounts("main")
+    stop.coordinator = cast(Coordinator, SimpleNamespace(note=lambda *note: notes.append(note)))
+    scope, tries = anyio.CancelScope(), 0
+    enrol_user(tmp_path, "late")
+
+    class FullDisk(Broker):
+        async def enrol(self, users: Sequence[str]) -> None:
+            nonlocal tries
+            if not users:
+                scope.cancel()
+                return
+            tries += 1
+            if tries < 10:
+                raise BrokerError("acl: must fit on the disk")
+            accounts.add(users)
+
+    broker = FullDisk("mosquitto", [], tmp_path, "127.0.0.1", 1883)
+    await enrol_on_demand(broker, accounts, tmp_path, scope, stop)
+    assert (tries, [note[1] for note in notes]) == (10, ["acl: must fit on the disk"])
