@@ -22,8 +22,8 @@ from tests.wire.transport.drivers import offer, pull, receive, send
 
 pytestmark = pytest.mark.anyio
 
-KILLS: dict[Client, int] = {"direct": 100, "aiomqtt": 25}
-"""Kills during a transfer, in each direction."""
+KILLS: dict[Client, int] = {"direct": 20, "aiomqtt": 8}
+"""Kills during a transfer, in each direction; `fairbed bench kills` has hundreds of whole runs."""
 
 SIZE_BYTES, CHUNK_BYTES = 400_000, 8 * 1024
 MAX_DELAY_S = 0.05
@@ -32,7 +32,7 @@ MAX_DELAY_S = 0.05
 STALL_S = 0.3
 """Longest wait for the progress of both transfers after a kill."""
 
-TIMEOUT_S = 250.0
+TIMEOUT_S = 100.0
 MEMORY_MB = 60.0
 
 
@@ -128,7 +128,6 @@ class Traffic:
         return anyio.current_time() - killed_s
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", CLIENTS_AND_PRODUCTION_BROKERS)
 async def test_a_broker_killed_at_any_time_harms_no_transfer(
     case: tuple[Client, BrokerKind], tmp_path: Path, ledger: Ledger
