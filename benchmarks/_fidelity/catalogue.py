@@ -1,6 +1,7 @@
 """The quantities by group, the devices that they need, and their measurement."""
 
 import tempfile
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,42 +78,54 @@ async def problem(backend: BackendName) -> str | None:
 
 
 async def measure(backend: BackendName, names: Iterable[str], plan: Plan) -> list[Row]:
-    """Measure groups of quantities on one backend; unavailable ones are unknown, with a reason."""
+    """Measure groups of quantities on one backend; unavailable ones are unknown, with a reason.
+
+    Each group has devices of its own; in a quick measurement all groups share them.
+    """
     rows: list[Row] = []
-    for name in names:
-        group = GROUPS[name]
-        found: list[Row] = []
-        for parts, is_delayed, has_jitter in (
-            (group.near, False, False),
-            (group.far, True, False),
-            (group.jittered, True, True),
-        ):
-            if parts:
-                found += await _on_device(backend, name, parts, plan, is_delayed, has_jitter)
-        for part in group.fleet:
-            found += await _on_fleet(backend, name, part, plan)
-        rows += [msgspec.structs.replace(row, group=name) for row in found]
+    wanted = list(names)
+    for batch in [wanted] if plan.is_quick else [[name] for name in wanted]:
+        groups = [(name, GROUPS[name]) for name in batch]
+        near = [(name, part) for name, group in groups for part in group.near]
+        far = [(name, part) for name, group in groups for part in group.far]
+        jittered = [(name, part) for name, group in groups for part in group.jittered]
+        rows += await _on_device(backend, near, plan, is_delayed=False, has_jitter=False)
+        rows += await _on_device(backend, far, plan, is_delayed=True, has_jitter=False)
+        rows += await _on_device(backend, jittered, plan, is_delayed=True, has_jitter=True)
+        for name, group in groups:
+            for fleet in group.fleet:
+                rows += _named(name, await _on_fleet(backend, name, fleet, plan))
     return rows
+
+
+def _named(group: str, rows: Iterable[Row]) -> list[Row]:
+    return [msgspec.structs.replace(row, group=group) for row in rows]
 
 
 async def _on_device(
     backend: BackendName,
-    name: str,
-    parts: Iterable[OnDevice],
+    parts: Iterable[tuple[str, OnDevice]],
     plan: Plan,
+    *,
     is_delayed: bool,
     has_jitter: bool,
 ) -> list[Row]:
+    """Measure the parts of groups on one device; after a failure, the other groups on another."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
-        try:
-            async with open_measured_device(
-                backend, Path(folder), is_delayed=is_delayed, has_jitter=has_jitter
-            ) as measured:
-                for part in parts:
-                    rows += await part(measured, plan)
-        except BackendError as exc:
-            rows.append(_broken(backend, name, exc))
+    waiting = deque(parts)
+    while waiting:
+        name, _ = waiting[0]
+        with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
+            try:
+                async with open_measured_device(
+                    backend, Path(folder), is_delayed=is_delayed, has_jitter=has_jitter
+                ) as measured:
+                    while waiting:
+                        name, part = waiting.popleft()
+                        rows += _named(name, await part(measured, plan))
+            except BackendError as exc:
+                rows += _named(name, [_broken(backend, name, exc)])
+                waiting = deque(left for left in waiting if left[0] != name)
     return rows
 
 

@@ -18,8 +18,6 @@ from fairbed.testbed.backends.network.owner import FOLDER, NetworkOwner
 from fairbed.testbed.run.broker import find_broker
 from tests.processes import describe, own_children
 
-pytestmark = pytest.mark.alone
-
 Rows = list[dict[str, Any]]
 
 KEYS = {"backend", "quantity", "target", "achieved", "error", "limit", "ok", "unit", "group"}
