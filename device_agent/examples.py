@@ -2,12 +2,15 @@
 
 `BlobCache` keeps downloaded tasks and shards on disk, named by sha256. A file is written under
 a temporary name first, so a file with its final name is complete; its hash is checked on each
-read. The size of the folder is limited: the least recently used file is removed first.
+read. `ArrivedChunks` keeps those of an unfinished download, which the next agent process continues.
+The size of the folder is limited: the least recently used file is removed first.
 """
 
 import hashlib
 import os
+import struct
 import zipfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +23,12 @@ from numpy.typing import NDArray
 from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.errors import DataError, NotPrepared
 from fairbed.device_agent.host import Meter
+from fairbed.wire.chunks import HEADER_BYTES, decode_chunk
+from fairbed.wire.errors import DecodeError
 from fairbed.wire.evaluation import Targets
-from fairbed.wire.messages import HeldOut, Manifest
+from fairbed.wire.messages import MAX_CHUNK_BYTES, HeldOut, Manifest
 from fairbed.wire.shard import decode_shard, split, strata
+from fairbed.wire.transfer import Download
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,11 @@ class BlobCache:
             part.unlink(missing_ok=True)
         self._shrink(keep=path)
 
+    def arrived(self, manifest: Manifest) -> "ArrivedChunks":
+        """Return the chunks on disk of an unfinished download of a blob."""
+        path = self._path(manifest)
+        return ArrivedChunks(path.with_name(f"{path.name}.arrived"))
+
     def _path(self, manifest: Manifest) -> Path:
         if manifest.sha256 is None:
             raise ValueError("manifest: needs a sha256 to be cached, got None")
@@ -86,6 +97,47 @@ class BlobCache:
                 path.unlink(missing_ok=True)
                 total -= size
 
+
+@dataclass(frozen=True, slots=True)
+class ArrivedChunks:
+    """A file with chunks of a download: length (u32, big endian) and frame (`wire.chunks`) of each.
+
+    Each frame has a checksum, and the blob its hash: a file that was cut off by a power failure is
+    read up to there. All methods block on the disk.
+    """
+
+    path: Path
+
+    def append(self, frames: Iterable[bytes]) -> None:
+        """Add encoded chunks.
+
+        Raises:
+            OSError: The disk is full or the folder cannot be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            for frame in frames:
+                file.write(_LENGTH.pack(len(frame)) + frame)
+
+    def restore(self, download: Download) -> int:
+        """Pass the chunks to a download that has not started; return how many are valid."""
+        count = 0
+        with suppress(OSError, DecodeError, struct.error), self.path.open("rb") as file:
+            while head := file.read(_LENGTH.size):
+                (size,) = _LENGTH.unpack(head)
+                if size > HEADER_BYTES + MAX_CHUNK_BYTES:
+                    break
+                download.restore(decode_chunk(file.read(size)))
+                count += 1
+        return count
+
+    def remove(self) -> None:
+        """Remove the file, if there is one."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+_LENGTH = struct.Struct(">I")
 
 MIN_DIVIDED = 2
 """Least examples of which one can be held out."""

@@ -6,6 +6,7 @@ The preparation downloads the missing task and shard, checks them, and measures 
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -13,13 +14,20 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from fairbed.device_agent.errors import NotPrepared, one_line
-from fairbed.device_agent.examples import BlobCache, CachedShard, ExampleSource, OwnData
+from fairbed.device_agent.examples import (
+    ArrivedChunks,
+    BlobCache,
+    CachedShard,
+    ExampleSource,
+    OwnData,
+)
 from fairbed.device_agent.link_probe import LinkProber
 from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, Phase
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import HeldOut, Hello, Manifest, Welcome
+from fairbed.wire.transfer import Download
 from fairbed.wire.transport.client import backoff_s
 
 _log = logging.getLogger(__name__)
@@ -31,6 +39,12 @@ NO_TEST_EXAMPLES = (
 
 ATTEMPTS = 2
 """Downloads of a blob before the preparation fails; a second one follows a wrong hash."""
+
+KEEP_S = 2.0
+"""Interval at which the chunks of a download are written to disk: what a killed agent loses."""
+
+KEEP_BYTES = 4 << 20
+"""Bytes that are written at once, a copy of which is in memory."""
 
 REFUSED_CAP_S = 300.0
 """Longest delay of the next `Hello` to the same coordinator, which refuses for its whole run; a new
@@ -99,13 +113,55 @@ class Preparation:
                     raise NotPrepared(f"{kind}: {one_line(exc)}") from exc
 
     async def _pull(self, manifest: Manifest) -> None:
-        pull = await self._context.pulls.fetch(manifest)
+        """Download a blob into the cache; begin with what an earlier process has left of it.
+
+        Raises:
+            DecodeError: The blob has another hash.
+            OSError: The disk is full or the folder cannot be written.
+        """
+        arrived, pulls = self._cache.arrived(manifest), self._context.pulls
+        download = pulls.download(manifest)
+        restored = await anyio.to_thread.run_sync(arrived.restore, download)
+        if restored:
+            _log.info(
+                "%s: %s: continues a download, %d of %d chunks are on disk",
+                self._context.name,
+                manifest.kind,
+                restored,
+                manifest.chunk_count,
+            )
+        async with anyio.create_task_group() as group:
+            group.start_soon(_keep_arrived, download, arrived)
+            await pulls.fetch(manifest, download=download, measures_link=not restored)
+            group.cancel_scope.cancel()
 
         def keep() -> None:
-            pull.download.verify()
-            self._cache.put(manifest, pull.download.data)
+            try:
+                download.verify()
+                self._cache.put(manifest, download.data)
+            finally:
+                arrived.remove()
 
         await anyio.to_thread.run_sync(keep)
+
+
+async def _keep_arrived(download: Download, arrived: ArrivedChunks) -> None:
+    """Write the chunks that arrive to disk, some at a time, until it is cancelled.
+
+    On a full disk nothing more is written: a restarted agent then downloads more.
+    """
+    kept = bytearray(download.has_arrived)
+    at_once = max(1, KEEP_BYTES // download.manifest.chunk_bytes)
+    with suppress(OSError):
+        while True:
+            await anyio.sleep(KEEP_S)
+            pairs = enumerate(zip(download.has_arrived, kept, strict=True))
+            new = [index for index, (now, before) in pairs if now > before]
+            for start in range(0, len(new), at_once):
+                part = new[start : start + at_once]
+                await anyio.to_thread.run_sync(arrived.append, map(download.frame, part))
+                for index in part:
+                    kept[index] = 1
 
 
 def _required(welcome: Welcome) -> tuple[Manifest, Manifest | None, HeldOut | None]:

@@ -277,11 +277,18 @@ class Pulls:
         self._link = link
         self._by_blob: dict[bytes, Pull] = {}
 
-    async def fetch(self, manifest: Manifest, *, measures_link: bool = True) -> Pull:
+    def download(self, manifest: Manifest) -> Download:
+        """Return a download that `fetch` can run, for a link as it was measured last."""
+        return Download(manifest, rate_bps=self._link.downlink_bps)
+
+    async def fetch(
+        self, manifest: Manifest, *, download: Download | None = None, measures_link: bool = True
+    ) -> Pull:
         """Download a blob; the hash is not verified yet.
 
         Args:
             manifest: The blob.
+            download: Has the chunks that arrived earlier; None begins with none.
             measures_link: The download counts for the estimate of the downlink.
         """
         source: Source
@@ -289,7 +296,7 @@ class Pulls:
             source = PrivateSource(self._publisher, manifest)
         else:
             source = PublicSource(self._publisher, self._topics, manifest)
-        download = Download(manifest, rate_bps=self._link.downlink_bps)
+        download = download or self.download(manifest)
         pull = Pull(download, source, self._clock, lambda: self._publisher.large_bytes)
         self._by_blob[manifest.id] = pull
         try:

@@ -276,6 +276,16 @@ class Download:
         self._flow = FlowControl(manifest, rate_bps=rate_bps)
         self._flow.open(window)
 
+    def restore(self, chunk: Chunk) -> None:
+        """Take a chunk that an earlier download of this blob has left; call it before `start`.
+
+        Raises:
+            DecodeError: The chunk is of another blob, out of range, or of the wrong length.
+        """
+        span = self._buffer.check(chunk)
+        if self._flow.on_arrival(chunk.index, 0.0):
+            self._buffer.data[span] = chunk.payload
+
     def start(self, now: float) -> list[int]:
         """Start the transfer."""
         self.started_at = now
@@ -334,6 +344,16 @@ class Download:
     def steady(self) -> SteadyTransfer | None:
         """The part after the first chunk; None for a single chunk, or after a repeated request."""
         return None if self.rerequests or self.duplicates else self._steady.part
+
+    @property
+    def has_arrived(self) -> bytearray:
+        """1 for each chunk that has arrived, else 0, shape (chunk_count,)."""
+        return self._flow.has_arrived
+
+    def frame(self, index: int) -> bytes:
+        """Return an arrived chunk, encoded, for `restore`."""
+        span = chunk_slice(self.manifest, index)
+        return encode_chunk(self.manifest.id, index, memoryview(self._buffer.data)[span])
 
     @property
     def data(self) -> bytearray:

@@ -69,6 +69,8 @@ class FakeCoordinator:
         self.acknowledges = True
         """Acknowledge upload chunks."""
         self.replies_to_probes = True
+        self.withheld: frozenset[int] = frozenset()
+        """Chunks of the private blob that are not sent."""
         self.session_key: bytes | None = None
         """Signs the messages to the device; None signs none."""
         self.chunks: list[int] = []
@@ -286,6 +288,6 @@ class FakeCoordinator:
         if self._private is None or request.id != self._private[0].id:
             return  # of a public blob: the broker has its chunks
         manifest, data = self._private
-        for index in request.chunks:
+        for index in sorted(set(request.chunks) - self.withheld):
             frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
             await self.transport.publish(self.topics.data(self.device), frame)

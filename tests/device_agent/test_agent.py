@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from fairbed.device_agent.errors import AgentRefused, DataError
+from fairbed.device_agent.examples import BlobCache
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.chunks import encode_chunk, manifest_of
 from fairbed.wire.codec import decode_from_device, encode
 from fairbed.wire.messages import (
     ChunkRequest,
@@ -26,13 +28,15 @@ from fairbed.wire.messages import (
 )
 from fairbed.wire.shard import encode_shard
 from tests.device_agent.conftest import NAME, AgentSetup
-from tests.device_agent.coordinator import CHUNK_BYTES, TIMEOUT_S
+from tests.device_agent.coordinator import CHUNK_BYTES, TIMEOUT_S, FakeCoordinator
 from tests.device_agent.softmax import FEATURES, N_VALUES, examples, softmax_artifact, softmax_task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 TASK = softmax_task()
 SHARD = encode_shard(examples(40))
+LARGE = 2000
+LARGE_SHARD = encode_shard(examples(LARGE))
 ZEROS = np.zeros(N_VALUES, np.float32)
 
 
@@ -63,6 +67,48 @@ async def test_downloads_a_shard_once_and_then_reads_it_from_disk(setup: AgentSe
     async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         assert not coordinator.seen[ChunkRequest]
+
+
+def chunks_requested(coordinator: FakeCoordinator, data: bytes) -> set[int]:
+    blob = manifest_of(data, "shard", CHUNK_BYTES).id
+    requests = (x for x in coordinator.seen[ChunkRequest] if isinstance(x, ChunkRequest))
+    return {index for request in requests if request.id == blob for index in request.chunks}
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0\0\0\xff", b"\xff" * 50])
+async def test_a_killed_agent_continues_the_download_of_its_shard(
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture, damage: bytes
+) -> None:
+    caplog.set_level("INFO")
+    count = manifest_of(LARGE_SHARD, "shard", CHUNK_BYTES).chunk_count
+    async with setup.running() as (_, coordinator):
+        coordinator.withheld = frozenset(range(20, count))
+        await coordinator.welcome(TASK, LARGE_SHARD)
+        with anyio.fail_after(TIMEOUT_S):
+            while not list(setup.folder.glob("cache/shard-*.arrived")):  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+            await anyio.sleep(10.0)
+    (path,) = setup.folder.glob("cache/shard-*.arrived")
+    with path.open("ab") as file:
+        file.write(damage)
+    async with setup.running() as (_, coordinator):
+        context = await coordinator.join(TASK, LARGE_SHARD)
+        assert context.n_k == LARGE
+        assert chunks_requested(coordinator, LARGE_SHARD) == set(range(20, count))
+        assert f"continues a download, 20 of {count} chunks are on disk" in caplog.text
+        await coordinator.run_round(1, ZEROS)
+    assert not list(setup.folder.glob("cache/*.arrived"))
+
+
+async def test_wrong_chunks_on_disk_cost_one_more_download(setup: AgentSetup) -> None:
+    manifest = manifest_of(LARGE_SHARD, "shard", CHUNK_BYTES)
+    cache = BlobCache(setup.folder / "cache", 1 << 20)
+    cache.arrived(manifest).append([encode_chunk(manifest.id, 3, bytes(CHUNK_BYTES))])
+    async with setup.running() as (_, coordinator):
+        context = await coordinator.join(TASK, LARGE_SHARD)
+        assert context.n_k == LARGE
+        requested = chunks_requested(coordinator, LARGE_SHARD)
+        assert requested == set(range(manifest.chunk_count))
 
 
 async def test_downloads_a_shard_again_that_is_corrupt_on_disk(setup: AgentSetup) -> None:

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 from fairbed.device_agent.examples import BlobCache
-from fairbed.wire.chunks import manifest_of
+from fairbed.wire.chunks import chunk_slice, encode_chunk, manifest_of
 from fairbed.wire.messages import Manifest
+from fairbed.wire.transfer import Download
 
 
 def kept(cache: BlobCache, data: bytes, at: int) -> Manifest:
@@ -50,3 +51,36 @@ def test_a_blob_larger_than_the_bound_is_kept_alone(tmp_path: Path) -> None:
     first, second = kept(cache, b"a" * 100, 1), kept(cache, b"b" * 100, 2)
     assert cache.get(first) is None
     assert cache.get(second) == b"b" * 100
+
+
+def test_chunks_on_disk_are_restored_up_to_the_first_damaged_one(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 40
+    manifest = manifest_of(data, "shard", 1024)
+    arrived = BlobCache(tmp_path, 1000).arrived(manifest)
+    frames = [encode_chunk(manifest.id, i, data[chunk_slice(manifest, i)]) for i in (3, 0, 9)]
+    arrived.append(frames[:2])
+    arrived.append(frames[2:])
+    stored = arrived.path.read_bytes()
+    first = 4 + len(frames[0])
+    edges = {0, first, 2 * first, len(stored)}
+    for size in sorted(edges | {e - 1 for e in edges if e} | {1, 4, 30, first + 4, first + 30}):
+        arrived.path.write_bytes(stored[:size])
+        download = Download(manifest)
+        expected = [i for i, end in ((3, first), (0, 2 * first), (9, len(stored))) if size >= end]
+        assert arrived.restore(download) == len(expected)
+        assert [i for i, has in enumerate(download.has_arrived) if has] == sorted(expected)
+    arrived.remove()
+    arrived.remove()
+    assert arrived.restore(Download(manifest)) == 0
+
+
+def test_chunks_of_another_blob_or_size_are_not_restored(tmp_path: Path) -> None:
+    data = bytes(5000)
+    manifest = manifest_of(data, "shard", 1024)
+    other = manifest_of(data, "shard", 2048)
+    arrived = BlobCache(tmp_path, 1000).arrived(manifest)
+    arrived.append([encode_chunk(other.id, 0, data[chunk_slice(other, 0)])])
+    assert arrived.restore(Download(manifest)) == 0
+    arrived.remove()
+    arrived.append([encode_chunk(b"?" * 16, 0, data[:1024])])
+    assert arrived.restore(Download(manifest)) == 0
