@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.idle_time import IdleSkippingLoop, busy_threads_counted
 from tests.ledger import LEDGER, Ledger
-from tests.processes import describe, is_long_lived, own_children
+from tests.processes import describe, is_long_lived, own_children, still_running
 from tests.turns import Turns
 
 pytest_plugins = ["tests.tiers"]
@@ -140,8 +140,7 @@ def leaves_no_process() -> Iterator[None]:
     os.environ[SESSION_MARK] = mark
     os.environ.pop("FAIRBED_NOTIFY", None)  # no test sends messages to a person
     yield
-    _, alive = psutil.wait_procs(_started_here(mark), timeout=EXIT_GRACE_S)
-    left = [describe(process) for process in alive]
+    left = [describe(process) for process in still_running(_started_here(mark), EXIT_GRACE_S)]
     assert not left, f"processes left behind: {left}"
 
 

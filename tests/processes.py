@@ -1,6 +1,8 @@
 """The processes that tests start, and how to say which is still there."""
 
 import subprocess
+import time
+from collections.abc import Iterable
 
 import psutil
 
@@ -46,16 +48,26 @@ def describe(process: psutil.Process) -> str:
         return f"{process.pid} (gone)"
 
 
-def is_gone(process: psutil.Process) -> bool:
-    """Tell whether the process ends within 20 s; a zombie that nobody reaps has ended."""
-    for _ in range(400):
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return True
-            process.wait(0.05)
-        except psutil.TimeoutExpired:
-            continue
-        except psutil.NoSuchProcess:
-            return True
-        return True
-    return False
+def is_gone(process: psutil.Process, limit_s: float = 20.0) -> bool:
+    """Tell whether a process ends within a time; a zombie that nobody reaps has ended."""
+    return not still_running([process], limit_s)
+
+
+def still_running(processes: Iterable[psutil.Process], limit_s: float) -> list[psutil.Process]:
+    """Wait for the end of processes; return those that have not ended, which zombies have.
+
+    Their state is polled: psutil 7.2 raises OSError where `pidfd_open` gives EINVAL, as Linux 6.1
+    does for a process that was reaped before the others of the session that it led.
+    """
+    deadline = time.monotonic() + limit_s
+    left = list(processes)
+    while (left := [each for each in left if _is_running(each)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from fairbed.coordinator.store import RunReader, StoreError
+from tests.processes import still_running
 
 EXPERIMENT = """
 name = "small"
@@ -132,8 +133,7 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def assert_gone(family: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []
+    assert still_running(family, 10.0) == []
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.containers.engine import find_engine
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.errors import BackendUnavailable, innermost
+from tests.processes import still_running
 from tests.testbed.backends.test_namespace import (
     NOWHERE,
     REPOSITORY,
@@ -167,7 +168,7 @@ def test_containers_of_a_killed_run_are_removed(tmp_path: Path, run_id: str) -> 
         assert len(agents) == 2
         assert len(containers(run_id)) == 2
         parent.kill()
-    assert psutil.wait_procs(agents, timeout=LIMIT_S)[1] == []
+    assert still_running(agents, LIMIT_S) == []
 
     async def another() -> None:
         await until(lambda: not containers(run_id))  # `removed_at_end` is removing them

@@ -31,6 +31,7 @@ from fairbed.wire.messages import Status
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
+from tests.processes import still_running
 
 pytestmark = pytest.mark.alone
 
@@ -324,7 +325,7 @@ def test_the_next_start_removes_what_a_killed_run_left(tmp_path: Path, run_id: s
         assert len(agents) == 3
         assert what_is_left(run_id) != []
         parent.kill()
-    assert psutil.wait_procs(agents, timeout=LIMIT_S)[1] == []
+    assert still_running(agents, LIMIT_S) == []
 
     async def another() -> None:
         async with opened_backend(tmp_path, f"after-{secrets.token_hex(4)}", pis(1)):

@@ -25,6 +25,7 @@ from fairbed.wire.messages import Status
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
+from tests.processes import still_running
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -235,13 +236,7 @@ def test_nothing_outlives_the_testbed(
     assert len(family) == 5  # fork server, proxies, three agents
     process.send_signal(number)
     process.wait(30)
-    _, alive = psutil.wait_procs(family, timeout=0.1)
-    for _ in range(300):
-        alive = [member for member in alive if is_alive(member.pid)]
-        if not alive:
-            break
-        psutil.wait_procs(alive, timeout=0.1)
-    assert alive == []
+    assert still_running(family, 30.0) == []
 
 
 @pytest.mark.parametrize(

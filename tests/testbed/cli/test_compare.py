@@ -21,6 +21,7 @@ from fairbed.testbed.cli.main import main
 from fairbed.testbed.compare.cell import state_of
 from fairbed.testbed.compare.grid import BUDGETS
 from tests.coordinator.store.fake_run import fake_run
+from tests.processes import still_running
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 GRIDS = EXAMPLES / "grids"
@@ -401,8 +402,7 @@ def test_a_killed_grid_resumes_and_ends_the_same(calls: Path) -> None:
         workers = grid.workers()
         os.kill(grid.process.pid, signal.SIGKILL)
         grid.process.wait()
-        _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
-        assert alive == [], "workers end with the grid"
+        assert still_running(workers, LIMIT_S) == [], "workers end with the grid"
         kept = {run: (run / "run.db").stat().st_mtime_ns for run in grid.done()}
     assert 2 <= len(kept) < 18
     assert call(path, calls) == 0

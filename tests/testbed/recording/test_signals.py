@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import still_running
 from tests.tiers import in_depth
 
 LIMIT_S = 60.0
@@ -54,7 +55,7 @@ def test_a_signal_ends_the_processes_and_removes_the_files(
         assert process.returncode == -number
         assert errors.decode().splitlines()[-1] == f"fairbed: ended by {number.name}"
         assert list(tmp_path.iterdir()) == []
-        assert psutil.wait_procs(children, timeout=LIMIT_S)[1] == []
+        assert still_running(children, LIMIT_S) == []
 
 
 def test_a_server_of_probes_ends_by_a_signal() -> None:

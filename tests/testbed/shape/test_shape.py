@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import still_running
 from tests.testbed.shape.conftest import TIMEOUT_S, Shape, Start, problem
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -144,8 +145,7 @@ def test_the_command_and_its_processes_end_when_shape_is_killed(
     pids = [int(word) for word in read_line(process).split()]
     family = [psutil.Process(pid) for pid in pids]
     process.kill()
-    _, alive = psutil.wait_procs(family, timeout=TIMEOUT_S)
-    assert alive == []
+    assert still_running(family, TIMEOUT_S) == []
 
 
 def test_the_report_has_configured_and_received_resources(
