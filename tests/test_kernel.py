@@ -56,7 +56,7 @@ def test_a_step_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str])
 def test_tests_that_the_kernel_fails_exist() -> None:
     for test in kernel.DESELECTED:
         file, _, name = test.partition("::")
-        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")
+        assert name in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_the_status_of_a_step_is_its_last_line() -> None:
