@@ -458,6 +458,8 @@ async def _follow(
 ) -> None:
     """Configure the broker anew whenever an identity changes or expires.
 
+    A clock that was ahead and is set back makes expired identities valid again.
+
     Args:
         broker: As it was configured for `version` of the identities.
         contacts: Of the devices.
@@ -466,17 +468,17 @@ async def _follow(
         version: Of the identities.
         expires_s: Unix time at which the first of them expires.
     """
-    last_problem = ""
+    last_problem, since_s = "", now()
     while True:
         await anyio.sleep(POLL_S)
         try:
             found, now_s = identities.version(), now()
-            if found == version and now_s < expires_s:
+            if found == version and since_s <= now_s < expires_s:
                 continue
             accounts = identities.accepted(now_s)
             broker.configure(accounts)
             contacts.forget_states()
-            version, expires_s = found, next_expiry_s(accounts)
+            version, since_s, expires_s = found, now_s, next_expiry_s(accounts)
             last_problem = ""
         except LabError as exc:  # such as a full disk: try again
             if str(exc) != last_problem:

@@ -100,18 +100,19 @@ async def watch_identities(
 ) -> None:
     """Pass on the names of the accepted devices of a tenant, at once and after each change.
 
-    A registry that cannot be read is read again; until then nothing changes.
+    A registry that cannot be read is read again; until then nothing changes. A clock that was
+    ahead and is set back makes expired identities valid again.
 
     Args:
         lab: Folder of the lab.
         tenant: Tenant of the run.
         on_change: Called on the event loop.
     """
-    version, expires_s, problem = -1, math.inf, ""
+    version, since_s, expires_s, problem = -1, math.inf, math.inf, ""
 
-    def read(identities: Identities) -> tuple[int, float, frozenset[str]] | None:
+    def read(identities: Identities) -> tuple[int, float, float, frozenset[str]] | None:
         found, now_s = identities.version(), time.time()
-        if found == version and now_s < expires_s:
+        if found == version and since_s <= now_s < expires_s:
             return None
         devices = [
             one
@@ -119,7 +120,8 @@ async def watch_identities(
             if one.role == "device" and one.tenant == tenant
         ]
         ends = min((one.expires_s for one in devices if one.expires_s is not None), default=None)
-        return found, math.inf if ends is None else ends, frozenset(one.name for one in devices)
+        names = frozenset(one.name for one in devices)
+        return found, now_s, math.inf if ends is None else ends, names
 
     with Identities(open_lab(lab).database) as identities:
         while True:
@@ -131,7 +133,7 @@ async def watch_identities(
                     _log.warning("the identities of the lab must be readable, got: %s", exc)
                 problem, changed = str(exc), None
             if changed is not None:
-                version, expires_s, accepted = changed
+                version, since_s, expires_s, accepted = changed
                 on_change(accepted)
             await anyio.sleep(WATCH_S)
 

@@ -16,7 +16,14 @@ from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab import service
 from fairbed.testbed.lab.folder import Lab, LabBroker
 from fairbed.testbed.lab.identities import Identities
-from fairbed.testbed.lab.service import POLL_S, check_version, pid_of_broker, running_pid, serve_lab
+from fairbed.testbed.lab.service import (
+    POLL_S,
+    check_version,
+    has_account,
+    pid_of_broker,
+    running_pid,
+    serve_lab,
+)
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Refused
 from fairbed.wire.messages import PROTOCOL_VERSION, Status
@@ -220,6 +227,21 @@ async def test_a_revocation_on_a_full_disk_takes_effect_when_space_is_free(
                         await anyio.sleep(POLL_S)
             await until_dropped(link)
     assert caplog.text.count("No space left") == 1
+
+
+@pytest.mark.anyio
+async def test_a_clock_that_was_ahead_for_a_while_locks_no_device_out(lab: Lab) -> None:
+    clock = Clock()
+    with Identities(lab.database) as identities:
+        password = identities.create("pi-1", now_s=NOW_S, expires_s=NOW_S + 3600.0)
+        async with up(lab, clock), device(lab, "pi-1", password) as link:
+            await await_up(link)
+            clock.now_s += 86_400.0
+            await until_dropped(link)
+            clock.now_s -= 86_400.0
+            with anyio.fail_after(LIMIT_S):
+                while not has_account(lab, "pi-1"):  # noqa: ASYNC110  # a file
+                    await anyio.sleep(POLL_S)
 
 
 @pytest.mark.anyio
