@@ -46,6 +46,13 @@ class HostMonitor(Protocol):
         """
         ...
 
+    def network_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
+        """Return by how much the network to its host can have delayed the bytes of `device`.
+
+        Seconds; 0 where the host is this machine. `spans` are as in `path_delay_s`.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Predictions:

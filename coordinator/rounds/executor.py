@@ -136,6 +136,7 @@ class HostContention:
         exchange.contention = Contention(
             download_s=self._monitor.path_delay_s(exchange.device, spans),
             compute_s=max(0.0, after - before),
+            network_s=self._monitor.network_delay_s(exchange.device, spans),
         )
 
     def on_end(self, exchange: Exchange, at: float) -> None:
@@ -152,9 +153,13 @@ class HostContention:
         if granted is not None:
             spans.append((granted, at))
             exchange.lag_s = self._lag_s([exchange.dispatched, offered, granted, at])
-        if self._monitor is not None and exchange.contention is not None:
-            upload_s = self._monitor.path_delay_s(exchange.device, spans)
-            exchange.contention = replace(exchange.contention, upload_s=upload_s)
+        found = exchange.contention
+        if self._monitor is not None and found is not None:
+            exchange.contention = replace(
+                found,
+                upload_s=self._monitor.path_delay_s(exchange.device, spans),
+                network_s=found.network_s + self._monitor.network_delay_s(exchange.device, spans),
+            )
 
 
 class ExchangeVerdicts:

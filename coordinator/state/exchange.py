@@ -74,11 +74,13 @@ class Contention:
     """The device itself waited, between `Train` and its offer."""
     upload_s: float = 0.0
     """The offer, the grant and the update were on the path."""
+    network_s: float = 0.0
+    """In any phase, the network between this machine and the host of the device was slow."""
 
     @property
     def total_s(self) -> float:
-        """Sum of the phases."""
-        return self.download_s + self.compute_s + self.upload_s
+        """Sum of the phases and of the network."""
+        return self.download_s + self.compute_s + self.upload_s + self.network_s
 
 
 @dataclass(frozen=True, slots=True)

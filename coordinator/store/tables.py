@@ -376,8 +376,8 @@ class ExchangeRow:
     coordinator_decode_s: float | None
     """From the update's blob to its vector, off the loop and outside tau; None for float32."""
     contended_s: float | None
-    """By how much the host's contention can have prolonged the exchange: the sum of the next three;
-    None where that cannot be measured."""
+    """By how much the host's contention can have prolonged the exchange: the sum of the next three,
+    and of the delay by the network to another host; None where that cannot be measured."""
     contended_download_s: float | None
     """The part of it while `Train` and the model were on their way; None where unmeasured."""
     contended_compute_s: float | None

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 from fairbed.testbed.emulation.link import QUEUE_S
 
@@ -146,6 +147,14 @@ class WaitTimeline:
             start = min(before, now - busy_s)
             self._periods.append(_Period(start, now, step.long_s, is_behind))
 
+    def add_wait(self, start: float, end: float) -> None:
+        """Add a wait between two instants; one with the same start goes on until the new end."""
+        newest = self._periods[-1] if self._periods else None
+        if newest is not None and newest.start == start:
+            newest.end, newest.waited_s = end, end - start
+        elif end - start >= MIN_WAIT_S:
+            self._periods.append(_Period(start, end, end - start, is_behind=False))
+
     def delay_s(self, start: float, end: float) -> float:
         """Return by how much waits between two instants delayed a transfer, seconds."""
         longest_s = idle_s = 0.0
@@ -160,6 +169,18 @@ class WaitTimeline:
         return idle_s + min(longest_s, QUEUE_S) / 2.0
 
 
+class RemotePaths(Protocol):
+    """Delays of devices on other hosts; instants are those of `time.perf_counter`."""
+
+    def host_delay_s(self, name: str, start: float, end: float) -> float:
+        """Return by how much processes of its host delayed a device's bytes, seconds."""
+        ...
+
+    def network_delay_s(self, name: str, start: float, end: float) -> float:
+        """Return by how much the network to its host delayed a device's bytes, seconds."""
+        ...
+
+
 class ContentionMonitor:
     """Measures the waits of emulated devices; satisfies `coordinator.ports.HostMonitor`.
 
@@ -168,6 +189,8 @@ class ContentionMonitor:
         contended_s: Returns the total time that a device was kept waiting, seconds; None: unknown.
         path: Returns the processes that relay the bytes of a device: the broker, its proxy.
         dilation: Seconds of this machine in one second of the fleet.
+        cell_wait_s: Returns the time that a device has lost to others of its cell, seconds.
+        remote: Delays beyond this machine; None if all devices run on it.
         now: Monotonic clock of this machine, seconds.
         read: Returns the waits of a process.
     """
@@ -180,11 +203,12 @@ class ContentionMonitor:
         *,
         dilation: float = 1.0,
         cell_wait_s: Callable[[str], float | None] = lambda _: None,
+        remote: RemotePaths | None = None,
         now: Callable[[], float] = time.perf_counter,
         read: Callable[[int], SchedulerWaits] = waits,
     ) -> None:
         self._emulated, self._contended_s, self._path = frozenset(emulated), contended_s, path
-        self._cell_wait_s = cell_wait_s
+        self._cell_wait_s, self._remote = cell_wait_s, remote
         self._dilation, self._now, self._read = dilation, now, read
         self._pids: frozenset[int] = frozenset()
         self._read_at = self._refreshed_at = -math.inf
@@ -230,7 +254,24 @@ class ContentionMonitor:
             for pid in set(self._path(device)) & self._timelines.keys():
                 timeline = self._timelines[pid]
                 delay_s += sum(timeline.delay_s(scale * a, scale * b) for a, b in spans)
+        if self._remote is not None:
+            delay_s += sum(
+                self._remote.host_delay_s(device, scale * a, scale * b) for a, b in spans
+            )
         return delay_s / scale
+
+    def network_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
+        """Return by how much the network to its host can have delayed the bytes of a device.
+
+        Args:
+            device: Its name.
+            spans: Start and end of each of its transfers, on the fleet's clock.
+        """
+        if self._remote is None:
+            return 0.0
+        scale = self._dilation
+        delays_s = (self._remote.network_delay_s(device, scale * a, scale * b) for a, b in spans)
+        return sum(delays_s) / scale
 
     def read_path(self) -> None:
         """Read the processes on the paths of all devices."""

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fairbed.coordinator.records.rows import invalid_reason
 from fairbed.coordinator.rounds.executor import HostContention
-from fairbed.coordinator.state.exchange import Contention, Exchange
+from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState
 from tests.coordinator.builders import offer
 
 
@@ -17,6 +18,7 @@ class FakeHost:
         self.device_s: float | None = 5.0
         self.cell_s: float | None = None
         self.spans: list[tuple[float, float]] = []
+        self.network_ratio = 0.0
 
     def waited_s(self, device: str) -> float | None:
         return self.device_s
@@ -27,6 +29,9 @@ class FakeHost:
     def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
         self.spans += spans
         return sum(end - start for start, end in spans) / 100.0
+
+    def network_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
+        return self.network_ratio * sum(end - start for start, end in spans)
 
 
 def lag_s(instants: Sequence[float]) -> float:
@@ -60,6 +65,23 @@ def test_each_phase_is_charged_its_own_waits() -> None:
     assert exchange.contention.compute_s == 0.25
     assert exchange.contention.upload_s == pytest.approx(0.0404)
     assert exchange.lag_s == pytest.approx(4e-3)
+
+
+def test_the_network_to_another_host_is_charged_in_both_directions() -> None:
+    host = FakeHost()
+    host.network_ratio = 0.5
+    charged, exchange = HostContention(host, lag_s), offered(20.0)
+    charged.begin("pi-1")
+    charged.on_offer(exchange, 20.0)
+    assert exchange.contention is not None
+    down_s = exchange.contention.network_s
+    exchange.granted = 30.0
+    charged.on_end(exchange, 34.0)
+    assert down_s > 0.0
+    assert exchange.contention.network_s == pytest.approx(down_s + 0.5 * 4.04)
+    exchange.state, exchange.arrived = ExchangeState.DONE, 34.0
+    reason = invalid_reason(exchange)
+    assert reason.startswith("the network to the host of the device was too slow: it delayed")
 
 
 def test_an_exchange_without_an_offer_is_charged_until_it_was_abandoned() -> None:

@@ -292,3 +292,36 @@ def test_an_ended_process_has_no_waits() -> None:
 def test_time_lost_in_a_cell_is_in_seconds_of_the_fleet() -> None:
     monitor = FakeMachine(dilation=2.0).monitor
     assert (monitor.cell_wait_s("a"), monitor.cell_wait_s("b")) == (1.5, None)
+
+
+class FakeRemote:
+    """A host whose processes and network delay every transfer by shares of it."""
+
+    def host_delay_s(self, name: str, start: float, end: float) -> float:
+        return 0.25 * (end - start)
+
+    def network_delay_s(self, name: str, start: float, end: float) -> float:
+        return 0.5 * (end - start)
+
+
+def test_a_device_of_another_host_is_delayed_there_and_by_the_network() -> None:
+    monitor = ContentionMonitor(
+        ["a"], lambda name: 0.0, lambda name: [], dilation=2.0, remote=FakeRemote()
+    )
+    spans = [(0.0, 1.0), (2.0, 4.0)]
+    assert monitor.path_delay_s("a", spans) == pytest.approx(0.75)
+    assert monitor.network_delay_s("a", spans) == pytest.approx(1.5)
+
+
+def test_without_other_hosts_no_network_delays() -> None:
+    monitor = ContentionMonitor(["a"], lambda name: 0.0, lambda name: [])
+    assert monitor.network_delay_s("a", [(0.0, 1.0)]) == 0.0
+
+
+def test_a_wait_that_goes_on_counts_once() -> None:
+    timeline = WaitTimeline()
+    timeline.add_wait(1.0, 1.05)
+    timeline.add_wait(1.0, 1.08)
+    timeline.add_wait(2.0, 2.0 + 1e-5)  # too short to matter
+    assert timeline.delay_s(0.0, 3.0) == pytest.approx(0.04)
+    assert timeline.delay_s(1.5, 3.0) == 0.0
