@@ -193,6 +193,7 @@ class NamespaceBackend:
             pool.logs / "forwarder.log",
             pool.on_end,
             listen_host=hub,
+            other_nodes=broker.other_nodes,
         ) as self._forwarder:
             self._url = redirected(self._url, hub, self._forwarder.ports[FORWARDER])
             yield

@@ -109,6 +109,7 @@ class ProcessBackend:
                     pool.on_end,
                     self._seed,
                     cells=cells_of(pool.fleet.values()),
+                    other_nodes=address.other_nodes,
                 )
             )
             await self._stack.enter_async_context(pool.open(self._site, self._method))

@@ -27,6 +27,13 @@ MAX_INFLIGHT = 100
 HASH_ITERATIONS = 101
 """Of PBKDF2. Passwords are random and long, so a slow hash would protect nothing."""
 
+CLUSTER_NAME, ROUTE_USER = "fairbed", "route"
+
+CLUSTER_WAIT_S = 1
+"""Time after which a node of a cluster gives a step of a connection up, seconds. Steps fail while
+the streams of a lost node elect new leaders. By default (5 s) a reconnection of several steps took
+longer than a silent device is waited for."""
+
 SESSION_S = 3600
 """A session that a client asked to keep is removed this long after the client left, seconds."""
 
@@ -42,6 +49,18 @@ class Listener:
     """Path of the server's certificate; None is without TLS."""
     key: str | None = None
     """Path of its key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The cluster that a NATS server is a node of."""
+
+    routes: Sequence[str]
+    """Address of each node for the others, `HOST:PORT`; the same list in each node."""
+    own: int
+    """Index of this node in `routes`."""
+    secret: str
+    """Password of the routes, letters and digits; with it one can read and send everything."""
 
 
 def mosquitto_hash(password: str, salt: bytes, iterations: int = HASH_ITERATIONS) -> str:
@@ -130,6 +149,7 @@ def nats_conf(
     server_name: str,
     data_folder: str,
     max_packet_bytes: int = MAX_PACKET_BYTES,
+    cluster: Cluster | None = None,
 ) -> str:
     """Return the configuration of the NATS server.
 
@@ -138,9 +158,11 @@ def nats_conf(
     Args:
         listener: For MQTT.
         users: `nats_users`, or entries of NATS' `authorization.users`.
-        server_name: Name in logs.
+        server_name: Name in logs; another one in each node of a cluster.
         data_folder: Keeps messages of QoS 1 and retained messages.
         max_packet_bytes: Largest packet.
+        cluster: None is a server on its own. Each node of a cluster holds all messages of QoS 1
+            and all retained ones, so that one may be lost of three, two of five.
     """
     mqtt: dict[str, object] = {
         "host": listener.host or "::",
@@ -153,7 +175,7 @@ def nats_conf(
             "key_file": listener.key,
             "min_version": "1.2",
         }
-    settings = {
+    settings: dict[str, object] = {
         "server_name": server_name,
         "host": "127.0.0.1",
         "port": -1,
@@ -163,6 +185,19 @@ def nats_conf(
         "jetstream": {"store_dir": data_folder},
         "mqtt": mqtt,
     }
+    if cluster is not None:
+        mqtt["stream_replicas"] = len(cluster.routes)
+        mqtt["js_api_timeout"] = f"{CLUSTER_WAIT_S}s"
+        mqtt["consumer_memory_storage"] = True
+        login = f"{ROUTE_USER}:{cluster.secret}"
+        host, _, port = cluster.routes[cluster.own].rpartition(":")
+        settings["cluster"] = {
+            "name": CLUSTER_NAME,
+            "host": host.strip("[]"),
+            "port": int(port),
+            "authorization": {"user": ROUTE_USER, "password": cluster.secret},
+            "routes": [f"nats://{login}@{route}" for route in cluster.routes],
+        }
     return json.dumps(settings, indent=1) + "\n"
 
 

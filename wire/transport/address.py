@@ -3,13 +3,16 @@
 Both take the option `?client=aiomqtt`, which selects the MQTT client. With mqtts,
 `?server_name=NAME` is the name in the broker's certificate where the connection goes to another
 address, as through the shaping proxy of an emulated device.
+
+`mqtt://user:password@a:1883,b:1883,c` lists the nodes of one cluster, with one login: a client
+connects to one of them, and to the next one when that one is lost.
 """
 
 import ipaddress
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, cast, get_args
-from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 Client: TypeAlias = Literal["direct", "aiomqtt"]
 """MQTT client: `wire.transport.own_client` or the library aiomqtt."""
@@ -25,6 +28,9 @@ HIDDEN = "***"
 """Stands in place of a password where a URL is shown or stored."""
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+MAX_NODES = 16
+"""Nodes of one address: a client that finds the cluster down tries each in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,13 @@ class Address:
     """Name that the broker's certificate must have; None is `host`."""
     client: Client = DEFAULT_CLIENT
     """MQTT client on this side; the broker does not see it."""
+    other_nodes: tuple[tuple[str, int], ...] = ()
+    """Host and port of the further nodes of a cluster."""
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each node, in the order of the URL."""
+        return ((self.host, self.port), *self.other_nodes)
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings of the connection; None for a connection without TLS.
@@ -57,12 +70,39 @@ class Address:
             raise ValueError(f"broker address: cannot read cafile {self.cafile}, {exc}") from exc
 
 
+def _cut(url: str) -> tuple[str, str, str, str]:
+    """Return the scheme with `//`, the login with `@`, the nodes, and what follows them."""
+    scheme, slashes, rest = url.partition("//")
+    end = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
+    login, at, nodes = rest[:end].rpartition("@")
+    return f"{scheme}{slashes}", f"{login}{at}", nodes, rest[end:]
+
+
+def node_urls(url: str) -> list[str]:
+    """Return a URL for each node that `url` lists; `[url]` if it is of one broker."""
+    head, login, nodes, tail = _cut(url)
+    return [f"{head}{login}{node}{tail}" for node in nodes.split(",")]
+
+
 def parse_url(url: str) -> Address:
-    """Return the address in `url`.
+    """Return the address in `url`: the first node, and the further ones in `other_nodes`.
 
     Raises:
         ValueError: `url` is not a broker address; the message is one line, without password.
     """
+    urls = node_urls(url)
+    if len(urls) > MAX_NODES:
+        raise ValueError(
+            f"broker address: must list at most {MAX_NODES} nodes, got {len(urls)} in "
+            f"{redact(url)!r}"
+        )
+    first, *others = [_parse_node(node) for node in urls]
+    if len({(node.host, node.port) for node in (first, *others)}) < len(urls):
+        raise ValueError(f"broker address: must list each node once, got {redact(url)!r}")
+    return replace(first, other_nodes=tuple((node.host, node.port) for node in others))
+
+
+def _parse_node(url: str) -> Address:
     shown = redact(url)
     try:
         parts = urlsplit(url)
@@ -112,19 +152,22 @@ def parse_url(url: str) -> Address:
 
 
 def redirected(url: str, host: str, port: int) -> str:
-    """Return `url` with another host and port, where the same broker answers, as by a proxy.
+    """Return `url` with one other host and port, where the same broker answers, as by a proxy.
 
     Raises:
         ValueError: `url` is no broker address, or its client cannot check the broker's certificate
             at another address.
     """
-    address, parts = parse_url(url), urlsplit(url)
-    login, at, _ = parts.netloc.rpartition("@")
-    query = parts.query
+    address, (head, login, _, tail) = parse_url(url), _cut(url)
     if address.is_tls and address.server_name is None:
-        query += f"{'&' if query else ''}server_name={quote(address.host, safe='')}"
+        if address.other_nodes:
+            raise ValueError(
+                "broker address: a proxy to several nodes with TLS needs a name that is in the "
+                f"certificate of each, got {redact(url)!r}; add ?server_name=NAME"
+            )
+        tail += f"{'&' if '?' in tail else '?'}server_name={quote(address.host, safe='')}"
     where = f"[{host}]" if ":" in host else host
-    changed = urlunsplit(parts._replace(netloc=f"{login}{at}{where}:{port}", query=query))
+    changed = f"{head}{login}{where}:{port}{tail}"
     parse_url(changed)
     return changed
 
@@ -135,7 +178,7 @@ def with_password(url: str, password: str) -> str:
     Raises:
         ValueError: The URL has no user for the password.
     """
-    user, colon, present = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+    user, colon, present = _cut(url)[1].rpartition("@")[0].partition(":")
     if colon and present != HIDDEN:
         return url
     if not user:
@@ -145,28 +188,26 @@ def with_password(url: str, password: str) -> str:
 
 def without_password(url: str) -> str:
     """Return `url` without its password."""
-    parts = urlsplit(url)
-    login, at, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{login.partition(':')[0]}{at}{host}"))
+    head, login, nodes, tail = _cut(url)
+    user = login.rpartition("@")[0].partition(":")[0]
+    return f"{head}{user}{'@' if login else ''}{nodes}{tail}"
 
 
 def with_login(url: str, user: str, password: str) -> str:
     """Return `url` with this user and password."""
-    parts = urlsplit(url)
-    login = f"{quote(user, safe='')}:{quote(password, safe='')}"
-    return urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}"))
+    head, _, nodes, tail = _cut(url)
+    return f"{head}{quote(user, safe='')}:{quote(password, safe='')}@{nodes}{tail}"
 
 
 def with_cafile(url: str, cafile: str) -> str:
     """Return `url` with another file of certificates to trust."""
-    parts = urlsplit(url)
-    query = {**parse_qs(parts.query), "cafile": [cafile]}
-    return urlunsplit(parts._replace(query=urlencode(query, doseq=True)))
+    path, _, query = url.partition("?")
+    return f"{path}?{urlencode({**parse_qs(query), 'cafile': [cafile]}, doseq=True)}"
 
 
 def with_client(url: str, client: Client) -> str:
     """Return `url` with the option `client` added, unless it has one."""
-    if client == DEFAULT_CLIENT or "client" in parse_qs(urlsplit(url).query):
+    if client == DEFAULT_CLIENT or "client" in parse_qs(url.partition("?")[2]):
         return url
     return f"{url}{'&' if '?' in url else '?'}client={client}"
 

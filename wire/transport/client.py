@@ -7,6 +7,7 @@ the filters that are restored after a reconnect. `make_connection` chooses the M
 import logging
 import math
 import random
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from fairbed.wire.errors import Disconnected, Refused
-from fairbed.wire.transport.address import parse_url, redact
+from fairbed.wire.transport.address import node_urls, parse_url, redact
 from fairbed.wire.transport.base import (
     KEEPALIVE_S,
     Incoming,
@@ -36,7 +37,13 @@ from fairbed.wire.transport.receive_queue import ReceiveQueue
 
 REFUSALS_AFTER_UP = 4
 """So many refusals in a row are final for a login that was accepted before: the NATS server refuses
-valid logins for some milliseconds while it reads its users again."""
+valid logins for some milliseconds while it reads its users again. At a cluster it is so many of
+each node: NATS refuses subscriptions, too, until the streams of a lost node have new leaders."""
+
+SUBSCRIBES_TO_CLUSTER = 8
+"""Attempts to restore subscriptions at a node of a cluster. After the loss of one of
+three nodes, NATS waits for it in a third of new subscriptions of QoS 1, for some seconds; the next
+attempt draws again."""
 
 REFUSED_BASE_S, REFUSED_CAP_S = 1.0, 60.0
 """Backoff of a link that waits while the broker refuses it. The cap is half of the default
@@ -151,7 +158,10 @@ class MqttTransport(Transport):
 
     Args:
         url: `mqtt://user:password@host:port`, or `mqtts://...?cafile=FILE`; `?client=aiomqtt`
-            selects that library as the MQTT client.
+            selects that library as the MQTT client. Of the nodes of a cluster, `host,host,host`,
+            the checksum of `client_id` selects the first one to try, which spreads a fleet evenly;
+            after each failure or loss the next one follows. The wait before it grows with each
+            pass over all of them.
         client_id: Unique at the broker, which disconnects an older client of the same id.
         will: Published, retained, by the broker if this client is lost.
         keepalive_s: The broker declares a silent client lost after 1.5 times this.
@@ -162,7 +172,8 @@ class MqttTransport(Transport):
         backoff: Seconds before the n-th consecutive retry; None is `backoff_s`.
         waits_if_refused: A refusal of the broker (credentials, permissions, certificate, protocol)
             is tried again, too, more slowly; its reason is logged when it changes. Otherwise
-            `events()` raises it: the first, or after a link that was up the fourth in a row.
+            `events()` raises it: the first, or after a link that was up the fourth in a row; of a
+            cluster so many of each node.
         on_refused: Called after each refusal that is tried again.
 
     Raises:
@@ -187,17 +198,21 @@ class MqttTransport(Transport):
         """Why the link is down; None while it is up."""
         self.unexpected_packets = 0
         """Ignored packets: on topics that were never subscribed to, or not any more."""
-        address = parse_url(url)
-        self._options = ConnectOptions(
-            address=address,
-            url=self.url,
-            client_id=client_id,
-            will=will,
-            tls=address.tls_context(),
-            keepalive_s=keepalive_s,
-            connect_timeout_s=connect_timeout_s,
-            publish_timeout_s=publish_timeout_s,
-        )
+        tls = parse_url(url).tls_context()
+        self._nodes = [
+            ConnectOptions(
+                address=parse_url(node),
+                url=redact(node),
+                client_id=client_id,
+                will=will,
+                tls=tls,
+                keepalive_s=keepalive_s,
+                connect_timeout_s=connect_timeout_s,
+                publish_timeout_s=publish_timeout_s,
+            )
+            for node in node_urls(url)
+        ]
+        self._node = zlib.crc32(client_id.encode()) % len(self._nodes)
         self._backoff, self._random = backoff, random.Random()
         self._waits_if_refused, self._on_refused = waits_if_refused, on_refused
         self._received, self._subscriptions = ReceiveQueue(), Subscriptions()
@@ -287,6 +302,16 @@ class MqttTransport(Transport):
         self._subscriptions.discard(filters)
         await self._up_connection("unsubscribe").unsubscribe(filters)
 
+    @property
+    def node(self) -> str:
+        """Address, without password, of the node of the current or next connection."""
+        return self._options.url
+
+    @property
+    def _options(self) -> ConnectOptions:
+        """Options of the current node."""
+        return self._nodes[self._node]
+
     def _up_connection(self, action: str) -> Connection:
         if self._connection is None:
             raise Disconnected(f"{self.url}: cannot {action} while down ({self.down_reason})")
@@ -294,7 +319,7 @@ class MqttTransport(Transport):
 
     async def _run(self, tasks: TaskGroup) -> None:
         """Keep the link up until cancelled, or refused and not waiting."""
-        retry, was_refused, refusals, link_ups = 0, False, 0, 0
+        retry, was_refused, refusals, link_ups, is_transient = 0, False, 0, 0, False
         while True:
             up_since, refusal, least_s = math.inf, None, 0.0
             connection = make_connection(self._options, self._on_packet, tasks)
@@ -305,7 +330,7 @@ class MqttTransport(Transport):
             except Refused as exc:
                 refusals = 1 if self._link_ups != link_ups else refusals + 1
                 link_ups = self._link_ups
-                is_transient = self._link_ups > 0 and refusals < REFUSALS_AFTER_UP
+                is_transient = refusals < len(self._nodes) * (REFUSALS_AFTER_UP if link_ups else 1)
                 if not (self._waits_if_refused or is_transient):
                     self.down_reason = str(exc)
                     _log.info("%s", self.down_reason)  # the consumer gets the error
@@ -319,13 +344,15 @@ class MqttTransport(Transport):
                 self._report_down(f"cannot connect: {exc}")
             finally:
                 connection.abort()
+            self._node = (self._node + 1) % len(self._nodes)
             is_stable = anyio.current_time() - up_since > STABLE_S
-            is_refused = refusal is not None
+            is_refused = refusal is not None and not (is_transient and len(self._nodes) > 1)
             if refusal is not None and self._on_refused is not None:
                 least_s = await self._on_refused(refusal)
             retry = 0 if is_stable or is_refused != was_refused else retry + 1
             was_refused = is_refused
-            retry_s = self._retry_s(max(retry - 1, 0), is_refused=is_refused)
+            passes = max(retry - 1, 0) // len(self._nodes)
+            retry_s = self._retry_s(passes, is_refused=is_refused)
             await anyio.sleep(max(retry_s, least_s))
 
     def _retry_s(self, retry: int, *, is_refused: bool) -> float:
@@ -361,7 +388,7 @@ class MqttTransport(Transport):
         for packet, qos in self._before_link_up:
             self._on_packet(packet, qos)
         self._before_link_up = []
-        _log.info("%s: %s is up (%d)", self.url, self.client_id, self._link_ups)
+        _log.info("%s: %s is up (%d)", self._options.url, self.client_id, self._link_ups)
 
     async def _restore(self, connection: Connection) -> str | None:
         """Restore all subscriptions, including changes made meanwhile.
@@ -375,7 +402,7 @@ class MqttTransport(Transport):
                 while restored != (target := self._subscriptions.qos):
                     added = {name: q for name, q in target.items() if restored.get(name) != q}
                     removed = [name for name in restored if name not in target]
-                    await connection.subscribe(added)
+                    await self._subscribe_again(connection, added)
                     if removed:
                         await connection.unsubscribe(removed)
                     restored = {
@@ -386,6 +413,15 @@ class MqttTransport(Transport):
         except Disconnected:
             return await connection.lost()
         return None
+
+    async def _subscribe_again(self, connection: Connection, filters: dict[str, int]) -> None:
+        """Subscribe; at a cluster, repeat what is refused some times."""
+        for _ in range(SUBSCRIBES_TO_CLUSTER if len(self._nodes) > 1 else 1):
+            try:
+                return await connection.subscribe(filters)
+            except Refused as exc:
+                refusal = exc
+        raise refusal
 
     def _on_packet(self, packet: Packet, qos: int) -> bool:
         """Queue a packet; return False when the queue is full and the link was closed."""
@@ -403,5 +439,5 @@ class MqttTransport(Transport):
 
     def _report_down(self, reason: str) -> None:
         if reason != self.down_reason:
-            _log.warning("%s: %s is down: %s", self.url, self.client_id, reason)
+            _log.warning("%s: %s is down: %s", self._options.url, self.client_id, reason)
         self.down_reason = reason

@@ -209,6 +209,7 @@ async def shaped_links(
     seed: int = 0,
     listen_host: str = "127.0.0.1",
     cells: DeviceCells = MappingProxyType({}),
+    other_nodes: Sequence[tuple[str, int]] = (),
 ) -> AsyncIterator[ShapedLinks]:
     """Shape the links of devices to a broker.
 
@@ -221,6 +222,8 @@ async def shaped_links(
         seed: Seed of the jitter.
         listen_host: Address of this machine at which devices find their ports.
         cells: Of each device in a cell, the cell with those in front of it, and its priority.
+        other_nodes: Host and port of further nodes of the broker's cluster. A device is connected
+            to one of them when the node before does not accept connections.
 
     Raises:
         BackendError: A process cannot be started.
@@ -234,8 +237,7 @@ async def shaped_links(
         _ProxyProcess(
             f"proxy-{index}",
             ProxySpec(
-                host=host,
-                port=port,
+                nodes=[(host, port), *other_nodes],
                 devices={name: shapes[name] for name in names},
                 cells={cell.name: cell for name in names for cell in cells.get(name, ((), 0))[0]},
                 members={

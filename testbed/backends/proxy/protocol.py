@@ -22,10 +22,8 @@ class Membership(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The links of one proxy process."""
 
-    host: str
-    """Host of the broker."""
-    port: int
-    """Port of the broker."""
+    nodes: list[tuple[str, int]]
+    """Host and port of the broker, or of each node of its cluster."""
     devices: dict[str, Shape]
     cells: dict[str, Cell] = {}
     """Cells whose rates devices share, by name."""

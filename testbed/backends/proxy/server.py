@@ -24,8 +24,9 @@ import os
 import select
 import socket
 import sys
+import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import inf
@@ -346,7 +347,7 @@ class _DeviceLink:
         self,
         name: str,
         shape: Shape,
-        address: tuple[str, int],
+        nodes: Sequence[tuple[str, int]],
         tasks: TaskGroup,
         lateness: WorstLateness,
         random: Random,
@@ -357,7 +358,8 @@ class _DeviceLink:
         self._cells = cells
         """Directions down and up of the cells; not used without a cell."""
         self._state = LinkState(shape=shape)
-        self._address, self._tasks, self._lateness = address, tasks, lateness
+        self._nodes, self._tasks, self._lateness = nodes, tasks, lateness
+        self._node = zlib.crc32(name.encode()) % len(nodes)
         self._gauss = random.gauss
         self._ends: set[ConnectionEnd] = set()
         self._covered = asyncio.Event()
@@ -437,10 +439,7 @@ class _DeviceLink:
             return
         loop = asyncio.get_running_loop()
         opened_at = loop.time() + set_up_s(self._up.delay_s)
-        try:
-            with anyio.fail_after(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: device.peer, *self._address)
-        except (OSError, TimeoutError):
+        if not await self._is_connected(device.peer):
             device.close()
             return
         if not device.is_open:
@@ -448,6 +447,18 @@ class _DeviceLink:
             return
         device.start_reading(not_before=opened_at)
         device.peer.start_reading()
+
+    async def _is_connected(self, end: ConnectionEnd) -> bool:
+        """Connect to the current node, or else to the next ones; return whether one accepted."""
+        loop = asyncio.get_running_loop()
+        for _ in self._nodes:
+            try:
+                with anyio.fail_after(CONNECT_TIMEOUT_S):
+                    await loop.create_connection(lambda: end, *self._nodes[self._node])
+                    return True
+            except (OSError, TimeoutError):
+                self._node = (self._node + 1) % len(self._nodes)
+        return False
 
 
 def _open_waits(path: str) -> "memoryview[float]":
@@ -471,12 +482,13 @@ class Proxies:
             OSError: A port cannot be opened.
         """
         loop = asyncio.get_running_loop()
-        address = (spec.host, spec.port)
         cells = _CellDirection(spec.cells, "down"), _CellDirection(spec.cells, "up")
         for name, shape in spec.devices.items():
             random = Random(f"{spec.seed} {name}")
             member = spec.members.get(name)
-            device = _DeviceLink(name, shape, address, tasks, self._lateness, random, cells, member)
+            device = _DeviceLink(
+                name, shape, spec.nodes, tasks, self._lateness, random, cells, member
+            )
             server = await loop.create_server(device.accept, spec.listen_host, 0)
             servers.callback(server.close)
             self._devices[name] = device

@@ -7,12 +7,14 @@ import pytest
 from fairbed.wire.transport.address import (
     DEFAULT_CLIENT,
     Address,
+    node_urls,
     parse_url,
     redact,
     redirected,
     with_cafile,
     with_client,
     with_login,
+    without_password,
 )
 from fairbed.wire.transport.client import MqttTransport
 
@@ -28,6 +30,10 @@ from fairbed.wire.transport.client import MqttTransport
         ("mqtt://a%40b:p%3Aw%2F@host", Address("host", 1883, "a@b", "p:w/")),
         ("mqtts://h?cafile=ca.pem", Address("h", 8883, is_tls=True, cafile="ca.pem")),
         ("mqtt://h?client=aiomqtt", Address("h", 1883, client="aiomqtt")),
+        (
+            "mqtt://u:p@a:1,b,[::1]:2",
+            Address("a", 1, "u", "p", other_nodes=(("b", 1883), ("::1", 2))),
+        ),
         (
             "mqtts://h?client=direct&cafile=c",
             Address("h", 8883, is_tls=True, cafile="c", client="direct"),
@@ -59,6 +65,10 @@ def test_parses_valid_addresses(url: str, address: Address) -> None:
         ("mqtt://u:secret@host?server_name=x", "server_name=NAME with mqtts"),
         ("mqtts://u:secret@host?server_name=", "server_name must be a name"),
         ("mqtts://u:secret@host?server_name=x&client=aiomqtt", "and needs the client direct"),
+        ("mqtt://u:secret@a,,b", "must name a host"),
+        ("mqtt://u:secret@a,b:port", "write mqtt://host:port"),
+        ("mqtt://u:secret@a,b,a:1883", "must list each node once"),
+        (f"mqtt://u:secret@{','.join(map(str, range(17)))}", "at most 16 nodes, got 17"),
         ("mqtt://u:secret@host?client=paho", "client must be direct or aiomqtt"),
     ],
 )
@@ -114,6 +124,7 @@ def test_an_address_does_not_show_its_password() -> None:
         ("mqtts://u@far?cafile=c", "mqtts://u@127.0.0.1:9?cafile=c&server_name=far"),
         ("mqtts://[::1]:1", "mqtts://127.0.0.1:9?server_name=%3A%3A1"),
         ("mqtts://far?server_name=own", "mqtts://127.0.0.1:9?server_name=own"),
+        ("mqtt://u:p@far,[::1]:2?client=direct", "mqtt://u:p@127.0.0.1:9?client=direct"),
     ],
 )
 def test_a_proxy_keeps_login_and_certificate_name(url: str, changed: str) -> None:
@@ -131,3 +142,19 @@ def test_a_login_and_a_cafile_are_replaced() -> None:
     url = with_login("mqtts://a:b@far:1?cafile=c", "pi-1", "p/w")
     assert url == "mqtts://pi-1:p%2Fw@far:1?cafile=c"
     assert parse_url(with_cafile(url, "/run/ca.pem")).cafile == "/run/ca.pem"
+
+
+def test_each_node_of_a_cluster_has_the_same_login_and_options() -> None:
+    url = with_login("mqtts://near:1,[::1]:2,far/?cafile=a,b@c", "pi-1", "p/w")
+    assert node_urls(url) == [
+        f"mqtts://pi-1:p%2Fw@{node}/?cafile=a,b@c" for node in ("near:1", "[::1]:2", "far")
+    ]
+    assert parse_url(url).nodes == (("near", 1), ("::1", 2), ("far", 8883))
+    assert without_password(url) == "mqtts://pi-1@near:1,[::1]:2,far/?cafile=a,b@c"
+
+
+def test_a_proxy_to_a_cluster_with_tls_needs_the_name_of_its_certificates() -> None:
+    with pytest.raises(ValueError, match=r"add \?server_name=NAME") as caught:
+        redirected("mqtts://u:secret@a,b", "127.0.0.1", 9)
+    assert "secret" not in str(caught.value)
+    assert redirected("mqtts://a,b?server_name=c", "h", 9) == "mqtts://h:9?server_name=c"

@@ -18,7 +18,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.errors import Disconnected, Refused
-from fairbed.wire.transport.address import Client
+from fairbed.wire.transport.address import Client, parse_url
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet
 from fairbed.wire.transport.client import REFUSED_CAP_S, MqttTransport, backoff_s
 from tests.brokers import BROKERS
@@ -120,6 +120,57 @@ async def test_connecting_to_a_broker_that_is_not_ready_is_retried(client: Clien
             link_to(url) as link,
         ):
             assert await anext(link.events()) == LinkUp(1)
+
+
+def cluster_url(*urls: str) -> str:
+    """Return one address of several scripted brokers."""
+    first, *others = urls
+    head, _, tail = first.partition("?")
+    return f"{','.join([head, *(str(parse_url(url).port) for url in others)])}?{tail}".replace(
+        ",", ",127.0.0.1:"
+    )
+
+
+async def test_a_lost_node_of_a_cluster_is_replaced_by_the_next(client: Client) -> None:
+    scripts = replies(ACCEPTED), replies_and_stays(ACCEPTED)
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            scripted_broker(client, *scripts) as one,
+            scripted_broker(client, *scripts) as other,
+            link_to(cluster_url(one, other)) as link,
+        ):
+            events = link.events()
+            got = [await anext(events) for _ in range(5)]
+    assert got == [LinkUp(1), lost := LinkDown("connection lost"), LinkUp(2), lost, LinkUp(3)]
+
+
+async def test_a_node_that_is_down_or_refuses_is_passed_over(client: Client) -> None:
+    async with scripted_broker(client) as dead:
+        pass
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            scripted_broker(client, replies(NOT_ALLOWED)) as refusing,
+            scripted_broker(client, replies_and_stays(ACCEPTED)) as ready,
+            link_to(cluster_url(dead, refusing, ready)) as link,
+        ):
+            assert await anext(link.events()) == LinkUp(1)
+
+
+async def test_a_refusal_by_every_node_of_a_cluster_is_final(client: Client) -> None:
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            scripted_broker(client, replies(PASSWORD)) as one,
+            scripted_broker(client, replies(PASSWORD)) as other,
+            link_to(cluster_url(one, other)) as link,
+        ):
+            with pytest.raises(Refused, match="check user and password"):
+                await anext(link.events())
+
+
+def test_a_fleet_spreads_over_the_nodes_of_a_cluster() -> None:
+    url = "mqtt://a,b,c"
+    nodes = [MqttTransport(url, f"fairbed-main-pi-{i}").node for i in range(300)]
+    assert min(nodes.count(node) for node in ("mqtt://a", "mqtt://b", "mqtt://c")) > 70
 
 
 async def test_a_closed_link_is_reported_once_and_restored(client: Client) -> None:

@@ -67,7 +67,7 @@ async def connect(port: int) -> SocketStream:
 
 
 def spec(port: int, **devices: Shape) -> ProxySpec:
-    return ProxySpec(host="127.0.0.1", port=port, devices=devices)
+    return ProxySpec(nodes=[("127.0.0.1", port)], devices=devices)
 
 
 async def read_all(stream: SocketStream, size: int | None = None) -> bytes:
@@ -109,6 +109,20 @@ def test_every_byte_arrives_in_order(shape: Shape) -> None:
     async def test() -> None:
         async with listen(echo) as port, proxies(spec(port, device=shape)) as opened:
             assert await there_and_back(opened.ports["device"], PAYLOAD) == PAYLOAD
+
+    run(test)
+
+
+def test_the_next_node_of_a_cluster_serves_when_one_is_down() -> None:
+    async def test() -> None:
+        async with listen(echo) as first:
+            pass
+        async with listen(echo) as second:
+            nodes = [("127.0.0.1", first), ("127.0.0.1", second)]
+            for order in (nodes, nodes[::-1]):
+                plan = ProxySpec(nodes=order, devices={"device": Shape()})
+                async with proxies(plan) as opened:
+                    assert await there_and_back(opened.ports["device"], b"x") == b"x"
 
     run(test)
 
@@ -354,7 +368,7 @@ def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
 
 def test_the_process_prints_its_ports_and_ends_with_its_stdin() -> None:
     devices = {f"device-{i}": {"down_bps": 1e6, "up_bps": None, "delay_s": 0.0} for i in range(3)}
-    line = json.dumps({"host": "127.0.0.1", "port": 1, "devices": devices})
+    line = json.dumps({"nodes": [["127.0.0.1", 1]], "devices": devices})
     with subprocess.Popen(
         [sys.executable, "-m", "fairbed.testbed.backends.proxy.server", str(os.getpid())],
         stdin=subprocess.PIPE,
