@@ -80,12 +80,15 @@ class Coordinator(NamedTuple):
 
 @contextmanager
 def agent(lab: Lab, name: str, password: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the agent of an enrolled device."""
+    """Run the agent of an enrolled device, which takes signed messages only."""
+    with Identities(lab.database) as identities:
+        identity = identities.get(name)
+    assert identity is not None
     config = folder / f"{name}.toml"
     url = f"mqtts://{name}:{password}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}"
     config.write_text(
         f'name = "{name}"\nbroker_url = "{url}"\ncache_folder = "{folder / name}"\n'
-        f'state_folder = "{folder / name}"\n'
+        f'state_folder = "{folder / name}"\ntask_key = "{lab.task_key(identity)}"\n'
     )
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
