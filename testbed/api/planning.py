@@ -23,9 +23,11 @@ from fairbed.coordinator.store.connection import CONFIG, DATABASE
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.api import RUNS
+from fairbed.testbed.cluster.device_hosts import DeviceHosts
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.file import (
     EMBEDDED,
+    LAB,
     Experiment,
     ExperimentError,
     Settings,
@@ -43,7 +45,7 @@ from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.local_training import GROUP
 from fairbed.wire.plugins import PluginError, registered
-from fairbed.wire.transport.address import is_loopback
+from fairbed.wire.transport.address import is_loopback, parse_url
 
 SCRIPT = "script"
 """Origin of keys that a program sets."""
@@ -80,6 +82,7 @@ def plan_run(
     has_fleet: bool = True,
     listen: str = "127.0.0.1",
     is_plain: bool = False,
+    hosts: DeviceHosts | None = None,
 ) -> RunPlan:
     """Return the plan of a live run, or of one to resume.
 
@@ -91,6 +94,7 @@ def plan_run(
         has_fleet: The testbed emulates the devices; otherwise all join by themselves.
         listen: Address of the embedded broker, HOST or HOST:PORT.
         is_plain: The broker may listen beyond this machine.
+        hosts: The hosts that emulate the devices; None is this machine.
 
     Raises:
         UsageError: The experiment, a file that it names, the folder or the address cannot be used.
@@ -107,7 +111,9 @@ def plan_run(
         run_id = folder.resolve().name
         _check_new(folder)
     host, port = _listen(listen)
-    if not (is_loopback(host) or is_plain):
+    if hosts is not None:
+        host = _check_hosts(experiment, hosts, is_plain=is_plain)
+    elif not (is_loopback(host) or is_plain):
         raise UsageError(
             f"--listen: must be a loopback address, got {host}, where passwords and models would "
             "travel in plain text; make a lab with TLS (fairbed lab init, then broker.url = "
@@ -127,10 +133,11 @@ def plan_run(
         has_fleet=has_fleet,
         listen_host=host,
         listen_port=port,
-        dilation=_dilation(experiment, folder) if has_fleet else 1.0,
+        dilation=_dilation(experiment, folder, hosts) if has_fleet else 1.0,
         origin=named.origin,
         origins=named.origins,
         notify=_notify_of(experiment),
+        hosts=hosts,
     )
 
 
@@ -410,7 +417,34 @@ def _with_host_speed(experiment: Experiment) -> Experiment:
     return msgspec.structs.replace(experiment, emulation=emulation)
 
 
-def _dilation(experiment: Experiment, folder: Path) -> float:
+def _check_hosts(experiment: Experiment, hosts: DeviceHosts, *, is_plain: bool) -> str:
+    """Check that hosts can emulate a fleet; return the address for the embedded broker.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    backend, url = experiment.emulation.backend, experiment.broker.url
+    if backend not in ("auto", "process"):
+        raise UsageError(
+            f'emulation.backend: must be "process" or "auto" with --cluster, got "{backend}"; '
+            "namespaces and containers are for one machine"
+        )
+    if url == EMBEDDED and not (is_loopback(hosts.address) or is_plain):
+        raise UsageError(
+            f"--cluster: the embedded broker would serve other hosts at {hosts.address}, where "
+            "passwords and models travel in plain text; make a lab with TLS (fairbed lab init, "
+            'then broker.url = "lab"), or add --plain'
+        )
+    if url not in (EMBEDDED, LAB) and not is_loopback(hosts.address):
+        broker = parse_url(url).host
+        if is_loopback(broker):
+            raise UsageError(
+                f"broker.url: must be an address that the hosts reach with --cluster, got {broker}"
+            )
+    return hosts.address
+
+
+def _dilation(experiment: Experiment, folder: Path, hosts: DeviceHosts | None) -> float:
     """Return the time dilation of the fleet; a resumed run keeps its own.
 
     Raises:
@@ -422,7 +456,7 @@ def _dilation(experiment: Experiment, folder: Path) -> float:
             earlier = reader.run().row.dilation
     try:
         devices = plan_fleet(experiment, os.environ)
-        return choose_dilation(experiment, devices, real_host().sensors.cores(), earlier)
+        return choose_dilation(experiment, devices, real_host().sensors.cores(), earlier, hosts)
     except (ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
 

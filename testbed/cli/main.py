@@ -133,6 +133,17 @@ def make_parser() -> argparse.ArgumentParser:
     _experiment(run)
     run.add_argument("--headless", action="store_true", help="progress lines instead of the TUI")
     run.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
+    run.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="emulate devices on the hosts of a Ray cluster: HOST:PORT of its head, or local; "
+        "without the TUI",
+    )
+    run.add_argument(
+        "--plain",
+        action="store_true",
+        help="with --cluster: allow the run's own broker beyond this machine, in plain text",
+    )
 
     replay = command("replay", "replay an experiment on a virtual clock, without processes")
     _experiment(replay)

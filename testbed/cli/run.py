@@ -23,6 +23,7 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.api.planning import plan_run
 from fairbed.testbed.cli import DONE, FAILED, output_width, shows_screens
+from fairbed.testbed.cluster.device_hosts import DeviceHosts, open_hosts
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment.file import LAB
 from fairbed.testbed.host.dilation import loop_factory
@@ -33,6 +34,23 @@ from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 
 def main(options: argparse.Namespace) -> int:
     """Run an experiment or resume a run; return the exit code."""
+    with ExitStack() as stack:
+        return _run(options, _hosts(options, stack))
+
+
+def _hosts(options: argparse.Namespace, stack: ExitStack) -> DeviceHosts | None:
+    """Return the hosts of the cluster that the command line names; None without one."""
+    address: str | None = getattr(options, "cluster", None)
+    if address is None:
+        return None
+    with one_line_errors():
+        hosts = stack.enter_context(open_hosts(address))
+    for line in hosts.warnings:
+        _print(sys.stderr, f"warning: {line}")
+    return hosts
+
+
+def _run(options: argparse.Namespace, hosts: DeviceHosts | None) -> int:
     with one_line_errors():
         plan = plan_run(
             options.experiment,
@@ -42,8 +60,9 @@ def main(options: argparse.Namespace) -> int:
             has_fleet=options.command != "coordinator",
             listen=getattr(options, "listen", "127.0.0.1"),
             is_plain=getattr(options, "plain", False),
+            hosts=hosts,
         )
-    if shows_screens() and not (options.headless or options.json):
+    if shows_screens() and not (options.headless or options.json or hosts):
         from fairbed.testbed.cli.watch import run_with_tui
 
         is_detached = run_with_tui(plan, options)

@@ -10,6 +10,7 @@ not_emulated          settings of profiles that the backend does not emulate
 preflight_findings    the results for the event log of a run
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
 from fairbed.testbed.backends.choice import BackendChoice
+from fairbed.testbed.cluster.device_hosts import DeviceHosts
+from fairbed.testbed.cluster.hosts_backend import misfit, need_of
 from fairbed.testbed.emulation.capacity import (
     RESERVE_CORES,
     Demand,
@@ -32,6 +35,8 @@ from fairbed.testbed.emulation.capacity import (
     has_enough_cores,
 )
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
+from fairbed.testbed.emulation.placement import fitting_dilation as fitting_dilation_on
+from fairbed.testbed.emulation.placement import place
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.wire.artifact import Artifact
@@ -176,24 +181,33 @@ def choose_dilation(
     devices: Sequence[PlannedDevice],
     cores: float,
     earlier: float | None = None,
+    hosts: DeviceHosts | None = None,
 ) -> float:
-    """Return the dilation with which the fleet fits into a machine.
+    """Return the dilation with which the fleet fits into a machine, or on hosts.
 
     Args:
         experiment: Has the number of devices that compute at once, and the configured dilation.
         devices: The fleet, not dilated.
         cores: Cores of this machine.
         earlier: Dilation of the run that is resumed; it is kept if the fleet fits.
+        hosts: The hosts that emulate the devices in place of this machine.
 
     Raises:
         ExperimentError: The fleet does not fit with the configured dilation, or has devices
             without a profile, which a dilation cannot slow.
     """
     demand, configured = demand_of(experiment, devices), experiment.emulation.dilation
-    fitting = fitting_dilation(demand, cores)
+    if hosts is None:
+        fitting, problem = fitting_dilation(demand, cores), None
+    else:
+        fitting, problem = _fitting_on(hosts, experiment, devices)
     if configured == "auto":
         dilation = earlier if earlier is not None and earlier >= fitting else float(fitting)
-    elif fits(demand, cores, configured):
+    elif problem is not None:
+        raise ExperimentError(
+            f'{problem}; or set emulation.dilation to {fitting} or "auto", got {configured:g}'
+        )
+    elif hosts is not None or fits(demand, cores, configured):
         dilation = configured
     else:
         raise ExperimentError(
@@ -215,6 +229,27 @@ def choose_dilation(
             "fewer or slower devices, or select fewer per round"
         )
     return dilation
+
+
+def _fitting_on(
+    hosts: DeviceHosts, experiment: Experiment, devices: Sequence[PlannedDevice]
+) -> tuple[int, str | None]:
+    """Return the dilation with which a fleet fits on hosts, and why it does not as configured.
+
+    Raises:
+        ExperimentError: It fits with none.
+    """
+    needs = [need_of(planned.spec) for planned in devices if not planned.is_physical]
+    n_concurrent, configured = experiment.coordinator().max_computing, experiment.emulation.dilation
+
+    def misfit_at(dilation: float) -> str | None:
+        placed = place(needs, hosts.rooms, n_concurrent=n_concurrent, dilation=dilation)
+        return misfit(placed, needs, hosts) if placed.left else None
+
+    fitting = fitting_dilation_on(needs, hosts.rooms, n_concurrent)
+    if fitting is None:
+        raise ExperimentError(str(misfit_at(math.inf)))
+    return fitting, None if configured == "auto" else misfit_at(configured)
 
 
 def _misfit(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -> str:

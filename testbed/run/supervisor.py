@@ -12,6 +12,7 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
@@ -30,6 +31,8 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
+from fairbed.testbed.cluster.device_hosts import DeviceHosts
+from fairbed.testbed.cluster.hosts_backend import HostsBackend, agent_bytes, choose_hosts
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import BackendError, BrokerError, LabError, innermost
@@ -81,7 +84,7 @@ from fairbed.testbed.run_folder import (
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.address import redact, with_client
+from fairbed.wire.transport.address import redact, redirected, with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
 
@@ -100,6 +103,9 @@ ENROL_POLL_S = 0.2
 BROKER_RESTARTS = 20
 """A broker that dies so often without a round with an update in between ends the run."""
 
+
+FLOAT_BYTES = 4
+"""Of a number in the training data of an agent."""
 
 BROKER_RETRY_S = 0.2
 """Time between two attempts to start a broker that does not start, seconds."""
@@ -144,6 +150,8 @@ class RunPlan:
     """What set each key of the experiment that is not a default."""
     notify: NotifySettings | None = None
     """How a person gets messages about the run; None: not at all."""
+    hosts: DeviceHosts | None = None
+    """The hosts that emulate the devices; None is this machine."""
 
     @property
     def knows_fleet(self) -> bool:
@@ -224,7 +232,7 @@ async def _run(
     if of_task is not None:
         devices = [device.at_task(experiment, of_task) for device in devices]
     async with (
-        _choose_backend(plan, devices) as choice,
+        _choose_backend(plan, devices, data, artifact) as choice,
         _endpoint(plan, choice, stop, group, budget) as (endpoint, broker_pid, suspend),
         relay_on_demand(plan.folder) as on_watch,
         _fleet(plan, choice, endpoint, stop) as fleet,
@@ -276,6 +284,8 @@ async def _run(
             )
             if fleet is not None and steered is not None:
                 fleet[1].start_with(steered.start_again)
+            if isinstance(backend, HostsBackend):
+                backend.record_with(stop.coordinator.note)
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
             if endpoint.lab is not None:
@@ -337,15 +347,15 @@ def _pass_on(
 
 @asynccontextmanager
 async def _choose_backend(
-    plan: RunPlan, devices: list[PlannedDevice]
+    plan: RunPlan, devices: list[PlannedDevice], data: FleetData, artifact: Artifact
 ) -> AsyncIterator[BackendChoice | None]:
-    """Choose the backend of the emulated devices; None if there are none."""
+    """Choose the backend of the emulated devices, on hosts or here; None if there are none."""
     if not devices:
         yield None
         return
     experiment = plan.experiment
     async with open_backend(
-        experiment.emulation.backend,
+        experiment.emulation.backend if plan.hosts is None else "process",
         [device.spec for device in devices],
         plan.folder,
         plan.run_id,
@@ -353,6 +363,19 @@ async def _choose_backend(
         seed=experiment.seed_for("traces"),
         congestion=experiment.emulation.congestion,
     ) as choice:
+        if plan.hosts is not None:
+            is_slowed = any(device.profile is not None for device in devices)
+            choice = await choose_hosts(
+                plan.hosts,
+                choice,
+                n_concurrent=experiment.coordinator().max_computing,
+                memory_bytes=agent_bytes(
+                    artifact.spec.layout.size_bytes,
+                    FLOAT_BYTES * data.dataset.x.size // experiment.shards,
+                ),
+                probe=Probe.of(artifact, experiment.training) if is_slowed else None,
+                dilation=plan.dilation,
+            )
         yield choice
 
 
@@ -404,10 +427,24 @@ async def _fleet(
         elif endpoint.secret is not None:
             passwords = device_passwords(endpoint.secret, [spec.name for spec in choice.fleet])
         backend = await stack.enter_async_context(
-            choice.backend(endpoint.url, tenant=endpoint.tenant, passwords=passwords, on_end=on_end)
+            choice.backend(
+                _url_for_devices(plan, endpoint),
+                tenant=endpoint.tenant,
+                passwords=passwords,
+                on_end=on_end,
+            )
         )
         await stack.enter_async_context(restarts.running())  # ends before the backend
         yield backend, restarts
+
+
+def _url_for_devices(plan: RunPlan, endpoint: Endpoint) -> str:
+    """Return the address of the broker, for other hosts the one at which they reach a lab."""
+    if plan.hosts is None or endpoint.lab is None:
+        return endpoint.url
+    lab = open_lab(Path(endpoint.lab))
+    url = f"mqtts://127.0.0.1:{lab.settings.port}?cafile={quote(str(lab.ca))}"
+    return redirected(url, plan.hosts.address, lab.settings.port)
 
 
 async def _report_not_enrolled(
@@ -477,7 +514,12 @@ def _contention_monitor(
         return [*([] if pid is None else [pid]), *backend.path_pids(name)]
 
     return ContentionMonitor(
-        emulated, backend.contended_s, path, dilation=dilation, cell_wait_s=backend.cell_wait_s
+        emulated,
+        backend.contended_s,
+        path,
+        dilation=dilation,
+        cell_wait_s=backend.cell_wait_s,
+        remote=backend if isinstance(backend, HostsBackend) else None,
     )
 
 
