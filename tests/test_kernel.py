@@ -116,9 +116,11 @@ def test_links_must_be_within_their_limits_up_to_the_rates_that_the_kernel_carri
     fast = fidelity("goodput 100 Mbit/s up", ok=False)
     unknown = fidelity("loss 2 % up", ok=None)
     text = "2 quantities within their limits, 2 not judged"
-    assert kernel.check_fidelity([*rows, fast, unknown]) == text
+    assert kernel.check_fidelity([*rows, fast, unknown], 0.0) == text
     missed = fidelity("goodput 10 Mbit/s down", ok=False)
     with pytest.raises(roots.StepError, match=r"goodput 10 Mbit/s down: 1\.0 for 2\.0"):
-        kernel.check_fidelity([*rows, missed])
+        kernel.check_fidelity([*rows, missed], 0.01)
     with pytest.raises(roots.StepError, match="no quantity has a valid window"):
-        kernel.check_fidelity([unknown])
+        kernel.check_fidelity([unknown], 0.0)
+    with pytest.raises(roots.Unavailable, match=r"waited 41% of its time: goodput 10 Mbit/s down"):
+        kernel.check_fidelity([*rows, missed], kernel.read_waited(["STATUS 0", "WAITED 0.41"]))
