@@ -7,7 +7,6 @@ import pytest
 from benchmarks import personal_models
 
 
-@pytest.mark.alone
 def test_a_round_of_ditto_is_timed_beside_one_of_fedavg(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--only", "common", "--rounds", "3", "--repeats", "1", "--devices", "400", "--json"]
     assert personal_models.main(options) == 0

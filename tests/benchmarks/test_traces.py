@@ -11,8 +11,6 @@ from benchmarks import trace_driver, trace_replay
 from benchmarks.trace_replay import Row, measure, recorded, synthetic
 from fairbed.profiles.series import Series
 
-pytestmark = pytest.mark.alone
-
 SECONDS = 12
 
 
@@ -25,10 +23,12 @@ def check(rows: list[Row]) -> None:
         assert row.ok, row
 
 
+@pytest.mark.alone
 def test_a_link_carries_its_synthetic_trace() -> None:
     check(anyio.run(measure, synthetic(hole_every_s=6.0), SECONDS))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["ATT-LTE-driving.down", "TMobile-UMTS-driving.down"])
 def test_a_link_carries_a_recorded_trace(name: str) -> None:
     root = os.environ.get("FAIRBED_DATA", "")
@@ -78,6 +78,7 @@ def test_trace_driver_tells_what_following_costs(
     assert (result["helper_cores"] > 0.0) == (backend != "none")
 
 
+@pytest.mark.alone  # changes that are late are fewer
 def test_trace_driver_takes_traces_with_shorter_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert trace_driver.main(["--devices", "5", "--seconds", "1", "--step", "0.02", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

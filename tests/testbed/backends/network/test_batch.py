@@ -14,7 +14,7 @@ from fairbed.testbed.backends.network.batch import LINES_AT_ONCE, BatchPipe, ope
 from fairbed.testbed.backends.network.enter import OWN, identity
 from fairbed.testbed.errors import BackendError
 
-pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
+pytestmark = pytest.mark.usefixtures("untouched_host")
 
 TIMEOUT_S = 30.0
 

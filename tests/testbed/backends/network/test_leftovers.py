@@ -20,7 +20,7 @@ from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
 from fairbed.testbed.emulation.conditions import Shape
 
-pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
+pytestmark = pytest.mark.usefixtures("untouched_host")
 
 TIMEOUT_S = 60.0
 DEVICES: dict[str, Shape | None] = {"pi-00": Shape(up_bps=2e6), "hub": None, "lab": None}
@@ -114,6 +114,7 @@ def test_processes_inside_are_killed_when_the_network_closes() -> None:
     _run(test)
 
 
+@pytest.mark.alone  # any other network that opens removes the leftovers, too
 @pytest.mark.parametrize(
     ("inner", "delay_s"),
     [(False, "0"), (True, "0"), (False, "0.01")],

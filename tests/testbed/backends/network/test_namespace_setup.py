@@ -11,7 +11,7 @@ import pytest
 from fairbed.testbed.backends.network.enter import OWN, identity
 from fairbed.testbed.backends.network.namespace_setup import NamespaceSetup, NamespaceSetups
 
-pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
+pytestmark = pytest.mark.usefixtures("untouched_host")
 
 TIMEOUT_S = 30.0
 
