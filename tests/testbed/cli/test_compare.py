@@ -133,7 +133,7 @@ def test_the_example_of_equal_weights_runs(calls: Path, capsys: pytest.CaptureFi
 @pytest.mark.full
 def test_the_example_of_fair_rules_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(GRIDS / "fair.toml")
-    arguments = ["--out", str(calls), "--no-figures", "--seeds", "1", "--set", "rounds=6", "--json"]
+    arguments = ["--out", str(calls), "--no-figures", "--seeds", "1", "--set", "rounds=2", "--json"]
     assert main(["compare", path, *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["primary"] == "accuracy_worst10"
@@ -168,7 +168,7 @@ def test_the_example_of_lying_contexts_runs(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A false context gains selections where ridge predicts the times, and none otherwise."""
-    arguments = ["--out", str(calls), "--seeds", "2", "--no-figures", "--json"]
+    arguments = ["--out", str(calls), "--seeds", "1", "--no-figures", "--json"]
     assert main(["compare", str(GRIDS / "lying-contexts.toml"), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     share = {arm["name"]: arm["values"]["malicious_selections"]["mean"] for arm in report["arms"]}
@@ -192,7 +192,7 @@ def test_the_example_of_personal_models_runs(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ditto is better than local training and than the global model, which all arms share."""
-    arguments = ["--out", str(calls), "--seeds", "3", "--no-figures", "--json"]
+    arguments = ["--out", str(calls), "--seeds", "1", "--no-figures", "--json"]
     assert main(["compare", str(GRIDS / "ditto.toml"), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     arms = {arm["name"]: arm["values"] for arm in report["arms"]}
@@ -210,7 +210,7 @@ def test_the_example_of_local_training_runs(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SCAFFOLD and FedDyn are better than SGD for devices with two classes each."""
-    arguments = ["--out", str(calls), "--seeds", "3", "--no-figures", "--json"]
+    arguments = ["--out", str(calls), "--seeds", "1", "--no-figures", "--json"]
     assert main(["compare", str(GRIDS / "local-training.toml"), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     values = {arm["name"]: arm["values"] for arm in report["arms"]}
