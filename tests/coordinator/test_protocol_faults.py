@@ -35,7 +35,7 @@ from tests.coordinator.faulty import (
     update_chunk,
 )
 from tests.coordinator.lab import NAMES, PATIENT, WHOLE_FLEET, Lab, lab, make_config
-from tests.tiers import in_depth
+from tests.tiers import in_depth, some_in_fast
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -67,6 +67,8 @@ CUT_OFF = ("device cut after", "evaluate-reply")
 """The device is then gone at the instant of selection; this case has its own test."""
 CASES = [(fault, step) for step in STEPS for fault in get_args(Fault) if (fault, step) != CUT_OFF]
 
+
+HALF_IN_FAST = pytest.mark.parametrize("step", some_in_fast(STEPS, *list(STEPS)[::2]))
 
 CONFIG = make_config(rounds=2, selection=WHOLE_FLEET, round=PATIENT)
 WITH_LOSS_QUERY = make_config(
@@ -153,7 +155,7 @@ async def test_a_device_that_is_cut_off_after_its_reply_cannot_be_selected(tmp_p
     assert {x.device for x in rounds[1]} == {x.device for x in rounds[2]} == set(NAMES) - {VICTIM}
 
 
-@pytest.mark.parametrize("step", STEPS)
+@HALF_IN_FAST
 async def test_a_coordinator_killed_at_one_step_resumes_the_same_run(
     step: str, tmp_path: Path
 ) -> None:
@@ -178,7 +180,7 @@ async def test_a_coordinator_killed_at_one_step_resumes_the_same_run(
     assert [topic for topic in broker.retained if "/b/" in topic] == []
 
 
-@pytest.mark.parametrize("step", STEPS)
+@HALF_IN_FAST
 async def test_an_agent_killed_and_started_again_at_one_step_costs_only_its_own_round(
     step: str, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ from tests.coordinator.tui.screen import (
     shows,
     text_of,
 )
+from tests.tiers import in_depth, some_in_fast
 
 pytestmark = pytest.mark.anyio
 
@@ -298,7 +299,7 @@ async def test_a_command_that_is_not_delivered_is_reported(run: FakeRun) -> None
         assert await shows(app, pilot, "the broker is gone")
 
 
-@pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
+@pytest.mark.parametrize("key", some_in_fast(["q", "ctrl+c", "ctrl+q"], "q"))
 async def test_closing_never_stops_a_run_of_another_process(run: FakeRun, key: str) -> None:
     coordinator = Coordinator()
     async with room(run.folder, send_command=coordinator) as (app, pilot):
@@ -311,10 +312,10 @@ async def test_closing_never_stops_a_run_of_another_process(run: FakeRun, key: s
     ("keys", "choice"),
     [
         (["s"], "stop"),
-        (["l"], "detach"),
-        (["ctrl+c"], "stop"),
-        (["enter"], "stop"),
-        (["right", "enter"], "detach"),
+        in_depth(["l"], "detach"),
+        in_depth(["ctrl+c"], "stop"),
+        in_depth(["enter"], "stop"),
+        in_depth(["right", "enter"], "detach"),
         (["right", "right", "left", "enter"], "detach"),
     ],
 )
@@ -511,7 +512,7 @@ def timeline_of(picture: str) -> list[str]:
     return [line[2:74] for line in picture.splitlines()[3:-2]]
 
 
-@pytest.mark.parametrize("size", [(80, 14), (80, 20), (120, 16)])
+@pytest.mark.parametrize("size", [(80, 14), in_depth((80, 20)), in_depth((120, 16))])
 async def test_a_short_terminal_shows_the_newest_round(
     finished: Path, size: tuple[int, int]
 ) -> None:
