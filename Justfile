@@ -74,6 +74,11 @@ check: lint
 @test-broker *args: setup
     {{ drop_dashes }} pytest -m broker "$@"
 
+# Run grids and replays on two Ray nodes of this machine, and kill one of them.
+[no-exit-message]
+@test-cluster *args: setup
+    {{ drop_dashes }} pytest -n 0 tests/testbed/cluster tests/testbed/compare/test_cluster_pool.py tests/testbed/replay/cohort/test_cluster_pool.py "$@"
+
 # Run the tests of a device on Python 3.10 to 3.14; just test-pythons 3.10 3.14 -- tests/wire
 [no-exit-message]
 @test-pythons *args:

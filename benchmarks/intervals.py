@@ -31,7 +31,6 @@ import numpy as np
 from scipy import stats
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.testbed.api.compare import usable_cores
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import FAMILY_LEVEL, Comparison, compare
 from fairbed.testbed.compare.grid import Arm, Grid, load_grid
@@ -41,6 +40,7 @@ from fairbed.testbed.compare.statistics import CONFIDENCE, mean_interval
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.progress import progress, tracked
+from fairbed.testbed.replay.cohort.ordered import free_cores
 
 SIZES = (5, 10, 20)
 RESAMPLES = 2_000
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
     add("--runs", type=int, default=4_000, help="replays of the baseline (default 4000)")
     add("--grid", type=Path, help="its baseline is replayed (default rbcs-f-front.toml)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for `fairbed compare`")
-    add("--jobs", type=int, default=usable_cores(), help="replays at once (default: all cores)")
+    add("--jobs", type=int, default=free_cores(), help="replays at once (default: all cores)")
     add("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(arguments)
     if options.draws < 1 or options.jobs < 1 or options.runs < LEAST_RUNS:

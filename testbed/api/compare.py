@@ -2,7 +2,8 @@
 
 import html
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,12 +13,14 @@ import msgspec
 
 from fairbed.coordinator.report.figure_style import SIZE_IN
 from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.api.cluster import joined
 from fairbed.testbed.api.errors import in_python
 from fairbed.testbed.api.progress import Progress, shown
 from fairbed.testbed.api.register import registered_parts
 from fairbed.testbed.api.run import Run
 from fairbed.testbed.api.start import followed
 from fairbed.testbed.compare.cell import CellResult
+from fairbed.testbed.compare.cluster_pool import check_files
 from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.comparison import compare as compare_cells
 from fairbed.testbed.compare.finished import as_grid, read_runs
@@ -35,6 +38,8 @@ from fairbed.testbed.replay.setup import linear_fleet_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fairbed.testbed.cluster.connection import Cluster
 
 GivenGrid: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Sequence[Run]"
 """A grid file, the same as a dict, or runs that exist."""
@@ -123,6 +128,7 @@ def compare(
     out: str | os.PathLike[str] | None = None,
     seeds: int | None = None,
     jobs: int | None = None,
+    cluster: str | None = None,
     progress: Progress = None,
 ) -> ComparedRuns:
     """Run or resume a grid of experiments, or compare runs that exist.
@@ -138,6 +144,8 @@ def compare(
             are compared without a folder.
         seeds: Number of seeds in place of the grid's.
         jobs: Replays in parallel; None is one per core.
+        cluster: HOST:PORT of the head of a Ray cluster whose hosts replay the cells, or `local`
+            for one on this machine; None is this machine without Ray.
         progress: What shows progress.
 
     Raises:
@@ -151,28 +159,37 @@ def compare(
             if count is not None and not 1 <= count <= MAX_COUNT:
                 raise UsageError(f"{name}: must be from 1 to {MAX_COUNT:,}, got {count}")
         if not isinstance(grid, str | os.PathLike | Mapping):
-            if set or out or seeds or jobs:
-                raise UsageError("compare: set, out, seeds and jobs are for a grid; leave them out")
+            if set or out or seeds or jobs or cluster:
+                raise UsageError(
+                    "compare: set, out, seeds, jobs and cluster are for a grid; leave them out"
+                )
             return _of_runs(grid)
         planned = _planned(grid, set or {}, seeds)
         folder = COMPARISONS / planned.name if out is None else Path(out)
         with (
             grid_folder(folder, planned),
             shown(progress, len(planned.cells()), "cells", "compare", is_ticking=True) as bar,
+            joined_for(cluster, planned, bar.line) as hosts,
         ):
             results = list[CellResult]()
             receive = receiver(bar, results)
+
+            def show(event: CellResult | str) -> None:
+                if isinstance(event, str):
+                    bar.line(event)
+                else:
+                    receive(event)
+
+            async def run(send: Callable[[CellResult | str], None]) -> bool:
+                # Signals arrive in the calling thread only.
+                return await run_cells(
+                    planned, folder, jobs, send, handles_signals=False, cluster=hosts, note=send
+                )
+
             if any(registered_parts(arm.experiment) for arm in planned.arms):
                 run_cells_here(planned, folder, receive)
             else:
-                # `handles_signals` is False, because signals arrive in this thread only.
-                followed(
-                    lambda send: run_cells(
-                        planned, folder, jobs or usable_cores(), send, handles_signals=False
-                    ),
-                    receive,
-                    lambda portal, future: future.cancel(),
-                )
+                followed(run, show, lambda portal, future: future.cancel())
             summary = finish(planned, results, folder)
     return ComparedRuns(summary, folder, tuple(results))
 
@@ -208,6 +225,28 @@ def _planned(
         planned = load_grid(path, settings, seeds)
     check_grid(planned, path)
     return planned
+
+
+@contextmanager
+def joined_for(
+    address: str | None, grid: Grid, note: Callable[[str], object]
+) -> Iterator["Cluster | None"]:
+    """Join the cluster that replays a grid, and check that its hosts can; None without address.
+
+    Raises:
+        ClusterError: It cannot be joined, or a host lacks a file that the grid reads.
+        UsageError: The grid must run on this machine.
+    """
+    if address is not None and grid.fleet == "run":
+        raise UsageError(
+            '--cluster: is for a grid of replays, got fleet = "run"; leave it out, or set fleet = '
+            '"replay"'
+        )
+    experiments = (arm.experiment for arm in grid.arms)
+    with joined(address, experiments, lambda line: note(f"warning: {line}")) as cluster:
+        if cluster is not None:
+            check_files(cluster, grid)
+        yield cluster
 
 
 def receiver(bar: Bar, results: list[CellResult]) -> Callable[[CellResult], None]:
@@ -279,9 +318,3 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
         linear_fleet_of(experiment)
     else:
         check_fleet(experiment, os.environ)
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

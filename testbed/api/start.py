@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import End
 from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.testbed.api.cluster import joined
 from fairbed.testbed.api.errors import in_python
 from fairbed.testbed.api.planning import GivenExperiment, ReplayPlan, plan_replay, plan_run
 from fairbed.testbed.api.progress import Progress, shown
@@ -32,6 +33,9 @@ from fairbed.testbed.run.notify import notifying
 from fairbed.testbed.run.stopping import StopControl
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.testbed.run_folder import is_untouched
+
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.connection import Cluster
 
 Event = TypeVar("Event")
 T = TypeVar("T")
@@ -78,6 +82,7 @@ def replay(
     out: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     threads: int | None = None,
+    cluster: str | None = None,
     progress: Progress = None,
 ) -> Run:
     """Replay an experiment on a virtual clock, or resume a replay; return the finished run.
@@ -89,6 +94,8 @@ def replay(
         out: Folder of the run; None is a new one below `runs`.
         seed: Seed of the experiment; None is its own.
         threads: Devices trained at the same time, None for one per core; no result depends on it.
+        cluster: HOST:PORT of the head of a Ray cluster whose hosts train a part of the devices, or
+            `local` for one on this machine; no result depends on it.
         progress: What shows progress.
 
     Raises:
@@ -103,12 +110,18 @@ def replay(
         plan = plan_replay(experiment, settings=set or {}, seed=seed, out=folder)
         for warning in plan.warnings:
             warnings.warn(warning, stacklevel=2)
-        with shown(progress, plan.setup.experiment.rounds, "rounds", "replay") as bar:
-            run_replay(plan, bar, threads)
+        planned = plan.setup.experiment
+        with (
+            joined(cluster, [planned], lambda line: warnings.warn(line, stacklevel=2)) as hosts,
+            shown(progress, planned.rounds, "rounds", "replay") as bar,
+        ):
+            run_replay(plan, bar, threads, hosts)
     return Run(plan.run_id, plan.folder)
 
 
-def run_replay(plan: ReplayPlan, bar: Bar, threads: int | None = None) -> int:
+def run_replay(
+    plan: ReplayPlan, bar: Bar, threads: int | None = None, cluster: "Cluster | None" = None
+) -> int:
     """Replay all rounds of a plan; return the number of rounds that were replayed.
 
     An interrupt closes the run; one before its first row leaves no file behind.
@@ -117,6 +130,7 @@ def run_replay(plan: ReplayPlan, bar: Bar, threads: int | None = None) -> int:
         plan: The replay.
         bar: Counts the rounds; those before a resumed one have no rate.
         threads: Devices trained at the same time; None is one per core.
+        cluster: Hosts that train a part of the devices.
 
     Raises:
         Exception: A one-line error of a package: data, profile, store, ...
@@ -134,6 +148,7 @@ def run_replay(plan: ReplayPlan, bar: Bar, threads: int | None = None) -> int:
                 plan.run_id,
                 on_round,
                 threads=threads,
+                cluster=cluster,
                 origin=plan.origin,
                 origins=plan.origins,
             )

@@ -2,13 +2,14 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 import anyio
 import msgspec
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
-from fairbed.testbed.api.compare import COMPARISONS, check_grid, finish, receiver, usable_cores
+from fairbed.testbed.api.compare import COMPARISONS, check_grid, finish, joined_for, receiver
 from fairbed.testbed.cli import DONE, FAILED, count_option, from_clone
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison
@@ -19,7 +20,7 @@ from fairbed.testbed.compare.plots import draw_all
 from fairbed.testbed.compare.pool import run_cells
 from fairbed.testbed.compare.report import write_report
 from fairbed.testbed.compare.table import plain, print_rich
-from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.errors import ClusterError, RunError, UsageError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.install import install_command
 from fairbed.testbed.progress import progress
@@ -45,12 +46,12 @@ def main(options: argparse.Namespace) -> int:
     if path.is_dir():
         raise UsageError(f"compare: must be a grid file or at least two runs, got {path} alone")
     try:
-        jobs = count_option("--jobs", options.jobs) or usable_cores()
+        jobs = count_option("--jobs", options.jobs)
         grid = load_grid(path, options.set, count_option("--seeds", options.seeds))
         check_grid(grid, path)
         out = options.out or COMPARISONS / grid.name
         with grid_folder(out, grid):
-            results = _run_cells(grid, out, jobs)
+            results = _run_cells(grid, out, jobs, options.cluster)
             if results is None:
                 print("fairbed: stopped; the same command resumes the grid", file=sys.stderr)
                 return INTERRUPTED
@@ -60,6 +61,8 @@ def main(options: argparse.Namespace) -> int:
             _print(comparison, out, as_json=options.json)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
+    except ClusterError as exc:
+        raise RunError(str(exc)) from exc
     except BrokenPipeError:
         raise
     except OSError as exc:
@@ -74,8 +77,8 @@ def _compare_runs(options: argparse.Namespace) -> int:
         raise UsageError(
             f"compare: must be one grid file or several runs, got {grids[0]} beside others"
         )
-    for option, value in (("seeds", options.seeds), ("jobs", options.jobs), ("set", options.set)):
-        if value:
+    for option in ("seeds", "jobs", "set", "cluster"):
+        if getattr(options, option):
             raise UsageError(f"--{option}: is for a grid, whose cells are run; leave it out")
     try:
         folders = [resolve_run(options.runs, reference) for reference in options.grid]
@@ -99,11 +102,17 @@ def _compare_runs(options: argparse.Namespace) -> int:
     return FAILED if comparison.problems else DONE
 
 
-def _run_cells(grid: Grid, out: Path, jobs: int) -> list[CellResult] | None:
+def _run_cells(
+    grid: Grid, out: Path, jobs: int | None, address: str | None
+) -> list[CellResult] | None:
     """Return the results of all cells; None after an interruption."""
     results: list[CellResult] = []
-    with progress(len(grid.cells()), "cells", "compare") as bar:
-        is_whole = anyio.run(run_cells, grid, out, jobs, receiver(bar, results))
+    with (
+        progress(len(grid.cells()), "cells", "compare") as bar,
+        joined_for(address, grid, bar.line) as cluster,
+    ):
+        run = partial(run_cells, cluster=cluster, note=bar.line)
+        is_whole = anyio.run(run, grid, out, jobs, receiver(bar, results))
     return results if is_whole else None
 
 

@@ -156,6 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="devices trained in parallel (default: one per core)",
     )
+    _cluster(replay, "train devices")
 
     _core(command("core", "test whether groups of devices would gain by leaving finished runs"))
 
@@ -822,6 +823,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="replays in parallel (default: one per core)"
     )
+    _cluster(parser, "replay the cells")
     parser.add_argument(
         "--set",
         action="append",
@@ -831,6 +833,14 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-figures", action="store_true", help="draw no figures")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _cluster(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help=f"{what} on the hosts of a Ray cluster: HOST:PORT of its head, or local",
+    )
 
 
 def _data_keys(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import RunReader
+from fairbed.testbed.api.cluster import joined
 from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.api.planning import plan_replay
 from fairbed.testbed.api.start import run_replay
@@ -27,14 +28,18 @@ def main(options: argparse.Namespace) -> int:
             options.experiment, settings=options.set, seed=options.seed, out=options.out
         )
         for warning in plan.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            _warn(warning)
         planned = plan.setup.experiment.rounds
         with ExportTargets(options.metrics, options.tensorboard) as targets:
             if targets.url is not None:
                 print(f"metrics at {targets.url}", file=sys.stderr)
-            started = time.perf_counter()
-            with targets.exporting(plan.folder), progress(planned, "rounds", "replay") as bar:
-                rounds = run_replay(plan, bar, threads)
+            with (
+                targets.exporting(plan.folder),
+                joined(options.cluster, [plan.setup.experiment], _warn) as cluster,
+                progress(planned, "rounds", "replay") as bar,
+            ):
+                started = time.perf_counter()
+                rounds = run_replay(plan, bar, threads, cluster)
             rounds_per_s = rounds / (time.perf_counter() - started)
         with RunReader(plan.folder) as reader:
             summary = summarise_run(reader)
@@ -45,3 +50,7 @@ def main(options: argparse.Namespace) -> int:
         print(summary_table(summary, output_width()))
         print(f"\n{rounds_per_s:,.3g} rounds per second; the run is in {plan.folder}")
     return DONE
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr)

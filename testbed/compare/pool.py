@@ -1,9 +1,9 @@
 """Run the cells of a grid in processes that end with the grid, however it ends.
 
-Replays go to one worker per core. Live fleets run one after another, each by `fairbed run` in its
-own process: two on one machine would wait for each other. A process closes its run and ends when
-its standard input ends. docs/decisions/0011-a-cohort-trains-in-cache.md explains why this is not
-loky.
+Replays go to one worker per core, or to the hosts of a cluster. Live fleets run one after another,
+each by `fairbed run` in its own process: two on one machine would wait for each other. A process
+closes its run and ends when its standard input ends.
+docs/decisions/0011-a-cohort-trains-in-cache.md explains why this is not loky.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 import msgspec
@@ -29,10 +29,15 @@ from fairbed.testbed.compare.cell import (
     remove_leftovers,
     state_of,
 )
+from fairbed.testbed.compare.cluster_pool import CellPool
 from fairbed.testbed.compare.folder import ARMS
 from fairbed.testbed.compare.grid import Grid, GridCell
 from fairbed.testbed.compare.worker import CLOSE_S, CellJob, run_job
 from fairbed.testbed.host.threads import ONE_THREAD
+from fairbed.testbed.replay.cohort.ordered import free_cores
+
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.connection import Cluster
 
 GRACE_S = CLOSE_S + 5.0
 """Time from the end of a worker's standard input to its kill; seconds."""
@@ -45,7 +50,14 @@ ReportResult: TypeAlias = Callable[[CellResult], None]
 
 
 async def run_cells(
-    grid: Grid, out: Path, jobs: int, report: ReportResult, *, handles_signals: bool = True
+    grid: Grid,
+    out: Path,
+    jobs: int | None,
+    report: ReportResult,
+    *,
+    handles_signals: bool = True,
+    cluster: "Cluster | None" = None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> bool:
     """Run every unfinished cell, and read the finished ones.
 
@@ -55,24 +67,34 @@ async def run_cells(
     Args:
         grid: The grid.
         out: Its folder.
-        jobs: Number of workers; live fleets always have one.
+        jobs: Number of workers, None for one per core; live fleets always have one.
         report: Called with each result as soon as it is known.
         handles_signals: False in a thread where no signal arrives.
+        cluster: Hosts for the replays; None is this machine.
+        note: Called with lines about hosts.
 
     Returns:
         Whether all cells have a result; False after a signal.
     """
     cells = grid.cells()
     rest = iter(cells)
+    cell_of = {_job(cell, out).folder: cell for cell in cells}
     is_whole = False
+
+    def report_job(job: CellJob, outcome: CellOutcome) -> None:
+        report(_result(cell_of[job.folder], out, outcome))
+
     async with anyio.create_task_group() as group:
         if handles_signals:
             await group.start(_watch_signals, group.cancel_scope, name="compare.signals")
         async with anyio.create_task_group() as workers:
             if grid.fleet == "run":
                 workers.start_soon(_run, rest, out, report, name="compare.fleet")
+            elif cluster is not None:
+                pool = CellPool(cluster, [_job(cell, out) for cell in cells], report_job, note)
+                workers.start_soon(pool.run, jobs, name="compare.cluster")
             else:
-                for number in range(min(jobs, len(cells))):
+                for number in range(min(jobs or free_cores(), len(cells))):
                     workers.start_soon(_replay, rest, out, report, name=f"compare.{number}")
         is_whole = True
         group.cancel_scope.cancel()

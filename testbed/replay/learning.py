@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from fairbed.wire.codecs import encode_with_feedback, pack, unpack
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout, vector_from_bytes, vector_to_bytes
+
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.connection import Cluster
 
 
 class Codings:
@@ -529,7 +532,12 @@ def _of(models: Vector, is_wanted: Bools) -> Vector:
     return models if is_wanted.all() else models[is_wanted]
 
 
-def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) -> Learning:
+def make_learning(
+    setup: ReplaySetup,
+    folder: Path,
+    threads: int | None = None,
+    cluster: "Cluster | None" = None,
+) -> Learning:
     """Return the model and the training of a replay before round 1.
 
     Args:
@@ -537,6 +545,7 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
         folder: Folder of the run.
         threads: Devices trained at the same time, None for one per core; the results do not
             depend on it.
+        cluster: Hosts that train a part of each cohort, with the same results.
 
     Raises:
         ExperimentError: `[replay] engine` cannot train this model, or noise does not cover it.
@@ -557,7 +566,7 @@ def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) 
     )
     experiment.check_layout(artifact.spec.layout)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
-        trainer = make_trainer(artifact, data, experiment.replay.engine, threads)
+        trainer = make_trainer(artifact, data, experiment.replay.engine, threads, cluster)
         undo.callback(trainer.close)
         evaluator = FleetEvaluator(data, artifact, threads=threads)
         vector = initial_vector(artifact.spec, experiment.seed_for("init"))

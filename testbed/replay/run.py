@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +20,9 @@ from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.learning import Learning, make_learning
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 from fairbed.wire.artifact import TaskKind
+
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.connection import Cluster
 
 
 def replay_experiment(
@@ -63,20 +67,21 @@ def replay_setup(
     *,
     checkpoint_s: float = CHECKPOINT_S,
     threads: int | None = None,
+    cluster: "Cluster | None" = None,
     origin: Path | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> int:
     """Replay a world that is set up already; see `replay_experiment`.
 
     `origin` is the folder of the experiment file; None is the current folder. `origins` is what
-    set each key of the experiment.
+    set each key of the experiment. `cluster` trains a part of each cohort.
     """
     experiment = setup.experiment
     found = provenance(origin or Path(), setup.data, origins)
     with ExitStack() as stack:
         learning = None
         if experiment.trains_in_replay:
-            learning = make_learning(setup, folder, threads)
+            learning = make_learning(setup, folder, threads, cluster)
             stack.callback(learning.close)
         task: TaskKind = "classification" if setup.data is None else setup.data.dataset.kind
         store = _open_store(experiment, folder, run_id, len(setup.names), found, task)

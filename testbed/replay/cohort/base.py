@@ -76,6 +76,51 @@ class CohortResult:
         return np.array([bool(problem) for problem in self.problems], dtype=np.bool_)
 
 
+class HelperPool(Protocol):
+    """Processes that train a part of each cohort beside the replay, with the same bits."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes, and of threads that may call `train` at a time."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Return whether every process has begun; any thread may call it."""
+        ...
+
+    def begin_at(self, vector: Vector) -> None:
+        """Set the global model w_t of all later training, shape (n_values,)."""
+        ...
+
+    def train(
+        self,
+        at: Sequence[int],
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        starts: Vector | None = None,
+        rule: CohortRule | None = None,
+    ) -> CohortResult:
+        """Train some jobs in a process.
+
+        Args:
+            at: Indices of the jobs in the cohort.
+            jobs: The jobs.
+            hyperparameters: Hyperparameters of the round.
+            starts: Models before the first step, shape (G, n_values); None: the global model.
+            rule: The local rule, with the vectors of these jobs.
+
+        Raises:
+            EngineError: A process has ended, and with it the replay.
+            HostLostError: A process is gone; the jobs can be trained elsewhere.
+            PluginError: The rule breaks its contract.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
+
+
 class Trainer(Protocol):
     """Trains many devices from one model. One call at a time."""
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+from typing import TYPE_CHECKING
 
 from fairbed.coordinator.task.catalogue import make_module
 from fairbed.coordinator.task.recipes import FLAT_MODELS
@@ -12,28 +13,38 @@ from fairbed.testbed.replay.cohort.shards import DividedData, Shards
 from fairbed.testbed.run.evaluation import check_fit
 from fairbed.wire.artifact import Artifact
 
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.connection import Cluster
+
 CUDA_DRIVER = "libcuda.so.1"
 """Loaded to check for a GPU before torch is imported, which takes about a second."""
 
 
 def make_trainer(
-    artifact: Artifact, data: DividedData, engine: CohortEngine = "auto", threads: int = 1
+    artifact: Artifact,
+    data: DividedData,
+    engine: CohortEngine = "auto",
+    threads: int = 1,
+    cluster: "Cluster | None" = None,
 ) -> Trainer:
     """Return a trainer of cohorts for a model on the data of a fleet.
 
     `auto` takes batched matrix products for softmax and mlp, torch for other models if there is a
     GPU, and else the devices' own engine (docs/decisions/0011-a-cohort-trains-in-cache.md).
+    With a cluster, processes on its hosts train beside this one in place of `threads`.
 
     Raises:
         ExperimentError: `engine` cannot train this model, or torch is not installed.
         DatasetError: Model and data do not fit.
         EngineError: The engine cannot run the task.
     """
+    if cluster is not None:
+        from fairbed.testbed.replay.cohort.cluster_pool import dense_pool, device_pool
     spec = artifact.spec
     check_fit(data.dataset, spec)
     shards = Shards(data, spec.x_shape)
     if engine == "auto":
-        engine = _best(artifact)
+        engine = _best(artifact, has_cluster=cluster is not None)
     if engine == "batched":
         if spec.model not in FLAT_MODELS:
             raise ExperimentError(
@@ -43,16 +54,27 @@ def make_trainer(
         # threadpoolctl inspects every library of the process, which only training needs.
         from fairbed.testbed.replay.cohort.dense import DenseTrainer
 
-        return DenseTrainer(spec, shards, threads)
+        pool = None if cluster is None else dense_pool(cluster, spec, shards)
+        return DenseTrainer(spec, shards, threads, pool)
     if engine == "device":
-        return DeviceTrainer(artifact, shards, threads)
+        if cluster is None:
+            return DeviceTrainer(artifact, shards, threads)
+        pool = device_pool(cluster, artifact, data)
+        return DeviceTrainer(artifact, shards, threads, pool=pool)
+    if cluster is not None:
+        raise ExperimentError(
+            "replay.engine: must be auto, batched or device on a cluster, got torch; change it, or "
+            "leave --cluster out"
+        )
     return _torch(artifact, shards)
 
 
-def _best(artifact: Artifact) -> CohortEngine:
+def _best(artifact: Artifact, *, has_cluster: bool) -> CohortEngine:
     if artifact.spec.model in FLAT_MODELS:
         return "batched"
-    return "torch" if _may_be_vectorised(artifact) and _has_gpu() else "device"
+    if has_cluster or not (_may_be_vectorised(artifact) and _has_gpu()):
+        return "device"
+    return "torch"
 
 
 def _may_be_vectorised(artifact: Artifact) -> bool:

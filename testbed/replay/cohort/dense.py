@@ -9,7 +9,8 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
+from fairbed.testbed.errors import HostLostError
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule, HelperPool
 from fairbed.testbed.replay.cohort.batches import longest_first
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
@@ -42,6 +43,7 @@ class DenseTrainer:
         shards: The training data.
         threads: Chunks trained at the same time, one in this process and each other one in a
             worker process once that is ready; the results do not depend on it.
+        pool: Processes on other hosts, which replace those of this machine.
 
     Raises:
         SelfCheckFailed: The results differ from those of the task.
@@ -50,16 +52,21 @@ class DenseTrainer:
 
     name = "batched matrix products"
 
-    def __init__(self, spec: TaskSpec, shards: Shards, threads: int = 1) -> None:
+    def __init__(
+        self, spec: TaskSpec, shards: Shards, threads: int = 1, pool: HelperPool | None = None
+    ) -> None:
         self.spec = spec
         self._net = DenseNet(spec)
         self._shards = shards
+        threads = threads if pool is None else pool.size + 1
         self._threads = OrderedThreads(threads)
         self._blas = ThreadpoolController()
         run_selfcheck(spec, self._one)
         most = max(1, CHUNK_BYTES // (2 * BYTES_PER_VALUE * self._net.n_params))
         has_others = threads > 1 and len(shards.n_k) > most
-        self._pool = WorkerPool(spec, shards, most, threads - 1) if has_others else None
+        self._pool = pool
+        if pool is None and has_others:
+            self._pool = WorkerPool(spec, shards, most, threads - 1)
 
     def train(
         self,
@@ -101,7 +108,10 @@ class DenseTrainer:
             chunk_starts = None if starts is None else starts[chunk]
             chunk_rule = None if rule is None else rule.of(chunk)
             chunk_jobs = [jobs[at] for at in chunk]
-            return pool.train(chunk, chunk_jobs, hyperparameters, chunk_starts, chunk_rule)
+            try:
+                return pool.train(chunk, chunk_jobs, hyperparameters, chunk_starts, chunk_rule)
+            except HostLostError:
+                return here(chunk)
 
         # A product that BLAS splits among its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):

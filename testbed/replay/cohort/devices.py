@@ -10,12 +10,15 @@ from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.base import Engine, self_check
 from fairbed.device_agent.engines.choose import open_own_engine
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
+from fairbed.testbed.errors import HostLostError
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule, HelperPool
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.run.evaluation import EngineFactory
 from fairbed.wire.artifact import Artifact
+from fairbed.wire.local_training import GROUP
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.plugins import registered
 
 
 class DeviceTrainer:
@@ -30,6 +33,7 @@ class DeviceTrainer:
         shards: The training data.
         threads: Devices trained at the same time; the results do not depend on it.
         make_engine: Opens one engine.
+        pool: Processes on hosts of a cluster, which replace the other threads.
 
     Raises:
         EngineError: The engine cannot run the task, or computes wrong values.
@@ -43,10 +47,12 @@ class DeviceTrainer:
         shards: Shards,
         threads: int = 1,
         make_engine: EngineFactory = open_own_engine,
+        pool: HelperPool | None = None,
     ) -> None:
         self.spec = artifact.spec
         self._shards = shards
-        self._threads = OrderedThreads(threads)
+        self._pool = pool
+        self._threads = OrderedThreads(threads if pool is None else pool.size + 1)
         self._engines: SimpleQueue[Engine] = SimpleQueue()
         for _ in range(max(1, threads)):
             engine = make_engine(artifact)
@@ -66,9 +72,24 @@ class DeviceTrainer:
         def work(at: int) -> CohortResult:
             start = vector if starts is None else starts[at]
             own_rule = None if rule is None else rule.of([at])
-            return self._train(start, vector, at, jobs[at], hyperparameters, own_rule)
+            return self.train_one(start, vector, at, jobs[at], hyperparameters, own_rule)
 
-        return self._threads.run(work, range(len(jobs)))
+        pool = self._pool
+        if pool is None or (rule is not None and rule.rule.name in registered(GROUP)):
+            return self._threads.run(work, range(len(jobs)))
+        pool.begin_at(vector)
+
+        def elsewhere(at: int) -> CohortResult:
+            if not pool.is_ready():
+                return work(at)
+            own_start = None if starts is None else starts[at : at + 1]
+            own_rule = None if rule is None else rule.of([at])
+            try:
+                return pool.train([at], [jobs[at]], hyperparameters, own_start, own_rule)
+            except HostLostError:
+                return work(at)
+
+        return self._threads.run(work, range(len(jobs)), elsewhere)
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -84,10 +105,12 @@ class DeviceTrainer:
         return np.array(list(self._threads.run(work, devices)), dtype=np.float64)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and the processes of the pool."""
         self._threads.close()
+        if self._pool is not None:
+            self._pool.close()
 
-    def _train(
+    def train_one(
         self,
         start: Vector,
         anchor: Vector,
@@ -96,6 +119,7 @@ class DeviceTrainer:
         hyperparameters: Hyperparameters,
         rule: CohortRule | None,
     ) -> CohortResult:
+        """Return the result of one job: that at index `at`, from the model `start`."""
         x, y = self._shards.whole(job.device)
         with self._engine() as engine:
             try:

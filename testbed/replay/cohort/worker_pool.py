@@ -46,6 +46,10 @@ EXIT_TIMEOUT_S = 5.0
 Layout: TypeAlias = "Mapping[str, tuple[DTypeLike, tuple[int, ...]]]"
 """Type and shape of each array by its name."""
 
+RuleOptions: TypeAlias = Mapping[str, bool | int | float | str]
+SentRule: TypeAlias = tuple[str, RuleOptions, Mapping[str, Vector], Mapping[str, Vector]]
+"""Name, arguments, and sent and kept vectors of a local rule."""
+
 
 class SharedArrays:
     """Arrays in anonymous memory, which is freed with the last process that maps it.
@@ -150,7 +154,7 @@ class _Worker:
             EngineError: The process has ended.
             PluginError: The rule breaks its contract.
         """
-        sent = None if rule is None else (rule.rule.name, rule.options, rule.sent, rule.kept)
+        sent = None if rule is None else sent_rule(rule)
         try:
             self._pipe.send((jobs, hyperparameters, has_starts, sent))
             answer = self._pipe.recv()
@@ -216,6 +220,11 @@ class WorkerPool:
         for worker in self._workers:
             self._idle.put(worker)
 
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return len(self._workers)
+
     def is_ready(self) -> bool:
         """Return whether every process has loaded its modules; any thread may call it."""
         with self._readiness:  # two threads must not read the same message
@@ -233,19 +242,7 @@ class WorkerPool:
         starts: Vector | None = None,
         rule: CohortRule | None = None,
     ) -> CohortResult:
-        """Train a chunk in a worker; see `train_chunk`.
-
-        Args:
-            at: Indices of the jobs in the cohort.
-            jobs: Jobs of the chunk.
-            hyperparameters: Hyperparameters of the round.
-            starts: Models before the first step, shape (G, n_values); None: the global model.
-            rule: The local rule, with the vectors of these jobs.
-
-        Raises:
-            EngineError: A worker has ended.
-            PluginError: The rule breaks its contract.
-        """
+        """Train a chunk in a worker; see `HelperPool` and `train_chunk`."""
         worker = self._idle.get()
         try:
             slot = self._shared["trained"][worker.slot, : len(jobs)]
@@ -312,7 +309,7 @@ def main() -> None:
                 if not has_starts:
                     params[:] = vector
                 try:
-                    rule = None if sent is None else _received(*sent)
+                    rule = None if sent is None else received_rule(*sent)
                     done = train_chunk(
                         net, examples, params, vector, (), jobs, hyperparameters, rule
                     )
@@ -324,9 +321,14 @@ def main() -> None:
                     )
 
 
-def _received(
+def sent_rule(rule: CohortRule) -> SentRule:
+    """Return a local rule and its vectors as another process receives them."""
+    return rule.rule.name, rule.options, rule.sent, rule.kept
+
+
+def received_rule(
     name: str,
-    options: Mapping[str, bool | int | float | str],
+    options: RuleOptions,
     sent: Mapping[str, Vector],
     kept: Mapping[str, Vector],
 ) -> CohortRule:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from fairbed.testbed.host.guard import guarded
 from tests.processes import end, is_gone
@@ -57,7 +58,7 @@ class Nodes:
             port = listener.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         self.environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        """Lets a process join: set it before ray is imported."""
+        """Lets a process join, if ray is imported after it was set."""
         self._has_head = False
 
     def add(self, cores: int = 1, environ: Mapping[str, str] | None = None) -> Node:
@@ -92,8 +93,11 @@ class Nodes:
 
 @contextmanager
 def ray_nodes() -> Iterator[Nodes]:
-    """Yield a cluster without nodes; end its nodes at the end."""
+    """Yield a cluster without nodes; end its nodes at the end. Child processes may join it."""
     # Paths of sockets below it must be short.
     folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
-    with folder as name, ExitStack() as stack:
-        yield Nodes(stack, Path(name))
+    with folder as name, ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        nodes = Nodes(stack, Path(name))
+        for variable, value in nodes.environ.items():
+            patch.setenv(variable, value)
+        yield nodes

@@ -1,0 +1,114 @@
+"""Cohorts that are trained on several hosts: the same bits, also when a host is lost."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fairbed.device_agent.local_training import make_rule
+from fairbed.testbed.cluster.hosts import Host
+from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.replay.cohort.base import CohortRule, Trainer
+from fairbed.testbed.replay.cohort.choose import make_trainer
+from fairbed.wire import plugins
+from fairbed.wire.local_training import GROUP
+from tests.testbed.cluster.fake import FakeCluster
+from tests.testbed.replay.cohort.fleets import (
+    EVERYTHING,
+    PLAIN,
+    RECIPES,
+    SIZES,
+    SplitDrift,
+    fleet_data,
+    jobs_of,
+    one_by_one,
+    shipped,
+    split_drift,
+    start_of,
+)
+
+NAMES = ["mlp-784-318-10", "cnn-1x8x8-10"]
+"""One for each kind of worker: many devices at a time, and one after the other."""
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Trainer]]:
+    """Makes trainers, which are closed at the end."""
+    made = list[Trainer]()
+
+    def of(name: str, cluster: FakeCluster | None, engine: str = "auto") -> Trainer:
+        recipe = RECIPES[name]
+        made.append(
+            make_trainer(shipped(recipe), fleet_data(recipe), engine, 2, cluster)  # type: ignore[arg-type]  # it has the same methods
+        )
+        return made[-1]
+
+    yield of
+    for trainer in made:
+        trainer.close()
+
+
+def bits(trainer: Trainer, rule: CohortRule | None = None) -> list[tuple[object, ...]]:
+    """Return all numbers of a cohort of every device, with models of their own."""
+    jobs, vector = jobs_of(len(SIZES)), start_of(shipped(RECIPES[trainer.spec.name]))
+    if rule is None:
+        starts = (vector + 0.01 * vector[::-1])[np.newaxis].repeat(len(jobs), axis=0)
+        found = one_by_one(trainer.train(vector, jobs, EVERYTHING, starts))
+    else:
+        found = one_by_one(trainer.train(vector, jobs, PLAIN, None, rule))
+    return [(a.at, a.vector.tobytes(), a.steps, a.loss_train, a.problem) for a in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_hosts_train_with_the_same_bits(name: str, make: Callable[..., Trainer]) -> None:
+    calls = list[str]()
+    cluster = FakeCluster(1, 2)
+    cluster.on_call = lambda host, method: calls.append(f"{host.name} {method}")
+    trainer = make(name, cluster)
+    truth = bits(make(name, None))
+    while not any("train" in call for call in calls):  # the first chunks may find no process ready
+        assert bits(trainer) == truth
+    assert sorted(host for host, _ in cluster.started) == ["host-1", "host-1"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lost_host_changes_no_bit(name: str, make: Callable[..., Trainer]) -> None:
+    cluster = FakeCluster(1, 1)
+    trainer = make(name, cluster)
+    cluster.on_call = lambda host, method: cluster.lost.add(host)
+    truth = bits(make(name, None))
+    while not cluster.lost:
+        assert bits(trainer) == truth
+    assert bits(trainer) == truth
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rule_goes_along(name: str, make: Callable[..., Trainer]) -> None:
+    rule = split_drift(start_of(shipped(RECIPES[name])), len(SIZES))
+    seen = list[Host]()
+    cluster = FakeCluster(1, 1)
+    cluster.on_call = lambda host, method: seen.append(host)
+    trainer, truth = make(name, cluster), bits(make(name, None), rule)
+    for _ in range(3):
+        assert bits(trainer, rule) == truth
+    assert seen
+
+
+def test_a_registered_rule_stays_here(
+    make: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(plugins._registered, GROUP, {})
+    plugins.register(GROUP, "mine", SplitDrift)
+    calls = list[str]()
+    cluster = FakeCluster(1, 1)
+    cluster.on_call = lambda host, method: calls.append(method)
+    for name in NAMES:
+        given = split_drift(start_of(shipped(RECIPES[name])), len(SIZES))
+        bits(make(name, cluster), replace(given, rule=make_rule("mine", given.options)))
+    assert set(calls) == {"begin"}
+
+
+def test_torch_is_refused_on_a_cluster(make: Callable[..., Trainer]) -> None:
+    with pytest.raises(ExperimentError, match=r"replay.engine: must be auto, batched or device on"):
+        make("cnn-1x8x8-10", FakeCluster(1, 1), "torch")
