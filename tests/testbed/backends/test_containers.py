@@ -51,7 +51,7 @@ async def main():
 anyio.run(main)
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -155,6 +155,7 @@ def test_a_container_can_be_frozen_killed_and_restarted(tmp_path: Path, run_id: 
 
 
 @pytest.mark.full
+@pytest.mark.alone  # another run that starts would remove them, too
 @pytest.mark.usefixtures("needs_containers")
 def test_containers_of_a_killed_run_are_removed(tmp_path: Path, run_id: str) -> None:
     with subprocess.Popen(

@@ -33,8 +33,6 @@ from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
 from tests.processes import still_running
 
-pytestmark = pytest.mark.alone
-
 REPOSITORY = Path(__file__).parents[3]
 
 LIMIT_S = 90.0

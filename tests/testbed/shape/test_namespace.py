@@ -16,8 +16,6 @@ from fairbed.testbed.backends.network.sweep import NAMESPACES
 from tests.testbed.backends.network.conftest import host_view, missing_since
 from tests.testbed.shape.conftest import TIMEOUT_S, Shape, Start, problem
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(autouse=True)
 def untouched_machine() -> Iterator[None]:
@@ -76,6 +74,7 @@ print(sorted(trips)[2], 8 * (got - first) / lasted)
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_a_client_inside_reaches_a_server_outside_at_the_rate_and_delay_of_its_link(
     shape: Shape, server: int, tmp_path: Path
 ) -> None:
@@ -134,6 +133,7 @@ def test_the_command_may_run_as_another_user(shape: Shape) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_a_trace_changes_the_link_while_the_command_runs(
     shape: Shape, server: int, tmp_path: Path
 ) -> None:
