@@ -21,7 +21,8 @@ from experiments.rbcs_f_paper.rounds import ROUNDING, Trajectory, trajectory
 from experiments.rbcs_f_paper.table import Cell, cells, checks
 
 SEEDS = {rbcs_f(5.0): 20}
-"""Ten, but twice as many where ten happen to differ little among themselves and lie 1 % aside."""
+"""Four of each policy, where the command plays ten; more where few happen to differ little among
+themselves and lie 1 % aside."""
 LOW_NOISE_POLICIES = (RANDOM, rbcs_f(5.0), rbcs_f(20.0), rbcs_f(50.0), FASTEST)
 TOLD = rbcs_f_known(20.0)
 
@@ -31,7 +32,7 @@ def played(
     policy: Policy, noise: float = LOW_NOISE, seeds: int | None = None
 ) -> tuple[Trajectory, ...]:
     arm = Arm(policy=policy, noise=noise)
-    return tuple(trajectory(arm, ROUNDS, seed) for seed in range(seeds or SEEDS.get(policy, 10)))
+    return tuple(trajectory(arm, ROUNDS, seed) for seed in range(seeds or SEEDS.get(policy, 4)))
 
 
 def judged(policy: Policy) -> list[Cell]:
