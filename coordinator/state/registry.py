@@ -38,6 +38,22 @@ _CHECKPOINTED = (
 )
 
 
+_IN_COLUMNS = frozenset(
+    {
+        "capabilities",
+        "n_registered",
+        "is_on",
+        "context",
+        "context_at",
+        "is_excluded",
+        "busy_round",
+        "trained_last",
+        "selected_last",
+    }
+)
+"""Fields of a device that `_Columns` are computed from."""
+
+
 @dataclass(slots=True)
 class Device:
     """One device as the coordinator knows it."""
@@ -75,6 +91,13 @@ class Device:
     """Last round that merged its update."""
     held_sha256: bytes | None = None
     """Hash of the model version that its agent process downloaded last."""
+    changed: set[int] = field(default_factory=set, repr=False, compare=False)
+    """Rows of the registry whose columns are out of date."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in _IN_COLUMNS and hasattr(self, "changed"):
+            self.changed.add(self.row)
 
     def is_available(self, now: float) -> bool:
         """Return I_{t,n} at this instant."""
@@ -180,6 +203,40 @@ _ABSENT = {
 
 
 @dataclass(slots=True)
+class _Columns:
+    """What a decision reads of all devices, one entry for each: 10^6 devices cost milliseconds."""
+
+    context_at: Floats
+    is_open: Bools
+    """Available but for the age of the context."""
+    inverse_mu: Floats
+    rates_bps: Floats
+    """Shape (N, 2)."""
+    n_k: Ints
+    trained_last: Bools
+    selected_last: Bools
+
+    @classmethod
+    def empty(cls, size: int) -> "_Columns":
+        return cls(
+            context_at=np.full(size, -np.inf),
+            is_open=np.zeros(size, dtype=np.bool_),
+            inverse_mu=np.ones(size),
+            rates_bps=np.full((size, 2), np.nan),
+            n_k=np.zeros(size, dtype=np.int64),
+            trained_last=np.zeros(size, dtype=np.bool_),
+            selected_last=np.zeros(size, dtype=np.bool_),
+        )
+
+    def resized(self, size: int) -> "_Columns":
+        """Return these columns with room for more devices."""
+        larger, n = _Columns.empty(size), len(self.n_k)
+        for name in _Columns.__slots__:
+            getattr(larger, name)[:n] = getattr(self, name)
+        return larger
+
+
+@dataclass(slots=True)
 class Registry:
     """All devices of a run, by name and by row."""
 
@@ -200,6 +257,11 @@ class Registry:
     """Python module of the model, empty for graphs; a device whose owner does not allow it is not
     available."""
     _devices: dict[str, Device] = field(default_factory=dict)
+    _rows: list[Device] = field(default_factory=list)
+    _changed: set[int] = field(default_factory=set)
+    _columns: _Columns = field(default_factory=lambda: _Columns.empty(0))
+    _required: tuple[object, ...] = ()
+    """What the columns were computed for, of the fields above."""
 
     def __len__(self) -> int:
         return len(self._devices)
@@ -225,7 +287,12 @@ class Registry:
         """Assign rows to devices in this order, whichever joins first."""
         for name in names:
             if name not in self._devices:
-                self._devices[name] = Device(name=name, row=len(self._devices))
+                self._add(Device(name=name, row=len(self._devices), changed=self._changed))
+
+    def _add(self, device: Device) -> None:
+        self._devices[device.name] = device
+        self._rows.append(device)
+        self._changed.add(device.row)
 
     @property
     def missing_physical(self) -> list[str]:
@@ -264,7 +331,7 @@ class Registry:
     def load_state(self, state: list[dict[str, Any]]) -> None:
         """Restore the devices of a resumed run in their rows; each must still send a hello."""
         for row, saved in enumerate(state):
-            self._devices[saved["name"]] = Device(row=row, **saved)
+            self._add(Device(row=row, changed=self._changed, **saved))
 
     def update_context(self, name: str, context: Context, now: float) -> bool:
         """Record a context; return whether it is the newest of a device that has joined."""
@@ -303,8 +370,9 @@ class Registry:
 
     def available(self, now: float) -> Bools:
         """Return I_t, shape (N,)."""
-        flags = (d.is_available(now) and self._can_serve(d) for d in self)
-        return np.fromiter(flags, dtype=np.bool_, count=len(self))
+        columns, n = self._up_to_date(), len(self)
+        is_recent: Bools = now - columns.context_at[:n] <= CONTEXT_MAX_AGE_S
+        return is_recent & columns.is_open[:n]
 
     def absences(self, is_available: Bools, now: float) -> dict[int, Reason]:
         """Return why devices are not available at this instant, by row.
@@ -355,7 +423,8 @@ class Registry:
 
     def n_k(self) -> Ints:
         """Return the training examples of each device, shape (N,), bounded by its hello."""
-        return np.fromiter((bounded_n_k(d) for d in self), dtype=np.int64, count=len(self))
+        n_k: Ints = self._up_to_date().n_k[: len(self)].copy()
+        return n_k
 
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
         """Return c = [1/mu, s, M_down/B_down, M_up/B_up] of each device, shape (N, 4).
@@ -369,11 +438,42 @@ class Registry:
             coding: `not_previous` (s = 1 iff it did not complete training in the last round) or
                 `literal_seed` (s = 1 iff it was selected in the last round).
         """
-        rates_bps = np.array([_rates_bps(d) for d in self], dtype=np.float64).reshape(len(self), 2)
-        transfer_s = transfer_times(down_bits, up_bits, rates_bps)
-        inverse_mu = np.array([1.0 / clamped_mu(d) for d in self], dtype=np.float64)
-        cold = np.array([cold_start(d, coding) for d in self], dtype=np.float64)
-        return np.concatenate([inverse_mu[:, None], cold[:, None], transfer_s], axis=1)
+        columns, n = self._up_to_date(), len(self)
+        transfer_s = transfer_times(down_bits, up_bits, columns.rates_bps[:n])
+        is_cold = columns.selected_last if coding == "literal_seed" else ~columns.trained_last
+        context = np.empty((n, 4))
+        context[:, 0], context[:, 1] = columns.inverse_mu[:n], is_cold[:n]
+        context[:, 2:] = transfer_s
+        return context
+
+    def _up_to_date(self) -> _Columns:
+        """Return the columns, computed anew for the devices that have changed."""
+        required = (
+            self.needs_losses,
+            self.local_rule,
+            self.noise_multiplier,
+            self.engine,
+            self.module,
+        )
+        if required != self._required:
+            self._required = required
+            self._changed.update(range(len(self)))
+        columns = self._columns
+        if len(columns.n_k) < len(self):
+            columns = self._columns = columns.resized(2 * len(self))
+        for row in self._changed:
+            device = self._rows[row]
+            columns.context_at[row] = device.context_at
+            columns.is_open[row] = device.is_available(device.context_at) and self._can_serve(
+                device
+            )
+            columns.inverse_mu[row] = 1.0 / clamped_mu(device)
+            columns.rates_bps[row] = _rates_bps(device)
+            columns.n_k[row] = bounded_n_k(device)
+            columns.trained_last[row] = device.trained_last
+            columns.selected_last[row] = device.selected_last
+        self._changed.clear()
+        return columns
 
     def slowest_bps(self) -> float | None:
         """Return the slowest downlink that a device has reported, bit/s; None before the first."""
@@ -415,7 +515,10 @@ class Registry:
         """
         cohort, done, late = set(selected), set(trained), set(draining)
         ended = cohort if over is None else set(over)
-        for device in self:
+        known = self._up_to_date()
+        before = np.flatnonzero(known.selected_last[: len(self)] | known.trained_last[: len(self)])
+        names = {self._rows[row].name for row in before.tolist()}
+        for device in (self._devices[name] for name in names | cohort | done | ended):
             device.selected_last = device.name in cohort
             device.trained_last = device.name in done
             if device.name in ended:

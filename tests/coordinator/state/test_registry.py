@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.selection.explanation import Reason
@@ -11,9 +14,11 @@ from fairbed.coordinator.state.registry import (
     bounded_n_k,
     clamped_mu,
     clamped_values,
+    cold_start,
     reason_lost,
 )
 from tests.coordinator.builders import CAPABILITIES, context, hello
+from tests.tiers import examples
 
 
 def joined(*names: str) -> Registry:
@@ -29,6 +34,109 @@ def test_rows_follow_the_order_of_joining_and_survive_a_restart_of_the_agent() -
     registry.join("pi-2", hello(boot=9, n_k=100), now=20.0)
     assert registry.names() == ["pi-2", "pi-1"]
     assert [device.row for device in registry] == [0, 1]
+
+
+NAMES = ("pi-0", "pi-1", "pi-2", "pi-3")
+
+
+class ChangingRegistry(RuleBasedStateMachine):
+    """Whatever happens to devices, columns are what the devices themselves say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = Registry()
+        self.now, self.round, self.seq = 0.0, 0, 0
+
+    names = st.sampled_from(NAMES)
+    some = st.sets(names)
+
+    @rule(name=names, boot=st.integers(1, 2), n_k=st.none() | st.integers(0, 9))
+    def join(self, name: str, boot: int, n_k: int | None) -> None:
+        self.registry.join(name, hello(boot=boot, n_k=n_k), self.now)
+
+    @rule(
+        name=names,
+        boot=st.integers(1, 2),
+        mu=st.floats(0.01, 90.0),
+        rate=st.none() | st.floats(1.0, 1e13),
+        is_ready=st.booleans(),
+        phase=st.sampled_from(["idle", "train"]),
+    )
+    def report(
+        self, name: str, boot: int, mu: float, rate: float | None, is_ready: bool, phase: str
+    ) -> None:
+        self.seq += 1
+        reported = structs.replace(
+            context(),
+            boot=boot,
+            seq=self.seq,
+            mu_cores=mu,
+            downlink_bps=rate,
+            uplink_bps=rate,
+            is_ready=is_ready,
+            phase=phase,
+            n_k=self.seq % 12,
+        )
+        self.registry.update_context(name, reported, self.now)
+
+    @rule(name=names, is_excluded=st.booleans())
+    def exclude(self, name: str, is_excluded: bool) -> None:
+        if (device := self.registry.get(name)) is not None:
+            device.is_excluded = is_excluded
+
+    @rule(name=names, boot=st.integers(1, 2))
+    def leave(self, name: str, boot: int) -> None:
+        self.registry.mark_off(name, boot, self.now)
+
+    @rule(names=some, trained=some, draining=some)
+    def play_a_round(self, names: set[str], trained: set[str], draining: set[str]) -> None:
+        known = names & set(self.registry.names())
+        self.round += 1
+        self.registry.open_round(known, self.round)
+        self.check()
+        self.registry.close_round(known, trained & known, draining & known)
+
+    @rule(name=names, has_trained=st.booleans(), is_draining=st.booleans())
+    def release(self, name: str, has_trained: bool, is_draining: bool) -> None:
+        if name in self.registry:
+            self.registry.release(name, has_trained=has_trained, is_draining=is_draining)
+
+    @rule()
+    def lose_the_link(self) -> None:
+        self.registry.expire_contexts()
+
+    @rule(seconds=st.floats(0.0, 5.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(local_rule=st.sampled_from(["sgd", "drift"]), needs_losses=st.booleans())
+    def change_needs(self, local_rule: str, needs_losses: bool) -> None:
+        self.registry.local_rule, self.registry.needs_losses = local_rule, needs_losses
+
+    @rule()
+    def restart(self) -> None:
+        saved = self.registry.to_state()
+        self.registry = Registry()
+        self.registry.load_state(saved)
+
+    @invariant()
+    def check(self) -> None:
+        devices, now = list(self.registry), self.now
+        needs_losses, rule = self.registry.needs_losses, self.registry.local_rule
+        available = [
+            d.is_available(now) and d.has_rule(rule) and (d.can_report_loss or not needs_losses)
+            for d in devices
+        ]
+        assert self.registry.available(now).tolist() == available
+        assert self.registry.n_k().tolist() == [bounded_n_k(d) for d in devices]
+        for coding in ("not_previous", "literal_seed"):
+            columns = self.registry.contexts(8e6, 8e6, coding)
+            assert columns[:, 0].tolist() == [1.0 / clamped_mu(d) for d in devices]
+            assert columns[:, 1].tolist() == [cold_start(d, coding) for d in devices]
+
+
+TestChangingRegistry = ChangingRegistry.TestCase
+TestChangingRegistry.settings = settings(max_examples=examples(50), stateful_step_count=20)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,236 @@
+"""Cost of a large fleet for the tables of a live coordinator: time of a decision, and memory.
+
+    fairbed bench scale [--devices 1000000] [--in-flight 10000] [--per-round 1000] [--rounds 3]
+        [--json] [--write docs/scale.md]
+
+A registry of devices that have all joined and reported a context; so many of them are at work on an
+open exchange. The results are processor time, with the number of devices and with a tenth and a
+hundredth of it, each in a separate process: of a round's decision (contexts, availability,
+selection), of the parts of it, of the bookkeeping at the round's end, and of one arriving context;
+and memory per device. The exponent e of time ~ N^e is fitted to all sizes. `--write` replaces the
+tables of the page. Nothing is trained and nothing is sent.
+"""
+
+import argparse
+import gc
+import math
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from benchmarks._meter import peak_rss_bytes
+from experiments.processes import fresh_processes
+from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.state.registry import Registry
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.progress import tracked
+from fairbed.wire.messages import Capabilities, Context, Hello
+
+NOW_S = 100.0
+MODEL_BITS = 8e6
+"""A model of 1 MB."""
+
+PART_OF_FAIR_SHARE = 0.5
+"""The guaranteed rate, relative to that of a uniform selection."""
+
+MARKS = "<!-- bench scale -->", "<!-- end of bench scale -->"
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """The tables of one fleet; times are processor time, seconds, medians."""
+
+    devices: int
+    in_flight: int
+    contexts_s: float
+    """Of the four columns of contexts."""
+    available_s: float
+    """Of the column of availability."""
+    n_k_s: float
+    """Of the column of training examples."""
+    select_s: float
+    """Of a whole decision, which has the three columns in it."""
+    absences_s: float
+    """Of the reasons of all devices that are not available."""
+    close_s: float
+    """Of the registry's part in the end of a round."""
+    report_s: float
+    """Of one arriving context."""
+    bytes_per_device: float
+    """Peak memory beyond an empty process."""
+
+
+TIMES = ("contexts_s", "available_s", "n_k_s", "select_s", "absences_s", "close_s", "report_s")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print the results; return the exit code."""
+    parser = argparse.ArgumentParser(prog="fairbed bench scale", description=__doc__)
+    parser.add_argument("--devices", type=int, default=1_000_000)
+    parser.add_argument("--in-flight", type=int, default=10_000)
+    parser.add_argument("--per-round", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    options = parser.parse_args(arguments)
+    if options.per_round + options.in_flight > options.devices:
+        parser.error("--devices: must be at least --per-round and --in-flight together")
+    least = options.per_round + options.in_flight
+    sizes = sorted({max(least, options.devices // part) for part in (100, 10, 1)})
+    costs = [
+        alone(size, options.in_flight, options.per_round, options.rounds)
+        for size in tracked(sizes, "fleets", "scale")
+    ]
+    if options.json:
+        print(msgspec.json.encode(costs).decode())
+    else:
+        print(table(costs))
+    if options.write is not None:
+        write(options.write, costs)
+    return 0
+
+
+def alone(devices: int, in_flight: int, per_round: int, rounds: int) -> Cost:
+    """Run `measure` in a separate process."""
+    with fresh_processes(1) as pool:
+        return pool.submit(measure, devices, in_flight, per_round, rounds).result()
+
+
+def measure(devices: int, in_flight: int, per_round: int, rounds: int) -> Cost:
+    """Return the cost of rounds in this process."""
+    empty_bytes = peak_rss_bytes(os.getpid())
+    registry = full_registry(devices, in_flight)
+    gc.collect()
+    bytes_per_device = (peak_rss_bytes(os.getpid()) - empty_bytes) / devices
+    selection = SelectionConfig(
+        policy="rbcs-f", per_round=per_round, beta=0.5 * per_round / devices
+    )
+    settings = Experiment(name="bench", selection=selection, round=RoundConfig(deadline_s=1e6))
+    decisions = make_decisions(settings.coordinator())
+    bits = MODEL_BITS, MODEL_BITS
+    names = registry.names()
+    is_available = registry.available(NOW_S)
+    times: dict[str, list[float]] = {name: [] for name in TIMES}
+    for number in range(1, rounds + 1):
+        cost = {
+            "contexts_s": used_s(lambda: registry.contexts(*bits, "not_previous")),
+            "available_s": used_s(lambda: registry.available(NOW_S)),
+            "n_k_s": used_s(registry.n_k),
+            "select_s": used_s(
+                lambda number=number: decisions.select(number, registry, bits, NOW_S)  # type: ignore[misc]  # mypy cannot infer it
+            ),
+            "absences_s": used_s(lambda: registry.absences(is_available, NOW_S)),
+            "close_s": used_s(lambda: registry.close_round(names[:per_round], (), ())),
+            "report_s": report_s(registry, names[-per_round:], number),
+        }
+        for name, seconds in cost.items():
+            times[name].append(seconds)
+    return Cost(
+        devices=devices,
+        in_flight=in_flight,
+        bytes_per_device=bytes_per_device,
+        **{name: statistics.median(values) for name, values in times.items()},
+    )
+
+
+def full_registry(devices: int, in_flight: int) -> Registry:
+    """Return a registry of devices in contact, of which the first are at work."""
+    registry, rng = Registry(), np.random.default_rng(7)
+    known = Capabilities(
+        cores=4, memory_bytes=1 << 32, machine="aarch64", python="3.11", engine="onnxruntime",
+        engine_threads=4, agent="0",
+    )  # fmt: skip
+    hello = Hello(boot=1, capabilities=known, n_k=100)
+    mu, rates = rng.uniform(0.5, 4.0, devices), rng.uniform(1e6, 1e8, (2, devices))
+    for row in range(devices):
+        name = f"device-{row}"
+        registry.join(name, hello, NOW_S)
+        registry.update_context(name, context(1, mu[row], rates[0, row], rates[1, row]), NOW_S)
+    registry.open_round((f"device-{row}" for row in range(in_flight)), 0)
+    return registry
+
+
+def context(seq: int, mu: float, down_bps: float, up_bps: float) -> Context:
+    """Return a context of a device that is ready."""
+    return Context(
+        boot=1, seq=seq, mu_cores=float(mu), downlink_bps=float(down_bps), link_age_s=1.0,
+        uplink_bps=float(up_bps), is_ready=True, n_k=100,
+    )  # fmt: skip
+
+
+def used_s(call: Callable[[], object]) -> float:
+    """Return the processor time of a call, seconds."""
+    gc.collect()
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def report_s(registry: Registry, names: Sequence[str], number: int) -> float:
+    """Return the processor time of recording one context, mean over `names`."""
+    reports = [context(number + 1, 2.0, 1e7, 1e7) for _ in names]
+
+    def record() -> None:
+        for name, report in zip(names, reports, strict=True):
+            registry.update_context(name, report, NOW_S)
+
+    return used_s(record) / len(names)
+
+
+def exponent(costs: Sequence[Cost], name: str) -> float:
+    """Return e of time ~ N^e, by least squares over the logarithms."""
+    if len(costs) < 2:
+        return math.nan
+    sizes = np.log([cost.devices for cost in costs])
+    times = np.log([max(getattr(cost, name), 1e-9) for cost in costs])
+    return float(np.polyfit(sizes, times, 1)[0])
+
+
+ROWS = {
+    "select_s": "decision of a round (RBCS-F, ridge)",
+    "contexts_s": "of it contexts, (N, 4)",
+    "available_s": "of it availability, (N,)",
+    "n_k_s": "of it examples, (N,)",
+    "absences_s": "reasons of absence",
+    "close_s": "end of a round",
+    "report_s": "one arriving context",
+}
+
+
+def table(costs: Sequence[Cost]) -> str:
+    """Return the results as a table in Markdown."""
+    lines = [
+        "| processor time, ms | " + " | ".join(f"{cost.devices:,}" for cost in costs) + " | e |",
+        "|---|" + "---:|" * (len(costs) + 1),
+    ]
+    for name, text in ROWS.items():
+        cells = " | ".join(f"{1e3 * getattr(cost, name):.3g}" for cost in costs)
+        lines.append(f"| {text} | {cells} | {exponent(costs, name):.2f} |")
+    cells = " | ".join(f"{cost.bytes_per_device:,.0f}" for cost in costs)
+    lines.append(f"| memory, bytes per device | {cells} | |")
+    return "\n".join(lines)
+
+
+def write(page: Path, costs: Sequence[Cost]) -> None:
+    """Replace the table of the page.
+
+    Raises:
+        SystemExit: The page has no place for it.
+    """
+    begin, end = map(re.escape, MARKS)
+    text, count = re.subn(
+        f"(?<={begin}\n).*?(?={end})",
+        lambda _: f"\n{table(costs)}\n\n",
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        raise SystemExit(f"{page}: must have one line {MARKS[0]!r} before {MARKS[1]!r}")
+    page.write_text(text, encoding="utf-8")
