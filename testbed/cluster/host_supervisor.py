@@ -12,14 +12,15 @@ so it ends its devices `FENCE_S` after the last request for a report. That is be
 gives the host up, after `LOST_S`.
 """
 
+import fcntl
 import os
 import shutil
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +61,13 @@ MAX_ENDED = 10_000
 
 MAX_READINGS = 1_000
 """Readings of the processes on the paths that wait for a report: 10 s of one process."""
+
+
+UNLOCKED_S = 60.0
+"""A folder that is younger may be about to be locked; seconds."""
+
+FOLDER = "fairbed-host-"
+"""Begin of the names of folders of supervisors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +127,7 @@ class HostSupervisor:
 
     def __init__(self, address: str) -> None:
         self._stack = ExitStack()
-        self._folder = Path(tempfile.mkdtemp(prefix="fairbed-host-"))
-        self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder = self._stack.enter_context(_scratch_folder())
         self._portal = self._stack.enter_context(start_blocking_portal())
         self._address = address
         self._backends: list[ProcessBackend] = []
@@ -334,3 +341,38 @@ class HostSupervisor:
                 is_cut_off = time.monotonic() - self._requested_at > FENCE_S
             if self._backend_of and is_cut_off:
                 self.close()
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """Yield a new folder, removed at the end; remove those of supervisors that were killed.
+
+    The kernel frees the lock of a folder when its owner ends, whatever the cause.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        with suppress(OSError):  # another user's, or of a live supervisor
+            if time.time() - left.stat().st_mtime < UNLOCKED_S:
+                continue
+            with _locked(left):
+                shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+    with _locked(folder):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder.
+
+    Raises:
+        OSError: Another process or supervisor has it, or there is no such folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

@@ -428,7 +428,7 @@ async def _fleet(
             passwords = device_passwords(endpoint.secret, [spec.name for spec in choice.fleet])
         backend = await stack.enter_async_context(
             choice.backend(
-                _url_for_devices(plan, endpoint),
+                url_for_devices(plan, endpoint),
                 tenant=endpoint.tenant,
                 passwords=passwords,
                 on_end=on_end,
@@ -438,7 +438,7 @@ async def _fleet(
         yield backend, restarts
 
 
-def _url_for_devices(plan: RunPlan, endpoint: Endpoint) -> str:
+def url_for_devices(plan: RunPlan, endpoint: Endpoint) -> str:
     """Return the address of the broker, for other hosts the one at which they reach a lab."""
     if plan.hosts is None or endpoint.lab is None:
         return endpoint.url

@@ -1,9 +1,12 @@
 """What a host offers and runs: its supervisor in this process, and the network to it."""
 
+import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,12 @@ from fairbed.testbed.cluster.device_hosts import (
 from fairbed.testbed.cluster.host_supervisor import FleetPart, HostSupervisor
 from fairbed.testbed.emulation.placement import HostRoom
 from fairbed.testbed.errors import BackendError, ClusterError, UsageError
+from fairbed.testbed.run.supervisor import url_for_devices
+from fairbed.testbed.run_folder import Endpoint
+from fairbed.wire.transport.address import parse_url
+from tests.processes import is_gone
 from tests.testbed.cluster.test_hosts_backend import FakeHost, hosts_of
+from tests.testbed.lab.labs import make_lab
 
 LIMIT_S = 60.0
 
@@ -68,10 +76,10 @@ def test_a_host_starts_reports_and_ends_devices(supervisor: HostSupervisor) -> N
     supervisor.restart("pi-1", None)
     assert supervisor.report(last.number).pids["pi-1"] != report.pids["pi-1"]
     assert supervisor.sample().keys() == {"pi-1", "pi-2"}
-    assert b"pi-2" in supervisor.logs()["pi-2.log"]
-    pids = supervisor.report(last.number).pids.values()
+    until(lambda: b"pi-2" in supervisor.logs().get("pi-2.log", b""), "a log")
+    agents = [psutil.Process(pid) for pid in supervisor.report(last.number).pids.values()]
     supervisor.close()
-    assert not any(map(psutil.pid_exists, pids))
+    assert all(map(is_gone, agents))
 
 
 @pytest.mark.full
@@ -79,11 +87,50 @@ def test_a_host_that_is_cut_off_ends_its_devices(
     supervisor: HostSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor.add(PART)
-    pids = list(supervisor.report(0).pids.values())
+    agents = [psutil.Process(pid) for pid in supervisor.report(0).pids.values()]
     monkeypatch.setattr(host_supervisor, "FENCE_S", 0.2)
-    until(lambda: not any(map(psutil.pid_exists, pids)), "the end of the devices")
+    assert all(map(is_gone, agents))
     with pytest.raises(BackendError, match="has ended its devices, because no request arrived"):
         supervisor.report(0)
+
+
+def test_the_folder_of_a_killed_supervisor_is_removed_and_that_of_a_live_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "fairbed-host-left"
+    young = tmp_path / "fairbed-host-young"
+    young.mkdir()
+    (left / "part-0").mkdir(parents=True)
+    os.utime(left, (0.0, 0.0))
+    first, second = HostSupervisor("127.0.0.1"), HostSupervisor("127.0.0.1")
+    assert not left.exists()
+    assert len(list(tmp_path.iterdir())) == 3
+    first.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == [young]
+
+
+@pytest.mark.full
+def test_devices_of_a_host_check_the_certificate_of_the_broker(supervisor: HostSupervisor) -> None:
+    part = replace(PART, broker_url="mqtts://127.0.0.1:1", ca=b"not a certificate")
+    supervisor.add(part)
+    log = until(lambda: supervisor.logs().get("pi-1.log"), "a log")
+    until(lambda: b"cafile" in supervisor.logs()["pi-1.log"], f"the problem in {log!r}")
+
+
+def test_devices_on_hosts_reach_a_lab_at_its_tls_listener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_lab(tmp_path / "lab")
+    beyond = DeviceHosts("10.0.0.1", hosts_of(FakeHost("a"), FakeHost("b")).hosts)
+    plan = planned(tmp_path, beyond, broker__url="lab")
+    endpoint = Endpoint(url="mqtt://coordinator@127.0.0.1:1", tenant="main", lab=str(lab.folder))
+    address = parse_url(url_for_devices(plan, endpoint))
+    assert (address.host, address.port, address.is_tls) == ("10.0.0.1", lab.settings.port, True)
+    assert (address.server_name, address.cafile) == ("127.0.0.1", str(lab.ca))
+    here = replace(plan, hosts=None)
+    assert url_for_devices(here, endpoint) == endpoint.url
 
 
 def test_a_host_lacks_a_module_or_has_another_one(supervisor: HostSupervisor) -> None:
