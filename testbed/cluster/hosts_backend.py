@@ -330,12 +330,15 @@ class HostsBackend:
         placed = {host: self._choice.placement.on(host) for host in self._hosts}
         async with anyio.create_task_group() as group:
             for host, names in placed.items():
-                if names:
-                    group.start_soon(self._add, host, names)
-        for host, names in placed.items():
-            devices = ", ".join(names) or "none"
-            self._note("host", f"{self._hosts[host]}; devices: {devices}", "info", None)
-            self._group.start_soon(self._follow, self._hosts[host], name=f"fleet.host[{host}]")
+                group.start_soon(self._open, self._hosts[host], names)
+
+    async def _open(self, host: DeviceHost, names: Sequence[str]) -> None:
+        """Start the first devices of a host, and read its reports from then on."""
+        self._note("host", f"{host}; devices: {', '.join(names) or 'none'}", "info", None)
+        if names:
+            await self._add(host.name, names)
+        # At once: a host without requests takes itself for cut off, while others still start.
+        self._group.start_soon(self._follow, host, name=f"fleet.host[{host.name}]")
 
     async def kill(self, name: str) -> None:
         """Kill a device by SIGKILL; one whose host is lost has ended already.

@@ -18,6 +18,7 @@ from fairbed.testbed.backends.choice import BackendChoice
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.cluster.device_hosts import DeviceHost, DeviceHosts, Network, NetworkWatch
 from fairbed.testbed.cluster.host_supervisor import (
+    FENCE_S,
     HEARTBEAT_S,
     LOST_S,
     FleetPart,
@@ -80,6 +81,10 @@ class FakeHost:
     refuses: bool = False
     differing: list[str] = field(default_factory=list)
     is_killed: bool = False
+    start_s: float = 0.0
+    """How long it takes to start devices."""
+    n_reports: int = 0
+    """Requests for a report."""
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
         outcome: Future[Any] = Future()
@@ -92,7 +97,8 @@ class FakeHost:
             except Exception as exc:
                 outcome.set_exception(exc)
 
-        wait_s = HEARTBEAT_S if method == "report" else 0.0
+        self.n_reports += method == "report"
+        wait_s = {"report": HEARTBEAT_S, "add": self.start_s}.get(method, 0.0)
         asyncio.get_running_loop().call_later(wait_s, answer)
         return outcome
 
@@ -215,6 +221,12 @@ async def test_each_host_starts_its_devices_in_its_own_cores(tmp_path: Path) -> 
         assert "host a: 2 cores, each 2 of one of this machine (reference step 4.00 ms)" in text
         assert "0.30 ms round trip, 1000 Mbit/s to it" in text
         assert text.endswith("devices: pi-0, pi-2")
+
+
+async def test_reports_of_a_host_are_read_while_another_one_still_starts(tmp_path: Path) -> None:
+    quick, slow = FakeHost("a"), FakeHost("b", start_s=3.0 * FENCE_S)
+    async with fleet(tmp_path, FOUR, quick, slow):
+        assert quick.n_reports > 2.0 * FENCE_S  # else it would take itself for cut off
 
 
 async def test_conditions_reach_the_host_in_its_own_cores(tmp_path: Path) -> None:
