@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -67,9 +68,11 @@ def test_devices_share_a_cell_by_priority_and_go_on_when_alone() -> None:
     """The second waits until the first has all its bytes."""
     cell = Cell(name="ap", down_bps=8e6, up_bps=8e6, share="priority")
     ends: dict[str, float] = {}
+    both_ready = threading.Barrier(2)
 
     def transfer(network: Network, name: str) -> None:
         with traffic(network.namespace(name), network.hub_address) as peer:
+            both_ready.wait(TIMEOUT_S / 2)
             _, down = peer.stream_down(n_bytes=400_000)
         ends[name] = down.marks[-1][0]
 
