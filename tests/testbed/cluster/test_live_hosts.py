@@ -4,8 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -86,24 +86,24 @@ def events(folder: Path, *kinds: str) -> list[tuple[float, str]]:
         return [(one.at_s, one.text) for _, one in reader.events() if one.kind in kinds]
 
 
-def agents() -> Sequence[psutil.Process]:
-    """Return the processes that supervisors of hosts have started."""
+def agents() -> list[psutil.Process]:
+    """Return the processes that supervisors of hosts have started for this test."""
     found = list[psutil.Process]()
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if "fairbed.testbed.backends" in line:
-            found.append(process)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "fairbed.testbed.backends" in " ".join(process.cmdline()):
+                found.append(process)
     return found
 
 
 def test_a_fleet_runs_on_two_hosts_and_leaves_nothing(tmp_path: Path) -> None:
-    before = set(agents())
     with ray_nodes() as nodes:
         nodes.add()
         nodes.add()
         with running(nodes, tmp_path, rounds=6) as run:
             wait_until(lambda: closed_rounds(tmp_path / "run") >= 1, "round 1")
-            started = [one for one in agents() if one not in before]
+            started = agents()
+            assert len(started) >= len(DEVICES)
             out, err = run.communicate(timeout=120)
         assert run.returncode == 0, err
         assert_gone(started)
