@@ -1,14 +1,20 @@
 """Cost of a large fleet for the tables of a live coordinator: time of a decision, and memory.
 
     fairbed bench scale [--devices 1000000] [--in-flight 10000] [--per-round 1000] [--rounds 3]
-        [--json] [--write docs/scale.md]
+        [--plan-round-s 600] [--plan-share 0.01] [--core-price 0] [--gb-price 0] [--json]
+        [--write docs/scale.md]
 
 A registry of devices that have all joined and reported a context; so many of them are at work on an
 open exchange. The results are processor time, with the number of devices and with a tenth and a
 hundredth of it, each in a separate process: of a round's decision (contexts, availability,
 selection), of the parts of it, of the bookkeeping at the round's end, and of one arriving context;
-and memory per device. The exponent e of time ~ N^e is fitted to all sizes. `--write` replaces the
-tables of the page. Nothing is trained and nothing is sent.
+and memory per device. The exponent e of time ~ N^e is fitted to all sizes. Nothing is trained and
+nothing is sent.
+
+The plan is arithmetic: each of 10^4, 10^5 and 10^6 devices sends a context every second, and a
+round of `--plan-round-s` seconds selects a share of them, which downloads and uploads a model of
+1 MB. Prices are of an hour of a core and of a GB that leaves the coordinator's site; 0 leaves the
+column out. `--write` replaces the tables of the page.
 """
 
 import argparse
@@ -32,6 +38,7 @@ from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.state.registry import Registry
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.progress import tracked
+from fairbed.wire.codec import decode_from_device, encode
 from fairbed.wire.messages import Capabilities, Context, Hello
 
 NOW_S = 100.0
@@ -40,6 +47,16 @@ MODEL_BITS = 8e6
 
 PART_OF_FAIR_SHARE = 0.5
 """The guaranteed rate, relative to that of a uniform selection."""
+
+CONNECTIONS_PER_NODE = 50_000
+"""Of a broker; an assumption, not measured here."""
+
+CONTEXT_S = 120e-6
+"""Processor time of a coordinator for one context of a live device, with its MQTT client: 0.012
+cores with `fairbed bench idle-fleet --agents 100 --model softmax --seconds 10`."""
+
+TOPIC_BYTES = 40
+"""Topic and headers of a context."""
 
 MARKS = "<!-- bench scale -->", "<!-- end of bench scale -->"
 
@@ -62,7 +79,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     close_s: float
     """Of the registry's part in the end of a round."""
     report_s: float
-    """Of one arriving context."""
+    """Of decoding and recording one arriving context."""
     bytes_per_device: float
     """Peak memory beyond an empty process."""
 
@@ -77,6 +94,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--in-flight", type=int, default=10_000)
     parser.add_argument("--per-round", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--plan-round-s", type=float, default=600.0)
+    parser.add_argument("--plan-share", type=float, default=0.01)
+    parser.add_argument("--core-price", type=float, default=0.0)
+    parser.add_argument("--gb-price", type=float, default=0.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args(arguments)
@@ -88,12 +109,16 @@ def main(arguments: list[str]) -> int:
         alone(size, options.in_flight, options.per_round, options.rounds)
         for size in tracked(sizes, "fleets", "scale")
     ]
-    if options.json:
-        print(msgspec.json.encode(costs).decode())
-    else:
-        print(table(costs))
+    setting = Setting(
+        round_s=options.plan_round_s,
+        share=options.plan_share,
+        core_price=options.core_price,
+        gb_price=options.gb_price,
+    )
+    text = f"{table(costs)}\n\n{plan(costs[-1], setting)}"
+    print(msgspec.json.encode(costs).decode() if options.json else text)
     if options.write is not None:
-        write(options.write, costs)
+        write(options.write, text)
     return 0
 
 
@@ -108,6 +133,7 @@ def measure(devices: int, in_flight: int, per_round: int, rounds: int) -> Cost:
     empty_bytes = peak_rss_bytes(os.getpid())
     registry = full_registry(devices, in_flight)
     gc.collect()
+    gc.disable()  # a collection visits all devices, which would be in the time of any part
     bytes_per_device = (peak_rss_bytes(os.getpid()) - empty_bytes) / devices
     selection = SelectionConfig(
         policy="rbcs-f", per_round=per_round, beta=0.5 * per_round / devices
@@ -167,18 +193,19 @@ def context(seq: int, mu: float, down_bps: float, up_bps: float) -> Context:
 
 def used_s(call: Callable[[], object]) -> float:
     """Return the processor time of a call, seconds."""
-    gc.collect()
     began = time.process_time()
     call()
     return time.process_time() - began
 
 
 def report_s(registry: Registry, names: Sequence[str], number: int) -> float:
-    """Return the processor time of recording one context, mean over `names`."""
-    reports = [context(number + 1, 2.0, 1e7, 1e7) for _ in names]
+    """Return the processor time of decoding and recording one context, mean over `names`."""
+    payload = encode(context(number + 1, 2.0, 1e7, 1e7))
 
     def record() -> None:
-        for name, report in zip(names, reports, strict=True):
+        for name in names:
+            report = decode_from_device(payload)
+            assert isinstance(report, Context)
             registry.update_context(name, report, NOW_S)
 
     return used_s(record) / len(names)
@@ -218,8 +245,51 @@ def table(costs: Sequence[Cost]) -> str:
     return "\n".join(lines)
 
 
-def write(page: Path, costs: Sequence[Cost]) -> None:
-    """Replace the table of the page.
+class Setting(Struct, frozen=True, kw_only=True):
+    """What the plan assumes."""
+
+    round_s: float
+    share: float
+    """Part of the devices that a round selects."""
+    core_price: float
+    """Of an hour of a core."""
+    gb_price: float
+    """Of 10^9 bytes that leave the coordinator's site."""
+
+
+def plan(cost: Cost, setting: Setting) -> str:
+    """Return what large live fleets need, by arithmetic, as a table in Markdown."""
+    context_bytes = len(encode(context(1, 2.0, 1e7, 1e7))) + TOPIC_BYTES
+    has_price = setting.core_price > 0.0 or setting.gb_price > 0.0
+    lines = [
+        "| live devices | broker nodes | contexts in, Mbit/s | coordinator, cores for contexts | "
+        "its decision, cores | models, Mbit/s each way |"
+        + (" price per hour |" if has_price else ""),
+        "|---:|" + "---:|" * (5 + has_price),
+    ]
+    for devices in (10_000, 100_000, 1_000_000):
+        nodes = max(3, math.ceil(devices / CONNECTIONS_PER_NODE))
+        context_cores = devices * CONTEXT_S
+        decision_cores = cost.select_s * devices / cost.devices / setting.round_s
+        model_bps = MODEL_BITS * setting.share * devices / setting.round_s
+        cells = [
+            f"{devices:,}",
+            f"{nodes}",
+            f"{8e-6 * context_bytes * devices:.1f}",
+            f"{context_cores:.1f}",
+            f"{decision_cores:.1g}",
+            f"{1e-6 * model_bps:,.1f}",
+        ]
+        if has_price:
+            cores = nodes + context_cores + decision_cores
+            gb = model_bps / 8e9 * 3600.0
+            cells.append(f"{cores * setting.core_price + gb * setting.gb_price:,.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(page: Path, tables: str) -> None:
+    """Replace the tables of the page.
 
     Raises:
         SystemExit: The page has no place for it.
@@ -227,7 +297,7 @@ def write(page: Path, costs: Sequence[Cost]) -> None:
     begin, end = map(re.escape, MARKS)
     text, count = re.subn(
         f"(?<={begin}\n).*?(?={end})",
-        lambda _: f"\n{table(costs)}\n\n",
+        lambda _: f"\n{tables}\n\n",
         page.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )

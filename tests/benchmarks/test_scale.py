@@ -30,7 +30,7 @@ def test_the_exponent_is_that_of_a_power_law() -> None:
 def test_only_the_table_of_a_page_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "scale.md"
     page.write_text(f"before\n{scale.MARKS[0]}\nold\n{scale.MARKS[1]}\nafter\n", encoding="utf-8")
-    scale.write(page, [cost(1000, 0.001), cost(10_000, 0.02)])
+    scale.write(page, scale.table([cost(1000, 0.001), cost(10_000, 0.02)]))
     text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n")
     assert text.endswith("after\n")
@@ -42,10 +42,22 @@ def test_a_page_without_a_place_for_the_table_is_refused(tmp_path: Path) -> None
     page = tmp_path / "scale.md"
     page.write_text("nothing\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="must have one line"):
-        scale.write(page, [cost(1000, 0.001)])
+        scale.write(page, "")
 
 
 def test_more_devices_at_work_than_devices_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         scale.main(["--devices", "100"])
     assert "--devices: must be at least" in capsys.readouterr().err
+
+
+def test_the_plan_grows_with_the_fleet_and_has_a_price_only_if_one_is_given() -> None:
+    setting = scale.Setting(round_s=100.0, share=0.01, core_price=0.0, gb_price=0.0)
+    lines = scale.plan(cost(1_000_000, 1.0), setting).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[0] for row in cells] == ["10,000", "100,000", "1,000,000"]
+    assert [row[1] for row in cells] == ["3", "3", "20"]
+    assert [row[4] for row in cells] == ["0.0001", "0.001", "0.01"]
+    assert [row[5] for row in cells] == ["8.0", "80.0", "800.0"]
+    paid = scale.plan(cost(1_000_000, 1.0), msgspec.structs.replace(setting, core_price=0.1))
+    assert "price per hour" in paid
