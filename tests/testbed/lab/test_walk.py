@@ -1,5 +1,6 @@
 """From nothing to a device in the lab and out again, by the commands that a person types."""
 
+import io
 import json
 import os
 import re
@@ -9,13 +10,14 @@ import sys
 import time
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from fairbed.device_agent.name_conflict import LASTED_S, SHORT_S
+from fairbed.testbed.cli.main import main
 from fairbed.testbed.lab.folder import LabBroker, free_local_port
 from tests.brokers import PRODUCTION_BROKERS
 from tests.processes import end
@@ -47,11 +49,12 @@ class LabHost:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._environment = os.environ | {
+        self._own = {
             "HOME": str(folder),
             "XDG_CONFIG_HOME": str(folder / "config"),
             "FAIRBED_LAB": str(folder / "lab"),
         }
+        self._environment = os.environ | self._own
 
     def fairbed(self, *arguments: str) -> str:
         """Run a command; return its output."""
@@ -81,8 +84,16 @@ class LabHost:
             end(lab)
 
     def state(self, name: str) -> str | None:
-        """Return the state of a device in the list; None if it is not there."""
-        rows = json.loads(self.fairbed("devices", "--json"))
+        """Return the state of a device in the list; None if it is not there.
+
+        It is awaited again and again, so the command runs in this process, which has it loaded.
+        """
+        listed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(listed):
+            for variable, value in self._own.items():
+                patch.setenv(variable, value)
+            assert main(["devices", "--json"]) == 0
+        rows = json.loads(listed.getvalue())
         return next((row["state"] for row in rows if row["name"] == name), None)
 
 
