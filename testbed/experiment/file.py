@@ -111,7 +111,8 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
 
     url: str = EMBEDDED
     """`embedded`: a broker for this run alone; `lab`: the broker of the lab on this machine
-    (`fairbed lab up`); or `mqtt://user:password@host:port`, or `mqtts://...`."""
+    (`fairbed lab up`); or `mqtt://user:password@host:port`, or `mqtts://...`; a cluster lists its
+    nodes, `host:port,host:port`."""
     kind: Literal["auto", "mosquitto", "nats", "amqtt"] = "auto"
     """The broker to embed; auto takes the first that is installed, in this order."""
     tenant: Annotated[str, Meta(pattern=NAME_PATTERN)] = "main"
