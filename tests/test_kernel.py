@@ -89,7 +89,7 @@ def test_a_user_without_namespaces_must_learn_what_to_put_in_front() -> None:
 
 def test_a_busy_command_must_have_its_share() -> None:
     assert kernel.check_share({"cpu": {"used_cores": 0.196}}) == "0.20 for 0.2"
-    for used in (None, 0.99):
+    for used in (None, 0.05, 0.25):
         with pytest.raises(roots.StepError, match=f"0.2 of a core, got {used}"):
             kernel.check_share({"cpu": {"used_cores": used}})
 

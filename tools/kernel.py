@@ -132,8 +132,8 @@ SCOPE = "systemd-run --user --scope --quiet -p Delegate=yes"
 UNSHARE = "unshare -Urnm sh -c 'ip link set lo up && mount -t tmpfs none /run && exec \"$@\"' -"
 """What docs/backends.md advises a user: a group, and namespaces."""
 
-SHARE, SHARE_LIMIT, BUSY_S = 0.2, 0.04, 15.0
-"""Of an emulated processor, cores: configured and error; and how long it is busy, seconds."""
+SHARE, SHARE_LIMIT, BUSY_S = 0.2, 0.24, 15.0
+"""Of an emulated processor, cores: configured, and most; and how long it is busy, seconds."""
 
 TESTS = ("tests/testbed/backends", "tests/testbed/shape")
 DESELECTED = {
@@ -493,13 +493,13 @@ def _shape() -> str:
 
 
 def check_share(report: Mapping[str, Any]) -> str:
-    """Return the share of a busy command, in cores.
+    """Return the share of a busy command, in cores: less than configured on a busy machine.
 
     Raises:
-        StepError: It is not the configured one.
+        StepError: It is more, or less than half.
     """
     used = report["cpu"]["used_cores"]
-    if used is None or abs(used - SHARE) > SHARE_LIMIT:
+    if used is None or not SHARE / 2 < used < SHARE_LIMIT:
         raise StepError(f"a busy command must have {SHARE} of a core, got {used}")
     return f"{used:.2f} for {SHARE}"
 
