@@ -2,6 +2,7 @@
 
     fairbed bench chaos --minutes 10 --seed 1 [--broker mosquitto,nats]
         [--backend process,namespace,container,separate] [--kinds KIND,...] [--json]
+    fairbed bench chaos --rounds 5000 --seed 1 --broker mosquitto --backend process
     fairbed bench chaos --replay-days 7 --seed 1 [--json]
 
 Each broker with each backend gets an equal part of the minutes, and at least one step. `separate`
@@ -10,6 +11,9 @@ coordinator, broker, agent, fork server or link helper killed or stopped, a devi
 full disk, damaged chunks, a hostile device, or clocks that jump. After each step the run must close
 `RECOVERED_ROUNDS` rounds with an update, by itself or, after the end of its process, resumed. Then
 all invariants are checked (`benchmarks/_chaos/audit.py`, `belongings.py`, and bounds of memory).
+
+`--rounds` spreads the steps over so many rounds with an update, instead of minutes, and limits the
+growth of the memory of each kind of process per round (`benchmarks/_chaos/memory.py`).
 
 The schedule is a pure function of the seed, and printed. Exits with 1 after a violation, with the
 command that repeats it. `--replay-days` kills a replay of so much virtual time again and again,
@@ -26,6 +30,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import get_args
 
@@ -35,6 +41,7 @@ from msgspec import Struct
 
 from benchmarks._chaos.audit import StoreAudit
 from benchmarks._chaos.live_fleet import BETA, LiveFleet, RunEndedError
+from benchmarks._chaos.memory import MemoryLog, Slope
 from benchmarks._chaos.replays import ReplayResult, replay_under_chaos
 from benchmarks._chaos.schedule import SETUPS, Fault, Kind, Setup, Step, kinds_of, steps
 from fairbed.coordinator.store import StoreError
@@ -52,6 +59,12 @@ END_OTHERS_S = 30.0
 GROWTH_MIB = 40.0
 """Largest growth of a process above its first sample: what imports and buffers may add, not a leak
 of some kB in each round."""
+
+ROUNDS_PER_STEP = 125
+"""Rounds from one step to the next with `--rounds`: a process that restarts lives long enough to
+show whether it grows."""
+SAMPLE_S = 1.0
+"""Interval of the samples of memory meanwhile."""
 
 
 class StepResult(Struct, frozen=True, kw_only=True):
@@ -90,6 +103,8 @@ class SetupResult(Struct, frozen=True, kw_only=True):
     """Packets of hostile devices, and damaged chunks."""
     peak_mib: dict[str, float]
     """Largest resident memory of a process of each kind, sampled after each step."""
+    slopes: dict[str, Slope]
+    """Growth of the memory of each kind of process that lived long enough."""
     violations: list[str]
     """Of the end of the run."""
     repeat: str
@@ -139,6 +154,9 @@ def main(arguments: list[str]) -> int:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fairbed bench chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="rounds of each setup, instead of minutes"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--broker", default="mosquitto,nats")
     parser.add_argument("--backend", default=",".join(SETUPS))
@@ -173,11 +191,24 @@ def _live(folder: Path, options: argparse.Namespace) -> list[SetupResult]:
         kinds = [kind for kind in kinds_of(setup) if kind.name in options.names]
         place = folder / f"{setup}-{broker}"
         place.mkdir()
-        limit_s = options.minutes * 60.0 / len(pairs)
-        results.append(
-            disturb(place, setup, broker, options.seed, kinds, limit_s, options.steps or 10**9)
+        extent = Extent(
+            limit_s=inf if options.rounds else options.minutes * 60.0 / len(pairs),
+            steps=options.steps or 10**9,
+            rounds=options.rounds,
         )
+        results.append(disturb(place, setup, broker, options.seed, kinds, extent))
     return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How long a run is disturbed: to the first of these limits."""
+
+    limit_s: float
+    steps: int
+    rounds: int
+    """Rounds with an update, with a step in every `ROUNDS_PER_STEP` of them; 0: no limit, and the
+    steps follow each other."""
 
 
 def disturb(
@@ -186,13 +217,13 @@ def disturb(
     broker: BrokerKind,
     seed: int,
     kinds: Sequence[Kind],
-    limit_s: float,
-    most_steps: int,
+    extent: Extent,
 ) -> SetupResult:
     """Disturb one run step by step, for at least one step; check it after each."""
     audit, results = StoreAudit(BETA), list[StepResult]()
     outcomes, peaks = defaultdict[str, int](int), dict[str, float]()
-    deadline = time.monotonic() + limit_s
+    violations: list[str] = []
+    deadline, memory = time.monotonic() + extent.limit_s, MemoryLog()
     with LiveFleet(folder, setup, broker, DEVICES, seed) as fleet:
         fleet.start()
         first = dict(fleet.memory_mib())
@@ -201,11 +232,21 @@ def disturb(
             results.append(_do(fleet, step, audit, outcomes, first, peaks))
             for text in results[-1].violations:
                 print(f"violated: {text}", file=sys.stderr, flush=True)
-            if time.monotonic() > deadline or step.number >= most_steps:
-                break
             if not fleet.is_alive:
                 break  # what follows would not be this schedule any more
-        violations = _end(fleet, audit, outcomes)
+            violations = _watch(fleet, memory, min(step.number * ROUNDS_PER_STEP, extent.rounds))
+            is_long = 0 < extent.rounds <= fleet.done_rounds()
+            if violations or is_long or time.monotonic() > deadline or step.number >= extent.steps:
+                break
+        violations += _end(fleet, audit, outcomes)
+        slopes = memory.slopes()
+        violations += [
+            f"memory of {kind}: must grow by at most {slope.limit_kb:.2f} kB a round, "
+            f"got {slope.kb_per_round:.2f}"
+            for kind, slope in slopes.items()
+            if not slope.is_within_noise
+        ]
+        extent_option = f"--rounds {extent.rounds}" if extent.rounds else "--minutes 60"
         return SetupResult(
             broker=broker,
             backend=setup,
@@ -217,10 +258,24 @@ def disturb(
             outcomes=dict(outcomes),
             hostile_packets=fleet.hostile_packets,
             peak_mib=peaks,
+            slopes=slopes,
             violations=violations,
             repeat=f"fairbed bench chaos --seed {seed} --broker {broker} --backend {setup} "
-            f"--minutes 60 --steps {len(results)}",
+            f"{extent_option} --steps {len(results)}",
         )
+
+
+def _watch(fleet: LiveFleet, memory: MemoryLog, rounds: int) -> list[str]:
+    """Sample the memory until so many rounds have closed with an update; return what is wrong."""
+    while (done := fleet.done_rounds()) < rounds:
+        for kind, process, rss_bytes in fleet.memory():
+            memory.add(kind, process, done, rss_bytes)
+        try:
+            fleet.await_rounds(1, RECOVERY_S)
+        except RunEndedError as exc:
+            return [str(exc)]
+        time.sleep(SAMPLE_S)
+    return []
 
 
 def _do(
@@ -373,6 +428,11 @@ def _print(result: Result) -> None:
             f"rounds ({one.void_rounds} void), {one.lives} lives, {len(one.failures)} violations; "
             f"peak MiB: {memory}"
         )
+        for kind, slope in sorted(one.slopes.items()):
+            print(
+                f"  memory of {kind}: {slope.kb_per_round:+.2f} kB a round, at most "
+                f"{slope.limit_kb:.2f}; {slope.rounds} rounds of {slope.series} lives"
+            )
         recoveries = defaultdict[str, list[float]](list)
         for step in one.steps:
             if step.recovery_s is not None:

@@ -1,12 +1,13 @@
 """Processes killed at random instants of live runs: what survives, and what is repeated?
 
     fairbed bench kills [--kills 100] [--seed 1] [--parts coordinator,broker,agent,owner]
-        [--devices 3] [--broker mosquitto] [--json]
+        [--devices 3] [--broker mosquitto|nats] [--backend process|namespace|container] [--json]
 
 Each part is killed so often with SIGKILL, in a run of its own: the coordinator, its broker or an
-agent of a run whose agents joined by themselves, or the owner of a run with emulated devices,
-which all end with it. Two of five kills of coordinator and owner hit a process that still starts.
-The same command starts a killed coordinator, owner or agent again; the run starts its broker.
+agent of a run whose agents joined by themselves, or the owner of a run with devices emulated by
+`--backend`, which all end with it. Two of five kills of coordinator and owner hit a process that
+still starts. The same command starts a killed coordinator, owner or agent again; the run starts
+its broker.
 
 A kill is survived if the next round with an update closes, and every round that was closed before
 is unchanged. All devices are in each round, so the models of the rounds must be those of the same
@@ -42,6 +43,7 @@ from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import read_endpoint
 
 PARTS = ("coordinator", "broker", "agent", "owner")
+BACKENDS = ("process", "namespace", "container")
 
 EXPERIMENT = """
 name = "kills"
@@ -63,7 +65,7 @@ every = 10
 [broker]
 kind = "{broker}"
 [emulation]
-backend = "process"
+backend = "{backend}"
 [[fleet]]
 {fleet}
 """
@@ -129,6 +131,8 @@ class Result(Struct, frozen=True, kw_only=True):
 
     seed: int
     broker: str
+    backend: str
+    """Of the emulated devices of an owner."""
     devices: int
     parts: list[PartResult]
 
@@ -144,7 +148,7 @@ class KilledRun:
         folder: An empty folder.
         part: What is killed.
         rounds: Rounds of the run.
-        options: Seed, devices and broker.
+        options: Seed, devices, broker and backend.
     """
 
     def __init__(self, folder: Path, part: str, rounds: int, options: argparse.Namespace) -> None:
@@ -164,6 +168,7 @@ class KilledRun:
                 rounds=rounds,
                 devices=options.devices,
                 broker=options.broker,
+                backend=options.backend,
                 fleet=fleet,
             ),
             encoding="utf-8",
@@ -469,6 +474,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--parts", default="coordinator,broker,agent", help=", ".join(PARTS))
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--broker", choices=("mosquitto", "nats"), default="mosquitto")
+    parser.add_argument("--backend", choices=BACKENDS, default="process", help="of an owner")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     parts = options.parts.split(",")
@@ -489,7 +495,11 @@ def main(arguments: Sequence[str]) -> int:
                     print(f"  {failure}", flush=True)
     if options.json:
         result = Result(
-            seed=options.seed, broker=options.broker, devices=options.devices, parts=results
+            seed=options.seed,
+            broker=options.broker,
+            backend=options.backend,
+            devices=options.devices,
+            parts=results,
         )
         print(msgspec.json.encode(result).decode())
     is_good = all(one.survived == one.kills and not one.failures for one in results)

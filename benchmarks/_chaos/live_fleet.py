@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +135,7 @@ class LiveFleet:
         self.lives = 0
         self.hostile_packets = 0
         """Packets of attacks so far, of those that ended by themselves."""
+        self._counted = (0, 0)
         self._top = folder
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -180,7 +181,7 @@ class LiveFleet:
             RunEndedError: It ends before, or takes longer than `FIRST_ROUND_S`.
         """
         self.lives += 1
-        before = len(self.rounds())
+        before = self._counts()[0]
         what = "coordinator" if self.setup == "separate" else "run"
         command = [sys.executable, "-m", "fairbed.testbed.cli.main", what, "--headless", "--json"]
         if (self.folder / DATABASE).exists():
@@ -196,7 +197,7 @@ class LiveFleet:
             self._await(lambda: read_endpoint(self.folder) is not None, "the broker's address")
             for number in range(self.devices):
                 self._start_agent(number)
-        self._await(lambda: len(self.rounds()) > before, "a round")
+        self._await(lambda: self._counts()[0] > before, "a round")
 
     def cause(self, fault: Fault) -> Callable[[], None]:
         """Begin a fault; return what ends it.
@@ -248,8 +249,8 @@ class LiveFleet:
         Raises:
             RunEndedError: The run ended by itself, or they take longer.
         """
-        before = self._done_rounds()
-        self._await(lambda: self._done_rounds() >= before + done, f"{done} rounds", within_s)
+        before = self.done_rounds()
+        self._await(lambda: self.done_rounds() >= before + done, f"{done} rounds", within_s)
 
     def end(self) -> Ending:
         """End the run by SIGTERM; return how it ended."""
@@ -269,6 +270,10 @@ class LiveFleet:
                 return reader.rounds()
         except StoreError:
             return []
+
+    def done_rounds(self) -> int:
+        """Return how many rounds have closed with an update."""
+        return self._counts()[1]
 
     def rows(self, since: int) -> list[RoundRows]:
         """Return the rows of the closed rounds after round `since`.
@@ -291,7 +296,7 @@ class LiveFleet:
             StoreError: The newest model is damaged or missing.
         """
         path = self.folder / DATABASE
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        with closing(_open_readonly(path)) as connection:
             found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
         with RunReader(self.folder) as reader:
             reader.final_model()
@@ -300,6 +305,13 @@ class LiveFleet:
     def memory_mib(self) -> Mapping[str, float]:
         """Return the resident memory of the largest process of each kind that there is."""
         found: dict[str, float] = {}
+        for kind, _, rss_bytes in self.memory():
+            found[kind] = max(found.get(kind, 0.0), rss_bytes / 2**20)
+        return found
+
+    def memory(self) -> list[tuple[str, Hashable, int]]:
+        """Return kind, identity and resident bytes of each process of the run."""
+        found: list[tuple[str, Hashable, int]] = []
         with suppress(psutil.Error):
             owner = self.owner
             agents = [p for agent in self._agents for p in self._agent_processes(agent)]
@@ -307,8 +319,8 @@ class LiveFleet:
                 with suppress(psutil.Error):
                     kind = self._kind(process)
                     if kind is not None:
-                        mib = process.memory_info().rss / 2**20
-                        found[kind] = max(found.get(kind, 0.0), mib)
+                        identity = process.pid, process.create_time()
+                        found.append((kind, identity, process.memory_info().rss))
         return found
 
     def _kind(self, process: psutil.Process) -> str | None:
@@ -427,8 +439,17 @@ class LiveFleet:
                 raise RunEndedError(f"{what} must come within {within_s:g} s")
             time.sleep(POLL_S)
 
-    def _done_rounds(self) -> int:
-        return sum(row.status == "done" for row in self.rounds())
+    def _counts(self) -> tuple[int, int]:
+        """Return how many rounds have closed, and with an update.
+
+        The last known numbers while the store cannot be read.
+        """
+        path = self.folder / DATABASE
+        if path.exists():
+            with suppress(sqlite3.Error), closing(_open_readonly(path)) as connection:
+                sql = "SELECT count(*), coalesce(sum(status = 'done'), 0) FROM round"
+                self._counted = connection.execute(sql).fetchone()
+        return self._counted
 
     def _last_line(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -437,6 +458,10 @@ class LiveFleet:
 
 def _name(number: int) -> str:
     return f"pi-{number + 1}"
+
+
+def _open_readonly(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
 
 
 def _nothing() -> None:

@@ -2,7 +2,7 @@
 
 Its devices die in mid-round, are without a link, and return, as in their traces. The same replay
 runs once without kills. Both must have the same rounds, exchanges and losses, bit for bit; in the
-one without kills the memory must stay constant.
+one without kills the memory must stay constant, and its processor time per round is measured.
 """
 
 import signal
@@ -87,6 +87,8 @@ class ReplayResult(Struct, frozen=True, kw_only=True):
     samples_mib: list[float]
     """Resident memory of the replay without kills, every `SAMPLE_S`."""
     growth: float
+    cpu_ms: list[float]
+    """Processor time of a round of the replay without kills, in each tenth of its rounds."""
     violations: list[str]
 
     @property
@@ -96,7 +98,8 @@ class ReplayResult(Struct, frozen=True, kw_only=True):
             f"replay of {self.days:.2f} days: {self.rounds} rounds ({self.void_rounds} void), "
             f"{self.failed} of {self.exchanges} exchanges failed, killed {self.kills} times; "
             f"memory {self.samples_mib[-1]:.1f} MiB at the end, growth {self.growth:+.2%}; "
-            f"{len(self.violations)} violations"
+            f"{self.cpu_ms[1]:.1f} ms of a core a round in the second tenth, "
+            f"{self.cpu_ms[-1]:.1f} in the last; {len(self.violations)} violations"
         )
 
 
@@ -104,7 +107,7 @@ def replay_under_chaos(folder: Path, days: float, seed: int) -> ReplayResult:
     """Replay days of virtual time, once without faults and once with kills."""
     rng = np.random.default_rng(seed)
     _write_trace(folder / "dying.csv", rng)
-    rounds, samples = _replay_until(folder, days * DAY_S, seed)
+    rounds, samples, progress = _replay_until(folder, days * DAY_S, seed)
     killed = folder / "killed"
     kills = _replay_with_kills(folder, killed, rounds, seed, rng)
     calm_rows, rows = _rows(folder / "calm"), _rows(killed)
@@ -128,6 +131,7 @@ def replay_under_chaos(folder: Path, days: float, seed: int) -> ReplayResult:
         kills=kills,
         samples_mib=samples,
         growth=found,
+        cpu_ms=_cpu_ms(progress),
         violations=violations,
     )
 
@@ -159,17 +163,25 @@ def _start(folder: Path, out: Path, rounds: int, seed: int) -> "subprocess.Popen
         return subprocess.Popen(guarded(command), stdout=subprocess.DEVNULL, stderr=log)
 
 
-def _replay_until(folder: Path, until_s: float, seed: int) -> tuple[int, list[float]]:
-    """Replay until a time of the virtual clock; return the rounds, and samples of memory, MiB.
+def _replay_until(
+    folder: Path, until_s: float, seed: int
+) -> tuple[int, list[float], list[tuple[int, float]]]:
+    """Replay until a time of the virtual clock.
+
+    Returns:
+        The rounds; samples of memory, MiB; closed rounds and the processor time so far, seconds.
 
     Raises:
         SystemExit: The replay failed.
     """
     process = _start(folder, folder / "calm", 10_000_000, seed)
     samples, watched = list[float](), psutil.Process(process.pid)
+    progress = list[tuple[int, float]]()
     while process.poll() is None:
-        with suppress(StoreError), RunReader(folder / "calm") as reader:
-            if reader.run().elapsed_s >= until_s:
+        with suppress(StoreError, psutil.Error), RunReader(folder / "calm") as reader:
+            run, times = reader.run(), watched.cpu_times()
+            progress.append((run.rounds_completed, times.user + times.system))
+            if run.elapsed_s >= until_s:
                 process.kill()  # SIGINT may be ignored; the rows of closed rounds are stored
                 process.wait()
                 break
@@ -180,7 +192,20 @@ def _replay_until(folder: Path, until_s: float, seed: int) -> tuple[int, list[fl
         rounds = reader.run().rounds_completed
     if process.returncode not in (0, -signal.SIGKILL) or len(samples) < 8:
         raise SystemExit(f"the replay failed: {(folder / 'replay.log').read_text()[-300:]}")
-    return rounds, samples
+    return rounds, samples, progress
+
+
+def _cpu_ms(progress: list[tuple[int, float]]) -> list[float]:
+    """Return the processor time of a round in each tenth of the rounds, ms.
+
+    Args:
+        progress: Closed rounds and the processor time so far, seconds.
+    """
+    rounds, cpu_s = np.array(progress, dtype=np.float64).T
+    edges = np.linspace(rounds[0], rounds[-1], 11)
+    spent_s = np.diff(np.interp(edges, rounds, cpu_s))
+    ms: list[float] = (1e3 * spent_s / np.diff(edges)).tolist()
+    return ms
 
 
 def _replay_with_kills(

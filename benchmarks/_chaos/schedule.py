@@ -37,7 +37,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(name="coordinator terminated", ends_run=True),
     Kind(name="coordinator stopped", lasts=True),
     Kind(name="fork server killed", ends_run=True, setups=("process", "namespace")),
-    Kind(name="link helper killed", ends_run=True, setups=("process", "namespace")),
+    Kind(name="link helper killed", ends_run=True, setups=EMULATED),
     Kind(name="broker killed"),
     Kind(name="broker restarted"),
     Kind(name="broker stopped", lasts=True),

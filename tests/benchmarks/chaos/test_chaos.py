@@ -11,6 +11,7 @@ import pytest
 from benchmarks import chaos
 from benchmarks._chaos.belongings import Belongings
 from benchmarks._chaos.hostile import flipped
+from benchmarks._chaos.memory import Slope
 from benchmarks.chaos import SetupResult, StepResult
 from fairbed.testbed.host.broker_process import find_mosquitto
 
@@ -56,6 +57,9 @@ SETUP = SetupResult(
     outcomes={"done": 78},
     hostile_packets=0,
     peak_mib={"broker": 12.0},
+    slopes={
+        "broker": Slope(kb_per_round=0.02, noise_kb=0.03, limit_kb=0.1, series=2, rounds=1_200)
+    },
     violations=[],
     repeat="fairbed bench chaos --seed 9",
 )
@@ -69,6 +73,8 @@ def test_a_violation_is_an_exit_status_and_a_command_that_repeats_it(
     output = capsys.readouterr()
     assert "nats, process, seed 9: 1 steps, 40 rounds (1 void), 1 lives, 1 violations" in output.out
     assert "broker killed" in output.out
+    line = "  memory of broker: +0.02 kB a round, at most 0.10; 1200 rounds of 2 lives"
+    assert line in output.out
     assert "repeat: fairbed bench chaos --seed 9" in output.out
     expected = "chaos: nats, process: step 7: round 40: queue of pi-1 must be 0.2, got 0.4\n"
     assert output.err == expected

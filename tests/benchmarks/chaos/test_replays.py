@@ -17,6 +17,13 @@ def test_a_trace_has_links_that_die_and_return(tmp_path: Path) -> None:
     assert 0.2 < sum(row[1] == "0" for row in rows) / len(rows) < 0.5
 
 
+def test_the_processor_time_of_a_round_is_that_of_each_tenth() -> None:
+    grows = [(r, 0.5 + 0.01 * r + 0.01 * max(0, r - 500)) for r in range(0, 1001, 7)]
+    found = replays._cpu_ms([*grows, (1000, 0.5 + 10.0 + 5.0)])
+    np.testing.assert_allclose(found, [10.0] * 5 + [20.0] * 5, rtol=0.05)
+    assert all(type(ms) is float for ms in found)  # they are encoded
+
+
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_disturbed_replay_equals_an_undisturbed_one(
