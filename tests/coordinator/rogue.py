@@ -44,9 +44,13 @@ class Rogue:
 
     name = "rogue"
 
-    def __init__(self, misbehave: "Trick", codecs: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, misbehave: "Trick", codecs: tuple[str, ...] = (), report_s: float = 0.2
+    ) -> None:
         self._misbehave = misbehave
         self._codecs = codecs
+        self._report_s = report_s
+        """Time from one context to the next."""
         self._topics = Topics()
         self.vector_bytes = VECTOR_BYTES
         self.link: Transport
@@ -125,7 +129,7 @@ class Rogue:
             message = context(seq=seq, n_k=40)
             with suppress(Disconnected):
                 await self.link.publish(self._topics.telemetry(self.name), encode(message))
-            await anyio.sleep(0.2)
+            await anyio.sleep(self._report_s)
 
 
 Trick: TypeAlias = Callable[[Rogue], Awaitable[None]]
