@@ -135,7 +135,7 @@ def test_a_replay_that_is_split_has_the_same_bits(model: str, nodes: Nodes, tmp_
 
 
 def test_cells_of_a_killed_node_are_done_again(tmp_path: Path) -> None:
-    path, here, there = grid_file(tmp_path, 6, 40), tmp_path / "here", tmp_path / "there"
+    path, here, there = grid_file(tmp_path, 6, 80), tmp_path / "here", tmp_path / "there"
     with ray_nodes() as nodes:
         nodes.add()
         second = nodes.add()
