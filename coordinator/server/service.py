@@ -236,7 +236,7 @@ class Coordinator:
         Args:
             parts: The parts of the run.
             accepted: Names of the devices that the broker accepts.
-            before: Those that it accepted before; None is all that have ever joined.
+            before: Those that it accepted before; without it, every device that has ever joined.
         """
         for device in parts.registry:
             name = device.name

@@ -145,7 +145,7 @@ def compare(
         seeds: Number of seeds in place of the grid's.
         jobs: Replays in parallel; None is one per core.
         cluster: HOST:PORT of the head of a Ray cluster whose hosts replay the cells, or `local`
-            for one on this machine; None is this machine without Ray.
+            for one on this machine; without it, this machine alone and no Ray.
         progress: What shows progress.
 
     Raises:

@@ -163,7 +163,7 @@ def connect(address: str, *, cores: int | None = None) -> Iterator[Cluster]:
 
     Args:
         address: HOST:PORT of the head of a cluster of which this machine is a node, or `LOCAL`.
-        cores: Cores of a local cluster; None is all.
+        cores: Cores of a local cluster; without it, all cores.
 
     Raises:
         ClusterError: No cluster answers there in time, this machine is not one of its nodes, or the
