@@ -75,7 +75,7 @@ def test_runs_that_exist_are_compared() -> None:
     assert found.folder is None
     columns = ["arm", "seed", "virtual_s", "queue_mean_total"]
     assert found.pandas()[columns].equals(fairbed.compare(GRID).pandas()[columns])
-    with pytest.raises(UsageError, match="compare: set, out, seeds and jobs are for a grid"):
+    with pytest.raises(UsageError, match="compare: set, out, seeds, jobs and cluster are for"):
         fairbed.compare(runs, seeds=3)
 
 
