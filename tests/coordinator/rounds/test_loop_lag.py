@@ -5,7 +5,7 @@ import time
 import anyio
 import pytest
 
-from fairbed.coordinator.rounds.loop_lag import LagMeter
+from fairbed.coordinator.rounds.loop_lag import KEPT, LagMeter
 
 pytestmark = pytest.mark.anyio
 
@@ -36,3 +36,18 @@ def test_the_lag_counts_at_the_instants_of_messages() -> None:
     assert meter.at_s([2.0, 2.001]) == pytest.approx(0.005)  # handled together
     assert meter.at_s([]) == 0.0
     assert meter.p99_s() == pytest.approx(0.5)
+
+
+def test_the_newest_samples_are_kept() -> None:
+    now = [0.0]
+    meter = LagMeter(lambda: now[0])
+    for number in range(5 * KEPT // 2):
+        now[0] = number * 0.01
+        meter._record(now[0] - number * 1e-6)
+    newest = 5 * KEPT // 2 - 1
+    assert meter.at_s([newest * 0.01]) == pytest.approx(newest * 1e-6)
+    assert meter.at_s([(newest - KEPT) * 0.01]) == pytest.approx((newest - KEPT) * 1e-6, abs=3e-6)
+    assert meter.at_s([0.0]) == 0.0
+    now[0] = (newest - 99) * 0.01
+    meter.start()
+    assert meter.p99_s() == pytest.approx((newest - 1) * 1e-6)  # the 99th of 100
