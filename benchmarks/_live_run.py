@@ -12,6 +12,7 @@ import anyio
 import numpy as np
 import psutil
 
+from benchmarks._meter import cpu_s
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.metrics.start import EXPORTER
 from fairbed.testbed.progress import progress
@@ -145,9 +146,10 @@ class LiveRun:
         return [p.memory_full_info().pss / 2**20 for p in self.processes()[kind]]
 
     def cpu_s(self) -> dict[str, float]:
-        """Return the processor time of the processes of each kind, seconds; Linux only."""
+        """Return the processor time of the processes of each kind, seconds."""
         return {
-            kind: sum(map(thread_time_s, members)) for kind, members in self.processes().items()
+            kind: sum(cpu_s(process.pid) for process in members)
+            for kind, members in self.processes().items()
         }
 
 
@@ -168,12 +170,6 @@ def separate_agents(
             stack.callback(process.terminate)
             agents.append(psutil.Process(process.pid))
         yield agents
-
-
-def thread_time_s(process: psutil.Process) -> float:
-    """Return the processor time of all threads; `cpu_times` has steps of 10 ms only."""
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
 
 
 def save_random_examples(file: Path, n: int, x_shape: tuple[int, ...] = (784,)) -> None:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import psutil
 
+from fairbed.testbed.backends import cpu_time
+
 MEGABYTE = 1e6
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time of a process, seconds; the kernel may count in steps of 10 ms."""
-    times = psutil.Process(pid).cpu_times()
-    total: float = times.user + times.system
-    return total
+    """Return the processor time of a process and its threads, also ended ones, seconds.
+
+    It is 0 after the end of the process.
+    """
+    return cpu_time.cpu_s(pid) or 0.0
 
 
 def peak_rss_bytes(pid: int) -> int:

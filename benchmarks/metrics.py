@@ -28,7 +28,8 @@ import msgspec
 import numpy as np
 import psutil
 
-from benchmarks._live_run import live_run, save_random_examples, thread_time_s
+from benchmarks._live_run import live_run, save_random_examples
+from benchmarks._meter import cpu_s
 from benchmarks._synthetic_run import SyntheticRun
 from experiments.processes import fresh_processes
 from fairbed.testbed.compare.statistics import mean_interval
@@ -89,11 +90,11 @@ def measure_scrapes(devices: int, seconds: float, scrapes: int) -> Result:
             assert targets.url is not None
             run.write_for(WARM_S)
             exporter = _exporter()
-            before_s, since_s = thread_time_s(exporter), time.monotonic()
+            before_s, since_s = cpu_s(exporter.pid), time.monotonic()
             found = pool.submit(scrape, targets.url, seconds, scrapes)
             run.write_for(seconds)
             times_s, n_bytes, n_series = found.result()
-            spent_s = thread_time_s(exporter) - before_s
+            spent_s = cpu_s(exporter.pid) - before_s
             lasted_s = time.monotonic() - since_s
             rss_bytes = exporter.memory_info().rss
         run.close()

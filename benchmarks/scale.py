@@ -1,99 +1,55 @@
-"""Cost of a large fleet for the tables of a live coordinator: time of a decision, and memory.
+"""What a large fleet costs, as curves with fitted exponents; and a plan for larger ones.
 
-    fairbed bench scale [--devices 1000000] [--in-flight 10000] [--per-round 1000] [--rounds 3]
-        [--plan-round-s 600] [--plan-share 0.01] [--core-price 0] [--gb-price 0] [--json]
-        [--write docs/scale.md]
+    fairbed bench scale [--part tables,agents,...] [--write docs/scale.md] [--json]
+        [--devices 1000000] [--in-flight 10000] [--per-round 1000] [--repeats 3]
+        [--agents 5,20,50,200,500] [--sizes 0.1,1,10,100] [--rounds 10000]
+        [--plan-round-s 600] [--plan-share 0.01] [--core-price 0] [--gb-price 0]
 
-A registry of devices that have all joined and reported a context; so many of them are at work on an
-open exchange. The results are processor time, with the number of devices and with a tenth and a
-hundredth of it, each in a separate process: of a round's decision (contexts, availability,
-selection), of the parts of it, of the bookkeeping at the round's end, and of one arriving context;
-and memory per device. The exponent e of time ~ N^e is fitted to all sizes. Nothing is trained and
-nothing is sent.
+tables: decisions of a live coordinator over `--devices` registered devices and a tenth and a
+hundredth of them, of which `--in-flight` are at work; processor time and memory. Nothing is trained
+or sent. Then the plan, by arithmetic: 10^4, 10^5 and 10^6 devices send a context every second, and
+a round of `--plan-round-s` seconds selects a share of them, with a model of 1 MB. Prices are of an
+hour of a core and of a GB that leaves the coordinator's site; 0 leaves the column out.
 
-The plan is arithmetic: each of 10^4, 10^5 and 10^6 devices sends a context every second, and a
-round of `--plan-round-s` seconds selects a share of them, which downloads and uploads a model of
-1 MB. Prices are of an hour of a core and of a GB that leaves the coordinator's site; 0 leaves the
-column out. `--write` replaces the tables of the page.
+agents: live fleets of `--agents`, 5 of them in each round, and the same fleets at rest.
+models: a live fleet of 4 and models of `--sizes` MB.
+rounds: a live fleet of 3 over `--rounds` rounds.
+replays: replays of 100 to `--devices` devices.
+replayed-rounds: replays of 40 devices with up to `--rounds` rounds.
+
+The exponent e of cost ~ size^e is fitted to all columns of a row. `--write` replaces the tables of
+the measured parts in the page.
 """
 
 import argparse
-import gc
-import math
-import os
 import re
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import numpy as np
-from msgspec import Struct
 
-from benchmarks._meter import peak_rss_bytes
-from experiments.processes import fresh_processes
-from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
-from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.state.registry import Registry
-from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.progress import tracked
-from fairbed.wire.codec import decode_from_device, encode
-from fairbed.wire.messages import Capabilities, Context, Hello
+from benchmarks._scale import live, replays, tables
+from benchmarks._scale.curve import Curve
 
-NOW_S = 100.0
-MODEL_BITS = 8e6
-"""A model of 1 MB."""
-
-PART_OF_FAIR_SHARE = 0.5
-"""The guaranteed rate, relative to that of a uniform selection."""
-
-CONNECTIONS_PER_NODE = 50_000
-"""Of a broker; an assumption, not measured here."""
-
-CONTEXT_S = 120e-6
-"""Processor time of a coordinator for one context of a live device, with its MQTT client: 0.012
-cores with `fairbed bench idle-fleet --agents 100 --model softmax --seconds 10`."""
-
-TOPIC_BYTES = 40
-"""Topic and headers of a context."""
-
-MARKS = "<!-- bench scale -->", "<!-- end of bench scale -->"
-
-
-class Cost(Struct, frozen=True, kw_only=True):
-    """The tables of one fleet; times are processor time, seconds, medians."""
-
-    devices: int
-    in_flight: int
-    contexts_s: float
-    """Of the four columns of contexts."""
-    available_s: float
-    """Of the column of availability."""
-    n_k_s: float
-    """Of the column of training examples."""
-    select_s: float
-    """Of a whole decision, which has the three columns in it."""
-    absences_s: float
-    """Of the reasons of all devices that are not available."""
-    close_s: float
-    """Of the registry's part in the end of a round."""
-    report_s: float
-    """Of decoding and recording one arriving context."""
-    bytes_per_device: float
-    """Peak memory beyond an empty process."""
-
-
-TIMES = ("contexts_s", "available_s", "n_k_s", "select_s", "absences_s", "close_s", "report_s")
+PARTS = ("tables", "agents", "models", "rounds", "replays", "replayed-rounds")
 
 
 def main(arguments: list[str]) -> int:
     """Run the benchmark and print the results; return the exit code."""
-    parser = argparse.ArgumentParser(prog="fairbed bench scale", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="fairbed bench scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--part", type=_texts, default=list(PARTS))
     parser.add_argument("--devices", type=int, default=1_000_000)
     parser.add_argument("--in-flight", type=int, default=10_000)
     parser.add_argument("--per-round", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="decisions of the tables")
+    parser.add_argument("--agents", type=_counts, default=[5, 20, 50, 200, 500])
+    parser.add_argument("--sizes", type=_sizes, default=[0.1, 1.0, 10.0, 100.0], metavar="MB")
+    parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--plan-round-s", type=float, default=600.0)
     parser.add_argument("--plan-share", type=float, default=0.01)
     parser.add_argument("--core-price", type=float, default=0.0)
@@ -101,206 +57,79 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args(arguments)
+    if unknown := [part for part in options.part if part not in PARTS]:
+        parser.error(f"--part: must be some of {', '.join(PARTS)}, got {unknown[0]!r}")
     if options.per_round + options.in_flight > options.devices:
         parser.error("--devices: must be at least --per-round and --in-flight together")
-    least = options.per_round + options.in_flight
-    sizes = sorted({max(least, options.devices // part) for part in (100, 10, 1)})
-    costs = [
-        alone(size, options.in_flight, options.per_round, options.rounds)
-        for size in tracked(sizes, "fleets", "scale")
-    ]
-    setting = Setting(
+    curves: dict[str, Curve] = {}
+    for part in options.part:
+        curve, *others = MEASURES[part](options)
+        curves[part] = curve
+        text = "\n\n".join([curve.table(), *others])
+        if not options.json:
+            print(f"{part}\n\n{text}\n", flush=True)
+        if options.write is not None:
+            write(options.write, part, text)
+    if options.json:
+        print(msgspec.json.encode(curves).decode())
+    return 0
+
+
+def _tables(options: Any) -> tuple[Curve, str]:
+    costs = tables.costs_of(options.devices, options.in_flight, options.per_round, options.repeats)
+    setting = tables.Setting(
         round_s=options.plan_round_s,
         share=options.plan_share,
         core_price=options.core_price,
         gb_price=options.gb_price,
     )
-    text = f"{table(costs)}\n\n{plan(costs[-1], setting)}"
-    print(msgspec.json.encode(costs).decode() if options.json else text)
-    if options.write is not None:
-        write(options.write, text)
-    return 0
+    return tables.curve_of(costs), tables.plan(costs[-1], setting)
 
 
-def alone(devices: int, in_flight: int, per_round: int, rounds: int) -> Cost:
-    """Run `measure` in a separate process."""
-    with fresh_processes(1) as pool:
-        return pool.submit(measure, devices, in_flight, per_round, rounds).result()
-
-
-def measure(devices: int, in_flight: int, per_round: int, rounds: int) -> Cost:
-    """Return the cost of rounds in this process."""
-    empty_bytes = peak_rss_bytes(os.getpid())
-    registry = full_registry(devices, in_flight)
-    gc.collect()
-    gc.disable()  # a collection visits all devices, which would be in the time of any part
-    bytes_per_device = (peak_rss_bytes(os.getpid()) - empty_bytes) / devices
-    selection = SelectionConfig(
-        policy="rbcs-f", per_round=per_round, beta=0.5 * per_round / devices
-    )
-    settings = Experiment(name="bench", selection=selection, round=RoundConfig(deadline_s=1e6))
-    decisions = make_decisions(settings.coordinator())
-    bits = MODEL_BITS, MODEL_BITS
-    names = registry.names()
-    is_available = registry.available(NOW_S)
-    times: dict[str, list[float]] = {name: [] for name in TIMES}
-    for number in range(1, rounds + 1):
-        cost = {
-            "contexts_s": used_s(lambda: registry.contexts(*bits, "not_previous")),
-            "available_s": used_s(lambda: registry.available(NOW_S)),
-            "n_k_s": used_s(registry.n_k),
-            "select_s": used_s(
-                lambda number=number: decisions.select(number, registry, bits, NOW_S)  # type: ignore[misc]  # mypy cannot infer it
-            ),
-            "absences_s": used_s(lambda: registry.absences(is_available, NOW_S)),
-            "close_s": used_s(lambda: registry.close_round(names[:per_round], (), ())),
-            "report_s": report_s(registry, names[-per_round:], number),
-        }
-        for name, seconds in cost.items():
-            times[name].append(seconds)
-    return Cost(
-        devices=devices,
-        in_flight=in_flight,
-        bytes_per_device=bytes_per_device,
-        **{name: statistics.median(values) for name, values in times.items()},
-    )
-
-
-def full_registry(devices: int, in_flight: int) -> Registry:
-    """Return a registry of devices in contact, of which the first are at work."""
-    registry, rng = Registry(), np.random.default_rng(7)
-    known = Capabilities(
-        cores=4, memory_bytes=1 << 32, machine="aarch64", python="3.11", engine="onnxruntime",
-        engine_threads=4, agent="0",
-    )  # fmt: skip
-    hello = Hello(boot=1, capabilities=known, n_k=100)
-    mu, rates = rng.uniform(0.5, 4.0, devices), rng.uniform(1e6, 1e8, (2, devices))
-    for row in range(devices):
-        name = f"device-{row}"
-        registry.join(name, hello, NOW_S)
-        registry.update_context(name, context(1, mu[row], rates[0, row], rates[1, row]), NOW_S)
-    registry.open_round((f"device-{row}" for row in range(in_flight)), 0)
-    return registry
-
-
-def context(seq: int, mu: float, down_bps: float, up_bps: float) -> Context:
-    """Return a context of a device that is ready."""
-    return Context(
-        boot=1, seq=seq, mu_cores=float(mu), downlink_bps=float(down_bps), link_age_s=1.0,
-        uplink_bps=float(up_bps), is_ready=True, n_k=100,
-    )  # fmt: skip
-
-
-def used_s(call: Callable[[], object]) -> float:
-    """Return the processor time of a call, seconds."""
-    began = time.process_time()
-    call()
-    return time.process_time() - began
-
-
-def report_s(registry: Registry, names: Sequence[str], number: int) -> float:
-    """Return the processor time of decoding and recording one context, mean over `names`."""
-    payload = encode(context(number + 1, 2.0, 1e7, 1e7))
-
-    def record() -> None:
-        for name in names:
-            report = decode_from_device(payload)
-            assert isinstance(report, Context)
-            registry.update_context(name, report, NOW_S)
-
-    return used_s(record) / len(names)
-
-
-def exponent(costs: Sequence[Cost], name: str) -> float:
-    """Return e of time ~ N^e, by least squares over the logarithms."""
-    if len(costs) < 2:
-        return math.nan
-    sizes = np.log([cost.devices for cost in costs])
-    times = np.log([max(getattr(cost, name), 1e-9) for cost in costs])
-    return float(np.polyfit(sizes, times, 1)[0])
-
-
-ROWS = {
-    "select_s": "decision of a round (RBCS-F, ridge)",
-    "contexts_s": "of it contexts, (N, 4)",
-    "available_s": "of it availability, (N,)",
-    "n_k_s": "of it examples, (N,)",
-    "absences_s": "reasons of absence",
-    "close_s": "end of a round",
-    "report_s": "one arriving context",
+MEASURES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "tables": _tables,
+    "agents": lambda options: (live.over_agents(options.agents),),
+    "models": lambda options: (live.over_model_size(options.sizes),),
+    "rounds": lambda options: (live.over_rounds(options.rounds),),
+    "replays": lambda options: (replays.over_devices(_powers(100, options.devices)),),
+    "replayed-rounds": lambda options: (replays.over_rounds(_powers(100, options.rounds)),),
 }
+"""Of the parsed options: a curve, and other texts."""
 
 
-def table(costs: Sequence[Cost]) -> str:
-    """Return the results as a table in Markdown."""
-    lines = [
-        "| processor time, ms | " + " | ".join(f"{cost.devices:,}" for cost in costs) + " | e |",
-        "|---|" + "---:|" * (len(costs) + 1),
-    ]
-    for name, text in ROWS.items():
-        cells = " | ".join(f"{1e3 * getattr(cost, name):.3g}" for cost in costs)
-        lines.append(f"| {text} | {cells} | {exponent(costs, name):.2f} |")
-    cells = " | ".join(f"{cost.bytes_per_device:,.0f}" for cost in costs)
-    lines.append(f"| memory, bytes per device | {cells} | |")
-    return "\n".join(lines)
+def _powers(first: int, last: int) -> list[int]:
+    """Return first, 10 first, 100 first, ... up to last."""
+    counts = [first]
+    while counts[-1] * 10 <= last:
+        counts.append(counts[-1] * 10)
+    return counts
 
 
-class Setting(Struct, frozen=True, kw_only=True):
-    """What the plan assumes."""
-
-    round_s: float
-    share: float
-    """Part of the devices that a round selects."""
-    core_price: float
-    """Of an hour of a core."""
-    gb_price: float
-    """Of 10^9 bytes that leave the coordinator's site."""
+def _texts(text: str) -> list[str]:
+    return text.split(",")
 
 
-def plan(cost: Cost, setting: Setting) -> str:
-    """Return what large live fleets need, by arithmetic, as a table in Markdown."""
-    context_bytes = len(encode(context(1, 2.0, 1e7, 1e7))) + TOPIC_BYTES
-    has_price = setting.core_price > 0.0 or setting.gb_price > 0.0
-    lines = [
-        "| live devices | broker nodes | contexts in, Mbit/s | coordinator, cores for contexts | "
-        "its decision, cores | models, Mbit/s each way |"
-        + (" price per hour |" if has_price else ""),
-        "|---:|" + "---:|" * (5 + has_price),
-    ]
-    for devices in (10_000, 100_000, 1_000_000):
-        nodes = max(3, math.ceil(devices / CONNECTIONS_PER_NODE))
-        context_cores = devices * CONTEXT_S
-        decision_cores = cost.select_s * devices / cost.devices / setting.round_s
-        model_bps = MODEL_BITS * setting.share * devices / setting.round_s
-        cells = [
-            f"{devices:,}",
-            f"{nodes}",
-            f"{8e-6 * context_bytes * devices:.1f}",
-            f"{context_cores:.1f}",
-            f"{decision_cores:.1g}",
-            f"{1e-6 * model_bps:,.1f}",
-        ]
-        if has_price:
-            cores = nodes + context_cores + decision_cores
-            gb = model_bps / 8e9 * 3600.0
-            cells.append(f"{cores * setting.core_price + gb * setting.gb_price:,.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
-def write(page: Path, tables: str) -> None:
-    """Replace the tables of the page.
+def _sizes(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def write(page: Path, part: str, text: str) -> None:
+    """Replace the tables of a part of the page.
 
     Raises:
         SystemExit: The page has no place for it.
     """
-    begin, end = map(re.escape, MARKS)
-    text, count = re.subn(
-        f"(?<={begin}\n).*?(?={end})",
-        lambda _: f"\n{tables}\n\n",
+    begin, end = f"<!-- bench scale --part {part} -->", f"<!-- end of {part} -->"
+    changed, count = re.subn(
+        f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})",
+        lambda _: f"\n{text}\n\n",
         page.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )
     if count != 1:
-        raise SystemExit(f"{page}: must have one line {MARKS[0]!r} before {MARKS[1]!r}")
-    page.write_text(text, encoding="utf-8")
+        raise SystemExit(f"{page}: must have one line {begin!r} before {end!r}")
+    page.write_text(changed, encoding="utf-8")

@@ -1,12 +1,12 @@
-"""Memory of every process over a long run; it should stay constant.
+"""Memory and processor time of every process over a long run; both should stay constant.
 
     fairbed bench soak [--rounds 2000] [--agents 20] [--per-round AGENTS] [--model mlp]
         [--broker auto] [--json]
 
 Unthrottled agents, 80 training examples each, an evaluation every 100 rounds; all agents are in
-every round, or the number of `--per-round`, drawn at random.
-Resident memory is read 20 times; `growth` compares the mean of the last quarter with that of the
-second quarter, so that one-time allocations do not count.
+every round, or the number of `--per-round`, drawn at random. Resident memory, and the processor
+time of a round since the reading before, are read 20 times. `growth` compares the mean of the last
+quarter with that of the second quarter, so that one-time allocations do not count.
 """
 
 import argparse
@@ -50,11 +50,16 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(msgspec.json.encode(result).decode())
         return 0
-    print(f"{'round':>8}{''.join(f'{kind:>14}' for kind in KINDS)}   MiB, the largest of each")
+    heads = "".join(f"{kind:>14}" for kind in KINDS)
+    print(f"{'round':>8}{heads}{heads}")
+    print(f"{'':>8}{'MiB, the largest of each':>{14 * len(KINDS)}}   ms of a core per round, all")
     for sample in result.samples:
-        print(f"{sample['round']:>8.0f}{''.join(f'{sample[kind]:>14.1f}' for kind in KINDS)}")
-    print(f"{'growth':>8}{''.join(f'{result.growth[kind]:>14.1%}' for kind in KINDS)}")
-    seconds = ", ".join(f"{kind} {result.cpu_s_per_round[kind]:.3f} s" for kind in KINDS)
+        mib = "".join(f"{sample.rss_mib[kind]:>14.1f}" for kind in KINDS)
+        ms = "".join(f"{1e3 * sample.cpu_s_per_round[kind]:>14.2f}" for kind in KINDS)
+        print(f"{sample.round:>8}{mib}{ms}")
+    for name, growths in (("memory", result.growth), ("time", result.cpu_growth)):
+        print(f"growth of {name}: {', '.join(f'{kind} {growths[kind]:+.1%}' for kind in KINDS)}")
+    seconds = ", ".join(f"{kind} {result.cpu_s_per_round[kind]:.4f} s" for kind in KINDS)
     print(f"processor time per round: {seconds}")
     print(", ".join(f"{count} exchanges {outcome}" for outcome, count in result.outcomes.items()))
     print(
@@ -64,8 +69,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+class Sample(Struct, frozen=True, kw_only=True):
+    """The processes of a run after a round, by kind."""
+
+    round: int
+    rss_mib: dict[str, float]
+    """Resident memory of the largest process."""
+    cpu_s_per_round: dict[str, float]
+    """Processor time of all processes since the sample before; that of the first has their
+    start."""
+
+
 class Result(Struct, frozen=True, kw_only=True):
-    """Memory over a run."""
+    """Memory and processor time over a run."""
 
     rounds: int
     agents: int
@@ -73,20 +89,22 @@ class Result(Struct, frozen=True, kw_only=True):
     dispatched: int
     merged: int
     round_median_s: float
-    samples: list[dict[str, float]]
-    """Round, and resident MiB of the largest process of each kind."""
+    samples: list[Sample]
     cpu_s_per_round: dict[str, float]
     """Processor time of all processes of each kind, between the first and the last sample."""
     outcomes: dict[str, int]
     """Exchanges by outcome."""
     growth: dict[str, float]
+    """Of resident memory."""
+    cpu_growth: dict[str, float]
+    """Of processor time per round; 0 for processes that used none between two samples."""
     store_mib: float
 
 
 def measure(rounds: int, agents: int, per_round: int, model: str, broker: str) -> Result:
-    """Return the memory of a run over its rounds."""
-    samples: list[dict[str, float]] = []
-    used: list[dict[str, float]] = []
+    """Return the memory and the processor time of a run over its rounds."""
+    samples: list[Sample] = []
+    used = [dict.fromkeys(KINDS, 0.0)]
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
         data = folder / "random.npz"
@@ -103,14 +121,25 @@ def measure(rounds: int, agents: int, per_round: int, model: str, broker: str) -
         ) as run:
             for round_id in run.rounds():
                 if round_id % (rounds // SAMPLES) == 0 and round_id < rounds:
-                    rss_mib = run.rss_mib()  # also that of a relay, which runs beside viewers only
-                    samples.append({"round": round_id, **{kind: rss_mib[kind] for kind in KINDS}})
                     used.append(run.cpu_s())
+                    rss_mib = run.rss_mib()  # also that of a relay, which runs beside viewers only
+                    rounds_between = round_id - (samples[-1].round if samples else 0)
+                    samples.append(
+                        Sample(
+                            round=round_id,
+                            rss_mib={kind: rss_mib[kind] for kind in KINDS},
+                            cpu_s_per_round={
+                                kind: (used[-1][kind] - used[-2][kind]) / rounds_between
+                                for kind in KINDS
+                            },
+                        )
+                    )
             store_mib = (run.folder / "run.db").stat().st_size / 2**20
             with RunReader(run.folder) as reader:
                 closed = reader.rounds()
                 outcomes = Counter(exchange.outcome for exchange in reader.exchanges(0))
-    between = samples[-1]["round"] - samples[0]["round"]
+    between = samples[-1].round - samples[0].round
+    cpu_s = {kind: [sample.cpu_s_per_round[kind] for sample in samples] for kind in KINDS}
     return Result(
         rounds=len(closed),
         agents=agents,
@@ -119,8 +148,9 @@ def measure(rounds: int, agents: int, per_round: int, model: str, broker: str) -
         merged=sum(row.aggregated for row in closed),
         round_median_s=statistics.median(row.duration_s for row in closed),
         samples=samples,
-        cpu_s_per_round={kind: (used[-1][kind] - used[0][kind]) / between for kind in KINDS},
+        cpu_s_per_round={kind: (used[-1][kind] - used[1][kind]) / between for kind in KINDS},
         outcomes=dict(outcomes),
-        growth={kind: growth([sample[kind] for sample in samples]) for kind in KINDS},
+        growth={kind: growth([sample.rss_mib[kind] for sample in samples]) for kind in KINDS},
+        cpu_growth={kind: growth(cpu_s[kind]) if min(cpu_s[kind]) else 0.0 for kind in KINDS},
         store_mib=store_mib,
     )

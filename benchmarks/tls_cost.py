@@ -35,9 +35,8 @@ from benchmarks._live_run import (
     live_run,
     save_random_examples,
     separate_agents,
-    thread_time_s,
 )
-from benchmarks._meter import MEGABYTE, median
+from benchmarks._meter import MEGABYTE, cpu_s, median
 from benchmarks._tcp import listen
 from fairbed.coordinator.store import RunReader
 from fairbed.profiles import load
@@ -202,9 +201,9 @@ def _idle(seconds: float) -> Result:
 
 def _cores(process: psutil.Process, seconds: float) -> float:
     """Return the processor time of a process over wall time."""
-    before_s, since_s = thread_time_s(process), time.monotonic()
+    before_s, since_s = cpu_s(process.pid), time.monotonic()
     time.sleep(seconds)
-    return (thread_time_s(process) - before_s) / (time.monotonic() - since_s)
+    return (cpu_s(process.pid) - before_s) / (time.monotonic() - since_s)
 
 
 def _urls(lab: BenchmarkLab, names: Sequence[str], kind: str) -> dict[str, str]:

@@ -27,12 +27,17 @@ def test_round_time_tells_how_long_a_round_takes(
     assert 0.0 < result["round_median_s"] < result["first_round_done_s"]
 
 
-def test_soak_follows_the_memory_of_every_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_soak_follows_memory_and_processor_time_of_every_process(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert soak.main(["--rounds", "20", "--agents", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["merged"] == result["dispatched"] == 40
     assert len(result["samples"]) == 19
-    assert all(min(sample.values()) > 0.0 for sample in result["samples"])
+    assert all(min(sample["rss_mib"].values()) > 0.0 for sample in result["samples"])
+    for sample in result["samples"]:
+        used = sample["cpu_s_per_round"]
+        assert all(used[kind] > 0.0 for kind in ("coordinator", "broker", "agents"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proportional memory is known on Linux only")
