@@ -1,6 +1,7 @@
 """A run in a separate process: its rounds, its processes and their memory."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -55,6 +56,9 @@ ALL_STEPS = 1_000_000
 START_S = 30.0
 """Time limit for a coordinator to write the address of its broker."""
 
+PIPE_BYTES = 1 << 16
+"""Of the output of a run, read at once."""
+
 KINDS = ("coordinator", "broker", "fork server", "agents")
 
 
@@ -66,22 +70,32 @@ class LiveRun:
         self.folder = folder
         self._joined: list[psutil.Process] = []
 
-    def rounds(self) -> Iterator[int]:
+    def rounds(self, *, only_newest: bool = False) -> Iterator[int]:
         """Yield the number of each round as it closes, until the run ends.
+
+        Args:
+            only_newest: Leave out a round if a newer one has closed since the last number: for
+                callers that may take longer than a round.
 
         Raises:
             SystemExit: The run failed.
         """
         assert self._process.stderr is not None
-        last_line = b""
+        last_line, rest = b"", b""
         with progress(self._rounds, "rounds", "run", is_ticking=False) as bar:
-            for line in self._process.stderr:
-                if line.startswith(b"round "):
-                    closed = int(line.split()[1].split(b"/")[0])
-                    yield closed
-                    bar.update(closed)
-                else:
-                    last_line = line
+            while data := os.read(self._process.stderr.fileno(), PIPE_BYTES):
+                *lines, rest = (rest + data).split(b"\n")
+                closed = [
+                    int(line.split()[1].split(b"/")[0])
+                    for line in lines
+                    if line.startswith(b"round ")
+                ]
+                last_line = next(
+                    (line for line in reversed(lines) if not line.startswith(b"round ")), last_line
+                )
+                for round_id in closed[-1:] if only_newest else closed:
+                    yield round_id
+                    bar.update(round_id)
         if self._process.wait():
             raise SystemExit(f"the run failed: {last_line.decode(errors='replace').strip()}")
 

@@ -6,7 +6,9 @@
 Unthrottled agents, 80 training examples each, an evaluation every 100 rounds; all agents are in
 every round, or the number of `--per-round`, drawn at random. Resident memory, and the processor
 time of a round since the reading before, are read 20 times. `growth` compares the mean of the last
-quarter with that of the second quarter, so that one-time allocations do not count.
+quarter with that of the second quarter, so that one-time allocations do not count. A reading
+belongs to the newest round that had closed, so there are fewer than 20 where many rounds fit into
+the time of one.
 """
 
 import argparse
@@ -22,10 +24,13 @@ from benchmarks._live_run import KINDS, live_run, save_random_examples
 from benchmarks._meter import growth
 from fairbed.coordinator.store import RunReader
 
-SAMPLES = 20
+SAMPLES, MIN_SAMPLES = 20, 8
 
 PATIENCE = ("--set", "round.join_timeout_s=900", "--set", "round.deadline_s=300")
 """A large fleet on a small machine starts slowly."""
+
+MORE_ROUNDS = 10_000
+"""The run would go on: its processes must not end while they are measured."""
 
 EXAMPLES = 100
 """Per device; a fifth is held out."""
@@ -113,17 +118,20 @@ def measure(rounds: int, agents: int, per_round: int, model: str, broker: str) -
             folder,
             data,
             agents=agents,
-            rounds=rounds,
+            rounds=rounds + MORE_ROUNDS,
             model=model,
             broker=broker,
             evaluate_every=100,
             options=["--set", f"selection.per_round={per_round}", *PATIENCE],
         ) as run:
-            for round_id in run.rounds():
-                if round_id % (rounds // SAMPLES) == 0 and round_id < rounds:
+            for round_id in run.rounds(only_newest=True):
+                before = samples[-1].round if samples else 0
+                if round_id >= rounds:
+                    break
+                if round_id // (rounds // SAMPLES) > before // (rounds // SAMPLES):
                     used.append(run.cpu_s())
                     rss_mib = run.rss_mib()  # also that of a relay, which runs beside viewers only
-                    rounds_between = round_id - (samples[-1].round if samples else 0)
+                    rounds_between = round_id - before
                     samples.append(
                         Sample(
                             round=round_id,
@@ -136,8 +144,13 @@ def measure(rounds: int, agents: int, per_round: int, model: str, broker: str) -
                     )
             store_mib = (run.folder / "run.db").stat().st_size / 2**20
             with RunReader(run.folder) as reader:
-                closed = reader.rounds()
-                outcomes = Counter(exchange.outcome for exchange in reader.exchanges(0))
+                closed = [row for row in reader.rounds() if row.round <= rounds]
+                outcomes = Counter(x.outcome for x in reader.exchanges(0) if x.round <= rounds)
+    if len(samples) < MIN_SAMPLES:
+        raise SystemExit(
+            f"soak: --rounds: needs {MIN_SAMPLES} readings, got {len(samples)} in {rounds} rounds; "
+            "use more rounds"
+        )
     between = samples[-1].round - samples[0].round
     cpu_s = {kind: [sample.cpu_s_per_round[kind] for sample in samples] for kind in KINDS}
     return Result(

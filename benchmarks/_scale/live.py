@@ -24,7 +24,7 @@ TEXTS = {"coordinator": "coordinator", "broker": "broker", "agents": "all agents
 COHORT = 5
 """Devices of a round, where their number is not what varies."""
 
-COHORT_ROUNDS = 40
+COHORT_ROUNDS = 400
 
 AT_REST_S = 10.0
 """Duration of the measurement of a paused run."""
@@ -151,8 +151,9 @@ def over_rounds(rounds: int) -> Curve:
     result = soak.measure(rounds, 3, 3, "softmax", "auto")
     ends = [0.0, *(part * rounds for part in STAGES)]
     samples = result.samples[1:]  # the first one has the start of all processes
+    step = rounds // soak.SAMPLES  # a reading may be some rounds late
     stages = [
-        [sample for sample in samples if begin < sample.round <= end]
+        [sample for sample in samples if begin < sample.round // step * step <= end]
         for begin, end in pairwise(ends)
     ]
     rows = [

@@ -30,10 +30,10 @@ def test_round_time_tells_how_long_a_round_takes(
 def test_soak_follows_memory_and_processor_time_of_every_process(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert soak.main(["--rounds", "20", "--agents", "2", "--json"]) == 0
+    assert soak.main(["--rounds", "100", "--agents", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["merged"] == result["dispatched"] == 40
-    assert len(result["samples"]) == 19
+    assert result["merged"] == result["dispatched"] == 200
+    assert 8 <= len(result["samples"]) <= 19
     assert all(min(sample["rss_mib"].values()) > 0.0 for sample in result["samples"])
     for sample in result["samples"]:
         used = sample["cpu_s_per_round"]
