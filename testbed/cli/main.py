@@ -12,6 +12,7 @@ from fairbed.testbed.api import RUNS
 from fairbed.testbed.cli import BAD_USAGE, EXAMPLES, FAILED, dispatch
 from fairbed.testbed.cli.completion import complete
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.host.termination import STOPPING, signals_restored
 from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
 
@@ -19,7 +20,8 @@ from fairbed.testbed.shape.options import split_command
 def console() -> int:
     """Run one command as the process `fairbed`; return its exit code."""
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the shutdown of the interpreter follows
+    for number in STOPPING:  # only the shutdown of the interpreter follows
+        signal.signal(number, signal.SIG_IGN)
     return code
 
 
@@ -34,24 +36,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return BAD_USAGE
-    try:
-        return dispatch(options)
-    except UsageError as exc:
-        return _fail(options, exc, BAD_USAGE)
-    except RunError as exc:
-        return _fail(options, exc, FAILED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return FAILED
-    except Exception as exc:
-        if hasattr(options, "debug"):
-            traceback.print_exc()
-        line = f"{type(exc).__name__}: {exc}".splitlines()[0]
-        print(f"fairbed: internal error: {line}; --debug prints the traceback", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("fairbed: interrupted", file=sys.stderr)
-        return 130
+    with signals_restored():
+        try:
+            return dispatch(options)
+        except UsageError as exc:
+            return _fail(options, exc, BAD_USAGE)
+        except RunError as exc:
+            return _fail(options, exc, FAILED)
+        except BrokenPipeError:
+            sys.stderr.close()
+            return FAILED
+        except Exception as exc:
+            if hasattr(options, "debug"):
+                traceback.print_exc()
+            line = f"{type(exc).__name__}: {exc}".splitlines()[0]
+            print(f"fairbed: internal error: {line}; --debug prints the traceback", file=sys.stderr)
+            return FAILED
+        except KeyboardInterrupt:
+            print("fairbed: interrupted", file=sys.stderr)
+            return 130
 
 
 def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:

@@ -12,6 +12,9 @@ from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
+STOPPING = (signal.SIGINT, *ENDING)
+"""The signals that stop a command."""
+
 
 class Terminated(SystemExit):
     """A signal ends this process; a SystemExit, because event loops raise no other exception."""
@@ -49,3 +52,15 @@ def unwound_by_signals() -> Iterator[None]:
     finally:
         for number in handled:
             signal.signal(number, before[number])
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """Let the signals that stop a command do after it what they did before."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and handler is not signal.getsignal(number):
+                signal.signal(number, handler)

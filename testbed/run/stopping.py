@@ -1,16 +1,19 @@
 """End a run before its last round: on a signal, a closed standard input or a dead process."""
 
+import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import anyio
-from anyio.abc import TaskStatus
 
 from fairbed.coordinator.server.service import Coordinator
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.errors import BackendError
+from fairbed.testbed.host.termination import STOPPING
 
 DETACH = b"d"
 """Written by a TUI to the standard input of its run before it detaches."""
@@ -60,23 +63,36 @@ class StopControl:
         self.end_gracefully()
 
 
-async def handle_signals(
-    stop: StopControl,
-    interrupted: Callable[[], None],
-    *,
-    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-) -> None:
-    """End the run gracefully at the first signal, immediately at the second."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        task_status.started()
-        count = 0
-        async for _ in signals:
-            count += 1
-            interrupted()
-            if count == 1:
-                stop.end_gracefully()
-            else:
-                stop.scope.cancel()
+@contextmanager
+def ended_by_signals(stop: StopControl, interrupted: Callable[[], None]) -> Iterator[None]:
+    """End the run gracefully at the first signal, immediately at the second.
+
+    Enter it in an event loop of the main thread. After it the signals do nothing: the run has
+    ended, and its process is about to, with the status of the run. Handlers of the event loop would
+    leave their default action behind, which ends a process that fails or closes with -15.
+    """
+    loop, count = asyncio.get_running_loop(), 0
+
+    def end() -> None:
+        nonlocal count
+        count += 1
+        interrupted()
+        if count == 1:
+            stop.end_gracefully()
+        else:
+            stop.scope.cancel()
+
+    for number in STOPPING:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(end))
+    try:
+        yield
+    finally:
+        for number in STOPPING:
+            signal.signal(number, _ignore)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Handle a signal; unlike `SIG_IGN`, programs that are started later do not inherit it."""
 
 
 async def watch_stdin(stop: StopControl) -> None:

@@ -5,7 +5,13 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -69,7 +75,7 @@ from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
 from fairbed.testbed.run.notify import Notifier
 from fairbed.testbed.run.preflight import engine_findings, preflight_findings
-from fairbed.testbed.run.stopping import StopControl, handle_signals, watch_stdin
+from fairbed.testbed.run.stopping import StopControl, ended_by_signals, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
 from fairbed.testbed.run_accounts import RunAccounts, device_passwords, enrolled_users
 from fairbed.testbed.run_folder import (
@@ -171,10 +177,11 @@ async def run_experiment(
 ) -> End:
     """Run an experiment, or resume the run whose checkpoint is in the folder.
 
-    The first SIGINT, SIGTERM or SIGHUP ends the run gracefully, the second one immediately. The
-    end of standard input also ends an attached run gracefully, unless `DETACH` was read first.
-    `waiting` receives a line from time to time while too few devices are ready for round 1,
-    `alerted` each alert that begins or ends.
+    The first SIGINT, SIGTERM or SIGHUP ends the run gracefully, the second one immediately. After
+    the run they do nothing, until the caller restores them (`signals_restored`). The end of
+    standard input also ends an attached run gracefully, unless `DETACH` was read first. `waiting`
+    receives a line from time to time while too few devices are ready for round 1, `alerted` each
+    alert that begins or ends.
 
     A caller that ends the run by itself, in a thread where no signal arrives, passes `stop`; then
     no signal is handled.
@@ -183,21 +190,23 @@ async def run_experiment(
         Exception: A one-line error of a package: data, profile, broker, store, ...
     """
     is_new = is_untouched(plan.folder)
-    async with anyio.create_task_group() as group:
-        if stop is None:
-            stop = StopControl()
-            # Before the first file is written, so that Ctrl-C leaves no file behind.
-            await group.start(handle_signals, stop, interrupted, name="run.signals")
-        if is_attached:
-            group.start_soon(watch_stdin, stop, name="run.stdin")
-        end: End = "stopped"
-        failure: Exception | None = None
-        with stop.scope:
-            try:
-                end = await _run(plan, listener, waiting, alerted, stop, group)
-            except Exception as exc:  # raised below, outside the group, which would wrap it
-                failure = innermost(exc)
-        group.cancel_scope.cancel()
+    handled: AbstractContextManager[None] = nullcontext()
+    if stop is None:
+        stop = StopControl()
+        # Before the first file is written, so that Ctrl-C leaves no file behind.
+        handled = ended_by_signals(stop, interrupted)
+    with handled:
+        async with anyio.create_task_group() as group:
+            if is_attached:
+                group.start_soon(watch_stdin, stop, name="run.stdin")
+            end: End = "stopped"
+            failure: Exception | None = None
+            with stop.scope:
+                try:
+                    end = await _run(plan, listener, waiting, alerted, stop, group)
+                except Exception as exc:  # raised below, outside the group, which would wrap it
+                    failure = innermost(exc)
+            group.cancel_scope.cancel()
     _clean_up(plan.folder, is_new, end if failure is None else "failed")
     if failure is not None:
         raise failure
