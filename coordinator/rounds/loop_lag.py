@@ -27,7 +27,7 @@ class LagMeter:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._samples = np.zeros((2, 2 * KEPT))
+        self._samples = np.full((2, 2 * KEPT), 0.0)  # unlike zeros(), resident from the start
         """When each callback ran, and its lag, in order of time; the newest samples move to the
         front when it is full."""
         self._end = 0

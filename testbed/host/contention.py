@@ -19,13 +19,12 @@ import math
 import os
 import threading
 import time
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
+
+import numpy as np
 
 from fairbed.testbed.emulation.link import QUEUE_S
 
@@ -45,7 +44,9 @@ MIN_WAIT_S = 0.5e-3
 """Shorter waits between two readings are not kept."""
 
 KEPT_PERIODS = 20_000
-"""Periods that are kept for each process: at least the last 200 s."""
+"""Periods that are kept for each process at least: those of the last 200 s, or of a longer time."""
+FIRST_PERIODS = 1_250
+"""Periods for which there is space at first; it doubles up to twice `KEPT_PERIODS`."""
 
 SHORT_S = 20e-6
 """Wait at a wake-up that is not counted. A relay wakes up for every packet: 1,500 waits of 28 us
@@ -113,23 +114,20 @@ class WaitCounter:
         self._before = now
 
 
-@dataclass(slots=True)
-class _Period:
-    """A period in which a process was behind, or the time between two readings."""
-
-    start: float
-    end: float
-    waited_s: float
-    is_behind: bool
-    """At its end the process was behind, so that the period may continue."""
-
-
 class WaitTimeline:
-    """When a process waited for a processor, and for how long. Pure: instants are arguments."""
+    """When a process waited for a processor, and for how long. Pure: instants are arguments.
+
+    A period lasts from one reading to another, and goes on while the process is behind.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[float, SchedulerWaits] | None = None
-        self._periods: deque[_Period] = deque(maxlen=KEPT_PERIODS)
+        self._periods = np.zeros((3, FIRST_PERIODS))
+        """Start, end and wait of each period, seconds, in order of time; an array, because objects
+        took some MB for each process."""
+        self._count = 0
+        self._is_behind = False
+        """At the end of the newest period the process was behind, so that it may go on."""
 
     def add(self, now: float, found: SchedulerWaits) -> None:
         """Add a reading of all waits so far, at the instant `now`; the first is the reference."""
@@ -139,34 +137,41 @@ class WaitTimeline:
         before, step = last[0], found.since(last[1])
         busy_s = step.ran_s + step.seconds
         is_behind = busy_s >= BUSY_RATIO * (now - before)
-        newest = self._periods[-1] if self._periods else None
-        if is_behind and newest is not None and newest.is_behind and newest.end >= before:
-            newest.end, newest.waited_s = now, newest.waited_s + step.long_s
+        newest = self._periods[:, self._count - 1]
+        if is_behind and self._is_behind and newest[1] >= before:
+            newest[1:] = now, newest[2] + step.long_s
         elif is_behind or step.long_s >= MIN_WAIT_S:
             # a wait is counted when it ends, so it may have begun before the last reading
-            start = min(before, now - busy_s)
-            self._periods.append(_Period(start, now, step.long_s, is_behind))
+            self._append(min(before, now - busy_s), now, step.long_s)
+            self._is_behind = is_behind
 
     def add_wait(self, start: float, end: float) -> None:
         """Add a wait between two instants; one with the same start goes on until the new end."""
-        newest = self._periods[-1] if self._periods else None
-        if newest is not None and newest.start == start:
-            newest.end, newest.waited_s = end, end - start
+        newest = self._periods[:, self._count - 1]
+        if self._count and newest[0] == start:
+            newest[1:] = end, end - start
         elif end - start >= MIN_WAIT_S:
-            self._periods.append(_Period(start, end, end - start, is_behind=False))
+            self._append(start, end, end - start)
+            self._is_behind = False
 
     def delay_s(self, start: float, end: float) -> float:
         """Return by how much waits between two instants delayed a transfer, seconds."""
-        longest_s = idle_s = 0.0
-        first = bisect_right(self._periods, start, key=lambda period: period.end)
-        for period in islice(self._periods, first, None):
-            if period.start >= end:
-                break
-            overlap_s = min(period.end, end) - max(period.start, start)
-            waited_s = max(0.0, min(period.waited_s, overlap_s))
-            longest_s = max(longest_s, waited_s)
-            idle_s += max(0.0, waited_s - QUEUE_S)
-        return idle_s + min(longest_s, QUEUE_S) / 2.0
+        first = np.searchsorted(self._periods[1, : self._count], start, side="right")
+        starts, ends, waits_s = self._periods[:, first : self._count]
+        overlaps_s = np.minimum(ends, end) - np.maximum(starts, start)
+        waited_s = np.maximum(0.0, np.minimum(waits_s, overlaps_s))
+        idle_s = np.maximum(0.0, waited_s - QUEUE_S).sum()
+        return float(idle_s + min(waited_s.max(initial=0.0), QUEUE_S) / 2.0)
+
+    def _append(self, start: float, end: float, waited_s: float) -> None:
+        if self._count == self._periods.shape[1]:
+            if self._count < 2 * KEPT_PERIODS:
+                self._periods = np.hstack([self._periods, np.zeros_like(self._periods)])
+            else:
+                self._periods[:, :KEPT_PERIODS] = self._periods[:, KEPT_PERIODS:]
+                self._count = KEPT_PERIODS
+        self._periods[:, self._count] = start, end, waited_s
+        self._count += 1
 
 
 class RemotePaths(Protocol):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from fairbed.testbed.emulation.link import QUEUE_S
 from fairbed.testbed.host.contention import (
+    KEPT_PERIODS,
     READING_S,
     REFRESH_S,
     SHORT_S,
@@ -325,3 +327,19 @@ def test_a_wait_that_goes_on_counts_once() -> None:
     timeline.add_wait(2.0, 2.0 + 1e-5)  # too short to matter
     assert timeline.delay_s(0.0, 3.0) == pytest.approx(0.04)
     assert timeline.delay_s(1.5, 3.0) == 0.0
+
+
+def test_the_newest_waits_are_kept_in_bounded_memory() -> None:
+    """Issue #20: the memory of a coordinator grew by some kB a round on a busy machine."""
+    timeline, count = WaitTimeline(), 4 * KEPT_PERIODS
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            timeline.add_wait(number * STEP_S, number * STEP_S + 2e-3)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2_000_000
+    oldest_s = (count - KEPT_PERIODS) * STEP_S
+    assert timeline.delay_s(oldest_s, oldest_s + STEP_S) == pytest.approx(1e-3)
+    assert timeline.delay_s(0.0, STEP_S) == 0.0
