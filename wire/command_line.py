@@ -1,6 +1,7 @@
 """Commands of operators as text: `set beta 0.2`, `throttle pi-1 cpu 0.5`.
 
-`fairbed command` and the control room read what a person types with `parse_command`.
+`fairbed command` and the control room read what a person types with `parse_command`. The control
+room has a line in place of the words that a shell makes of it: `split_line`.
 """
 
 import math
@@ -51,6 +52,9 @@ PLACEHOLDERS: Mapping[str, str] = {
 }
 """How a usage line names each field."""
 
+QUOTES = "\"'"
+"""Marks that a shell takes off an argument."""
+
 
 class CommandTextError(WireError):
     """A text is no command."""
@@ -59,6 +63,22 @@ class CommandTextError(WireError):
 def usage(action: Action) -> str:
     """Return the form of a command, as in `throttle DEVICE NAME NUMBER`."""
     return " ".join([action, *(PLACEHOLDERS[field] for field in FIELDS_OF_ACTION[action])])
+
+
+def split_line(line: str) -> list[str]:
+    """Return the words of a line for `parse_command`.
+
+    A note is one word, as it was typed. A pair of quotes around all of it is left out, so that a
+    line means the same here and in a shell; any other quote or apostrophe is a part of the note.
+    """
+    action, *rest = line.split(maxsplit=1) or [""]
+    if not rest or FIELDS_OF_ACTION.get(action) != ("text",):  # type: ignore[call-overload]  # any text
+        return line.split()
+    text = rest[0].rstrip()
+    mark = text[0]
+    if mark in QUOTES and text.endswith(mark) and text.count(mark) == 2:
+        text = text[1:-1].strip()
+    return [action, text] if text else [action]
 
 
 def parse_command(words: Sequence[str], id: bytes) -> OperatorCommand:

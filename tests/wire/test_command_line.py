@@ -7,6 +7,7 @@ from fairbed.wire.command_line import (
     MEANINGS,
     CommandTextError,
     parse_command,
+    split_line,
     usage,
 )
 from fairbed.wire.messages import FIELDS_OF_ACTION
@@ -31,6 +32,25 @@ ID = bytes(range(16))
 def test_reads_a_command(words: str, line: str) -> None:
     command = parse_command(words.split(), ID)
     assert (command.line, command.id) == (line, ID)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('note "the fan is off"', ["note", "the fan is off"]),
+        ("  note  'the  fan'  ", ["note", "the  fan"]),
+        ("note the fan's off", ["note", "the fan's off"]),
+        ('note "a" and "b"', ["note", '"a" and "b"']),
+        ('note "the fan', ["note", '"the fan']),
+        ('note "', ["note", '"']),
+        ('note ""', ["note"]),
+        ("note ", ["note"]),
+        ("", []),
+        (' set  "beta" 0.2', ["set", '"beta"', "0.2"]),
+    ],
+)
+def test_a_line_has_the_words_of_a_shell(line: str, words: list[str]) -> None:
+    assert split_line(line) == words
 
 
 @pytest.mark.parametrize(

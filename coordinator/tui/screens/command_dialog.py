@@ -18,6 +18,7 @@ from fairbed.wire.command_line import (
     MEANINGS,
     CommandTextError,
     parse_command,
+    split_line,
     usage,
 )
 from fairbed.wire.messages import FIELDS_OF_ACTION, Action, OperatorCommand
@@ -201,7 +202,7 @@ class CommandDialog(ModalScreen[OperatorCommand | None]):
     def _try(self, text: str) -> None:
         """Send a command, ask before one by which work is lost, or show why it is none."""
         try:
-            command = parse_command(text.split(), self._number)
+            command = parse_command(split_line(text), self._number)
         except CommandTextError as exc:
             self._show_answer(str(exc).removeprefix("command: "), is_problem=True)
             return

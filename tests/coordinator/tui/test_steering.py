@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from textual.widgets import Input
 
 from fairbed.coordinator.tui.app import ControlRoom
 from fairbed.coordinator.tui.screens.command_dialog import CommandDialog, Names, completions
@@ -79,6 +80,18 @@ async def test_a_typed_command_is_sent_and_its_answer_shown(run: FakeRun) -> Non
         await pilot.press("enter")
         assert await shows(app, pilot, "selection.beta is 0.1 from round 4")
     assert coordinator.lines == ["set beta 0.1"]
+
+
+@pytest.mark.anyio
+async def test_a_note_is_sent_without_the_quotes_around_it(run: FakeRun) -> None:
+    coordinator = Coordinator()
+    async with room(run.folder, send_command=coordinator) as (app, pilot):
+        await pilot.press("c")
+        assert await opens(app, pilot, CommandDialog)
+        app.screen.query_one(Input).value = 'note "the fan is off"'
+        await pilot.press("enter")
+        assert await shows(app, pilot, "as you wish")
+    assert coordinator.lines == ["note the fan is off"]
 
 
 @pytest.mark.anyio
