@@ -98,12 +98,16 @@ class BlobCache:
                 total -= size
 
 
+_LENGTH = struct.Struct(">I")
+"""Length of a frame in `ArrivedChunks`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArrivedChunks:
     """A file with chunks of a download: length (u32, big endian) and frame (`wire.chunks`) of each.
 
     Each frame has a checksum, and the blob its hash: a file that was cut off by a power failure is
-    read up to there. All methods block on the disk.
+    read up to there, and cut off there. All methods block on the disk.
     """
 
     path: Path
@@ -122,13 +126,16 @@ class ArrivedChunks:
     def restore(self, download: Download) -> int:
         """Pass the chunks to a download that has not started; return how many are valid."""
         count = 0
-        with suppress(OSError, DecodeError, struct.error), self.path.open("rb") as file:
-            while head := file.read(_LENGTH.size):
-                (size,) = _LENGTH.unpack(head)
-                if size > HEADER_BYTES + MAX_CHUNK_BYTES:
-                    break
-                download.restore(decode_chunk(file.read(size)))
-                count += 1
+        with suppress(OSError), self.path.open("rb+") as file:
+            valid_bytes = 0
+            with suppress(DecodeError, struct.error):
+                while head := file.read(_LENGTH.size):
+                    (size,) = _LENGTH.unpack(head)
+                    if size > HEADER_BYTES + MAX_CHUNK_BYTES:
+                        break
+                    download.restore(decode_chunk(file.read(size)))
+                    count, valid_bytes = count + 1, file.tell()
+            file.truncate(valid_bytes)  # what is appended behind damage could not be read
         return count
 
     def remove(self) -> None:
@@ -136,8 +143,6 @@ class ArrivedChunks:
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
-
-_LENGTH = struct.Struct(">I")
 
 MIN_DIVIDED = 2
 """Least examples of which one can be held out."""

@@ -69,6 +69,9 @@ def test_chunks_on_disk_are_restored_up_to_the_first_damaged_one(tmp_path: Path)
         expected = [i for i, end in ((3, first), (0, 2 * first), (9, len(stored))) if size >= end]
         assert arrived.restore(download) == len(expected)
         assert [i for i, has in enumerate(download.has_arrived) if has] == sorted(expected)
+        arrived.append(frames[2:])
+        assert arrived.restore(later := Download(manifest)) == len(expected) + 1
+        assert later.has_arrived[9], "behind damage that was cut off"
     arrived.remove()
     arrived.remove()
     assert arrived.restore(Download(manifest)) == 0
