@@ -19,13 +19,13 @@ from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.errors import BackendError
 
 RESTARTS = 5
-"""Deaths in a row after which an agent is not started again."""
+"""Starts in a row after which an agent that dies again is not started."""
 
 WAIT_S, WAIT_CAP_S = 0.5, 30.0
-"""Wait before the first of these starts, and the longest one."""
+"""Wait before the first of these starts, and the longest one; seconds."""
 
 STABLE_S = 60.0
-"""An agent that has lived so long is as one that never died."""
+"""An agent that has lived so long is as one that never died; seconds."""
 
 Start: TypeAlias = Callable[[str], Awaitable[None]]
 """Starts the agent of a device unless it is alive or an operator keeps it away."""
@@ -63,6 +63,8 @@ class AgentRestarts:
         self._tasks: TaskGroup | None = None
         self._deaths: dict[str, _Deaths] = {}
         self._waiting: set[str] = set()
+        """Agents whose start is awaited, or goes on."""
+        self._died_in_start: set[str] = set()
 
     @property
     def is_pending(self) -> bool:
@@ -90,7 +92,10 @@ class AgentRestarts:
         return self._plan(ended.name)
 
     def _plan(self, name: str) -> str:
-        if self._tasks is None or name in self._waiting:
+        if name in self._waiting:
+            self._died_in_start.add(name)
+            return ""
+        if self._tasks is None:
             return ""
         deaths = self._deaths.setdefault(name, _Deaths())
         if deaths.count and self._now() - deaths.at_s >= STABLE_S:
@@ -111,13 +116,16 @@ class AgentRestarts:
         try:
             await anyio.sleep(wait_s)
             self._deaths[name].at_s = self._now()
+            self._died_in_start.discard(name)
             if self._start is not None:
                 await self._start(name)
         except BackendError as exc:
-            problem = str(exc)
+            problem = f"the agent cannot be started: {exc}"
         finally:
             self._waiting.discard(name)
+        if name in self._died_in_start:
+            problem = problem or "the agent ended while it was started"
         if problem:
             then = self._plan(name)
-            self._note("died", f"the agent cannot be started: {problem}; {then}", name)
+            self._note("died", f"{problem}; {then}" if then else problem, name)
         self._on_tried()

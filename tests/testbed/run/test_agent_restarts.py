@@ -28,6 +28,8 @@ class Fleet:
         self.tries = 0
         self.failures = 0
         """Starts that fail from now on."""
+        self.short_lives = 0
+        """Starts during which the agent dies."""
         self.restarts = AgentRestarts(self._note, self._on_tried, now=anyio.current_time)
 
     def die(self, name: str = "pi", status: int = -9, *, was_requested: bool = False) -> str:
@@ -45,6 +47,9 @@ class Fleet:
         if self.failures:
             self.failures -= 1
             raise BackendError(f"{name}: cannot be started, no memory")
+        if self.short_lives:
+            self.short_lives -= 1
+            assert self.die(name) == ""
 
 
 @asynccontextmanager
@@ -123,6 +128,17 @@ async def test_a_start_that_always_fails_is_given_up() -> None:
         assert len(fleet.starts) == RESTARTS
         assert "it is not started again" in fleet.notes[-1]
         assert fleet.tries == RESTARTS
+
+
+async def test_an_agent_that_dies_while_it_is_started_is_started_again() -> None:
+    async with running() as fleet:
+        fleet.short_lives = 1
+        fleet.die()
+        await anyio.sleep(10.0)
+        assert len(fleet.starts) == 2
+        text = "the agent ended while it was started; it is started again in 1 s"
+        assert fleet.notes == [f"died pi: {text}"]
+        assert not fleet.restarts.is_pending
 
 
 async def test_the_end_of_a_run_ends_the_waits() -> None:
