@@ -409,13 +409,16 @@ class Agent:
     def _opened(self, message: ToDevice | Signed) -> ToDevice | None:
         """Return a message that this device may act on; None if it lacks a valid signature.
 
-        The status and the goodbye of a coordinator are for all devices and have no signature: a
-        forged one interrupts a device, as its broker could at any time, and makes it do nothing.
+        The status of a coordinator is for all devices and has no signature: a forged one interrupts
+        a device, as its broker could at any time, and makes it do nothing. The goodbye to all
+        devices comes a second time, signed.
         """
         key = self._session_key
         if not isinstance(message, Signed):
-            if key is None or isinstance(message, CoordinatorStatus | Goodbye):
+            if key is None or isinstance(message, CoordinatorStatus):
                 return message
+            if isinstance(message, Goodbye):
+                return None
             problem = "a message to this device must be signed"
         elif key is None:
             problem = "this device has no task_key to check a signature"

@@ -35,7 +35,7 @@ class Publisher:
     def sign_for(self, device: str, key: bytes | None) -> None:
         """Sign all further messages to one device by a session key; None: sign none.
 
-        Broadcasts and the status of the coordinator are never signed.
+        The status of the coordinator, which is for all devices, is never signed.
         """
         if key is None:
             self._session_keys.pop(device, None)
@@ -66,7 +66,12 @@ class Publisher:
             _LOG.info("not sent to %s: %s", topic, exc)
 
     async def broadcast(self, message: ToDevice) -> bool:
-        """Publish to every device; return whether the broker has received it."""
+        """Publish to every device; return whether the broker has received it.
+
+        No key signs for all: a device that takes signed messages only gets one of its own before.
+        """
+        for device in self._session_keys:
+            self.publish(device, message)
         return await self._publish_and_wait(self._topics.control_all, encode(message), qos=1)
 
     async def publish_status(self, status: CoordinatorStatus) -> bool:

@@ -1,7 +1,9 @@
 """A run signs its messages to the devices that demand it (issue #20, C2)."""
 
+import logging
 from pathlib import Path
 
+import anyio
 import pytest
 
 from fairbed.wire.signature import task_key
@@ -28,6 +30,21 @@ async def test_devices_with_and_without_a_key_serve_one_run(tmp_path: Path) -> N
             done = [x.device for x in reader.exchanges() if x.outcome == "done"]
     assert sorted(set(done)) == ["pi-0", "pi-1"]
     assert len(done) == 6
+
+
+async def test_the_end_of_a_run_reaches_devices_with_and_without_a_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with lab(tmp_path, agents=1) as place:
+        place.task_keys["pi-1"] = KEY
+        place.start_agent("pi-1", task_key=KEY)
+        assert await place.run(make_config(1, 2)) == "done"
+        await anyio.sleep(1.0)
+    ends = [line for line in caplog.messages if "the coordinator ended the run" in line]
+    assert sorted(ends) == [
+        f"{name}: the coordinator ended the run: the run is over" for name in ("pi-0", "pi-1")
+    ]
 
 
 @pytest.mark.parametrize("known", [None, task_key("another lab", "pi-1")])

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from fairbed.device_agent.state.lifecycle import Phase
-from fairbed.wire.messages import Hello, Offer, Ping, Pong, Refuse
+from fairbed.wire.codec import encode
+from fairbed.wire.messages import Goodbye, Hello, Offer, Ping, Pong, Refuse
 from fairbed.wire.shard import encode_shard
 from fairbed.wire.signature import session_key, task_key
 from tests.device_agent.conftest import NAME, AgentSetup
@@ -83,6 +84,26 @@ async def test_a_forged_request_trains_nothing(setup: AgentSetup) -> None:
         assert (await coordinator.expect(Pong)).seq == 2
         assert agent.phase is Phase.IDLE
         assert not coordinator.seen[Offer]
+
+
+async def test_a_forged_goodbye_ends_no_agent(
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`--once` ends the agent for good; only its own coordinator may do that."""
+    setup.once = True
+    async with setup.running() as (agent, coordinator):
+        await sign_for(coordinator)
+        await coordinator.join(TASK, SHARD)
+        everyone = coordinator.topics.control_all
+        await coordinator.transport.publish(everyone, encode(Goodbye(reason="forged")), qos=1)
+        await coordinator.send(Ping(seq=1))
+        assert (await coordinator.expect(Pong)).seq == 1
+        assert agent.phase is Phase.IDLE
+        assert "must be signed" not in caplog.text, "each run ends with an unsigned one, too"
+        await coordinator.send(Goodbye(reason="the run is over"))
+        with anyio.fail_after(30.0):
+            await setup.ended.wait()
+    assert setup.fault is None
 
 
 async def test_a_device_without_a_key_ignores_signed_messages(
