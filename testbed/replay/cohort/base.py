@@ -8,8 +8,11 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.device_agent.local_training import GuardedRule
+from fairbed.testbed.errors import HostLostError
 from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.local_training import GROUP
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.plugins import registered
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,42 @@ class HelperPool(Protocol):
     def close(self) -> None:
         """End all processes."""
         ...
+
+
+def train_in(
+    pool: HelperPool | None,
+    at: Sequence[int],
+    jobs: Sequence[CohortJob],
+    hyperparameters: Hyperparameters,
+    starts: Vector | None,
+    rule: CohortRule | None,
+) -> CohortResult | None:
+    """Train a part of a cohort in a process of a pool; None: the replay itself has to.
+
+    That is so until every process has begun, with a local rule that the program has registered and
+    no other process can load, and after the loss of a host.
+
+    Args:
+        pool: The processes; None if there are none.
+        at: Indices of the jobs of the part.
+        jobs: All jobs of the cohort.
+        hyperparameters: Hyperparameters of the round.
+        starts: Model of each job before its first step, shape (K, n_values); None: the global one.
+        rule: The local rule of the cohort.
+
+    Raises:
+        EngineError: A process has ended, and with it the replay.
+        PluginError: The rule breaks its contract.
+    """
+    is_unknown_there = rule is not None and rule.rule.name in registered(GROUP)
+    if pool is None or is_unknown_there or not pool.is_ready():
+        return None
+    own_starts = None if starts is None else starts[at]
+    own_rule = None if rule is None else rule.of(at)
+    try:
+        return pool.train(at, [jobs[each] for each in at], hyperparameters, own_starts, own_rule)
+    except HostLostError:
+        return None
 
 
 class Trainer(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,12 @@ from fairbed.wire.messages import Hyperparameters
 if TYPE_CHECKING:
     from fairbed.testbed.cluster.connection import Cluster, RemoteObject
 
+Train: TypeAlias = Callable[
+    [Vector, Sequence[int], Sequence[CohortJob], Hyperparameters, Vector | None, CohortRule | None],
+    CohortResult,
+]
+"""Trains some jobs from the global model; the other arguments are those of `HelperPool.train`."""
+
 
 class ClusterPool:
     """As many processes as the cluster has cores, but one, which the replay itself takes.
@@ -38,17 +44,19 @@ class ClusterPool:
 
     Args:
         cluster: The cluster.
-        make: Makes the object that trains, `DenseWorker` or `DeviceWorker`, in each process.
+        make: Returns what trains in a process: `make_dense_training` or `make_device_training`.
         *arguments: Its arguments; each host receives them once.
     """
 
-    def __init__(self, cluster: "Cluster", make: Callable[..., object], *arguments: Any) -> None:
+    def __init__(self, cluster: "Cluster", make: Callable[..., Train], *arguments: Any) -> None:
         self._cluster = cluster
         shared = [cluster.share(argument) for argument in arguments]
         free = [host for host in cluster.hosts for _ in range(int(host.cores))]
         if any(host.is_here for host in free):
             free.remove(next(host for host in free if host.is_here))
-        self._workers = [cluster.start(host, make, *shared, cores=1) for host in free]
+        self._workers = [
+            cluster.start(host, RemoteTrainer, make, *shared, cores=1) for host in free
+        ]
         self._begun: list[Future[Any]] = [worker.call("begin") for worker in self._workers]
         self._vector: Any = None
         self._idle: SimpleQueue[RemoteObject | None] = SimpleQueue()
@@ -82,18 +90,16 @@ class ClusterPool:
         if worker is None:
             self._idle.put(None)
             raise HostLostError("a process that trained is lost")
-        sent = None if rule is None else sent_rule(rule)
-        is_lost = False
+        sent, is_lost = sent_rule(rule), False
         try:
-            call = worker.call("train", self._vector, jobs, hyperparameters, starts, sent)
-            vectors, steps, loss_train, problems, kept, returned = call.result()
+            call = worker.call("train", self._vector, at, jobs, hyperparameters, starts, sent)
+            result: CohortResult = call.result()
         except HostLostError:
             is_lost = True
             raise
         finally:
             self._idle.put(None if is_lost else worker)
-        places = np.array(at, dtype=np.int64)
-        return CohortResult(places, vectors, steps, loss_train, problems, kept, returned)
+        return result
 
     def close(self) -> None:
         """End all processes."""
@@ -104,50 +110,62 @@ class ClusterPool:
 
 def dense_pool(cluster: "Cluster", spec: TaskSpec, shards: Shards) -> ClusterPool:
     """Return the processes that train dense models on the data of a fleet."""
-    return ClusterPool(cluster, DenseWorker, spec, shards.x, shards.y, shards.train_rows)
+    return ClusterPool(cluster, make_dense_training, spec, shards.x, shards.y, shards.train_rows)
 
 
 def device_pool(cluster: "Cluster", artifact: Artifact, data: DividedData) -> ClusterPool:
     """Return the processes that train any model on the data of a fleet."""
-    return ClusterPool(cluster, DeviceWorker, artifact, SentData(data.dataset, data.train_rows))
+    return ClusterPool(
+        cluster, make_device_training, artifact, SentData(data.dataset, data.train_rows)
+    )
 
 
-class _OneThread:
-    """An object in a process on a host that computes with one thread."""
+class RemoteTrainer:
+    """Trains in a process on a host, with one thread.
 
-    def __init__(self) -> None:
+    Args:
+        make: Returns what trains.
+        *arguments: Its arguments.
+    """
+
+    def __init__(self, make: Callable[..., Train], *arguments: Any) -> None:
+        self._train = make(*arguments)
         self._limits = ThreadpoolController().limit(limits=1)
 
     def begin(self) -> None:
         """Return as soon as the process has started."""
 
-
-class DenseWorker(_OneThread):
-    """Trains chunks of dense models, as `DenseTrainer` does."""
-
-    def __init__(
-        self, spec: TaskSpec, x: NDArray[Any], y: Targets, train_rows: Sequence[Ints]
-    ) -> None:
-        self._net, self._examples = DenseNet(spec), Examples(x, y, train_rows)
-        super().__init__()
-
     def train(
         self,
         vector: Vector,
+        at: Sequence[int],
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         starts: Vector | None,
         sent: SentRule | None,
-    ) -> tuple[Any, ...]:
-        """Return models, steps, losses, problems, and the vectors of the local rule."""
-        params = np.repeat(vector[np.newaxis], len(jobs), axis=0)
-        if starts is not None:
-            params[:] = starts
-        rule = None if sent is None else received_rule(*sent)
-        done = train_chunk(
-            self._net, self._examples, params, vector, (), jobs, hyperparameters, rule
-        )
-        return _sent(done)
+    ) -> CohortResult:
+        """Train some jobs, as `ClusterPool.train` has received them."""
+        return self._train(vector, at, jobs, hyperparameters, starts, received_rule(sent))
+
+
+def make_dense_training(
+    spec: TaskSpec, x: NDArray[Any], y: Targets, train_rows: Sequence[Ints]
+) -> Train:
+    """Return what trains chunks of dense models, as `DenseTrainer` does."""
+    net, examples = DenseNet(spec), Examples(x, y, train_rows)
+
+    def train(
+        vector: Vector,
+        at: Sequence[int],
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        starts: Vector | None,
+        rule: CohortRule | None,
+    ) -> CohortResult:
+        first = vector[np.newaxis].repeat(len(jobs), axis=0) if starts is None else starts.copy()
+        return train_chunk(net, examples, first, vector, at, jobs, hyperparameters, rule)
+
+    return train
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,27 +176,20 @@ class SentData:
     train_rows: tuple[Ints, ...]
 
 
-class DeviceWorker(_OneThread):
-    """Trains one device after the other, as `DeviceTrainer` does."""
-
-    def __init__(self, artifact: Artifact, data: SentData) -> None:
-        self._trainer = DeviceTrainer(artifact, Shards(data, artifact.spec.x_shape))
-        super().__init__()
+def make_device_training(artifact: Artifact, data: SentData) -> Train:
+    """Return what trains one device at a time, as `DeviceTrainer` does."""
+    trainer = DeviceTrainer(artifact, Shards(data, artifact.spec.x_shape))
 
     def train(
-        self,
         vector: Vector,
+        at: Sequence[int],
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         starts: Vector | None,
-        sent: SentRule | None,
-    ) -> tuple[Any, ...]:
-        """Return model, steps, loss, problem, and the vectors of the local rule."""
-        [job] = jobs
+        rule: CohortRule | None,
+    ) -> CohortResult:
+        [place], [job] = at, jobs
         start = vector if starts is None else starts[0]
-        rule = None if sent is None else received_rule(*sent)
-        return _sent(self._trainer.train_one(start, vector, 0, job, hyperparameters, rule))
+        return trainer.train_one(start, vector, place, job, hyperparameters, rule)
 
-
-def _sent(done: CohortResult) -> tuple[Any, ...]:
-    return done.vectors, done.steps, done.loss_train, done.problems, done.kept, done.returned
+    return train

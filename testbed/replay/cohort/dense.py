@@ -9,8 +9,13 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
-from fairbed.testbed.errors import HostLostError
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule, HelperPool
+from fairbed.testbed.replay.cohort.base import (
+    CohortJob,
+    CohortResult,
+    CohortRule,
+    HelperPool,
+    train_in,
+)
 from fairbed.testbed.replay.cohort.batches import longest_first
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
@@ -18,9 +23,7 @@ from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.cohort.worker_pool import WorkerPool
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.evaluation import Targets
-from fairbed.wire.local_training import GROUP
 from fairbed.wire.messages import Hyperparameters
-from fairbed.wire.plugins import registered
 from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
 
@@ -79,8 +82,6 @@ class DenseTrainer:
         """Yield the results of all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters, 0 if rule is None else rule.n_results)
         pool = self._pool
-        # A name that the program registered does not exist in another process.
-        is_unknown_elsewhere = rule is not None and rule.rule.name in registered(GROUP)
         if pool is not None:
             pool.begin_at(vector)
 
@@ -103,15 +104,7 @@ class DenseTrainer:
             )
 
         def elsewhere(chunk: list[int]) -> CohortResult:
-            if pool is None or is_unknown_elsewhere or not pool.is_ready():
-                return here(chunk)
-            chunk_starts = None if starts is None else starts[chunk]
-            chunk_rule = None if rule is None else rule.of(chunk)
-            chunk_jobs = [jobs[at] for at in chunk]
-            try:
-                return pool.train(chunk, chunk_jobs, hyperparameters, chunk_starts, chunk_rule)
-            except HostLostError:
-                return here(chunk)
+            return train_in(pool, chunk, jobs, hyperparameters, starts, rule) or here(chunk)
 
         # A product that BLAS splits among its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):

@@ -10,15 +10,18 @@ from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.base import Engine, self_check
 from fairbed.device_agent.engines.choose import open_own_engine
-from fairbed.testbed.errors import HostLostError
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule, HelperPool
+from fairbed.testbed.replay.cohort.base import (
+    CohortJob,
+    CohortResult,
+    CohortRule,
+    HelperPool,
+    train_in,
+)
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.run.evaluation import EngineFactory
 from fairbed.wire.artifact import Artifact
-from fairbed.wire.local_training import GROUP
 from fairbed.wire.messages import Hyperparameters
-from fairbed.wire.plugins import registered
 
 
 class DeviceTrainer:
@@ -75,19 +78,11 @@ class DeviceTrainer:
             return self.train_one(start, vector, at, jobs[at], hyperparameters, own_rule)
 
         pool = self._pool
-        if pool is None or (rule is not None and rule.rule.name in registered(GROUP)):
-            return self._threads.run(work, range(len(jobs)))
-        pool.begin_at(vector)
+        if pool is not None:
+            pool.begin_at(vector)
 
         def elsewhere(at: int) -> CohortResult:
-            if not pool.is_ready():
-                return work(at)
-            own_start = None if starts is None else starts[at : at + 1]
-            own_rule = None if rule is None else rule.of([at])
-            try:
-                return pool.train([at], [jobs[at]], hyperparameters, own_start, own_rule)
-            except HostLostError:
-                return work(at)
+            return train_in(pool, [at], jobs, hyperparameters, starts, rule) or work(at)
 
         return self._threads.run(work, range(len(jobs)), elsewhere)
 

@@ -154,9 +154,8 @@ class _Worker:
             EngineError: The process has ended.
             PluginError: The rule breaks its contract.
         """
-        sent = None if rule is None else sent_rule(rule)
         try:
-            self._pipe.send((jobs, hyperparameters, has_starts, sent))
+            self._pipe.send((jobs, hyperparameters, has_starts, sent_rule(rule)))
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise EngineError(self._death()) from None
@@ -309,7 +308,7 @@ def main() -> None:
                 if not has_starts:
                     params[:] = vector
                 try:
-                    rule = None if sent is None else received_rule(*sent)
+                    rule = received_rule(sent)
                     done = train_chunk(
                         net, examples, params, vector, (), jobs, hyperparameters, rule
                     )
@@ -321,19 +320,21 @@ def main() -> None:
                     )
 
 
-def sent_rule(rule: CohortRule) -> SentRule:
+def sent_rule(rule: CohortRule | None) -> SentRule | None:
     """Return a local rule and its vectors as another process receives them."""
-    return rule.rule.name, rule.options, rule.sent, rule.kept
+    return None if rule is None else (rule.rule.name, rule.options, rule.sent, rule.kept)
 
 
-def received_rule(
-    name: str,
-    options: RuleOptions,
-    sent: Mapping[str, Vector],
-    kept: Mapping[str, Vector],
-) -> CohortRule:
-    """Return the local rule of a chunk in this process."""
-    return CohortRule(_rule(name, tuple(options.items())), options, sent, kept)
+def received_rule(sent: SentRule | None) -> CohortRule | None:
+    """Return the local rule of a chunk in this process.
+
+    Raises:
+        PluginError: It cannot be loaded here, or breaks its contract.
+    """
+    if sent is None:
+        return None
+    name, options, with_model, kept = sent
+    return CohortRule(_rule(name, tuple(options.items())), options, with_model, kept)
 
 
 @lru_cache(maxsize=1)

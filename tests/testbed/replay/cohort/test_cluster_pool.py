@@ -76,7 +76,12 @@ def test_the_hosts_train_with_the_same_bits(name: str, make: Callable[..., Train
 def test_a_lost_host_changes_no_bit(name: str, make: Callable[..., Trainer]) -> None:
     cluster = FakeCluster(1, 1)
     trainer = make(name, cluster)
-    cluster.on_call = lambda host, method: cluster.lost.add(host)
+
+    def lose(host: Host, method: str) -> None:
+        if method == "train":
+            cluster.lost.add(host)
+
+    cluster.on_call = lose
     truth = bits(make(name, None))
     while not cluster.lost:
         assert bits(trainer) == truth
@@ -86,13 +91,12 @@ def test_a_lost_host_changes_no_bit(name: str, make: Callable[..., Trainer]) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rule_goes_along(name: str, make: Callable[..., Trainer]) -> None:
     rule = split_drift(start_of(shipped(RECIPES[name])), len(SIZES))
-    seen = list[Host]()
+    calls = list[str]()
     cluster = FakeCluster(1, 1)
-    cluster.on_call = lambda host, method: seen.append(host)
+    cluster.on_call = lambda host, method: calls.append(method)
     trainer, truth = make(name, cluster), bits(make(name, None), rule)
-    for _ in range(3):
+    while "train" not in calls:  # the first jobs may find no process ready
         assert bits(trainer, rule) == truth
-    assert seen
 
 
 def test_a_registered_rule_stays_here(
