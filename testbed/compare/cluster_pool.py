@@ -235,7 +235,7 @@ class CellPool:
         try:
             await asyncio.wait_for(asyncio.shield(begun), BUSY_S)
         except asyncio.TimeoutError:
-            self._note(f"host {host.name}: no core is free since {BUSY_S:g} s; cells wait for one")
+            self._note(f"host {host.name}: no core has been free for {BUSY_S:g} s; cells wait")
             await begun
         return runner
 

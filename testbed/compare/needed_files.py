@@ -137,9 +137,7 @@ def main() -> None:
 def _described(paths: Iterable[str]) -> list[NeededFile]:
     """Return existing files of the user, sorted."""
     package = Path(next(iter(fairbed.__path__)))
-    places: list[str | Path] = [
-        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    ]
+    places: list[str | Path] = [sysconfig.get_path(name) for name in _PYTHON]
     if sys.prefix != sys.base_prefix:
         places.append(sys.prefix)
     own = [os.path.realpath(place) + os.sep for place in [*places, package, *package.iterdir()]]

@@ -1,5 +1,7 @@
 """Grids on a cluster: equal results, lost hosts, and runs that are whole or absent."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -52,10 +54,18 @@ def grid_of(seeds: int = 3, rounds: int = 5) -> Grid:
 
 
 def run_on(
-    cluster: FakeCluster, grid: Grid, out: Path, jobs: int | None = None
+    cluster: FakeCluster,
+    grid: Grid,
+    out: Path,
+    jobs: int | None = None,
+    on_line: Callable[[], None] = lambda: None,
 ) -> tuple[dict[tuple[str, int], CellOutcome], list[str]]:
     """Return the outcomes of a grid by arm and seed, and the lines for the user."""
     results, lines = dict[tuple[str, int], CellOutcome](), list[str]()
+
+    def note(line: str) -> None:
+        lines.append(line)
+        on_line()
 
     def report(result: CellResult) -> None:
         assert (result.arm, result.seed) not in results
@@ -69,7 +79,7 @@ def run_on(
             report,
             handles_signals=False,
             cluster=cluster,  # type: ignore[arg-type]  # it has the same methods
-            note=lines.append,
+            note=note,
         )
 
     assert anyio.run(main)
@@ -235,8 +245,15 @@ def test_a_pool_reports_a_host_without_a_free_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_pool, "BUSY_S", 0.0)
-    _, lines = run_on(FakeCluster(1), grid_of(seeds=1), tmp_path)
-    assert lines in ([], ["host host-0: no core is free since 0 s; cells wait for one"])
+    cluster, noted = FakeCluster(1), threading.Event()
+
+    def begin_after_the_line(host: Host, method: str) -> None:
+        assert method != "begin" or noted.wait(10.0)
+
+    cluster.on_call = begin_after_the_line
+    results, lines = run_on(cluster, grid_of(seeds=1), tmp_path, on_line=noted.set)
+    assert lines == ["host host-0: no core has been free for 0 s; cells wait"]
+    assert not [outcome for outcome in results.values() if outcome.problem]
 
 
 def test_a_pool_needs_no_cell() -> None:
