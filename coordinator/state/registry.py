@@ -58,6 +58,8 @@ _IN_COLUMNS = frozenset(
 class Device:
     """One device as the coordinator knows it."""
 
+    changed: set[int] = field(default_factory=set, kw_only=True, repr=False, compare=False)
+    """Rows of the registry whose columns are out of date; the first field, for `__setattr__`."""
     name: str
     row: int
     boot: int = NEVER
@@ -91,12 +93,10 @@ class Device:
     """Last round that merged its update."""
     held_sha256: bytes | None = None
     """Hash of the model version that its agent process downloaded last."""
-    changed: set[int] = field(default_factory=set, repr=False, compare=False)
-    """Rows of the registry whose columns are out of date."""
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-        if name in _IN_COLUMNS and hasattr(self, "changed"):
+        if name in _IN_COLUMNS:
             self.changed.add(self.row)
 
     def is_available(self, now: float) -> bool:

@@ -327,12 +327,12 @@ class Broker:
             await anyio.sleep(for_s)
         finally:
             accounts.suspended.discard(user)
-            is_read = await self._can_reload()
+            is_read = await self._try_reload()
         while not is_read:  # the user must not stay refused because the disk was full
             await anyio.sleep(RELOAD_RETRY_S)
-            is_read = await self._can_reload()
+            is_read = await self._try_reload()
 
-    async def _can_reload(self) -> bool:
+    async def _try_reload(self) -> bool:
         """Have the broker read the accounts again; return whether its files could be written."""
         with anyio.CancelScope(shield=True):
             try:

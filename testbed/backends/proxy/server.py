@@ -439,7 +439,7 @@ class _DeviceLink:
             return
         loop = asyncio.get_running_loop()
         opened_at = loop.time() + set_up_s(self._up.delay_s)
-        if not await self._is_connected(device.peer):
+        if not await self._connect_to_node(device.peer):
             device.close()
             return
         if not device.is_open:
@@ -448,7 +448,7 @@ class _DeviceLink:
         device.start_reading(not_before=opened_at)
         device.peer.start_reading()
 
-    async def _is_connected(self, end: ConnectionEnd) -> bool:
+    async def _connect_to_node(self, end: ConnectionEnd) -> bool:
         """Connect to the current node, or else to the next ones; return whether one accepted."""
         loop = asyncio.get_running_loop()
         for _ in self._nodes:
