@@ -1,4 +1,4 @@
-"""The processes that tests start, and how to say which is still there."""
+"""The processes that tests start, and which of them have not ended."""
 
 import subprocess
 import time
@@ -36,7 +36,7 @@ def own_children() -> list[psutil.Process]:
 
 
 def is_long_lived(process: psutil.Process) -> bool:
-    """Tell whether a process serves a library until pytest ends."""
+    """Return whether a process serves a library until pytest ends."""
     return any(name in describe(process) for name in LONG_LIVED)
 
 
@@ -49,7 +49,7 @@ def describe(process: psutil.Process) -> str:
 
 
 def is_gone(process: psutil.Process, limit_s: float = 20.0) -> bool:
-    """Tell whether a process ends within a time; a zombie that nobody reaps has ended."""
+    """Return whether a process ends within a time; a zombie, which is not reaped, has ended."""
     return not still_running([process], limit_s)
 
 

@@ -142,9 +142,9 @@ class Lab:
         self.waiting: list[str] = []
         """Reports of the wait for round 1."""
         self.audited: list[tuple[OperatorCommand, str, OperatorAnswer]] = []
+        """Commands, their operators and the answers."""
         self.watched = 0
         """Requests of viewers."""
-        """Commands, their operators and the answers."""
         self.devices: DeviceControl | None = None
         self.task_keys: dict[str, str] = {}
         """Of devices that take signed messages only, as the coordinator knows them."""

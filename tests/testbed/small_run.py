@@ -125,10 +125,12 @@ def skip_if_contended(run: Running, device: str, median_s: float | None) -> None
     pytest.skip(f"{device}: {exchanges[0].reason}")
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
+def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:
+    """Wait until something holds, at most `LIMIT_S`."""
     deadline = time.monotonic() + LIMIT_S
     while not holds():
-        assert time.monotonic() < deadline, f"waited {LIMIT_S:g} s for {what}"
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {LIMIT_S:g} s for {what if isinstance(what, str) else what()}")
         time.sleep(0.02)
 
 

@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +21,11 @@ from fairbed.testbed.compare.cell import state_of
 from fairbed.testbed.compare.grid import BUDGETS
 from tests.coordinator.store.fake_run import fake_run
 from tests.processes import still_running
+from tests.testbed.small_run import LIMIT_S, wait_until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 GRIDS = EXAMPLES / "grids"
 FAIRBED = (sys.executable, "-m", "fairbed.testbed.cli.main")
-LIMIT_S = 90.0
 HAS_FIGURES = find_spec("matplotlib") is not None
 
 REPLAY = f"""
@@ -374,13 +373,6 @@ def is_done(folder: Path) -> bool:
         return state_of(folder) == "done"
     except Exception:  # another process uses it
         return False
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {LIMIT_S:g} s for {what}"
-        time.sleep(0.02)
 
 
 @contextmanager

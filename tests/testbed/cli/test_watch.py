@@ -17,11 +17,9 @@ import psutil
 import pytest
 
 from fairbed.coordinator.store import RunReader, StoreError
+from tests.testbed.small_run import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
-
-LIMIT_S = 100.0
-"""Limit of steps that take a second on an idle machine."""
 
 FAIRBED = [
     sys.executable,
@@ -106,14 +104,6 @@ def start() -> Iterator[Callable[..., Terminal]]:
     yield start
     for terminal in opened:
         terminal.close()
-
-
-def wait_until(holds: Callable[[], bool], what: str | Callable[[], str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {LIMIT_S:g} s for {what if isinstance(what, str) else what()}")
-        time.sleep(0.02)
 
 
 def status_of(folder: Path) -> str:
