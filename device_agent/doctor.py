@@ -47,7 +47,7 @@ from fairbed.wire.artifact import decode_artifact
 from fairbed.wire.enrolment import RenewReply
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import PROTOCOL_VERSION
-from fairbed.wire.transport.address import Address, parse_url
+from fairbed.wire.transport.address import Address, node_urls, parse_url
 from fairbed.wire.transport.base import LinkUp
 from fairbed.wire.transport.client import MqttTransport
 
@@ -130,7 +130,7 @@ def examine(config_path: Path | None, run: Run = run_command) -> Iterator[Findin
     folder = _existing(config.cache_path)
     yield disk_finding(folder, shutil.disk_usage(folder).free)
     yield from model_findings(config.allow_models)
-    yield from _network(config)
+    yield from network_findings(config)
     yield from sensor_findings(sensors)
     yield _power(config)
     yield from limit_findings(Path("/"))
@@ -260,30 +260,65 @@ def _access(path: Path) -> Iterator[Finding]:
 # Network ------------------------------------------------------------------------------------------
 
 
-def _network(config: AgentConfig) -> Iterator[Finding]:
+def network_findings(config: AgentConfig) -> Iterator[Finding]:
+    """Yield what is known of the broker, or of each node of a cluster, and of the lab."""
     try:
         address = parse_url(config.broker_url)
     except ValueError as exc:
         yield Finding("broker", "problem", str(exc), "run the line of fairbed enroll again")
         return
-    found = _resolved(address.host, address.port)
-    yield found
-    if found.state == "problem":
+    if address.other_nodes:
+        yield from _nodes(config)
+        yield from _lab(config)
         return
-    reachable = _reached("broker", address.host, address.port)
-    yield reachable
-    is_reached = reachable.state == "ok"
-    if is_reached and address.is_tls:
-        tls = certificate_finding(address)
-        yield tls
-        is_reached = tls.state != "problem"
+    is_reached = True
+    for found in _reachability(address):
+        yield found
+        is_reached = found.state != "problem"
+        if found.check == "name" and not is_reached:
+            return
+    yield from _lab(config)
+    if is_reached:
+        yield anyio.run(_login, config.broker_url, config.name)
+
+
+def _nodes(config: AgentConfig) -> Iterator[Finding]:
+    """Yield one finding for each node; a lost one is no problem while another one serves."""
+    nodes = list[tuple[str, list[Finding]]]()
+    for i, url in enumerate(node_urls(config.broker_url)):
+        found = list(_reachability(parse_url(url)))
+        if found[-1].state != "problem":
+            found.append(anyio.run(_login, url, config.name))
+        nodes.append((f"node {i + 1}", found))
+    serves = any(found[-1].state != "problem" for _, found in nodes)
+    for check, found in nodes:
+        last = found[-1]
+        if last.state == "problem":
+            state: State = "warning" if serves else "problem"
+            yield Finding(check, state, last.found, last.what_to_do)
+            continue
+        warned = next((one for one in found if one.state == "warning"), last)
+        texts = [one.found for one in found if one.check != "name"]
+        yield Finding(check, warned.state, ", ".join(texts), warned.what_to_do)
+
+
+def _lab(config: AgentConfig) -> Iterator[Finding]:
     identity = enrolled(config)
     if identity is not None:
         yield from lab_findings(identity, time.time())
     elif config.lab_url is None:
         yield Finding("lab", "ok", "none: this agent was started without enrolment")
-    if is_reached:
-        yield anyio.run(_login, config)
+
+
+def _reachability(address: Address) -> Iterator[Finding]:
+    """Yield name, port and certificate of one broker, up to the first problem."""
+    found = _resolved(address.host, address.port)
+    yield found
+    if found.state != "problem":
+        found = _reached("broker", address.host, address.port)
+        yield found
+    if found.state != "problem" and address.is_tls:
+        yield certificate_finding(address)
 
 
 def _resolved(host: str, port: int) -> Finding:
@@ -325,12 +360,13 @@ def _reached(check: str, host: str, port: int) -> Finding:
 def certificate_finding(address: Address) -> Finding:
     """Return the finding for name, CA and dates of the broker's certificate."""
     lab = Lab(address.host, address.port, Path(address.cafile or ""))
+    name = address.server_name or address.host
     try:
         context = address.tls_context()
         assert context is not None, "the caller asks for TLS only"
         with (
             socket.create_connection((address.host, address.port), LIMIT_S) as link,
-            context.wrap_socket(link, server_hostname=address.host) as tls,
+            context.wrap_socket(link, server_hostname=name) as tls,
         ):
             until = str((tls.getpeercert() or {}).get("notAfter", ""))
     except ValueError as exc:
@@ -344,7 +380,7 @@ def certificate_finding(address: Address) -> Finding:
         return Finding(
             "TLS", "warning", f"the certificate ends in {days:.0f} days", "restart the lab"
         )
-    return Finding("TLS", "ok", f"certificate is for {address.host}, until {until}")
+    return Finding("TLS", "ok", f"certificate is for {name}, until {until}")
 
 
 def lab_findings(identity: Enrolled, now_s: float) -> Iterator[Finding]:
@@ -420,8 +456,8 @@ def version_finding(own: str, reply: RenewReply) -> Finding:
     return Finding("version", "ok", found)
 
 
-async def _login(config: AgentConfig) -> Finding:
-    transport = MqttTransport(config.broker_url, f"fairbed-doctor-{os.urandom(6).hex()}")
+async def _login(url: str, name: str) -> Finding:
+    transport = MqttTransport(url, f"fairbed-doctor-{os.urandom(6).hex()}")
     try:
         with anyio.fail_after(LIMIT_S):
             async with transport:
@@ -437,7 +473,7 @@ async def _login(config: AgentConfig) -> Finding:
             f"{transport.url}: {transport.down_reason or 'no answer'}",
             "see the lines above; on the lab host: fairbed lab status",
         )
-    return Finding("login", "ok", f"the broker accepts {config.name}")
+    return Finding("login", "ok", f"the broker accepts {name}")
 
 
 # Sensors, limits, service -------------------------------------------------------------------------

@@ -1,12 +1,18 @@
 """The doctor of a device: the line of each problem, and what to do."""
 
 import json
+import re
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from fairbed.coordinator.task.catalogue import load_task
+from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.doctor import (
     Finding,
     disk_finding,
@@ -15,6 +21,7 @@ from fairbed.device_agent.doctor import (
     machine_findings,
     memory_finding,
     model_findings,
+    network_findings,
     report,
     sensor_findings,
     service_finding,
@@ -197,3 +204,47 @@ def test_the_modules_that_the_owner_allows_are_looked_for() -> None:
     assert absent.state == "problem"
     assert absent.found.endswith("got none named 'nowhere_at_all'")
     assert absent.what_to_do.startswith("copy nowhere_at_all to this device")
+
+
+@contextmanager
+def broker_with(answer: bytes) -> Iterator[int]:
+    """Yield the port of a broker that answers each CONNECT so, on a thread of its own."""
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(4096).startswith(b"\x10"):
+                self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        yield server.server_address[1]
+        server.shutdown()
+        serving.join()
+
+
+def test_each_node_of_a_cluster_is_tried_and_one_that_serves_is_enough() -> None:
+    """Issue #21: only the first node of the address was tried."""
+    with broker_with(b"\x20\x02\x00\x00") as good, broker_with(b"\x20\x02\x00\x04") as refusing:
+        with broker_with(b"") as dead:
+            pass
+        ports = ",".join(f"127.0.0.1:{port}" for port in (dead, good, refusing))
+        config = AgentConfig(broker_url=f"mqtt://u:p@{ports}", name="pi")
+        down, serves, refuses, lab = network_findings(config)
+        alone = AgentConfig(
+            broker_url=f"mqtt://u:p@127.0.0.1:{dead},127.0.0.1:{refusing}", name="pi"
+        )
+        states = [finding.state for finding in network_findings(alone)]
+    assert lines([down]) == (
+        f"warning  node 1        nothing listens on 127.0.0.1:{dead}; on the lab host: fairbed lab "
+        "up\n"
+    )
+    assert serves.state == "ok"
+    assert re.fullmatch(
+        rf"127\.0\.0\.1:{good} answers after \d+ ms, the broker accepts pi", serves.found
+    )
+    assert (refuses.check, refuses.state) == ("node 3", "warning")
+    assert f"127.0.0.1:{refusing}" in refuses.found
+    assert "wrong user or password" in refuses.found
+    assert lab.check == "lab"
+    assert states == ["problem", "problem", "ok"]
