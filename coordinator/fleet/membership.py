@@ -229,8 +229,8 @@ class Fleet:
             return
         self._event_log.event("refused", reason, level="warning", device=name)
         device.is_refused = True
-        if self.registry.mark_off(name, device.boot, self._event_log.now()):
-            self._notify()
+        self.registry.mark_off(name, device.boot, self._event_log.now())
+        self._notify()  # also of a device that is only awaited: a wait may count it
 
     def on_probe(self, name: str, probe: LinkProbe) -> None:
         """Answer a link probe."""

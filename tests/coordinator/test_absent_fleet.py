@@ -194,3 +194,28 @@ async def test_a_device_revoked_between_two_starts_of_a_run_is_not_waited_for(
         assert reader.rounds()[-1].closed_at_s < 30.0, "the limit of the wait"
         refused = [event.device for _, event in reader.events() if event.kind == "refused"]
     assert refused == ["pi-1"]
+
+
+async def test_a_device_revoked_before_it_ever_came_ends_the_wait_for_it_at_once(
+    tmp_path: Path,
+) -> None:
+    """Issue #21: the wait went on until its next report, up to 10 s."""
+    revoked_s = 5.0
+    async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
+        place.device_names = ("pi-0", "pi-1")
+        store = place.open_store()
+        coordinator = place.coordinator(make_config(rounds=1, devices=2, round=ROUNDS), store)
+        coordinator.refuse_all_but(["pi-0", "pi-1"])
+
+        async def revoke() -> None:
+            await anyio.sleep(revoked_s)
+            coordinator.refuse_all_but(["pi-0"])
+
+        group.start_soon(revoke)
+        try:
+            assert await coordinator.run() == "done"
+        finally:
+            store.close()
+    with place.reader() as reader:
+        (row,) = reader.rounds()
+    assert revoked_s <= row.closed_at_s < revoked_s + 2.0
