@@ -161,12 +161,10 @@ def open_hosts(address: str) -> Iterator[DeviceHosts]:
                     host.name,
                     cores=min(host.cores, found.cores),
                     memory_bytes=host.memory_bytes,
-                    core_speed=step_s / found.speed.step_s,
+                    core_speed=step_s / found.step_s,
                 )
                 network = measure_network(host.name, host.address, port)
-                hosts.append(
-                    DeviceHost(room, host.address, remote, port, network, found.speed.step_s)
-                )
+                hosts.append(DeviceHost(room, host.address, remote, port, network, found.step_s))
             yield DeviceHosts(here, hosts, cluster.warnings)
         finally:
             closing = [remote.call("close") for remote in remotes.values()]

@@ -10,6 +10,9 @@ emulates them on one machine; devices that are added later, from a lost host, ge
 Two hosts must never run the same device. A host that is cut off cannot know whether it is given up,
 so it ends its devices `FENCE_S` after the last request for a report. That is before the other side
 gives the host up, after `LOST_S`.
+
+Clocks of hosts differ: their times of day, and the origins of their monotonic clocks. So durations
+and ages leave a host, and no instant.
 """
 
 import fcntl
@@ -19,12 +22,13 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from anyio.from_thread import start_blocking_portal
+from msgspec import structs
 
 from fairbed.device_agent.sensors import real_host
 from fairbed.testbed.backends.base import Conditions, DeviceSpec, Usage
@@ -34,7 +38,7 @@ from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import PERIOD_S, SchedulerWaits, waits
-from fairbed.testbed.host.speed import HostSpeed, host_speed, machine_costs_now
+from fairbed.testbed.host.speed import host_speed, machine_costs_now
 from fairbed.testbed.recording.tcp_peer import serve
 from fairbed.testbed.run_folder import CA_FILE
 from fairbed.wire.models import source_hash
@@ -62,10 +66,6 @@ MAX_ENDED = 10_000
 MAX_READINGS = 1_000
 """Readings of the processes on the paths that wait for a report: 10 s of one process."""
 
-
-UNLOCKED_S = 60.0
-"""A folder that is younger may be about to be locked; seconds."""
-
 FOLDER = "fairbed-host-"
 """Begin of the names of folders of supervisors."""
 
@@ -75,7 +75,8 @@ class HostFacts:
     """What a host offers."""
 
     cores: int
-    speed: HostSpeed
+    step_s: float
+    """Processor time of the reference step on it, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,14 @@ class HostSupervisor:
 
     Args:
         address: Address of this host, at which the network to it is measured.
+        now: Monotonic clock of this host, seconds.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, now: Callable[[], float] = time.perf_counter) -> None:
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(_scratch_folder())
         self._portal = self._stack.enter_context(start_blocking_portal())
-        self._address = address
+        self._address, self._now = address, now
         self._backends: list[ProcessBackend] = []
         self._backend_of: dict[str, ProcessBackend] = {}
         self._lock = threading.Lock()
@@ -138,7 +140,7 @@ class HostSupervisor:
         self._n_ended = 0
         self._readings: deque[tuple[float, int, SchedulerWaits]] = deque(maxlen=MAX_READINGS)
         self._reported_s: dict[str, float] = {}
-        self._requested_at = time.monotonic()
+        self._requested_at = now()
         self._is_over = threading.Event()
         threading.Thread(target=self._fence, name="host.fence", daemon=True).start()
 
@@ -148,7 +150,8 @@ class HostSupervisor:
         Raises:
             BackendError: The speed cannot be measured.
         """
-        return HostFacts(cores=real_host().sensors.cores(), speed=host_speed(os.environ))
+        step_s = host_speed(os.environ).step_s
+        return HostFacts(cores=real_host().sensors.cores(), step_s=step_s)
 
     def costs(self, probe: Probe) -> WorkCosts:
         """Return the costs of a task on this host; they are measured unless they are known.
@@ -157,7 +160,7 @@ class HostSupervisor:
             BackendError: They cannot be measured.
             PluginError: The local rule cannot be loaded, or breaks its contract.
         """
-        return machine_costs_now(probe, os.environ)
+        return structs.replace(machine_costs_now(probe, os.environ), measured_at=None)
 
     def listen(self) -> int:
         """Serve probes of the network to this host; return the port."""
@@ -210,7 +213,7 @@ class HostSupervisor:
         names = [spec.name for spec in part.fleet]
         with self._lock:
             self._backend_of.update(dict.fromkeys(names, backend))
-            self._requested_at = time.monotonic()
+            self._requested_at = self._now()
         return {name: backend.path_pids(name) for name in names}
 
     def kill(self, name: str) -> None:
@@ -247,13 +250,13 @@ class HostSupervisor:
         """
         self._check_open()
         with self._lock:
-            self._requested_at = time.monotonic()
+            self._requested_at = self._now()
             while self._ended and self._ended[0][0] <= seen:
                 self._ended.popleft()
-        give_up = time.monotonic() + HEARTBEAT_S
+        give_up = self._now() + HEARTBEAT_S
         while not self._is_over.wait(PERIOD_S):
             self._read_paths()
-            if time.monotonic() >= give_up or self._has_news():
+            if self._now() >= give_up or self._has_news():
                 break
         return self._report()
 
@@ -311,7 +314,7 @@ class HostSupervisor:
     def _read_paths(self) -> None:
         pids = {pid for name, backend in self._devices() for pid in backend.path_pids(name)}
         for pid in pids:
-            self._readings.append((time.perf_counter(), pid, waits(pid)))
+            self._readings.append((self._now(), pid, waits(pid)))
 
     def _report(self) -> HostReport:
         devices = self._devices()
@@ -322,7 +325,7 @@ class HostSupervisor:
         with self._lock:
             ended = tuple(one for _, one in self._ended)
             number = self._n_ended
-            now, readings = time.perf_counter(), list(self._readings)
+            now, readings = self._now(), list(self._readings)
             self._readings.clear()
         return HostReport(
             number=number,
@@ -338,7 +341,7 @@ class HostSupervisor:
         """End the devices when no report is requested any more."""
         while not self._is_over.wait(FENCE_S / 10.0):
             with self._lock:
-                is_cut_off = time.monotonic() - self._requested_at > FENCE_S
+                is_cut_off = self._now() - self._requested_at > FENCE_S
             if self._backend_of and is_cut_off:
                 self.close()
 
@@ -350,17 +353,24 @@ def _scratch_folder() -> Iterator[Path]:
     The kernel frees the lock of a folder when its owner ends, whatever the cause.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
-        with suppress(OSError):  # another user's, or of a live supervisor
-            if time.time() - left.stat().st_mtime < UNLOCKED_S:
-                continue
-            with _locked(left):
-                shutil.rmtree(left)
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER))
-    with _locked(folder):
+        with suppress(OSError), _locked(left):  # not of another user, nor of a live supervisor
+            shutil.rmtree(left)
+    with ExitStack() as lock:
+        folder = _new_folder(lock)
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _new_folder(lock: ExitStack) -> Path:
+    """Return a new folder, locked; another one if a supervisor removed it before it was locked."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+        with suppress(BlockingIOError, FileNotFoundError):
+            lock.enter_context(_locked(folder))
+            if folder.exists():
+                return folder
 
 
 @contextmanager

@@ -4,6 +4,10 @@ Each host has a `HostSupervisor`, whose reports have what the local backends rea
 devices are alive, and for how long they waited. A report is at most `HEARTBEAT_S` old. A host
 without one for `LOST_S` is given up: its devices start on hosts with room, and those for which none
 has room stay missing. They start as after a power cut: what they kept is lost with the host.
+
+A host that becomes slower in mid-run keeps its devices. A step is charged its cost at the start, so
+what takes longer is contention of the device, which makes its exchange invalid, and `HostPace`
+reports the host.
 """
 
 import asyncio
@@ -20,6 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import structs
 
+from fairbed.coordinator.records.rows import CONTENDED_RATIO_LIMIT
 from fairbed.coordinator.store.event_log import Level
 from fairbed.testbed.backends.base import Backend, Conditions, DeviceSpec, Usage
 from fairbed.testbed.backends.choice import BackendChoice
@@ -39,6 +44,9 @@ CALL_S = 60.0
 
 RETRY_S = 0.2
 """Pause after a report that failed; seconds."""
+
+WINDOW_S = 10.0
+"""Time over which a host is examined; seconds."""
 
 AGENT_BYTES = 32 << 20
 """Memory of an agent that trains a small model: 26 MiB are its own or its share of common pages."""
@@ -200,6 +208,45 @@ async def _answer(
         ) from exc
 
 
+class HostPace:
+    """Notices that a host keeps its devices waiting, as one that became slower does. Pure.
+
+    Args:
+        window_s: Time over which waits are summed; seconds.
+    """
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._begin: tuple[float, Mapping[str, float]] | None = None
+        self._is_slow = False
+
+    def update(self, now: float, contended_s: Mapping[str, float]) -> str:
+        """Return a line when the host begins to be slow or no longer is; otherwise nothing.
+
+        Args:
+            now: Monotonic seconds.
+            contended_s: Time for which each device has waited since its start; seconds.
+        """
+        if self._begin is None:
+            self._begin = now, dict(contended_s)
+        began, before = self._begin
+        if (took_s := now - began) < self._window_s:
+            return ""
+        self._begin = now, dict(contended_s)
+        waits_s = {name: found - before.get(name, 0.0) for name, found in contended_s.items()}
+        slow = {k: s for k, s in waits_s.items() if s > CONTENDED_RATIO_LIMIT * took_s}
+        was_slow, self._is_slow = self._is_slow, bool(slow)
+        if was_slow == self._is_slow:
+            return ""
+        if not slow:
+            return f"keeps no device waiting any more, measured over {took_s:.0f} s"
+        named = ", ".join(f"{name} for {s:.1f} s" for name, s in sorted(slow.items()))
+        return (
+            f"kept devices waiting within {took_s:.0f} s: {named}; it became slower, or other work "
+            "runs there; exchanges that it delayed are invalid"
+        )
+
+
 @asynccontextmanager
 async def open_fleet(
     choice: HostsChoice,
@@ -264,6 +311,7 @@ class HostsBackend:
         self._paths: dict[str, tuple[tuple[str, int], ...]] = {}
         """Host and process ids on the path of each device."""
         self._timelines: dict[tuple[str, int], WaitTimeline] = defaultdict(WaitTimeline)
+        self._paces = {host.name: HostPace() for host in choice.hosts.hosts}
         self._is_slowed = False
         self._moving = anyio.Lock()
         self._notes: list[tuple[str, str, Level, str | None]] = []
@@ -389,19 +437,23 @@ class HostsBackend:
 
     async def finish(self) -> None:
         """End all devices; write the end of their logs to the folder of the run."""
-        logs = self._choice.folder / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        for host in list(self._hosts.values()):
-            try:
-                found: Mapping[str, bytes] = await self._call(host, "logs", within_s=LOST_S)
-                await self._call(host, "close", within_s=LOST_S)
-            except BackendError:  # it is lost, or has ended by itself
-                continue
-            for name, content in found.items():
+        found = dict[str, Mapping[str, bytes]]()
+        async with anyio.create_task_group() as group:
+            for host in list(self._hosts.values()):
+                group.start_soon(self._finish_on, host, found)
+        folder = self._choice.folder / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        for host_name, logs in found.items():
+            for name, content in logs.items():
                 is_device = name.removesuffix(".log") in self._specs
-                file = logs / (name if is_device else f"{host.name}-{name}")
+                file = folder / (name if is_device else f"{host_name}-{name}")
                 with file.open("ab") as out:
                     out.write(content)
+
+    async def _finish_on(self, host: DeviceHost, logs: dict[str, Mapping[str, bytes]]) -> None:
+        with suppress(BackendError):  # it is lost, or has ended by itself
+            logs[host.name] = await self._call(host, "logs", within_s=LOST_S)
+            await self._call(host, "close", within_s=LOST_S)
 
     async def _add(self, host: str, names: Sequence[str]) -> None:
         """Start devices on a host.
@@ -505,6 +557,8 @@ class HostsBackend:
             self._pids.pop(name, None)
         self._pids.update(report.pids)
         self._contended_s.update(report.contended_s)
+        if line := self._paces[host].update(now, report.contended_s):
+            self._note("host-pace", f"host {host} {line}", "warning", None)
         self._cell_wait_s.update(report.cell_wait_s)
         self._cpu_s.update(report.cpu_s)
         for reading in report.readings:

@@ -1,6 +1,5 @@
 """What a host offers and runs: its supervisor in this process, and the network to it."""
 
-import os
 import socket
 import tempfile
 import threading
@@ -23,7 +22,8 @@ from fairbed.testbed.cluster.device_hosts import (
     NetworkWatch,
     measure_network,
 )
-from fairbed.testbed.cluster.host_supervisor import FleetPart, HostSupervisor
+from fairbed.testbed.cluster.host_supervisor import FENCE_S, FleetPart, HostSupervisor
+from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.emulation.placement import HostRoom
 from fairbed.testbed.errors import BackendError, ClusterError, UsageError
 from fairbed.testbed.run.supervisor import url_for_devices
@@ -34,6 +34,8 @@ from tests.testbed.cluster.test_hosts_backend import FakeHost, hosts_of
 from tests.testbed.lab.labs import make_lab
 
 LIMIT_S = 60.0
+
+DAY_S = 86_400.0
 
 PART = FleetPart(
     fleet=[DeviceSpec("pi-1"), DeviceSpec("pi-2")],
@@ -99,16 +101,56 @@ def test_the_folder_of_a_killed_supervisor_is_removed_and_that_of_a_live_one_sta
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = tmp_path / "fairbed-host-left"
-    young = tmp_path / "fairbed-host-young"
-    young.mkdir()
     (left / "part-0").mkdir(parents=True)
-    os.utime(left, (0.0, 0.0))
     first, second = HostSupervisor("127.0.0.1"), HostSupervisor("127.0.0.1")
     assert not left.exists()
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 2
     first.close()
     second.close()
-    assert list(tmp_path.iterdir()) == [young]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_supervisor_removed_before_it_was_locked_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, made = tempfile.mkdtemp, list[Path]()
+
+    def lose_the_first(prefix: str) -> str:
+        made.append(Path(make(prefix=prefix)))
+        if len(made) == 1:
+            made[0].rmdir()
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "mkdtemp", lose_the_first)
+    supervisor = HostSupervisor("127.0.0.1")
+    assert [path.exists() for path in made] == [False, True]
+    supervisor.close()
+    assert not made[1].exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("offset_s", [-DAY_S, DAY_S])
+def test_a_host_whose_clock_differs_by_a_day_is_neither_silent_nor_cut_off(
+    offset_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = HostSupervisor("127.0.0.1", now=lambda: time.perf_counter() + offset_s)
+    try:
+        began = time.perf_counter()
+        fleet = [DeviceSpec("pi-1", shape=Shape(up_bps=1e6)), DeviceSpec("pi-2")]
+        paths = supervisor.add(replace(PART, fleet=fleet))
+        report = supervisor.report(0)
+        while time.perf_counter() < began + FENCE_S / 4.0:
+            report = supervisor.report(report.number)
+            assert report.pids.keys() == {"pi-1", "pi-2"}
+            assert {reading.pid for reading in report.readings} == set(paths["pi-1"])
+            most_s = time.perf_counter() - began
+            assert all(0.0 <= reading.age_s <= most_s for reading in report.readings)
+        agents = [psutil.Process(pid) for pid in report.pids.values()]
+        monkeypatch.setattr(host_supervisor, "FENCE_S", 0.2)
+        assert all(map(is_gone, agents))
+    finally:
+        supervisor.close()
 
 
 @pytest.mark.full
@@ -223,6 +265,14 @@ def test_a_fleet_too_large_for_one_host_fits_on_two(tmp_path: Path) -> None:
     assert 'or set emulation.dilation to 2 or "auto", got 1' in line
     assert planned(tmp_path, two).dilation == 1.0
     assert planned(tmp_path, one, emulation__dilation="auto").dilation == 2.0
+
+
+def test_a_plan_for_hosts_that_are_not_known_yet_places_no_fleet(tmp_path: Path) -> None:
+    group = {"profile": "raspberry-pi-4b", "count": 500}
+    large = {**EXPERIMENT, "fleet": [group], "selection": {"per_round": 500, "beta": 0.1}}
+    with pytest.raises(UsageError, match="must fit into this machine"):
+        plan_run(large, out=tmp_path / "run")
+    assert plan_run(large, out=tmp_path / "run", places_fleet=False).dilation == 1.0
 
 
 def test_the_broker_of_a_run_serves_other_hosts_in_plain_text_only_if_allowed(

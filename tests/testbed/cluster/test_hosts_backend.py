@@ -25,7 +25,7 @@ from fairbed.testbed.cluster.host_supervisor import (
     HostReport,
     PathReading,
 )
-from fairbed.testbed.cluster.hosts_backend import HostsBackend, choose_hosts
+from fairbed.testbed.cluster.hosts_backend import WINDOW_S, HostPace, HostsBackend, choose_hosts
 from fairbed.testbed.emulation.device import EmulatedDevice
 from fairbed.testbed.emulation.placement import HostRoom
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
@@ -351,6 +351,25 @@ async def test_a_host_that_cannot_start_moved_devices_leaves_them_missing(tmp_pa
         await anyio.sleep(LOST_S + 1.0)
         assert [one.name for one in found.ended] == ["pi-0", "pi-2"]
         assert found.ended[0].reason == ("host a is lost, and on b: fork server: cannot be started")
+
+
+def test_a_host_that_becomes_slower_is_reported_once_and_when_it_is_quick_again() -> None:
+    pace, lines, waited_s = HostPace(), list[str](), 0.0
+    for step in range(12):
+        waited_s += 0.3 if 4 <= step < 8 else 0.01
+        lines.append(pace.update(86_400.0 + step * WINDOW_S / 2.0, {"pi-0": waited_s, "pi-1": 0.0}))
+    assert [step for step, line in enumerate(lines) if line] == [6, 8]
+    assert lines[6] == (
+        "kept devices waiting within 10 s: pi-0 for 0.6 s; it became slower, or other work runs "
+        "there; exchanges that it delayed are invalid"
+    )
+    assert lines[8] == "keeps no device waiting any more, measured over 10 s"
+
+
+def test_a_device_that_starts_anew_on_a_host_has_not_waited() -> None:
+    pace = HostPace()
+    for at, waited_s in ((0.0, 9.0), (10.0, 0.2), (20.0, 0.3)):
+        assert pace.update(at, {"pi-0": waited_s}) == ""
 
 
 async def test_an_over_committed_fleet_is_refused_with_the_number_that_fits(
