@@ -64,6 +64,11 @@ is left."""
 PRESENCE_S = 0.5
 """Time between checks for devices that were lost during an exchange."""
 
+LINK_DOUBT_S = 10.0
+"""The broker of a live link answers a ping every `KEEPALIVE_S` / 2 = 7.5 s. After a longer silence
+the coordinator's own link may be down, and no device counts as silent for that time. Must be less
+than `SILENT_S`."""
+
 REFUSED = "its identity is revoked, expired or renamed: the broker refuses it"
 
 End: TypeAlias = Literal["done", "failed", "stopped"]
@@ -158,6 +163,7 @@ class Coordinator:
         self._is_stopped = False
         self._failure: Exception | None = None
         self._link_up_since: float | None = None
+        """When the link was restored or was last in doubt; None while it is down."""
         self._parts: _RunParts | None = None
         self._accepted: frozenset[str] | None = None
         """Devices whose packets are handled; None is all."""
@@ -494,6 +500,8 @@ class Coordinator:
         """End the exchanges, loss queries and scores of devices that are lost."""
         while True:
             await anyio.sleep(PRESENCE_S)
+            if self._link_up_since is not None and self._transport.silent_s > LINK_DOUBT_S:
+                self._link_up_since = self._event_log.now()
             up_since = self._link_up_since
             if up_since is None:
                 continue

@@ -49,6 +49,11 @@ class AiomqttConnection:
         """Unknown: the library shows complete messages only."""
         return 0
 
+    @property
+    def silent_s(self) -> float:
+        """Unknown: the library hides its pings."""
+        return 0.0
+
     async def connect(self) -> None:
         """Connect, once.
 
@@ -243,6 +248,7 @@ class _AiomqttClient(aiomqtt.Client):
             logger=logging.getLogger(f"{__name__}.paho"),
         )
         self.pending_calls_threshold = 1 << 16
+        self._client.connect_timeout = options.dial_timeout_s
 
     async def subscribe_all(self, filters: Mapping[str, int]) -> None:
         """Subscribe to each filter at its QoS.

@@ -80,6 +80,15 @@ class Transport(Protocol):
         """
         return 0
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the broker last sent anything while the link is up; 0 if unknown.
+
+        An idle link carries a ping every `KEEPALIVE_S` / 2: a longer silence means that the link
+        may be down.
+        """
+        return 0.0
+
     def events(self) -> AsyncIterator[Incoming]:
         """Yield packets and link changes in order, to a single consumer.
 

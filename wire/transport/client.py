@@ -9,6 +9,7 @@ import math
 import random
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import TypeAlias
 
 import anyio
@@ -44,6 +45,11 @@ SUBSCRIBES_TO_CLUSTER = 8
 """Attempts to restore subscriptions at a node of a cluster. After the loss of one of
 three nodes, NATS waits for it in a third of new subscriptions of QoS 1, for some seconds; the next
 attempt draws again."""
+
+NODE_DIAL_S = 3.0
+"""Time for the TCP connection to a node of a cluster in the first pass over all nodes, doubled in
+each further one: a machine that is switched off answers nothing, and the next node is one attempt
+away. One lost packet of a handshake is repeated within it (RFC 6298: after 1 s)."""
 
 REFUSED_BASE_S, REFUSED_CAP_S = 1.0, 60.0
 """Backoff of a link that waits while the broker refuses it. The cap is half of the default
@@ -165,7 +171,8 @@ class MqttTransport(Transport):
         client_id: Unique at the broker, which disconnects an older client of the same id.
         will: Published, retained, by the broker if this client is lost.
         keepalive_s: The broker declares a silent client lost after 1.5 times this.
-        connect_timeout_s: For the TCP connection, and again for the CONNACK.
+        connect_timeout_s: For the TCP connection, and again for the CONNACK; a node of a cluster
+            has less for the former (`NODE_DIAL_S`).
         publish_timeout_s: For one operation, plus the time that its bytes and the bytes queued
             before it take at 100 kbit/s; after it the link is closed and made again. The
             keepalive detects a dead link sooner.
@@ -208,6 +215,7 @@ class MqttTransport(Transport):
                 tls=tls,
                 keepalive_s=keepalive_s,
                 connect_timeout_s=connect_timeout_s,
+                dial_timeout_s=connect_timeout_s,
                 publish_timeout_s=publish_timeout_s,
             )
             for node in node_urls(url)
@@ -251,6 +259,12 @@ class MqttTransport(Transport):
         """Number that changes with each part of a message above 8 KiB; 0 if unknown."""
         connection = self._connection
         return 0 if connection is None else connection.large_bytes
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the broker last sent anything while the link is up; 0 if unknown."""
+        connection = self._connection
+        return 0.0 if connection is None else connection.silent_s
 
     @property
     def dropped(self) -> int:
@@ -320,9 +334,10 @@ class MqttTransport(Transport):
     async def _run(self, tasks: TaskGroup) -> None:
         """Keep the link up until cancelled, or refused and not waiting."""
         retry, was_refused, refusals, link_ups, is_transient = 0, False, 0, 0, False
+        passes = 0
         while True:
             up_since, refusal, least_s = math.inf, None, 0.0
-            connection = make_connection(self._options, self._on_packet, tasks)
+            connection = make_connection(self._dial_options(passes), self._on_packet, tasks)
             try:
                 await connection.connect()
                 up_since = anyio.current_time()
@@ -351,9 +366,18 @@ class MqttTransport(Transport):
                 least_s = await self._on_refused(refusal)
             retry = 0 if is_stable or is_refused != was_refused else retry + 1
             was_refused = is_refused
-            passes = max(retry - 1, 0) // len(self._nodes)
-            retry_s = self._retry_s(passes, is_refused=is_refused)
+            passes, node = divmod(retry, len(self._nodes))
+            # No growing wait between two nodes of a pass: the next one may be ready.
+            retry_s = self._retry_s(0 if node else max(passes - 1, 0), is_refused=is_refused)
             await anyio.sleep(max(retry_s, least_s))
+
+    def _dial_options(self, passes: int) -> ConnectOptions:
+        """Return the options of the next connection, after some passes over all nodes."""
+        options = self._options
+        if len(self._nodes) == 1:
+            return options
+        limit_s = min(options.connect_timeout_s, NODE_DIAL_S * 2.0 ** min(passes, 8))
+        return replace(options, dial_timeout_s=limit_s)
 
     def _retry_s(self, retry: int, *, is_refused: bool) -> float:
         if self._backoff is not None:

@@ -96,6 +96,9 @@ class ConnectOptions:
     tls: ssl.SSLContext | None
     keepalive_s: int
     connect_timeout_s: float
+    """For the CONNACK, and for the subscriptions of a reconnect."""
+    dial_timeout_s: float
+    """For the TCP connection, with TLS its handshake."""
     publish_timeout_s: float
 
     def timeout_s(self, queued_bytes: int) -> float:
@@ -109,6 +112,11 @@ class Connection(Protocol):
     @property
     def large_bytes(self) -> int:
         """Received bytes of messages above 8 KiB, also of an incomplete one; 0 if unknown."""
+        ...
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the broker last sent anything; 0 if unknown."""
         ...
 
     async def connect(self) -> None:

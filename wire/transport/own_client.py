@@ -82,6 +82,11 @@ class OwnConnection(asyncio.BufferedProtocol):
         """Received bytes of messages above 8 KiB, also of an incomplete one."""
         return self._reader.large_bytes
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the broker last sent anything."""
+        return self._loop.time() - self._received_at
+
     async def connect(self) -> None:
         """Connect, once.
 
@@ -98,7 +103,7 @@ class OwnConnection(asyncio.BufferedProtocol):
                 username=address.username,
                 password=address.password,
             )
-            with anyio.fail_after(options.connect_timeout_s):
+            with anyio.fail_after(options.dial_timeout_s):
                 await self._loop.create_connection(
                     lambda: self,
                     address.host,
@@ -412,7 +417,8 @@ class OwnConnection(asyncio.BufferedProtocol):
             self._pinged_at = now
             self._send(packets.PINGREQ)
         due_at = self._pending.wake_at()
-        ping_at = now + keepalive_s / 2
+        idle_since = now if self._pinged_at else min(self._received_at, self._sent_at)
+        ping_at = idle_since + keepalive_s / 2
         self._set_timer(ping_at if due_at is None else min(due_at, ping_at))
 
     def _refusal(self, reason: str, advice: str) -> Refused:

@@ -242,6 +242,30 @@ async def test_the_broker_may_lose_its_state_during_a_run(tmp_path: Path) -> Non
         assert [row.aggregated for row in reader.rounds()] == [2] * 5
 
 
+async def test_a_broker_that_is_silent_itself_costs_no_device_its_round(tmp_path: Path) -> None:
+    """Issue #21: the coordinator cannot know whether devices are silent, or its own link is."""
+    silence_s = 25.0  # longer than that of a lost device, shorter than that of a lost link
+    async with lab(tmp_path, limit_s=120.0) as place, anyio.create_task_group() as group:
+
+        async def hold_back() -> None:
+            place.broker.faults.delay_s = silence_s
+            await anyio.sleep(silence_s)
+            place.broker.faults.delay_s = 0.0
+
+        def on_progress(progress: RoundProgress) -> None:
+            if progress.round.round == 2:
+                group.start_soon(hold_back)
+
+        place.on_progress = on_progress
+        patient = RoundConfig(min_devices=3, deadline_s=60.0, join_timeout_s=30.0)
+        assert await place.run(make_config(rounds=4, round=patient)) == "done"
+    with place.reader() as reader:
+        rounds = reader.rounds()
+        assert {x.outcome for x in reader.exchanges(0)} == {"done"}
+    assert [row.aggregated for row in rounds] == [2] * 4
+    assert rounds[2].duration_s > silence_s - 5.0
+
+
 async def test_a_stopped_coordinator_resumes_at_the_open_round(tmp_path: Path) -> None:
     config = make_config(rounds=6)
     async with lab(tmp_path) as place:

@@ -144,6 +144,8 @@ class MemoryTransport(Transport):
         self._subscriptions = Subscriptions()
         self._on_the_way: list[tuple[Packet, int]] = []
         self._is_flushing = False
+        self._delayed_since = 0.0
+        """When the oldest packet on the way was sent."""
         self._is_up = False
         self._is_left = False
         self._ups = 0
@@ -160,6 +162,12 @@ class MemoryTransport(Transport):
         self._is_up = False
         self._broker.detach(self)
         self._received.close()
+
+    @property
+    def silent_s(self) -> float:
+        """How long the broker has held back what it sends: it is never silent otherwise."""
+        now = asyncio.get_running_loop().time()
+        return now - self._delayed_since if self._is_flushing else 0.0
 
     def events(self) -> AsyncIterator[Incoming]:
         """Yield packets and link changes in order, to a single consumer."""
@@ -232,7 +240,9 @@ class MemoryTransport(Transport):
         self._on_the_way.insert(place, (packet, qos))
         if not self._is_flushing:
             self._is_flushing = True
-            asyncio.get_running_loop().call_later(self._broker.faults.delay_s, self._flush)
+            loop = asyncio.get_running_loop()
+            self._delayed_since = loop.time()
+            loop.call_later(self._broker.faults.delay_s, self._flush)
 
     def lose(self, reason: str, *, reconnects: bool) -> None:
         """Lose the link and all packets in flight."""

@@ -7,8 +7,8 @@ import logging
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import cast, get_args
 
@@ -154,6 +154,54 @@ async def test_a_node_that_is_down_or_refuses_is_passed_over(client: Client) -> 
             link_to(cluster_url(dead, refusing, ready)) as link,
         ):
             assert await anext(link.events()) == LinkUp(1)
+
+
+async def test_the_wait_grows_after_each_pass_over_all_nodes(client: Client) -> None:
+    retries: list[int] = []
+    three_passes = anyio.Event()
+
+    def backoff(retry: int) -> float:
+        retries.append(retry)
+        if len(retries) == 9:
+            three_passes.set()
+        return 0.0
+
+    async with (
+        scripted_broker(client) as one,
+        scripted_broker(client) as other,
+        scripted_broker(client) as third,
+    ):
+        dead = cluster_url(one, other, third)
+    with anyio.fail_after(TIMEOUT_S):
+        async with MqttTransport(dead, "me", backoff=backoff):
+            await three_passes.wait()
+    assert retries[:9] == [0, 0, 0, 0, 0, 1, 0, 0, 2]
+
+
+@contextmanager
+def silent_port() -> Iterator[int]:
+    """Yield a port on loopback that answers no connection, as a machine without power."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as stack:
+        port = server.getsockname()[1]
+        for _ in range(3):  # the first fills the queue
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            with suppress(BlockingIOError):
+                waiting.connect(("127.0.0.1", port))
+        yield port
+
+
+async def test_a_node_that_does_not_answer_is_passed_over_soon(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbed.wire.transport.client.NODE_DIAL_S", 0.1)
+    with silent_port() as port, anyio.fail_after(4.0):
+        async with scripted_broker(client, replies_and_stays(ACCEPTED)) as ready:
+            url = cluster_url(f"mqtt://user:secret@127.0.0.1:{port}?client={client}", ready)
+            names = (f"device-{i}" for i in range(100))
+            name = next(x for x in names if f":{port}" in MqttTransport(url, x).node)
+            async with MqttTransport(url, name) as link:
+                assert await anext(link.events()) == LinkUp(1)
 
 
 async def test_a_refusal_by_every_node_of_a_cluster_is_final(client: Client) -> None:
