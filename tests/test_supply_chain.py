@@ -1,6 +1,7 @@
 """Locks, licences, audit, bill of materials and signature of a release."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -39,12 +40,8 @@ from tools.supply_chain import (
 )
 
 if sys.version_info >= (3, 11):
-    from importlib.metadata import PackageMetadata
-
     import tomllib
 else:
-    from importlib.metadata import PackageMetadata
-
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
@@ -355,3 +352,40 @@ def test_a_release_without_signature_or_known_key_is_refused(signed: Path) -> No
     (signed / f"{SUMS}.sig").unlink()
     with pytest.raises(Problem, match=r"must hold SHA256SUMS and SHA256SUMS\.sig"):
         list(verify(signed, signed.parent / "signers"))
+
+
+LISTS_PINS = """
+import json, re, sys
+text = open(sys.argv[2]).read()
+pins = re.findall(r"^([A-Za-z0-9._-]+)(?:\\[[^]]*])?==([0-9][0-9.a-z]*)", text, re.MULTILINE)
+print(json.dumps({"components": [{"name": name, "version": version} for name, version in pins]}))
+"""
+"""Stands for cyclonedx-py, which is in another environment."""
+
+
+@needs_ssh_keygen
+def test_a_release_is_complete_signed_and_verified_and_a_changed_wheel_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "cyclonedx-py"
+    program.write_text(f"#!{sys.executable}{LISTS_PINS}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    dist, signers = tmp_path / "dist", tmp_path / "signers"
+    dist.mkdir()
+    wheel = dist / "fairbed-9.9-py3-none-any.whl"
+    for path in (wheel, dist / "fairbed-9.9.tar.gz"):
+        path.write_bytes(b"built")
+    key = make_key(tmp_path / "key", signers)
+
+    assert supply_chain.main(["release", str(key), str(dist)]) == 0
+    names = {path.relative_to(dist).as_posix() for path in dist.rglob("*") if path.is_file()}
+    assert names == {
+        *(wheel.name, "fairbed-9.9.tar.gz", "fairbed-9.9.cdx.json", SUMS, f"{SUMS}.sig"),
+        *(f"locks/{path.name}" for path in LOCKS.glob("*.txt")),
+    }
+    assert supply_chain.main(["verify", str(dist), str(signers)]) == 0
+    wheel.write_bytes(b"Built")
+    assert supply_chain.main(["verify", str(dist), str(signers)]) == 1
+    error = f"{wheel}: is not the file that was signed; download it again\n"
+    assert capsys.readouterr().err == error
