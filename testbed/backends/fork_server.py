@@ -24,9 +24,6 @@ from contextlib import suppress
 
 import msgspec
 
-from fairbed.device_agent.engines.base import EngineError
-from fairbed.device_agent.engines.onnx import load_runtime
-from fairbed.device_agent.memory import defer_urllib
 from fairbed.testbed.backends.fork_protocol import (
     Exited,
     NotStarted,
@@ -36,11 +33,8 @@ from fairbed.testbed.backends.fork_protocol import (
     Start,
     Started,
 )
-from fairbed.testbed.backends.launcher import Launch, run_and_exit
+from fairbed.testbed.backends.launcher import Launch, run_and_exit, warm
 from fairbed.testbed.host.guard import die_with_parent
-
-_WARM = ("fairbed.device_agent.process", "anyio._backends._asyncio", "numpy.random")
-"""Modules that an agent imports, some of them by anyio at its start."""
 
 _READ_BYTES = 1 << 16
 
@@ -166,11 +160,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     fork_server = ForkServer(fork if sys.argv[2] == "fork" else spawn)
     if sys.argv[2] == "fork":
-        defer_urllib()
-        for module in _WARM:
-            importlib.import_module(module)
-        with suppress(EngineError):  # each agent reports it
-            load_runtime()
+        warm()
         _freeze()
     fork_server.serve()
 

@@ -4,6 +4,7 @@ A backend starts it as `python -m fairbed.testbed.backends.launcher` with a `Lau
 stdin, or in a fork of the fork server. The agent itself is the one that runs on physical devices.
 """
 
+import importlib
 import logging
 import math
 import os
@@ -11,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -52,6 +53,9 @@ LATE_S = 0.05
 
 SPEED_POLL_S = 0.1
 """Interval at which a sleeping device reads its speed, seconds."""
+
+_WARM = ("fairbed.device_agent.process", "anyio._backends._asyncio", "numpy.random")
+"""Modules that an agent imports, some of them by anyio at its start."""
 
 _log = logging.getLogger(__name__)
 
@@ -331,14 +335,32 @@ def run_and_exit(spec: Launch) -> NoReturn:
         os._exit(status)
 
 
+def warm() -> None:
+    """Import what an agent imports at its start, or with its first task."""
+    from fairbed.device_agent.engines.base import EngineError
+    from fairbed.device_agent.engines.onnx import load_runtime
+    from fairbed.device_agent.memory import defer_urllib
+
+    defer_urllib()
+    for module in _WARM:
+        importlib.import_module(module)
+    with suppress(EngineError):  # each agent reports it
+        load_runtime()
+
+
 def main() -> NoReturn:
     """Run one agent from a `Launch` on stdin or in a file.
 
-    The first argument is the parent's process id, the optional second the file, such as a FIFO.
+    The first argument is the parent's process id, the optional second the file, such as a FIFO. It
+    is opened when this process is warm, so that the device does not slow its start.
     """
     die_with_parent(int(sys.argv[1]))
     pipe = sys.argv[2:]
-    line = Path(pipe[0]).read_bytes() if pipe else sys.stdin.buffer.readline()
+    if pipe:
+        warm()
+        line = Path(pipe[0]).read_bytes()
+    else:
+        line = sys.stdin.buffer.readline()
     run_and_exit(msgspec.json.decode(line, type=Launch))
 
 

@@ -111,6 +111,8 @@ def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_is_re
     async def test() -> None:
         async with opened_backend(tmp_path, run_id, 2, ended) as (choice, backend):
             assert choice.network is not None
+            usages = (await backend.sample()).values()
+            assert max(usage.cpu_s for usage in usages) < 0.2, "a start is not of the device"
             assert len(containers(run_id)) == 2
             for name, pid in backend.pids.items():
                 space = choice.network.namespace(name)
