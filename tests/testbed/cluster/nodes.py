@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -37,10 +37,14 @@ class Node:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
+    def processes(self) -> list[psutil.Process]:
+        """Return all its processes, itself last."""
+        top = psutil.Process(self._process.pid)
+        return [*top.children(recursive=True), top]
+
     def kill(self) -> None:
         """Kill all its processes at once, as a power cut does."""
-        top = psutil.Process(self._process.pid)
-        family = [*top.children(recursive=True), top]
+        family = self.processes()
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -49,32 +53,49 @@ class Node:
 
 
 class Nodes:
-    """The nodes of one cluster; the first is the head."""
+    """The nodes of one cluster; the first is the head, at the address `host`."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self._stack, self._folder = stack, folder
+    def __init__(self, stack: ExitStack, folder: Path, host: str) -> None:
+        self._stack, self._folder, self._host = stack, folder, host
         with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
+            listener.bind((host, 0))
             port = listener.getsockname()[1]
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{host}:{port}"
         self.environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         """Lets a process join, if ray is imported after it was set."""
         self._has_head = False
 
-    def add(self, cores: int = 1, environ: Mapping[str, str] | None = None) -> Node:
-        """Start a node, and wait for it."""
+    def add(
+        self,
+        cores: int = 1,
+        environ: Mapping[str, str] | None = None,
+        *,
+        host: str | None = None,
+        inside: Sequence[str] = (),
+    ) -> Node:
+        """Start a node, and wait for it.
+
+        Args:
+            cores: Cores that it offers.
+            environ: Further variables of its environment.
+            host: Its address; None is that of the head.
+            inside: Command that starts it, such as in namespaces of its own.
+        """
         role = [f"--address={self.address}"]
         if not self._has_head:
             port = self.address.rpartition(":")[2]
             role = ["--head", f"--port={port}", "--include-dashboard=false"]
             role.append(f"--temp-dir={self._folder}")
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, "--block"]
+        command += [f"--node-ip-address={host or self._host}"]
         sizes = [f"--num-cpus={cores}", f"--object-store-memory={STORE_BYTES}"]
         ports = ["--min-worker-port=0", "--max-worker-port=0"]
         log = self._folder / f"node-{time.monotonic_ns()}.log"
         with log.open("w") as lines:
             process = subprocess.Popen(
-                guarded([*command, *sizes, *ports, "--node-ip-address=127.0.0.1"]),
+                guarded(
+                    [*inside, *command, *sizes, *ports, f"--node-ip-address={host or self._host}"]
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=lines,
                 stderr=subprocess.STDOUT,
@@ -92,12 +113,12 @@ class Nodes:
 
 
 @contextmanager
-def ray_nodes() -> Iterator[Nodes]:
+def ray_nodes(host: str = "127.0.0.1") -> Iterator[Nodes]:
     """Yield a cluster without nodes; end its nodes at the end. Child processes may join it."""
     # Paths of sockets below it must be short.
     folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
     with folder as name, ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        nodes = Nodes(stack, Path(name))
+        nodes = Nodes(stack, Path(name), host)
         for variable, value in nodes.environ.items():
             patch.setenv(variable, value)
         yield nodes
