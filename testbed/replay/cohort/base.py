@@ -53,6 +53,32 @@ class CohortRule:
 
 
 @dataclass(frozen=True, slots=True)
+class CohortPart:
+    """G jobs that are trained together, or all of a cohort."""
+
+    at: Sequence[int]
+    """Indices of the jobs in the cohort."""
+    jobs: Sequence[CohortJob]
+    hyperparameters: Hyperparameters
+    """Hyperparameters of the round."""
+    starts: Vector | None = None
+    """Models before the first step, shape (G, n_values); None: each is the global model."""
+    rule: CohortRule | None = None
+    """The local rule, with the vectors of these jobs."""
+
+    def take(self, at: Sequence[int]) -> "CohortPart":
+        """Return some jobs of a whole cohort, with copies of their models and vectors."""
+        places = list(at)
+        return CohortPart(
+            places,
+            [self.jobs[place] for place in places],
+            self.hyperparameters,
+            None if self.starts is None else self.starts[places],
+            None if self.rule is None else self.rule.of(places),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CohortResult:
     """Training results of G devices; columns of shape (G,)."""
 
@@ -95,22 +121,8 @@ class HelperPool(Protocol):
         """Set the global model w_t of all later training, shape (n_values,)."""
         ...
 
-    def train(
-        self,
-        at: Sequence[int],
-        jobs: Sequence[CohortJob],
-        hyperparameters: Hyperparameters,
-        starts: Vector | None = None,
-        rule: CohortRule | None = None,
-    ) -> CohortResult:
-        """Train some jobs in a process.
-
-        Args:
-            at: Indices of the jobs in the cohort.
-            jobs: The jobs.
-            hyperparameters: Hyperparameters of the round.
-            starts: Models before the first step, shape (G, n_values); None: the global model.
-            rule: The local rule, with the vectors of these jobs.
+    def train(self, part: CohortPart) -> CohortResult:
+        """Train some jobs of a cohort in a process.
 
         Raises:
             EngineError: A process has ended, and with it the replay.
@@ -124,14 +136,7 @@ class HelperPool(Protocol):
         ...
 
 
-def train_in(
-    pool: HelperPool | None,
-    at: Sequence[int],
-    jobs: Sequence[CohortJob],
-    hyperparameters: Hyperparameters,
-    starts: Vector | None,
-    rule: CohortRule | None,
-) -> CohortResult | None:
+def train_in(pool: HelperPool | None, cohort: CohortPart, at: Sequence[int]) -> CohortResult | None:
     """Train a part of a cohort in a process of a pool; None: the replay itself has to.
 
     That is so until every process has begun, with a local rule that the program has registered and
@@ -139,23 +144,19 @@ def train_in(
 
     Args:
         pool: The processes; None if there are none.
+        cohort: The whole cohort.
         at: Indices of the jobs of the part.
-        jobs: All jobs of the cohort.
-        hyperparameters: Hyperparameters of the round.
-        starts: Model of each job before its first step, shape (K, n_values); None: the global one.
-        rule: The local rule of the cohort.
 
     Raises:
         EngineError: A process has ended, and with it the replay.
         PluginError: The rule breaks its contract.
     """
+    rule = cohort.rule
     is_unknown_there = rule is not None and rule.rule.name in registered(GROUP)
     if pool is None or is_unknown_there or not pool.is_ready():
         return None
-    own_starts = None if starts is None else starts[at]
-    own_rule = None if rule is None else rule.of(at)
     try:
-        return pool.train(at, [jobs[each] for each in at], hyperparameters, own_starts, own_rule)
+        return pool.train(cohort.take(at))
     except HostLostError:
         return None
 

@@ -7,34 +7,29 @@ from. The replay itself trains what a lost process had begun.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.testbed.errors import HostLostError
 from fairbed.testbed.experiment.datasets.dataset import Dataset
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
+from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import DividedData, Examples, Shards
 from fairbed.testbed.replay.cohort.worker_pool import SentRule, received_rule, sent_rule
 from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.evaluation import Targets
-from fairbed.wire.messages import Hyperparameters
 
 if TYPE_CHECKING:
     from fairbed.testbed.cluster.connection import Cluster, RemoteObject
 
-Train: TypeAlias = Callable[
-    [Vector, Sequence[int], Sequence[CohortJob], Hyperparameters, Vector | None, CohortRule | None],
-    CohortResult,
-]
-"""Trains some jobs from the global model; the other arguments are those of `HelperPool.train`."""
+Train: TypeAlias = Callable[[Vector, CohortPart], CohortResult]
+"""Trains a part of a cohort from the global model, shape (n_values,)."""
 
 
 class ClusterPool:
@@ -77,22 +72,15 @@ class ClusterPool:
         """Set the global model w_t of all later training, shape (n_values,)."""
         self._vector = self._cluster.share(vector)
 
-    def train(
-        self,
-        at: Sequence[int],
-        jobs: Sequence[CohortJob],
-        hyperparameters: Hyperparameters,
-        starts: Vector | None = None,
-        rule: CohortRule | None = None,
-    ) -> CohortResult:
+    def train(self, part: CohortPart) -> CohortResult:
         """Train some jobs on a host; see `HelperPool`."""
         worker = self._idle.get()
         if worker is None:
             self._idle.put(None)
             raise HostLostError("a process that trained is lost")
-        sent, is_lost = sent_rule(rule), False
+        jobs, is_lost = replace(part, rule=None), False
         try:
-            call = worker.call("train", self._vector, at, jobs, hyperparameters, starts, sent)
+            call = worker.call("train", self._vector, jobs, sent_rule(part.rule))
             result: CohortResult = call.result()
         except HostLostError:
             is_lost = True
@@ -135,17 +123,9 @@ class RemoteTrainer:
     def begin(self) -> None:
         """Return as soon as the process has started."""
 
-    def train(
-        self,
-        vector: Vector,
-        at: Sequence[int],
-        jobs: Sequence[CohortJob],
-        hyperparameters: Hyperparameters,
-        starts: Vector | None,
-        sent: SentRule | None,
-    ) -> CohortResult:
+    def train(self, vector: Vector, part: CohortPart, sent: SentRule | None) -> CohortResult:
         """Train some jobs, as `ClusterPool.train` has received them."""
-        return self._train(vector, at, jobs, hyperparameters, starts, received_rule(sent))
+        return self._train(vector, replace(part, rule=received_rule(sent)))
 
 
 def make_dense_training(
@@ -153,19 +133,7 @@ def make_dense_training(
 ) -> Train:
     """Return what trains chunks of dense models, as `DenseTrainer` does."""
     net, examples = DenseNet(spec), Examples(x, y, train_rows)
-
-    def train(
-        vector: Vector,
-        at: Sequence[int],
-        jobs: Sequence[CohortJob],
-        hyperparameters: Hyperparameters,
-        starts: Vector | None,
-        rule: CohortRule | None,
-    ) -> CohortResult:
-        first = vector[np.newaxis].repeat(len(jobs), axis=0) if starts is None else starts.copy()
-        return train_chunk(net, examples, first, vector, at, jobs, hyperparameters, rule)
-
-    return train
+    return lambda vector, part: train_chunk(net, examples, vector, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,18 +146,4 @@ class SentData:
 
 def make_device_training(artifact: Artifact, data: SentData) -> Train:
     """Return what trains one device at a time, as `DeviceTrainer` does."""
-    trainer = DeviceTrainer(artifact, Shards(data, artifact.spec.x_shape))
-
-    def train(
-        vector: Vector,
-        at: Sequence[int],
-        jobs: Sequence[CohortJob],
-        hyperparameters: Hyperparameters,
-        starts: Vector | None,
-        rule: CohortRule | None,
-    ) -> CohortResult:
-        [place], [job] = at, jobs
-        start = vector if starts is None else starts[0]
-        return trainer.train_one(start, vector, place, job, hyperparameters, rule)
-
-    return train
+    return DeviceTrainer(artifact, Shards(data, artifact.spec.x_shape)).train_one

@@ -11,6 +11,7 @@ from threadpoolctl import ThreadpoolController
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.testbed.replay.cohort.base import (
     CohortJob,
+    CohortPart,
     CohortResult,
     CohortRule,
     HelperPool,
@@ -81,30 +82,15 @@ class DenseTrainer:
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters, 0 if rule is None else rule.n_results)
-        pool = self._pool
-        if pool is not None:
-            pool.begin_at(vector)
+        cohort = CohortPart(range(len(jobs)), jobs, hyperparameters, starts, rule)
+        if self._pool is not None:
+            self._pool.begin_at(vector)
 
         def here(chunk: list[int]) -> CohortResult:
-            if starts is None:
-                params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
-            else:
-                params = starts[chunk]
-            chunk_jobs = [jobs[at] for at in chunk]
-            chunk_rule = None if rule is None else rule.of(chunk)
-            return train_chunk(
-                self._net,
-                self._shards,
-                params,
-                vector,
-                chunk,
-                chunk_jobs,
-                hyperparameters,
-                chunk_rule,
-            )
+            return train_chunk(self._net, self._shards, vector, cohort.take(chunk))
 
         def elsewhere(chunk: list[int]) -> CohortResult:
-            return train_in(pool, chunk, jobs, hyperparameters, starts, rule) or here(chunk)
+            return train_in(self._pool, cohort, chunk) or here(chunk)
 
         # A product that BLAS splits among its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):

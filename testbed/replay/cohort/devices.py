@@ -12,6 +12,7 @@ from fairbed.device_agent.engines.base import Engine, self_check
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.replay.cohort.base import (
     CohortJob,
+    CohortPart,
     CohortResult,
     CohortRule,
     HelperPool,
@@ -27,7 +28,8 @@ from fairbed.wire.messages import Hyperparameters
 class DeviceTrainer:
     """Trains with the devices' code, with one engine per thread; the results have the same bits.
 
-    Holds one shard per thread, and twice as many models as threads. On processors a convolution is
+    Holds one shard per thread, and twice as many models as threads; three times as many if each
+    device begins with a model of its own. On processors a convolution is
     not faster if one call computes it for many models
     (docs/decisions/0011-a-cohort-trains-in-cache.md).
 
@@ -71,20 +73,17 @@ class DeviceTrainer:
         rule: CohortRule | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the result of each job, in the order of the jobs."""
+        cohort = CohortPart(range(len(jobs)), jobs, hyperparameters, starts, rule)
+        if self._pool is not None:
+            self._pool.begin_at(vector)
 
-        def work(at: int) -> CohortResult:
-            start = vector if starts is None else starts[at]
-            own_rule = None if rule is None else rule.of([at])
-            return self.train_one(start, vector, at, jobs[at], hyperparameters, own_rule)
-
-        pool = self._pool
-        if pool is not None:
-            pool.begin_at(vector)
+        def here(at: int) -> CohortResult:
+            return self.train_one(vector, cohort.take([at]))
 
         def elsewhere(at: int) -> CohortResult:
-            return train_in(pool, [at], jobs, hyperparameters, starts, rule) or work(at)
+            return train_in(self._pool, cohort, [at]) or here(at)
 
-        return self._threads.run(work, range(len(jobs)), elsewhere)
+        return self._threads.run(here, range(len(jobs)), elsewhere)
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -105,16 +104,10 @@ class DeviceTrainer:
         if self._pool is not None:
             self._pool.close()
 
-    def train_one(
-        self,
-        start: Vector,
-        anchor: Vector,
-        at: int,
-        job: CohortJob,
-        hyperparameters: Hyperparameters,
-        rule: CohortRule | None,
-    ) -> CohortResult:
-        """Return the result of one job: that at index `at`, from the model `start`."""
+    def train_one(self, anchor: Vector, part: CohortPart) -> CohortResult:
+        """Return the result of a part of one job; `anchor` is the global model, (n_values,)."""
+        [at], [job], rule = part.at, part.jobs, part.rule
+        start = anchor if part.starts is None else part.starts[0]
         x, y = self._shards.whole(job.device)
         with self._engine() as engine:
             try:
@@ -123,7 +116,7 @@ class DeviceTrainer:
                     start,
                     x,
                     y,
-                    hyperparameters,
+                    part.hyperparameters,
                     job.seed,
                     Unpaced(),
                     lambda: False,

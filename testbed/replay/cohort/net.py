@@ -4,7 +4,7 @@ Each model has parameters and a mini-batch of its own. A product of the batch is
 per model, so that no result depends on the other models of the batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.coordinator.task.recipes import FLAT_MODELS
 from fairbed.device_agent.trainer import Descent
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
+from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult
 from fairbed.testbed.replay.cohort.batches import Batches
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Examples
 from fairbed.wire.artifact import TaskKind, TaskSpec
 from fairbed.wire.evaluation import Targets
-from fairbed.wire.messages import Hyperparameters
 
 Array = NDArray[np.float32]
 
@@ -197,30 +196,31 @@ def _gradient_at(
 def train_chunk(
     net: DenseNet,
     examples: Examples,
-    params: Vector,
     anchor: Vector,
-    at: Sequence[int],
-    jobs: Sequence[CohortJob],
-    hyperparameters: Hyperparameters,
-    rule: CohortRule | None = None,
+    part: CohortPart,
+    params: Vector | None = None,
 ) -> CohortResult:
     """Train the models of a chunk together, step by step; return the results.
 
     Args:
         net: The models.
         examples: The training data.
-        params: Initial parameters, shape (G, n_params); overwritten with the trained ones.
         anchor: The global model w_t, shape (n_params,); not changed.
-        at: Indices of the jobs in the cohort.
-        jobs: Jobs of the chunk, those with more steps first.
-        hyperparameters: Hyperparameters of the round.
-        rule: The local rule, with the vectors of these jobs.
+        part: Jobs of the chunk, those with more steps first; its models are not changed.
+        params: Where the models are trained, shape (G, n_params), with the initial ones; None is a
+            copy of those of `part`.
 
     Raises:
         PluginError: The rule breaks its contract.
     """
-    rows = [examples.rows(job.device) for job in jobs]
-    batches = Batches([job.seed for job in jobs], rows, hyperparameters)
+    hyperparameters, rule = part.hyperparameters, part.rule
+    if params is None:
+        if part.starts is None:
+            params = np.repeat(anchor[np.newaxis], len(part.jobs), axis=0)
+        else:
+            params = part.starts.copy()
+    rows = [examples.rows(job.device) for job in part.jobs]
+    batches = Batches([job.seed for job in part.jobs], rows, hyperparameters)
     descent = (
         Descent(params, hyperparameters, anchor)
         if rule is None
@@ -232,15 +232,15 @@ def train_chunk(
     with np.errstate(all="ignore"):
         for step in range(progress.last):
             active = progress.active(step)
-            batch, part = batches.next(active), slice(0, active)
+            batch, on = batches.next(active), slice(0, active)
             x, y = examples.take(batch.index)
-            loss = net.gradient(params[part], x, y, batch.weights, gradient[part], factor)
+            loss = net.gradient(params[on], x, y, batch.weights, gradient[on], factor)
             if descent.has_rules:
                 gradient_at = partial(_gradient_at, net, x, y, batch.weights)
-                descent.apply_rules(gradient[part], loss, params[part, :0], gradient_at, part)
-            descent.step(gradient[part], part, is_scaled=descent.is_plain)
+                descent.apply_rules(gradient[on], loss, params[on, :0], gradient_at, on)
+            descent.step(gradient[on], on, is_scaled=descent.is_plain)
             progress.record(step, batch, loss)
         if rule is None:
-            return progress.results(at, params, {}, {})
+            return progress.results(part.at, params, {}, {})
         kept, returned = rule.rule.end(descent.trained(progress.steps))
-    return progress.results(at, params, kept, returned)
+    return progress.results(part.at, params, kept, returned)

@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -30,11 +31,10 @@ from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.threads import ONE_THREAD
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
+from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import Examples
 from fairbed.wire.artifact import TaskSpec
-from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.plugins import PluginError
 
 ADVICE = "--threads 1 needs no other process"
@@ -137,25 +137,19 @@ class _Worker:
             self._is_ready = True
         return self._is_ready
 
-    def call(
-        self,
-        jobs: Sequence[CohortJob],
-        hyperparameters: Hyperparameters,
-        rule: CohortRule | None,
-        *,
-        has_starts: bool,
-    ) -> Any:
+    def call(self, part: CohortPart) -> Any:
         """Return steps, losses, problems and vectors of the local rule of a chunk.
 
-        Its models are in `trained[slot]`. With `has_starts` they begin at the values that are
-        there, and else at the global model.
+        Its models are in `trained[slot]`. If the part has models of its own, they begin at the
+        values that are there, and else at the global model.
 
         Raises:
             EngineError: The process has ended.
             PluginError: The rule breaks its contract.
         """
+        jobs = replace(part, starts=None, rule=None)
         try:
-            self._pipe.send((jobs, hyperparameters, has_starts, sent_rule(rule)))
+            self._pipe.send((jobs, part.starts is not None, sent_rule(part.rule)))
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise EngineError(self._death()) from None
@@ -233,27 +227,18 @@ class WorkerPool:
         """Set the global model w_t of all later training, shape (n_values,)."""
         self._shared["vector"][:] = vector
 
-    def train(
-        self,
-        at: Sequence[int],
-        jobs: Sequence[CohortJob],
-        hyperparameters: Hyperparameters,
-        starts: Vector | None = None,
-        rule: CohortRule | None = None,
-    ) -> CohortResult:
+    def train(self, part: CohortPart) -> CohortResult:
         """Train a chunk in a worker; see `HelperPool` and `train_chunk`."""
         worker = self._idle.get()
         try:
-            slot = self._shared["trained"][worker.slot, : len(jobs)]
-            if starts is not None:
-                slot[:] = starts
-            steps, loss_train, problems, kept, returned = worker.call(
-                jobs, hyperparameters, rule, has_starts=starts is not None
-            )
+            slot = self._shared["trained"][worker.slot, : len(part.jobs)]
+            if part.starts is not None:
+                slot[:] = part.starts
+            steps, loss_train, problems, kept, returned = worker.call(part)
             vectors = slot.copy()
         finally:
             self._idle.put(worker)
-        places = np.array(at, dtype=np.int64)
+        places = np.array(part.at, dtype=np.int64)
         return CohortResult(places, vectors, steps, loss_train, problems, kept, returned)
 
     def close(self) -> None:
@@ -303,15 +288,13 @@ def main() -> None:
         with ThreadpoolController().limit(limits=1, user_api="blas"):
             pipe.send(None)
             while True:
-                jobs, hyperparameters, has_starts, sent = pipe.recv()
-                params, vector = shared["trained"][slot, : len(jobs)], shared["vector"]
+                part, has_starts, sent = pipe.recv()
+                params, vector = shared["trained"][slot, : len(part.jobs)], shared["vector"]
                 if not has_starts:
                     params[:] = vector
                 try:
-                    rule = received_rule(sent)
-                    done = train_chunk(
-                        net, examples, params, vector, (), jobs, hyperparameters, rule
-                    )
+                    part = replace(part, rule=received_rule(sent))
+                    done = train_chunk(net, examples, vector, part, params)
                 except PluginError as exc:
                     pipe.send(exc)
                 else:

@@ -21,7 +21,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.replay.cohort import worker_pool
-from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
+from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult
 from fairbed.testbed.replay.cohort.dense import DenseTrainer
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import Shards
@@ -107,14 +107,12 @@ def test_a_worker_gives_the_results_of_the_replay_process(
         for start in (start_of(artifact), start_of(artifact) + np.float32(0.01)):
             pool.begin_at(start)
             for chunk in ([4, 2], [5, 1, 3]):
-                mine = [jobs[at] for at in chunk]
-                params = np.repeat(start[np.newaxis], len(chunk), axis=0)
-                here = train_chunk(net, shards, params, start, chunk, mine, hyperparameters)
-                assert same(pool.train(chunk, mine, hyperparameters), here)
-                own = here.vectors.copy()
-                there = pool.train(chunk, mine, hyperparameters, own)
-                here = train_chunk(net, shards, own, start, chunk, mine, hyperparameters)
-                assert same(there, here), "each device begins at a model of its own"
+                part = CohortPart(chunk, [jobs[at] for at in chunk], hyperparameters)
+                here = train_chunk(net, shards, start, part)
+                assert same(pool.train(part), here)
+                own = replace(part, starts=here.vectors)
+                here = train_chunk(net, shards, start, own)
+                assert same(pool.train(own), here), "each device begins at a model of its own"
 
 
 def test_a_worker_makes_the_local_rule_and_reports_its_faults() -> None:
@@ -123,16 +121,15 @@ def test_a_worker_makes_the_local_rule_and_reports_its_faults() -> None:
     with threadpool_limits(1, "blas"), ready_pool(shards) as pool:
         pool.begin_at(start)
         for rule_of, chunk in ((split_drift, [4, 2]), (propfair, [5, 1]), (split_drift, [0])):
-            rule = rule_of(start, len(jobs)).of(chunk)
-            mine = [jobs[at] for at in chunk]
-            params = np.repeat(start[np.newaxis], len(chunk), axis=0)
-            here = train_chunk(net, shards, params, start, chunk, mine, PLAIN, rule)
-            assert same(pool.train(chunk, mine, PLAIN, None, rule), here)
+            cohort = CohortPart(range(len(jobs)), jobs, PLAIN, None, rule_of(start, len(jobs)))
+            here = train_chunk(net, shards, start, cohort.take(chunk))
+            assert same(pool.train(cohort.take(chunk)), here)
         broken = replace(split_drift(start, 1), options={"share": "half"})
         message = "SplitDrift: must be made from the options {'share': 'half'}, got "
         with pytest.raises(PluginError, match=message):
-            pool.train([4], [jobs[4]], PLAIN, None, broken)
-        assert pool.train([4], [jobs[4]], PLAIN).problems == ("",), "the worker goes on"
+            pool.train(CohortPart([4], [jobs[4]], PLAIN, None, broken))
+        one = CohortPart([4], [jobs[4]], PLAIN)
+        assert pool.train(one).problems == ("",), "the worker goes on"
 
 
 def test_a_worker_reports_devices_that_diverge() -> None:
@@ -142,7 +139,7 @@ def test_a_worker_reports_devices_that_diverge() -> None:
     shards, jobs = Shards(data, artifact.spec.x_shape), jobs_of(len(SIZES))
     with ready_pool(shards, "softmax-60-10") as pool:
         pool.begin_at(start_of(artifact))
-        answer = pool.train([4, 2], [jobs[4], jobs[2]], PLAIN)
+        answer = pool.train(CohortPart([4, 2], [jobs[4], jobs[2]], PLAIN))
     assert answer.problems[0] == ""
     assert answer.problems[1].startswith("training: the loss must be finite, got ")
 
@@ -180,16 +177,9 @@ def test_one_thread_at_a_time_reads_the_first_message_of_a_worker() -> None:
 def test_workers_take_part_in_a_cohort_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     train, chunks = WorkerPool.train, list[Sequence[int]]()
 
-    def noted(
-        self: WorkerPool,
-        at: Sequence[int],
-        jobs: Sequence[CohortJob],
-        h: Hyperparameters,
-        starts: Vector | None = None,
-        rule: CohortRule | None = None,
-    ) -> CohortResult:
-        chunks.append(at)
-        return train(self, at, jobs, h, starts, rule)
+    def noted(self: WorkerPool, part: CohortPart) -> CohortResult:
+        chunks.append(part.at)
+        return train(self, part)
 
     monkeypatch.setattr(WorkerPool, "train", noted)
     artifact, shards = shipped(RECIPES[MLP]), shards_of()
@@ -255,7 +245,7 @@ def test_the_end_of_a_worker_is_a_one_line_error() -> None:
             match=r"^replay: a process that trains ended with signal 9;"
             r" the same command resumes .*--threads 1 needs no other process$",
         ):
-            pool.train([0], jobs_of(1), PLAIN)
+            pool.train(CohortPart([0], jobs_of(1), PLAIN))
 
 
 def test_too_little_memory_for_workers_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
