@@ -14,7 +14,7 @@ import pytest
 from anyio import run_process
 from anyio.to_thread import run_sync
 
-from benchmarks._traffic import Peer, traffic
+from benchmarks._traffic import Peer, Stream, traffic
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.plan.names import owner_of
 from fairbed.testbed.backends.network.probe import Support
@@ -65,16 +65,19 @@ def test_a_device_and_the_host_transfer_in_both_directions() -> None:
 
 
 def test_devices_share_a_cell_by_priority_and_go_on_when_alone() -> None:
-    """The second waits until the first has all its bytes."""
+    """The second waits until the first has all its bytes, and then has the whole rate.
+
+    By shares of bytes and ratios of times: a busy machine delays both.
+    """
     cell = Cell(name="ap", down_bps=8e6, up_bps=8e6, share="priority")
-    ends: dict[str, float] = {}
+    n_bytes, streams = 400_000, dict[str, tuple[float, Stream]]()
     both_ready = threading.Barrier(2)
 
     def transfer(network: Network, name: str) -> None:
         with traffic(network.namespace(name), network.hub_address) as peer:
+            peer.stream_down(n_bytes=1)  # returns when its process has started
             both_ready.wait(TIMEOUT_S / 2)
-            _, down = peer.stream_down(n_bytes=400_000)
-        ends[name] = down.marks[-1][0]
+            streams[name] = peer.stream_down(n_bytes=n_bytes)
 
     async def run() -> None:
         cells = {name: ((cell,), number) for number, name in enumerate(("first", "second"))}
@@ -86,10 +89,13 @@ def test_devices_share_a_cell_by_priority_and_go_on_when_alone() -> None:
             after = await network.counters()
         for name in cells:
             carried = after[name].down_bytes - before[name].down_bytes
-            assert carried == pytest.approx(420_000, rel=0.1)
+            assert carried == pytest.approx(1.05 * n_bytes, rel=0.1)
 
     _run(run)
-    assert ends["second"] - ends["first"] == pytest.approx(0.4, abs=0.15)
+    (began, first), (_, second) = streams["first"], streams["second"]
+    first_at, half_at = first.marks[0][0], next(at for at, n in first.marks if n >= n_bytes / 2)
+    assert second.bytes_until(half_at) - second.bytes_until(first_at) < n_bytes / 4
+    assert second.ended_at - began < 4.0 * (first.ended_at - began)
 
 
 def test_the_bytes_of_each_device_are_counted_on_its_own() -> None:
