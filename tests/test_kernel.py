@@ -1,13 +1,20 @@
 """`just test-kernel`: what it decides. The rest of it runs where its recipe runs."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools import kernel, roots
+from fairbed.coordinator.store.reader import RunReader
+from fairbed.coordinator.store.tables import CommandRow, EventRow
+from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.replay.run import replay_experiment
+from tools import kernel, roots, wall_clock
 
 ROOT = Path(__file__).parent.parent
 
@@ -124,3 +131,109 @@ def test_links_must_be_within_their_limits_up_to_the_rates_that_the_kernel_carri
         kernel.check_fidelity([unknown], 0.0)
     with pytest.raises(roots.Unavailable, match=r"waited 41% of its time: goodput 10 Mbit/s down"):
         kernel.check_fidelity([*rows, missed], kernel.read_waited(["STATUS 0", "WAITED 0.41"]))
+
+
+# The step clock
+
+UP_S = 3600.0
+"""For how long the machine was up."""
+
+
+def commands(jumps_s: Sequence[int], **changes: Any) -> list[CommandRow]:
+    """Return notes after jumps of the wall clock, as a run records them."""
+    began = datetime(2026, 11, 28, tzinfo=timezone.utc)
+    walls = [
+        began + timedelta(seconds=ahead_s + 20.0 * number)
+        for number, ahead_s in enumerate(accumulate(jumps_s))
+    ]
+    given = {"action": "note", "device": None, "operator": "local"} | changes
+    return [
+        CommandRow(id=str(number), at_s=20.0 * number, wall=wall.isoformat(), **given)
+        for number, wall in enumerate(walls)
+    ]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> wall_clock.Seen:
+    """A replay of the fleet, with the commands of a live run."""
+    folder = tmp_path_factory.mktemp("clock")
+    (folder / "kernel.toml").write_text(kernel.EXPERIMENTS["kernel"])
+    settings = ["rounds=15", "replay.training=false"]
+    experiment = load_experiment(folder / "kernel.toml", settings)
+    replay_experiment(experiment, folder / "run", "run", lambda replayed: None)
+    with RunReader(folder / "run") as reader:
+        return replace(wall_clock.Seen.read(reader), commands=commands(wall_clock.JUMPS_S))
+
+
+def test_a_run_whose_texts_alone_follow_the_clock_passes(seen: wall_clock.Seen) -> None:
+    text = wall_clock.check(seen, UP_S)
+    assert text.startswith("15 rounds, 45 exchanges of 3 devices, the longest ")
+
+
+def test_a_clock_that_was_not_set_is_found(seen: wall_clock.Seen) -> None:
+    steady = replace(seen, commands=commands([0, 0, 0, 0]))
+    with pytest.raises(roots.StepError, match="must jump by 86400 s, got 20 s"):
+        wall_clock.check(steady, UP_S)
+    with pytest.raises(roots.StepError, match="a note must follow each of 4 jumps, got 3"):
+        wall_clock.check(replace(seen, commands=seen.commands[1:]), UP_S)
+
+
+def test_a_command_that_is_refused_is_found(seen: wall_clock.Seen) -> None:
+    refused = commands(wall_clock.JUMPS_S, is_accepted=False, answer="not an operator")
+    with pytest.raises(roots.StepError, match="note: not an operator"):
+        wall_clock.check(replace(seen, commands=refused), UP_S)
+
+
+def with_fourth(seen: wall_clock.Seen, **changes: Any) -> wall_clock.Seen:
+    """Return a run with changes of the first exchange of its fourth round."""
+    rounds = list(seen.rounds)
+    first, *rest = rounds[3].exchanges
+    rounds[3] = replace(rounds[3], exchanges=[replace(first, **changes), *rest])
+    return replace(seen, rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tau_wall_s": 86_403.0}, {"tau_wall_s": -86_397.0}, {"download_s": -0.1}],
+    ids=["a day more", "a day less", "negative"],
+)
+def test_a_duration_that_follows_the_wall_clock_is_found(
+    seen: wall_clock.Seen, changes: dict[str, float]
+) -> None:
+    (name,) = changes
+    with pytest.raises(roots.StepError, match=rf"exchange\.{name} must be in 0 \.\. 3600 s"):
+        wall_clock.check(with_fourth(seen, **changes), UP_S)
+
+
+def test_what_the_phases_leave_may_be_negative(seen: wall_clock.Seen) -> None:
+    wall_clock.check(with_fourth(seen, unaccounted_s=-0.01), UP_S)
+
+
+def test_a_lost_exchange_is_found(seen: wall_clock.Seen) -> None:
+    late = with_fourth(seen, outcome="late", reason="no upload within 60 s", aggregated_round=None)
+    with pytest.raises(roots.StepError, match="must be done, got late: no upload within 60 s"):
+        wall_clock.check(late, UP_S)
+    with pytest.raises(roots.StepError, match="at least 15 rounds must close, got 14"):
+        wall_clock.check(replace(seen, rounds=seen.rounds[:-1]), UP_S)
+
+
+def test_a_link_that_ended_before_the_last_round_is_found(seen: wall_clock.Seen) -> None:
+    end_s = seen.rounds[-1].round.closed_at_s
+    left = EventRow(
+        at_s=end_s + 1.0,
+        wall="",
+        level="info",
+        kind="left",
+        round=None,
+        device="pi-1",
+        text="the device disconnected",
+    )
+    wall_clock.check(replace(seen, events=[left]), UP_S)
+    with pytest.raises(roots.StepError, match="pi-1: the device disconnected"):
+        wall_clock.check(replace(seen, events=[replace(left, at_s=1.0)]), UP_S)
+
+
+def test_the_devices_of_the_lab_are_in_its_experiment(tmp_path: Path) -> None:
+    (tmp_path / "lab.toml").write_text(kernel.EXPERIMENTS["lab"])
+    physical = load_experiment(tmp_path / "lab.toml").physical
+    assert set(physical) == {*wall_clock.ENROLLED, wall_clock.NEWCOMER}

@@ -11,6 +11,7 @@ by default, in this order:
 - `limits`: the processor limit of devices is taken away while they run, by systemd and by force;
 - `firewall`: a firewall drops what comes in, until the advice of the error is followed;
 - `run`: the quickstart with three devices, by namespaces, containers and processes;
+- `clock`: the wall clock is set a day ahead, a day behind and back, during a run;
 - `tests`: the tests of the backends and of `fairbed shape`;
 - `fidelity`: delay, jitter, loss, outages, rates and traces of emulated links.
 
@@ -38,7 +39,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.roots import (  # this file is run as a program
+from fairbed.coordinator.store.reader import RunReader  # this file is run as a program
+from tools import wall_clock
+from tools.roots import (
     ROOT,
     StepError,
     Unavailable,
@@ -66,8 +69,9 @@ MODULES = Path("/usr/lib/uml/modules")
 MEMORY = "4G"
 USER = "tester"
 
-BOOT_S, DOCTOR_S, SHAPE_S, RUN_S = 180.0, 300.0, 180.0, 600.0
-"""Longest start of the machine, `fairbed doctor`, `fairbed shape`, and runs of a fleet."""
+BOOT_S, DOCTOR_S, SHAPE_S, RUN_S, CLOCK_S = 180.0, 300.0, 180.0, 600.0, 1200.0
+"""Longest start of the machine, `fairbed doctor`, `fairbed shape`, runs of a fleet, and a run with
+a clock that is set."""
 FIDELITY_S, TESTS_S = 3600.0, 7200.0
 """Longest measurement of links, and run of the tests: 400 s on a quiet machine."""
 TEST_S = 600.0
@@ -121,7 +125,7 @@ python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321fedc)'
 """Waits for a command, and halts. The status of a kernel is always 0, so that of the command is a
 line of the output."""
 
-SHOW_LOGS = "trap '[ $? = 0 ] || tail -n 20 /tmp/progress /tmp/run/logs/* 2>/dev/null' EXIT"
+SHOW_LOGS = "trap '[ $? = 0 ] || tail -n 20 /tmp/progress /tmp/{run/,}logs/* 2>/dev/null' EXIT"
 """Prints the ends of the logs of a fleet if a script fails."""
 
 SERVICE = "systemd-run --quiet --wait --pipe --collect"
@@ -148,7 +152,7 @@ DESELECTED = {
 
 BACKENDS = ("namespace", "container", "process")
 DEVICES, ROUNDS = 3, 3
-EXPERIMENT = f"""
+TASK = f"""
 name = "kernel"
 rounds = {ROUNDS}
 [data]
@@ -161,13 +165,26 @@ epochs = 1
 batch_size = 50
 [selection]
 per_round = {DEVICES}
-beta = 0.5
+beta = {wall_clock.BETA}
+"""
+EXPERIMENTS = {
+    "kernel": f"""{TASK}
 [emulation]
 dilation = "auto"
 [[fleet]]
 profile = "raspberry-pi-4b"
 count = {DEVICES}
-"""
+""",
+    "lab": f"""{TASK}
+[round]
+min_devices = {DEVICES}
+[broker]
+url = "lab"
+[[fleet]]
+physical = {json.dumps([*wall_clock.ENROLLED, wall_clock.NEWCOMER])}
+""",
+}
+"""An emulated fleet, and devices that are enrolled in a lab; by the names of their files."""
 
 QUANTITIES = "goodput,delay,loss,outage,trace"
 MOST_MBPS = 25.0
@@ -235,7 +252,8 @@ class Machine:
         self.inside.mkdir(exist_ok=True)
         self._out.write_text("")
         self._out.chmod(0o666)
-        (self.inside / "kernel.toml").write_text(EXPERIMENT)
+        for name, text in EXPERIMENTS.items():
+            (self.inside / f"{name}.toml").write_text(text)
         (self.inside / "places").write_text("\n".join(places) + "\n")
         (self.inside / "script.sh").write_text("\n".join([*lines, SHOW_LOGS, script, ""]))
         command = f"{how} bash /mnt/inside/script.sh"
@@ -475,6 +493,26 @@ def run_fleets(machine: Machine) -> str:
     return "; ".join(_run_fleet(machine, backend) for backend in BACKENDS)
 
 
+def run_clock(machine: Machine) -> str:
+    """Set the wall clock in mid-run; return what a fleet, and agents of a lab, had meanwhile.
+
+    No exchange may be lost, no duration may be of the wall clock, and logins must stay valid: those
+    of a run's own broker, and those of a lab, with certificates and with an end after two days.
+    """
+    fleet = wall_clock.script(f"{_fleet('namespace', '--set rounds=1000')} &\nrun=$!")
+    lab = wall_clock.script(wall_clock.START_LAB, wall_clock.ENROLL_NEWCOMER)
+    found = {"fleet": _run_and_set_clock(machine, fleet), "lab": _run_and_set_clock(machine, lab)}
+    return "; ".join(f"{name}: {text}" for name, text in found.items())
+
+
+def _run_and_set_clock(machine: Machine, script: str) -> str:
+    started_s = time.monotonic()
+    machine.run(script, CLOCK_S)
+    up_s = time.monotonic() - started_s
+    with RunReader(machine.inside / "run") as reader:
+        return wall_clock.check(wall_clock.Seen.read(reader), up_s)
+
+
 def _run_fleet(machine: Machine, backend: str, before: str = "", *, how: str = DELEGATED) -> str:
     summary = machine.read(_fleet(backend, before=before), RUN_S, how=how)
     return f"{backend} {check_summary(summary)}"
@@ -587,6 +625,7 @@ STEPS: dict[str, Callable[[Machine], str]] = {
     "limits": run_limits,
     "firewall": run_firewall,
     "run": run_fleets,
+    "clock": run_clock,
     "tests": run_tests,
     "fidelity": run_fidelity,
 }
