@@ -53,7 +53,7 @@ def test_two_kilobytes_a_round_are_seen(seed: int) -> None:
 
 
 def test_noise_never_excuses_a_large_slope() -> None:
-    found = slope(3.0, 4, noise_kb=5_000.0)
+    found = slope(3.0, 19, noise_kb=8_000.0)
     assert LARGEST_KB < found.kb_per_round < SIGNIFICANT * found.noise_kb
     assert found.limit_kb == LARGEST_KB
     assert not found.is_within_noise
