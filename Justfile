@@ -101,6 +101,11 @@ coverage: setup
     if python -c 'import coverage' 2>/dev/null; then exec python tools/uncovered_branches.py; fi
     echo "coverage: skipped, coverage.py needs Python 3.11 or newer"
 
+# Feed every decoder with mutations of its corpus; crashes and slow inputs go to .fuzz/: just fuzz --only messages
+[no-exit-message]
+@fuzz *args: setup
+    {{ drop_dashes }} fairbed bench fuzz --inputs 200000 --keep .fuzz "$@"
+
 # Write golden bytes, screens and the reference of the experiment file anew; then read the diff.
 [no-exit-message]
 @snap: setup

@@ -7,14 +7,14 @@ Decoders are those of messages, chunks, packets, vectors, transfers, tasks, shar
 profiles, traces, experiment files and stores; `--list` names them. The inputs are divided among
 them: decoders of files get fewer, because they are slow. An input is fine if it is decoded or
 refused with an error that the callers of the decoder expect; other exceptions are crashes. The time
-of an input is the shortest of six, so that other processes on the machine do not count.
+of an input is processor time, the shortest of six: other processes and the disk do not count.
 
 `--engine atheris` follows the lines that an input reaches (`pip install atheris`, one process
 for each decoder, not the same inputs on each machine); `--engine outcomes` needs no package,
 follows the errors that an input causes, and gives the same inputs for the same seed; `auto` takes
 atheris where it is installed. The exit code is 1 after a crash or an input of more than 50 ms.
-`--keep` writes the inputs of crashes, the slowest one and rare ones of each decoder; a crash
-becomes a file in `benchmarks/_fuzz/corpus/NAME/`, which the tests decode.
+`--keep` writes the inputs of crashes, the slowest one and rare ones of each decoder (`just fuzz`:
+into `.fuzz/`); a crash becomes a file in `benchmarks/_fuzz/corpus/NAME/`, which the tests decode.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from benchmarks._fuzz.engine import Fed, Feeder, feed_mutations
 from fairbed.testbed.progress import tracked
 
 LIMIT_S = 0.05
-"""Longest time of one input: a coordinator decodes on its event loop."""
+"""Longest processor time of one input: a coordinator decodes on its event loop."""
 
 RARE = 50
 """Inputs of a decoder that reached something new and are kept, the shortest ones."""
@@ -142,7 +142,7 @@ def keep(fed: Sequence[Fed], folder: Path) -> None:
 
 
 def slowest_s(fed: Sequence[Fed]) -> float:
-    """Return the time of the slowest input, seconds."""
+    """Return the processor time of the slowest input, seconds."""
     return max((one.slowest_s for one in fed), default=0.0)
 
 

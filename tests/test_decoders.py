@@ -3,6 +3,8 @@
 `fairbed bench fuzz` does the same with millions of inputs.
 """
 
+import time
+
 import pytest
 
 from benchmarks._fuzz.decoders import CORPUS, DECODERS, Decoder
@@ -52,6 +54,11 @@ def test_the_same_seed_gives_the_same_inputs() -> None:
     first, again, other = (list(dict.fromkeys(x)) for x in inputs)
     assert first == again
     assert first != other
+
+
+def test_an_input_that_waits_for_the_disk_or_the_processor_is_not_slow() -> None:
+    decoder = Decoder("any", lambda _: time.sleep(0.02), (), lambda: iter([b"a"]))
+    assert feed_mutations(decoder, 1, seed=1).slowest_s < 0.01
 
 
 def test_a_crash_is_reported_with_its_input_once_for_each_place() -> None:

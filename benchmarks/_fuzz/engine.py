@@ -12,7 +12,7 @@ from benchmarks._fuzz.decoders import Decoder
 from benchmarks._fuzz.mutations import mutated
 
 REPEATS = 5
-"""A slow input is timed again, and its shortest time counts: others use the processor, too."""
+"""A slow input is timed again, and its shortest time counts: the first one may fill caches."""
 
 MAX_FINDINGS = 20
 """Crashes of a decoder that are kept, one for each place in the code."""
@@ -48,6 +48,7 @@ class Fed:
     """Different errors and successes."""
     crashes: int = 0
     slowest_s: float = 0.0
+    """Processor time of the slowest input."""
     slowest: bytes = b""
     findings: dict[str, Finding] = field(default_factory=dict)
     """By the place in the code."""
@@ -67,9 +68,9 @@ class Feeder:
         """Decode an input; return whether its outcome is new."""
         fed = self.fed
         fed.inputs += 1
-        begun = time.perf_counter()
+        begun = time.thread_time()
         outcome = self._outcome(data)
-        took = time.perf_counter() - begun
+        took = time.thread_time() - begun
         if took > fed.slowest_s:
             took = min(took, *(self._time(data) for _ in range(REPEATS)))
             if took > fed.slowest_s:
@@ -100,10 +101,10 @@ class Feeder:
             fed.findings[place] = Finding(fed.decoder, f"{place}: {str(exc)[:200]}", data)
 
     def _time(self, data: bytes) -> float:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         with suppress(Exception):  # counted by `feed`
             self._decoder.decode(data)
-        return time.perf_counter() - begun
+        return time.thread_time() - begun
 
 
 def feed_mutations(decoder: Decoder, inputs: int, seed: int) -> Fed:
