@@ -386,6 +386,17 @@ def test_a_release_is_complete_signed_and_verified_and_a_changed_wheel_is_refuse
     }
     assert supply_chain.main(["verify", str(dist), str(signers)]) == 0
     wheel.write_bytes(b"Built")
+    capsys.readouterr()
     assert supply_chain.main(["verify", str(dist), str(signers)]) == 1
     error = f"{wheel}: is not the file that was signed; download it again\n"
-    assert capsys.readouterr().err == error
+    assert capsys.readouterr() == ("", error)
+
+
+def test_a_release_without_its_key_stays_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{SUMS}.sig").write_text("of before")
+    assert supply_chain.main(["release", str(tmp_path / "none"), str(tmp_path)]) == 1
+    error = f"{tmp_path}/none: must be an SSH key to sign with, got no file; make one: ssh-keygen"
+    assert capsys.readouterr().err.startswith(error)
+    assert (tmp_path / f"{SUMS}.sig").read_text() == "of before"

@@ -353,6 +353,11 @@ def audit_result(reports: Iterable[Mapping[str, Any]]) -> tuple[list[str], int]:
 
 def release(key: Path, folder: Path) -> Iterator[str]:
     """Put locks, SBOM, checksums and their signature beside the built sdist and wheel."""
+    if not key.is_file():
+        raise Problem(
+            f"{key}: must be an SSH key to sign with, got no file; make one: "
+            f"ssh-keygen -t ed25519 -f {key}"
+        )
     built = [*folder.glob("fairbed-*.whl"), *folder.glob("fairbed-*.tar.gz")]
     if len(built) != 2:
         raise Problem(f"{folder}: must hold one wheel and one sdist, got {len(built)} files")
@@ -428,14 +433,17 @@ def verify(folder: Path, signers: Path = SIGNERS) -> Iterator[str]:
     signer = _signer(signers, signature)
     listed = dict(reversed(line.split("  ", 1)) for line in sums.read_text().splitlines())
     present = _files(folder)
+    problems = []
     for name in sorted(listed.keys() | set(present)):
         if name not in listed:
-            yield f"{folder / name}: is not part of the signed release; remove it"
+            problems.append(f"{folder / name}: is not part of the signed release; remove it")
         elif name not in present:
-            yield f"{folder / name}: is missing"
+            problems.append(f"{folder / name}: is missing")
         elif _digest(folder / name) != listed[name]:
-            yield f"{folder / name}: is not the file that was signed; download it again"
-    print(f"{sums}: signed by {signer}, {len(listed)} files")
+            problems.append(f"{folder / name}: is not the file that was signed; download it again")
+    yield from problems
+    if not problems:
+        print(f"{sums}: signed by {signer}, {len(listed)} files")
 
 
 def _signer(signers: Path, signature: Path) -> str:
