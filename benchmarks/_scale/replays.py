@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks._meter import peak_rss_bytes
 from benchmarks._scale.curve import Curve, Row
+from benchmarks.selection import PART_OF_FAIR_SHARE
 from experiments.processes import fresh_processes
 from fairbed.testbed.experiment.file import parse_experiment
 from fairbed.testbed.progress import tracked
@@ -48,12 +49,11 @@ def _alone(devices: int, per_round: int, rounds: int) -> dict[str, float]:
 
 def measure(devices: int, per_round: int, rounds: int) -> dict[str, float]:
     """Replay in this process; return costs by the text of their row."""
+    beta = PART_OF_FAIR_SHARE * per_round / devices
     raw: dict[str, Any] = {
         "name": "scale",
         "rounds": rounds,
-        "selection": {
-            "policy": "rbcs-f", "per_round": per_round, "beta": 0.5 * per_round / devices
-        },
+        "selection": {"policy": "rbcs-f", "per_round": per_round, "beta": beta},
         "fleet": [{"model": "linear", "count": devices, "theta": [1.0, 1.0, 0.2]}],
     }  # fmt: skip
     used: list[float] = []

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from benchmarks._meter import peak_rss_bytes
 from benchmarks._scale.curve import Curve, Row
+from benchmarks.selection import PART_OF_FAIR_SHARE
 from experiments.processes import fresh_processes
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.coordinator.policy.decisions import make_decisions
@@ -34,9 +35,6 @@ from fairbed.wire.messages import Capabilities, Context, Hello
 NOW_S = 100.0
 MODEL_BITS = 8e6
 """A model of 1 MB."""
-
-PART_OF_FAIR_SHARE = 0.5
-"""The guaranteed rate, relative to that of a uniform selection."""
 
 CONNECTIONS_PER_NODE = 50_000
 """Of a broker; an assumption, not measured here."""
@@ -88,9 +86,8 @@ def measure(devices: int, in_flight: int, per_round: int, rounds: int) -> Cost:
     gc.collect()
     gc.disable()  # a collection visits all devices, which would be in the time of any part
     bytes_per_device = (peak_rss_bytes(os.getpid()) - empty_bytes) / devices
-    selection = SelectionConfig(
-        policy="rbcs-f", per_round=per_round, beta=0.5 * per_round / devices
-    )
+    beta = PART_OF_FAIR_SHARE * per_round / devices
+    selection = SelectionConfig(policy="rbcs-f", per_round=per_round, beta=beta)
     settings = Experiment(name="bench", selection=selection, round=RoundConfig(deadline_s=1e6))
     decisions = make_decisions(settings.coordinator())
     bits = MODEL_BITS, MODEL_BITS
