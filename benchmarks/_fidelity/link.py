@@ -36,6 +36,9 @@ WARM_S, LONG_WARM_S, SLOW_BPS = 0.5, 2.5, 1e6
 """Time until a stream has reached its rate: it starts with too many packets, and lost ones arrive
 late. This takes longer at `SLOW_BPS` and below, and over a link with a delay."""
 
+QUICK_WARM_S = 1.0
+"""The same in a quick measurement, which shows that there is a limit, not how exact it is."""
+
 WARM_PACKETS = 60
 """Packets until losses at the start have been repaired: 47 at 0.1 Mbit/s."""
 
@@ -167,7 +170,8 @@ async def _goodput(
     carried = await carried_bps(measured, direction)
     await measured.apply(at_rate(rate_bps, delay_s))
     packet_s = BITS * FRAME_BYTES / rate_bps
-    warm_s = LONG_WARM_S if rate_bps <= SLOW_BPS or delay_s > 0.0 else WARM_S
+    is_long = rate_bps <= SLOW_BPS or delay_s > 0.0
+    warm_s = plan.pick(LONG_WARM_S, QUICK_WARM_S) if is_long else WARM_S
     warm_s = max(warm_s, WARM_PACKETS * packet_s)
     with watch(measured.path(), measured.contended_s) as contention:
         arrivals = await stream(measured, direction, warm_s + plan.pick(5.0, 0.7))

@@ -61,7 +61,7 @@ DATAGRAM_BYTES, COUNTED_BYTES = 1472, 1448
 
 async def traces(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     """Replay a synthetic trace and, if available, a recorded one."""
-    lasting_s = plan.pick(60.0, 3.0)
+    lasting_s = plan.pick(60.0, 2.0)
     rows = await _replayed(measured, plan, "synthetic", synthetic(), lasting_s, has_holes=False)
     try:
         real = TraceReader(os.environ, STEP_S)(REAL, "down_bps")
@@ -78,7 +78,7 @@ async def short_steps(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     rows: list[Row] = []
     for step_s in (0.05,) if plan.is_quick else STEPS:
         series = Series.sampled(STEPS[step_s], step_s)
-        name, lasting_s = f"{1e3 * step_s:g} ms steps", plan.pick(10.0, 3.0)
+        name, lasting_s = f"{1e3 * step_s:g} ms steps", plan.pick(10.0, 2.0)
         rows += await _replayed(measured, plan, name, series, lasting_s, has_holes=False)
     return rows
 
