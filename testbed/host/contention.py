@@ -45,8 +45,6 @@ MIN_WAIT_S = 0.5e-3
 
 KEPT_PERIODS = 20_000
 """Periods that are kept for each process at least: those of the last 200 s, or of a longer time."""
-FIRST_PERIODS = 1_250
-"""Periods for which there is space at first; it doubles up to twice `KEPT_PERIODS`."""
 
 SHORT_S = 20e-6
 """Wait at a wake-up that is not counted. A relay wakes up for every packet: 1,500 waits of 28 us
@@ -122,9 +120,9 @@ class WaitTimeline:
 
     def __init__(self) -> None:
         self._last: tuple[float, SchedulerWaits] | None = None
-        self._periods = np.zeros((3, FIRST_PERIODS))
-        """Start, end and wait of each period, seconds, in order of time; an array, because objects
-        took some MB for each process."""
+        self._periods = np.full((3, KEPT_PERIODS * 5 // 4), 0.0)  # resident from the start
+        """Start, end and wait of each period, seconds, in order of time. The newest ones move to
+        the front when it is full. As objects they took some MB for each process."""
         self._count = 0
         self._is_behind = False
         """At the end of the newest period the process was behind, so that it may go on."""
@@ -165,11 +163,8 @@ class WaitTimeline:
 
     def _append(self, start: float, end: float, waited_s: float) -> None:
         if self._count == self._periods.shape[1]:
-            if self._count < 2 * KEPT_PERIODS:
-                self._periods = np.hstack([self._periods, np.zeros_like(self._periods)])
-            else:
-                self._periods[:, :KEPT_PERIODS] = self._periods[:, KEPT_PERIODS:]
-                self._count = KEPT_PERIODS
+            self._periods[:, :KEPT_PERIODS] = self._periods[:, -KEPT_PERIODS:]
+            self._count = KEPT_PERIODS
         self._periods[:, self._count] = start, end, waited_s
         self._count += 1
 
