@@ -12,8 +12,10 @@ full disk, damaged chunks, a hostile device, or clocks that jump. After each ste
 `RECOVERED_ROUNDS` rounds with an update, by itself or, after the end of its process, resumed. Then
 all invariants are checked (`benchmarks/_chaos/audit.py`, `belongings.py`, and bounds of memory).
 
-`--rounds` spreads the steps over so many rounds with an update, instead of minutes, and limits the
-growth of the memory of each kind of process per round (`benchmarks/_chaos/memory.py`).
+`--rounds` goes on for so many rounds with an update, instead of minutes, and limits the growth of
+the memory of each kind of process per round (`benchmarks/_chaos/memory.py`). So that processes live
+long enough to show it, the faults that end the run follow each other, after all others, and
+`ROUNDS_PER_STEP` rounds pass after each of the others.
 
 The schedule is a pure function of the seed, and printed. Exits with 1 after a violation, with the
 command that repeats it. `--replay-days` kills a replay of so much virtual time again and again,
@@ -61,8 +63,8 @@ GROWTH_MIB = 40.0
 of some kB in each round."""
 
 ROUNDS_PER_STEP = 125
-"""Rounds from one step to the next with `--rounds`: a process that restarts lives long enough to
-show whether it grows."""
+"""Rounds after a step that does not end the run, with `--rounds`: about ten of them make a life of
+the run, and 5,000 rounds have four, besides short ones."""
 SAMPLE_S = 1.0
 """Interval of the samples of memory meanwhile."""
 
@@ -207,8 +209,8 @@ class Extent:
     limit_s: float
     steps: int
     rounds: int
-    """Rounds with an update, with a step in every `ROUNDS_PER_STEP` of them; 0: no limit, and the
-    steps follow each other."""
+    """Rounds with an update, `ROUNDS_PER_STEP` after each step that does not end the run; 0: no
+    limit, and the steps follow each other."""
 
 
 def disturb(
@@ -227,14 +229,15 @@ def disturb(
     with LiveFleet(folder, setup, broker, DEVICES, seed) as fleet:
         fleet.start()
         first = dict(fleet.memory_mib())
-        for step in steps(seed, kinds, DEVICES):
+        for step in steps(seed, kinds, DEVICES, has_long_lives=extent.rounds > 0):
             print(f"{setup}, {broker}: {step.line}", file=sys.stderr, flush=True)
             results.append(_do(fleet, step, audit, outcomes, first, peaks))
             for text in results[-1].violations:
                 print(f"violated: {text}", file=sys.stderr, flush=True)
             if not fleet.is_alive:
                 break  # what follows would not be this schedule any more
-            violations = _watch(fleet, memory, min(step.number * ROUNDS_PER_STEP, extent.rounds))
+            if extent.rounds and not step.may_end_run:
+                violations = _watch(fleet, memory, fleet.done_rounds() + ROUNDS_PER_STEP)
             is_long = 0 < extent.rounds <= fleet.done_rounds()
             if violations or is_long or time.monotonic() > deadline or step.number >= extent.steps:
                 break
@@ -352,7 +355,7 @@ def _resume(fleet: LiveFleet, step: Step, violations: list[str]) -> str:
     """
     last = step.faults[-1]
     ending = fleet.await_end(END_S.get(last.kind.name, END_OTHERS_S))
-    if not (step.ends_run or any(fault.kind.name == "disk full" for fault in step.faults)):
+    if not step.may_end_run:
         violations.append(f"the run ended with status {ending.status}: {ending.line}")
     if ending.status not in (0, 1, -9) or "Traceback" in ending.line:
         violations.append(f"the run must end with one line, got {ending.status}: {ending.line}")

@@ -23,6 +23,8 @@ class Kind:
     name: str
     ends_run: bool = False
     """The run ends, as expected, and is resumed."""
+    may_end_run: bool = False
+    """The run may end, and is resumed then."""
     lasts: bool = False
     """It has a duration; otherwise it is an instant."""
     of_device: bool = False
@@ -46,7 +48,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(name="link cut", lasts=True, of_device=True, setups=EMULATED),
     Kind(name="coverage hole", lasts=True, of_device=True, setups=EMULATED),
     Kind(name="clock jump", ends_run=True),
-    Kind(name="disk full", lasts=True),
+    Kind(name="disk full", lasts=True, may_end_run=True),
     Kind(name="corrupt chunks", lasts=True),
     Kind(name="hostile device", lasts=True),
 )
@@ -108,6 +110,11 @@ class Step:
         return self.faults[-1].kind.ends_run
 
     @property
+    def may_end_run(self) -> bool:
+        """Whether the run ends, or may end."""
+        return any(fault.kind.ends_run or fault.kind.may_end_run for fault in self.faults)
+
+    @property
     def line(self) -> str:
         """One line for people."""
         faults = "; ".join(fault.line for fault in self.faults)
@@ -119,13 +126,17 @@ def kinds_of(setup: Setup) -> list[Kind]:
     return [kind for kind in KINDS if setup in kind.setups]
 
 
-def steps(seed: int, kinds: Sequence[Kind], devices: int) -> Iterator[Step]:
+def steps(
+    seed: int, kinds: Sequence[Kind], devices: int, *, has_long_lives: bool = False
+) -> Iterator[Step]:
     """Yield the steps of a schedule, without end; equal arguments give equal steps.
 
     Args:
         seed: Of all random choices.
         kinds: Kinds to draw from, at least one.
         devices: Number of devices.
+        has_long_lives: Draw the kinds that end the run, or may, after all others, so that few lives
+            are short, and the others have all the faults that a life can have.
     """
     rng = np.random.default_rng(seed)
     stack: list[Kind] = []
@@ -138,6 +149,8 @@ def steps(seed: int, kinds: Sequence[Kind], devices: int) -> Iterator[Step]:
         for _ in range(count):
             if not stack:
                 stack = [kinds[i] for i in rng.permutation(len(kinds))]
+                if has_long_lives:  # the last one is drawn first
+                    stack.sort(key=lambda kind: not (kind.ends_run or kind.may_end_run))
             if not (drawn and drawn[0].ends_run and stack[-1].ends_run):
                 drawn.append(stack.pop())
         faults = [_fault(rng, kind, devices, is_first=not i) for i, kind in enumerate(drawn)]

@@ -26,7 +26,7 @@ def series(
 
 
 def slope(kb_per_round: float, seed: int, noise_kb: float = 200.0) -> Slope:
-    rng, lives = np.random.default_rng(seed), (700, 250, 1_900, 110, 900, 1_140)
+    rng, lives = np.random.default_rng(seed), (1_300, 800, 1_900, 310, 1_300, 1_340)
     starts = np.cumsum((0, *lives[:-1]))
     found = slope_of(
         [

@@ -1,6 +1,6 @@
 """The schedule of faults is a function of its seed, and has every kind of fault."""
 
-from itertools import islice
+from itertools import groupby, islice
 
 import pytest
 
@@ -32,6 +32,19 @@ def test_a_fault_that_ends_the_run_is_alone_or_last() -> None:
     for step in schedule(5, 500):
         assert [f.kind.ends_run for f in step.faults[:-1]] == [False] * (len(step.faults) - 1)
         assert 1 <= len(step.faults) <= 2
+
+
+def test_long_lives_have_all_faults_that_do_not_end_the_run() -> None:
+    kinds = kinds_of("process")
+    found = list(islice(steps(4, kinds, 3, has_long_lives=True), 200))
+    assert {fault.kind for step in found[: len(kinds)] for fault in step.faults} == set(kinds)
+    lives = [len(list(group)) for ends, group in groupby(found, _ends) if not ends]
+    others = sum(not (kind.ends_run or kind.may_end_run) for kind in kinds)
+    assert all(others // 2 <= life <= others for life in lives[:-1])
+
+
+def _ends(step: Step) -> bool:
+    return step.may_end_run
 
 
 def test_one_kind_is_repeated_for_ever() -> None:
