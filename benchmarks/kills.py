@@ -1,19 +1,20 @@
 """Processes killed at random instants of live runs: what survives, and what is repeated?
 
-    fairbed bench kills [--kills 100] [--seed 1] [--parts coordinator,broker,agent,owner]
+    fairbed bench kills [--kills 100] [--seed 1] [--parts coordinator,broker,agent,owner,device]
         [--devices 3] [--broker mosquitto|nats] [--backend process|namespace|container] [--json]
 
 Each part is killed so often with SIGKILL, in a run of its own: the coordinator, its broker or an
-agent of a run whose agents joined by themselves, or the owner of a run with devices emulated by
-`--backend`, which all end with it. Two of five kills of coordinator and owner hit a process that
-still starts. The same command starts a killed coordinator, owner or agent again; the run starts
-its broker.
+agent of a run whose agents joined by themselves, or, of a run with devices emulated by `--backend`,
+the owner, which all end with it, or the agent of a device. Two of five kills of coordinator and
+owner hit a process that still starts. The same command starts a killed coordinator, owner or agent
+again; the run starts its broker and the agents of its devices.
 
 A kill is survived if the next round with an update closes, and every round that was closed before
 is unchanged. All devices are in each round, so the models of the rounds must be those of the same
 run without kills, bit for bit; after kills of agents they are not compared, because a round goes on
-without the dead one. An agent is back when the coordinator may select it again. At the end
-SIGTERM stops the run and the agents.
+without the dead one. An agent is back when the coordinator may select it again. The agent of a
+device is killed when it has lived for a minute; earlier, each restart would wait longer than the
+one before. At the end SIGTERM stops the run and the agents.
 
 Exits with 1 unless every kill was survived. The instants are a function of the seed.
 """
@@ -39,10 +40,11 @@ from msgspec import Struct
 
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.progress import progress
+from fairbed.testbed.run.agent_restarts import STABLE_S
 from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import read_endpoint
 
-PARTS = ("coordinator", "broker", "agent", "owner")
+PARTS = ("coordinator", "broker", "agent", "owner", "device")
 BACKENDS = ("process", "namespace", "container")
 
 EXPERIMENT = """
@@ -66,6 +68,7 @@ every = 10
 kind = "{broker}"
 [emulation]
 backend = "{backend}"
+host_core_speed = 4.0
 [[fleet]]
 {fleet}
 """
@@ -85,6 +88,13 @@ STARTING_S = 2.5
 STARTING_RATIO = 0.4
 """Share of the kills that hit a starting process, of coordinator and owner."""
 
+PROFILE = "raspberry-pi-4b"
+"""Of the devices whose agents are killed: a container starts as slowly as its device lets it."""
+
+FORK_SERVER, LAUNCHER = "fairbed.testbed.backends.fork_server", "fairbed.testbed.backends.launcher"
+"""Modules whose processes start agents in the backends `process` and `namespace`, and are agents in
+containers."""
+
 POLL_S = 0.02
 END_S = 30.0
 
@@ -103,10 +113,11 @@ class PartResult(Struct, frozen=True, kw_only=True):
     """Rounds without an update."""
     back_median_s: float
     """From the start of the killed process to the next round with an update; of an agent: until it
-    is available. Of a broker: from the kill to that round."""
+    is available. Of a broker: from the kill to that round; of a device: from the kill until it is
+    available."""
     back_max_s: float
     equal_models: int | None
-    """Rounds whose model is that of the run without kills; None for agents."""
+    """Rounds whose model is that of the run without kills; None for agents and devices."""
     stop_s: float
     """From SIGTERM to the end of the run."""
     agents_stop_s: float | None
@@ -155,13 +166,15 @@ class KilledRun:
         folder.mkdir()
         self.folder = folder / "run"
         self.names = [f"agent-{number + 1}" for number in range(options.devices)]
-        self.is_emulated = part == "owner"
+        self.is_emulated = part in ("owner", "device")
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.log = folder / "run.log"
         self._experiment = folder / "kills.toml"
         fleet = f'name = "agent"\ncount = {options.devices}'
         if not self.is_emulated:
             fleet = f"physical = {json.dumps(self.names)}"
+        elif part == "device":
+            fleet += f'\nprofile = "{PROFILE}"'
         self._experiment.write_text(
             EXPERIMENT.format(
                 seed=options.seed,
@@ -213,6 +226,21 @@ class KilledRun:
                 if child.name() in ("mosquitto", "nats-server"):
                     return child
         return None
+
+    def agent_processes(self) -> list[psutil.Process]:
+        """Return the processes of the agents of emulated devices, the oldest one first."""
+        assert self.process is not None
+        found = list[psutil.Process]()
+        with suppress(psutil.Error):
+            for helper in psutil.Process(self.process.pid).children():
+                if FORK_SERVER in helper.cmdline():
+                    found += helper.children()
+        for process in psutil.process_iter():  # a container is no child of the run
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                if LAUNCHER in words and words[-1].startswith(f"{self.folder}/"):
+                    found.append(process)
+        return sorted(found, key=psutil.Process.create_time)
 
     def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Return rows of the store; none while it does not exist. Nothing is written."""
@@ -329,6 +357,9 @@ class Killer:
             broker.kill()
             self._count()
             self._kept = run.closed()
+        elif self._part == "device":
+            self._kill_device()
+            return
         else:
             self._kill_agent()
             return
@@ -386,10 +417,31 @@ class Killer:
         agent.wait()
         self._count()
         self._kept = run.closed()
-        found = run.query("SELECT max(id) FROM event")
-        last_event = found[0][0] or 0
+        last_event = self._last_event()
         began = time.monotonic()
         run.start_agent(name)
+        self._await_available(name, last_event, began)
+
+    def _kill_device(self) -> None:
+        """Kill the agent of an emulated device, which the run starts again."""
+        run = self._run
+        oldest = run.agent_processes()[0]
+        time.sleep(max(0.0, oldest.create_time() + STABLE_S - time.time()))
+        last_event, began = self._last_event(), time.monotonic()
+        oldest.kill()
+        self._count()
+        self._kept = run.closed()
+        sql = "SELECT device FROM event WHERE id > ? AND kind = 'died'"
+        run.wait(lambda: bool(run.query(sql, last_event)), "the death of an agent")
+        ((name,),) = run.query(sql, last_event)
+        self._await_available(name, last_event, began)
+
+    def _last_event(self) -> int:
+        return self._run.query("SELECT max(id) FROM event")[0][0] or 0
+
+    def _await_available(self, name: str, last_event: int, began: float) -> None:
+        """Wait until a device is available after an event, and for the round after that."""
+        run = self._run
         sql = (
             "SELECT 1 FROM telemetry WHERE device = ?1 AND is_available AND at_s >= (SELECT at_s "
             "FROM event WHERE id > ?2 AND device = ?1 AND kind = 'rejoined') LIMIT 1"
@@ -408,7 +460,7 @@ def measure(part: str, options: argparse.Namespace, top: Path) -> PartResult:
     stop_s, agents_stop_s = float("nan"), None
     try:
         run.start()
-        if part in ("broker", "agent"):
+        if part in ("broker", "agent", "device"):
             run.wait(lambda: run.last_done() > 0, "round 1")
         with progress(options.kills, "kills", part, is_ticking=False) as bar:
             while killer.kills < options.kills:
@@ -422,7 +474,7 @@ def measure(part: str, options: argparse.Namespace, top: Path) -> PartResult:
         run.end()
     rows = killer.check_all()
     equal = None
-    if part != "agent" and rows:
+    if part not in ("agent", "device") and rows:
         models = [row[4] for row in rows]
         equal = sum(map(str.__eq__, models, _models_without_kills(part, options, top, len(rows))))
     return PartResult(
@@ -474,7 +526,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--parts", default="coordinator,broker,agent", help=", ".join(PARTS))
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--broker", choices=("mosquitto", "nats"), default="mosquitto")
-    parser.add_argument("--backend", choices=BACKENDS, default="process", help="of an owner")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="process", help="of an owner or device"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     parts = options.parts.split(",")
