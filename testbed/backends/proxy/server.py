@@ -192,6 +192,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the other end when the last byte has arrived there."""
         self.is_open, self._is_lost = False, True
+        self._buffer = memoryview(b"")  # the ends are in a cycle, and collections are rare
         if self._wake_up is not None:
             self._wake_up.cancel()
         if self.peer._is_lost:

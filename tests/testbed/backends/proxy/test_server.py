@@ -1,11 +1,13 @@
 """Shaping proxies between real sockets."""
 
+import gc
 import json
 import os
 import socket
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -111,6 +113,27 @@ def test_every_byte_arrives_in_order(shape: Shape) -> None:
             assert await there_and_back(opened.ports["device"], PAYLOAD) == PAYLOAD
 
     run(test)
+
+
+def test_a_closed_connection_keeps_no_buffer() -> None:
+    """Its two ends refer to each other: they stay until a collection, which is rare in a proxy."""
+
+    async def test() -> None:
+        async with listen(echo) as port, proxies(spec(port, device=Shape())) as opened:
+            await there_and_back(opened.ports["device"], PAYLOAD)
+            gc.collect()
+            tracemalloc.start()
+            for _ in range(20):
+                await there_and_back(opened.ports["device"], PAYLOAD)
+
+    gc.disable()
+    try:
+        run(test)
+        left_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert left_bytes < 1_000_000
 
 
 def test_the_next_node_of_a_cluster_serves_when_one_is_down() -> None:
