@@ -25,9 +25,13 @@ from fairbed.wire.transport.link import (
     PacketHandler,
     advice_for,
     failure_reason,
+    oversized,
     subscribe_batches,
     subscription_refused,
 )
+from fairbed.wire.transport.protocol.packets import MAX_PAYLOAD_BYTES
+
+_log = logging.getLogger(__name__)
 
 
 class AiomqttConnection:
@@ -224,10 +228,18 @@ class _AiomqttClient(aiomqtt.Client):
 
     def __init__(self, options: ConnectOptions, on_packet: PacketHandler) -> None:
         self.is_lost = self._is_aborted = False
+        self._has_dropped = False
+        """An oversized message was dropped; reported once."""
         self._loop_thread, self._opening = threading.get_ident(), threading.Lock()
         will = options.will
 
         def on_message(message: aiomqtt.Message) -> None:
+            if len(message.payload) > MAX_PAYLOAD_BYTES:  # the library has acknowledged it
+                if not self._has_dropped:
+                    self._has_dropped = True
+                    text = oversized(options.url, message.topic.value, len(message.payload))
+                    _log.warning("%s", text)
+                return
             on_packet(Packet(message.topic.value, message.payload, message.retain), message.qos)
 
         super().__init__(

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from fairbed.wire.transport.address import Address
 from fairbed.wire.transport.base import OnComplete, Packet, Will
+from fairbed.wire.transport.protocol.packets import MAX_PAYLOAD_BYTES
 
 NOT_MQTT = "correct host and port, or start a broker there"
 
@@ -50,6 +51,15 @@ _CERTIFICATE_ADVICE = {9: _CLOCK, 10: _CLOCK, 62: _NAME, 64: _NAME}
 def connack_advice(code: int) -> str | None:
     """Return advice for a permanent CONNACK code; None for a temporary one."""
     return _ADVICE.get(code)
+
+
+def oversized(url: str, topic: str, n_bytes: int) -> str:
+    """Return the line about a message that is too large, of a client that may decide its size."""
+    return (
+        f"{url}: a message must stay below {MAX_PAYLOAD_BYTES + 1} bytes, got {n_bytes} on "
+        f"{topic[:120]}; it is dropped, and so are others without a line; limit messages at the "
+        "broker"
+    )
 
 
 def advice_for(error: BaseException) -> str | None:

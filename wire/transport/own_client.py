@@ -22,6 +22,7 @@ from fairbed.wire.transport.link import (
     PacketHandler,
     advice_for,
     connack_advice,
+    oversized,
     subscribe_batches,
     subscription_refused,
 )
@@ -290,14 +291,7 @@ class OwnConnection(asyncio.BufferedProtocol):
                     raise DecodeError("mqtt: CONNACK must come first, got PUBLISH")
                 if not self._has_skipped:
                     self._has_skipped = True
-                    _log.warning(
-                        "%s: a message must stay below %d bytes, got %d on %.120s; it is dropped, "
-                        "and so are others without a line; limit messages at the broker",
-                        self._options.url,
-                        packets.MAX_PAYLOAD_BYTES + 1,
-                        n_bytes,
-                        topic,
-                    )
+                    _log.warning("%s", oversized(self._options.url, topic, n_bytes))
                 if qos and not self._lost.done():
                     self._send(packets.puback(packet.packet_id))
             case Puback() | Suback() | Unsuback():

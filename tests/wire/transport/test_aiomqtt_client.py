@@ -21,6 +21,7 @@ from fairbed.wire.errors import Disconnected, Refused
 from fairbed.wire.transport.address import Client, parse_url
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet
 from fairbed.wire.transport.client import REFUSED_CAP_S, MqttTransport, backoff_s
+from fairbed.wire.transport.protocol.packets import publish_head
 from tests.brokers import BROKERS
 from tests.wire.transport.drivers import up
 
@@ -109,6 +110,34 @@ async def test_a_refusal_is_final_and_gives_advice(
             assert "secret" not in str(caught.value)
             with pytest.raises(Disconnected, match=rule):
                 await link.publish("x", b"")
+
+
+async def test_an_oversized_message_is_acknowledged_and_dropped(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message of 140 MiB, of any client, ended the link of the coordinator (issue #20, M6)."""
+    n_bytes, topic = 1_200_000, "fairbed/main/d/a/up"
+    huge = publish_head(topic, n_bytes, qos=1, packet_id=9) + bytes(n_bytes)
+    small = publish_head(topic, 1, qos=1, packet_id=10) + b"x"
+    acknowledged = b""
+
+    async def script(client: SocketStream) -> None:
+        nonlocal acknowledged
+        await replies(ACCEPTED, SUBSCRIBED)(client)
+        await client.send(huge + huge + small)
+        async for data in client:
+            acknowledged += data
+
+    with anyio.fail_after(TIMEOUT_S):
+        async with scripted_broker(client, script) as url, link_to(url) as link:
+            await up(link)
+            await link.subscribe(topic)
+            assert await anext(link.events()) == Packet(topic, b"x")
+            assert link.down_reason is None
+    assert acknowledged.startswith(b"\x40\x02\x00\x09" * 2 + b"\x40\x02\x00\x0a")
+    lines = [record.getMessage() for record in caplog.records]
+    (line,) = [line for line in lines if "it is dropped" in line]
+    assert f"got {n_bytes} on {topic}; it is dropped" in line
 
 
 async def test_connecting_to_a_broker_that_is_not_ready_is_retried(client: Client) -> None:

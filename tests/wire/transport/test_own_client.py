@@ -12,7 +12,7 @@ from anyio.abc import SocketStream
 from fairbed.wire.errors import Disconnected, Refused
 from fairbed.wire.transport.base import LinkDown, LinkUp
 from fairbed.wire.transport.client import MqttTransport
-from fairbed.wire.transport.protocol.packets import DISCONNECT, PINGREQ, publish_head
+from fairbed.wire.transport.protocol.packets import DISCONNECT, PINGREQ
 from tests.wire.transport.drivers import up
 from tests.wire.transport.test_aiomqtt_client import (
     ACCEPTED,
@@ -120,32 +120,6 @@ async def test_a_client_id_that_mqtt_forbids_is_refused() -> None:
         async with broker() as url, MqttTransport(url, "me\0") as link:
             with pytest.raises(Refused, match="a text must be without zeros"):
                 await anext(link.events())
-
-
-async def test_an_oversized_message_is_acknowledged_and_dropped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A message of 140 MiB, of any client, ended the link of the coordinator."""
-    n_bytes = 1_200_000
-    huge = publish_head("fairbed/main/d/a/up", n_bytes, qos=1, packet_id=9) + bytes(n_bytes)
-    acknowledged, both = list[bytes](), anyio.Event()
-
-    async def script(client: SocketStream) -> None:
-        await client.receive()
-        await client.send(ACCEPTED + huge + huge)
-        async for data in client:
-            acknowledged.append(data)
-            if len(b"".join(acknowledged)) >= 8:
-                both.set()
-
-    with anyio.fail_after(TIMEOUT_S):
-        async with broker(script) as url, link_to(url) as link:
-            await up(link)
-            await both.wait()
-            assert link.down_reason is None
-    assert b"".join(acknowledged) == b"\x40\x02\x00\x09" * 2 + DISCONNECT
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "got 1200000 on fairbed/main/d/a/up; it is dropped" in line
 
 
 async def test_unexpected_answers_are_ignored() -> None:
