@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fairbed.testbed.api.register import registered_parts
+from fairbed.testbed.cluster.device_hosts import DeviceHosts, open_hosts
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Experiment
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def joined(
     address: str | None, experiments: Iterable[Experiment], note: Callable[[str], object]
 ) -> Iterator["Cluster | None"]:
-    """Join a cluster while the context lasts; None without an address.
+    """Join a cluster that replays while the context lasts; None without an address.
 
     Args:
         address: HOST:PORT of its head, or `local`.
@@ -43,3 +44,27 @@ def joined(
         for line in cluster.warnings:
             note(line)
         yield cluster
+
+
+@contextmanager
+def device_hosts(
+    address: str | None, note: Callable[[str], object]
+) -> Iterator[DeviceHosts | None]:
+    """Join a cluster that emulates devices while the context lasts; None without an address.
+
+    Args:
+        address: HOST:PORT of its head, or `local`.
+        note: Called with each warning.
+
+    Raises:
+        ClusterError: It cannot be joined, or a host cannot run devices.
+        BackendError: The speed of this machine cannot be measured.
+        ModuleNotFoundError: Ray is not installed.
+    """
+    if address is None:
+        yield None
+        return
+    with open_hosts(address) as hosts:
+        for line in hosts.warnings:
+            note(line)
+        yield hosts

@@ -27,7 +27,7 @@ from fairbed.testbed.install import what_to_install
 from fairbed.wire.errors import TransportError
 from fairbed.wire.plugins import PluginError
 
-OPTIONS = ("cluster", "jobs", "out", "seed", "seeds", "set", "threads")
+OPTIONS = ("cluster", "jobs", "out", "plain", "seed", "seeds", "set", "threads")
 """Options of the command line that are arguments of the functions."""
 
 

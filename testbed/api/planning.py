@@ -82,6 +82,7 @@ def plan_run(
     has_fleet: bool = True,
     listen: str = "127.0.0.1",
     is_plain: bool = False,
+    places_fleet: bool = True,
     hosts: DeviceHosts | None = None,
 ) -> RunPlan:
     """Return the plan of a live run, or of one to resume.
@@ -94,6 +95,8 @@ def plan_run(
         has_fleet: The testbed emulates the devices; otherwise all join by themselves.
         listen: Address of the embedded broker, HOST or HOST:PORT.
         is_plain: The broker may listen beyond this machine.
+        places_fleet: Check that the devices fit into this machine, or on `hosts`. Without it, they
+            run on hosts that are not known yet, and a later plan checks it.
         hosts: The hosts that emulate the devices; None is this machine.
 
     Raises:
@@ -133,7 +136,7 @@ def plan_run(
         has_fleet=has_fleet,
         listen_host=host,
         listen_port=port,
-        dilation=_dilation(experiment, folder, hosts) if has_fleet else 1.0,
+        dilation=_dilation(experiment, folder, hosts) if has_fleet and places_fleet else 1.0,
         origin=named.origin,
         origins=named.origins,
         notify=_notify_of(experiment),

@@ -10,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import End
 from fairbed.coordinator.store import RunReader, StoreError
-from fairbed.testbed.api.cluster import joined
+from fairbed.testbed.api.cluster import device_hosts, joined
 from fairbed.testbed.api.errors import in_python
 from fairbed.testbed.api.planning import GivenExperiment, ReplayPlan, plan_replay, plan_run
 from fairbed.testbed.api.progress import Progress, shown
@@ -50,6 +51,8 @@ def run(
     set: Mapping[str, Any] | None = None,
     out: str | os.PathLike[str] | None = None,
     seed: int | None = None,
+    cluster: str | None = None,
+    plain: bool = False,
     progress: Progress = None,
 ) -> Run:
     """Run an experiment on emulated devices, or resume such a run; return the finished run.
@@ -60,6 +63,10 @@ def run(
         set: Other values of its keys, such as `{"selection.policy": "uniform"}`.
         out: Folder of the run; None is a new one below `runs`.
         seed: Seed of the experiment; None is its own.
+        cluster: HOST:PORT of the head of a Ray cluster whose hosts emulate the devices, or `local`
+            for one on this machine.
+        plain: With `cluster`: the broker of the run may serve devices beyond this machine, in plain
+            text.
         progress: What shows progress.
 
     Raises:
@@ -69,9 +76,14 @@ def run(
     """
     with in_python():
         folder = None if out is None else Path(out)
-        plan = plan_run(experiment, settings=set or {}, seed=seed, out=folder)
-        with shown(progress, plan.experiment.rounds, "rounds", "run") as bar:
-            _run_live(plan, bar)
+        planned = partial(
+            plan_run, experiment, settings=set or {}, seed=seed, out=folder, is_plain=plain
+        )
+        plan = planned(places_fleet=cluster is None)  # its errors do not wait for a cluster
+        with device_hosts(cluster, lambda line: warnings.warn(line, stacklevel=2)) as hosts:
+            plan = plan if hosts is None else planned(hosts=hosts)
+            with shown(progress, plan.experiment.rounds, "rounds", "run") as bar:
+                _run_live(plan, bar)
     return Run(plan.run_id, plan.folder)
 
 

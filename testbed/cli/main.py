@@ -139,8 +139,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="emulate devices on the hosts of a Ray cluster: HOST:PORT of its head, or local; "
-        "without the TUI",
+        help="emulate devices on the hosts of a Ray cluster: HOST:PORT of its head, or local",
     )
     run.add_argument(
         "--plain",

@@ -5,11 +5,11 @@ line per round.
 """
 
 import argparse
-import functools
 import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TextIO
 
 import anyio
@@ -20,13 +20,14 @@ from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
+from fairbed.testbed.api.cluster import device_hosts
 from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.api.planning import plan_run
 from fairbed.testbed.cli import DONE, FAILED, output_width, shows_screens
-from fairbed.testbed.cluster.device_hosts import DeviceHosts, open_hosts
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment.file import LAB
 from fairbed.testbed.host.dilation import loop_factory
+from fairbed.testbed.host.termination import unwound_by_signals
 from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import Bar, is_dumb_terminal, progress
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
@@ -34,40 +35,30 @@ from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 
 def main(options: argparse.Namespace) -> int:
     """Run an experiment or resume a run; return the exit code."""
-    with ExitStack() as stack:
-        return _run(options, _hosts(options, stack))
-
-
-def _hosts(options: argparse.Namespace, stack: ExitStack) -> DeviceHosts | None:
-    """Return the hosts of the cluster that the command line names; None without one."""
-    address: str | None = getattr(options, "cluster", None)
-    if address is None:
-        return None
+    cluster: str | None = getattr(options, "cluster", None)
+    planned = partial(
+        plan_run,
+        options.experiment,
+        settings=options.set,
+        seed=options.seed,
+        out=options.out,
+        has_fleet=options.command != "coordinator",
+        listen=getattr(options, "listen", "127.0.0.1"),
+        is_plain=getattr(options, "plain", False),
+    )
     with one_line_errors():
-        hosts = stack.enter_context(open_hosts(address))
-    for line in hosts.warnings:
-        _print(sys.stderr, f"warning: {line}")
-    return hosts
-
-
-def _run(options: argparse.Namespace, hosts: DeviceHosts | None) -> int:
-    with one_line_errors():
-        plan = plan_run(
-            options.experiment,
-            settings=options.set,
-            seed=options.seed,
-            out=options.out,
-            has_fleet=options.command != "coordinator",
-            listen=getattr(options, "listen", "127.0.0.1"),
-            is_plain=getattr(options, "plain", False),
-            hosts=hosts,
-        )
-    if shows_screens() and not (options.headless or options.json or hosts):
+        plan = planned(places_fleet=cluster is None)  # its errors do not wait for a cluster
+    if shows_screens() and not (options.headless or options.json):
         from fairbed.testbed.cli.watch import run_with_tui
 
         is_detached = run_with_tui(plan, options)
         return DONE if is_detached else _close(plan, as_json=False)
-    with ExportTargets(options.metrics, options.tensorboard) as targets:
+    with ExitStack() as stack:
+        if cluster is not None:
+            with one_line_errors(), unwound_by_signals():
+                hosts = stack.enter_context(device_hosts(cluster, _warn))
+                plan = planned(hosts=hosts)
+        targets = stack.enter_context(ExportTargets(options.metrics, options.tensorboard))
         return _run_headless(plan, options, targets)
 
 
@@ -118,8 +109,8 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTar
         if out.isatty() and not is_dumb_terminal():  # elsewhere the lines are enough
             bar = shown.enter_context(progress(rounds, "rounds", "run", out, is_ticking=False))
         above: Callable[[str], None] | None = None if bar is None else bar.line
-        show_line = above or functools.partial(_print, out)
-        warn = above or functools.partial(_print, sys.stderr)
+        show_line = above or partial(_print, out)
+        warn = above or partial(_print, sys.stderr)
 
         def closed(one: RoundProgress) -> None:
             show_line(one.line(rounds))
@@ -128,7 +119,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTar
                     bar.skip(one.round.round - 1)
                 bar.update(one.round.round)
 
-        run = functools.partial(
+        run = partial(
             run_experiment,
             plan,
             closed,
@@ -141,6 +132,10 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTar
     if not (plan.folder / DATABASE).exists():
         raise RunError("stopped before the run began; no file was kept")
     return _close(plan, as_json=options.json)
+
+
+def _warn(line: str) -> None:
+    _print(sys.stderr, f"warning: {line}")
 
 
 def _print(out: TextIO, line: str) -> None:

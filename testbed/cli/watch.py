@@ -50,6 +50,9 @@ FOLLOW_S = 0.25
 START_S = 120.0
 """Longest wait for the first row of a run, seconds."""
 
+JOIN_S = 220.0
+"""Longest time to join a cluster and to start its hosts, which comes before; seconds."""
+
 WEB_PORT, WEB_SESSIONS, WEB_IDLE_MINUTES = 8885, 4, 60.0
 """Of `--web` without options."""
 
@@ -247,9 +250,13 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
         output = log.open("ab")
     except OSError as exc:
         raise RunError(without_errno(exc)) from exc
+    cluster: str | None = getattr(options, "cluster", None)
     process = None
     try:
-        print(f"run {plan.run_id}: starting broker and devices, in {plan.folder}", flush=True)
+        joins = "" if cluster is None else f"joining the cluster {cluster}, "
+        print(
+            f"run {plan.run_id}: {joins}starting broker and devices, in {plan.folder}", flush=True
+        )
         with output:
             process = subprocess.Popen(
                 _command(plan, options),
@@ -258,7 +265,7 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
                 stderr=output,
                 start_new_session=True,
             )
-        _wait_for_store(plan.folder, process, log)
+        _wait_for_store(plan.folder, process, log, START_S if cluster is None else JOIN_S + START_S)
         choice = _watch(plan.folder, runs=plan.folder.parent, owns_run=True)
         if choice == "detach":
             _detach(process)
@@ -267,6 +274,8 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
             return True
     finally:
         if process is not None:
+            if cluster is not None and not (plan.folder / DATABASE).exists():
+                process.terminate()  # while it joins a cluster, it does not read its input
             _stop(process)
         if not (plan.folder / DATABASE).exists():
             clear(plan.folder, with_log=True)
@@ -372,14 +381,18 @@ def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:
         command += [] if options.seed is None else ["--seed", str(options.seed)]
     if options.command == "coordinator":
         command += ["--listen", options.listen, *(["--plain"] if options.plain else [])]
+    if (cluster := getattr(options, "cluster", None)) is not None:
+        command += ["--cluster", cluster, *(["--plain"] if options.plain else [])]
     command += [] if options.metrics is None else ["--metrics", options.metrics]
     command += [] if options.tensorboard is None else ["--tensorboard", str(options.tensorboard)]
     command += ["--debug"] if hasattr(options, "debug") else []
     return [*command, "--headless", "--attached"]
 
 
-def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_S
+def _wait_for_store(
+    folder: Path, process: "subprocess.Popen[bytes]", log: Path, limit_s: float
+) -> None:
+    deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise _start_error(process.returncode, log)
@@ -390,7 +403,7 @@ def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path)
         except StoreError:
             pass
         time.sleep(0.05)
-    raise RunError(f"the run must start within {START_S:g} s, got no first row; see {log}")
+    raise RunError(f"the run must start within {limit_s:g} s, got no first row; see {log}")
 
 
 def _start_error(code: int, log: Path) -> UsageError | RunError:

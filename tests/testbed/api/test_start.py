@@ -92,6 +92,19 @@ def test_a_live_run_works_where_an_event_loop_runs() -> None:
     assert done.summary.accuracy.mean is not None
 
 
+def test_an_error_of_the_experiment_does_not_wait_for_a_cluster() -> None:
+    with pytest.raises(UsageError, match=r"^missing\.toml: there is no such file"):
+        fairbed.run("missing.toml", cluster="127.0.0.1:9")
+
+
+@pytest.mark.full
+def test_a_cluster_that_cannot_be_joined_is_one_line() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(RunError, match=r"^cluster a/b: must be local, or HOST:PORT of the head"):
+        fairbed.run(SMALL, cluster="a/b")
+    assert not fairbed.runs()
+
+
 @pytest.mark.broker
 @pytest.mark.full
 def test_an_interrupt_closes_a_live_run_that_can_be_resumed() -> None:
