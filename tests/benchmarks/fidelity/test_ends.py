@@ -1,10 +1,9 @@
 """Measuring ends over real sockets of this machine."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 import pytest
 
 from benchmarks._fidelity.end_commands import (
@@ -33,18 +32,9 @@ from benchmarks._fidelity.end_commands import (
     Steps,
 )
 from benchmarks._fidelity.end_process import EndError, EndPipe, both, open_end
-
-LIMIT_S = 60.0
+from tests.bounded import run
 
 HERE = "127.0.0.1"
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(LIMIT_S):
-            await test()
-
-    anyio.run(bounded)
 
 
 @asynccontextmanager

@@ -22,7 +22,8 @@ from fairbed.wire.messages import Context, CoordinatorStatus, Status
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
-from tests.testbed.backends.test_process import NOWHERE, is_alive, run
+from tests.bounded import run
+from tests.testbed.backends.test_process import NOWHERE, is_alive
 from tests.tiers import some_in_fast
 
 PI = dataclasses.replace(device_spec("pi", profiles.load("raspberry-pi-4b")), is_driven=True)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.containers.engine import find_engine
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.errors import BackendUnavailable, innermost
+from tests.bounded import LIMIT_S, run
 from tests.processes import still_running
 from tests.testbed.backends.test_namespace import (
     NOWHERE,
@@ -30,8 +31,6 @@ from tests.testbed.backends.test_namespace import (
     until,
     what_is_left,
 )
-
-LIMIT_S = 90.0
 
 PARENT = """
 import sys
@@ -69,14 +68,6 @@ def needs_containers(tmp_path: Path) -> None:
 @pytest.fixture
 def run_id() -> str:
     return f"test-{secrets.token_hex(4)}"
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(LIMIT_S):
-            await test()
-
-    anyio.run(bounded)
 
 
 @asynccontextmanager

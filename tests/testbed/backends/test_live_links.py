@@ -11,13 +11,13 @@ from fairbed.testbed.backends.proxy.links import shaped_links
 from fairbed.testbed.backends.proxy.protocol import LinkState, Shape
 from fairbed.testbed.backends.proxy.server import proxies
 from fairbed.testbed.errors import BackendError
+from tests.bounded import run
 from tests.testbed.backends.proxy.test_server import (
     PAYLOAD,
     connect,
     echo,
     listen,
     read_all,
-    run,
     spec,
     there_and_back,
 )

@@ -5,7 +5,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +31,11 @@ from fairbed.wire.messages import Status
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
+from tests.bounded import LIMIT_S, run
 from tests.processes import still_running
 
 REPOSITORY = Path(__file__).parents[3]
 
-LIMIT_S = 90.0
 """No test waits longer for anything."""
 
 POLL_S = 0.01
@@ -72,14 +72,6 @@ def needs_namespaces() -> None:
 @pytest.fixture
 def run_id() -> str:
     return f"test-{secrets.token_hex(4)}"
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(LIMIT_S):
-            await test()
-
-    anyio.run(bounded)
 
 
 def pis(count: int, link: Shape | None = None) -> list[DeviceSpec]:

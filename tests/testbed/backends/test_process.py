@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,7 @@ from fairbed.wire.messages import Status
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
+from tests.bounded import LIMIT_S, run
 from tests.processes import still_running
 
 REPOSITORY = Path(__file__).parents[3]
@@ -32,7 +33,6 @@ REPOSITORY = Path(__file__).parents[3]
 NOWHERE = "mqtt://127.0.0.1:1"
 """No broker: agents try for ever."""
 
-LIMIT_S = 90.0
 """No test waits longer for anything."""
 
 METHODS: list[Literal["fork", "spawn"]] = (
@@ -56,14 +56,6 @@ async def main():
 
 anyio.run(main)
 """
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(LIMIT_S):
-            await test()
-
-    anyio.run(bounded)
 
 
 def fleet_of(count: int) -> list[DeviceSpec]:

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -19,10 +18,10 @@ from fairbed.testbed.backends.network.plan.names import PREFIX, NetworkNames, ow
 from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
 from fairbed.testbed.emulation.conditions import Shape
+from tests.bounded import LIMIT_S, run
 
 pytestmark = pytest.mark.usefixtures("untouched_host")
 
-TIMEOUT_S = 60.0
 DEVICES: dict[str, Shape | None] = {"pi-00": Shape(up_bps=2e6), "hub": None, "lab": None}
 
 HOLDER = """
@@ -39,14 +38,6 @@ async def main():
 anyio.run(main)
 """
 """Opens a network and keeps it until its stdin ends."""
-
-
-def _run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(TIMEOUT_S):
-            await test()
-
-    anyio.run(bounded)
 
 
 def _left_of(stem: str) -> set[str]:
@@ -80,7 +71,7 @@ def test_simultaneous_networks_have_different_names_and_addresses() -> None:
             assert len({network.hub_address for network in networks}) == 3
             assert len({network.namespace("pi") for network in networks}) == 3
 
-    _run(test)
+    run(test)
 
 
 def test_networks_may_be_opened_at_the_same_time() -> None:
@@ -100,7 +91,7 @@ def test_networks_may_be_opened_at_the_same_time() -> None:
                 tasks.start_soon(hold)
         assert len(set(addresses)) == 4
 
-    _run(test)
+    run(test)
 
 
 def test_processes_inside_are_killed_when_the_network_closes() -> None:
@@ -111,7 +102,7 @@ def test_processes_inside_are_killed_when_the_network_closes() -> None:
         _, _ = child.communicate(timeout=10.0)
         assert child.returncode == -signal.SIGKILL
 
-    _run(test)
+    run(test)
 
 
 @pytest.mark.alone  # any other network that opens removes the leftovers, too
@@ -138,7 +129,7 @@ def test_the_next_start_removes_leftovers_of_a_killed_run(
             async with open_network("next", {"pi": None}):
                 assert _left_of(stem) == set()
 
-        _run(test)
+        run(test)
         if child is not None:
             child.communicate(timeout=10.0)
             assert child.returncode == -signal.SIGKILL
@@ -177,7 +168,7 @@ def test_it_works_without_root_in_a_user_namespace(support: Support) -> None:
         input="",
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -192,7 +183,7 @@ def test_everything_of_a_run_has_its_name_and_is_removed_with_it() -> None:
             assert len(_left_of(stem)) == len(DEVICES) + 3  # hub, lock file, link on the host
         assert _left_of(stem) == set()
 
-    _run(test)
+    run(test)
 
 
 def _hold(run_id: str, delay_s: str = "0") -> "subprocess.Popen[str]":

@@ -21,12 +21,12 @@ from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.emulation.cell import Cell
 from fairbed.testbed.emulation.conditions import Congestion, Outage, Shape
 from fairbed.testbed.errors import BackendError
+from tests.bounded import LIMIT_S, run
 from tests.testbed.backends.network.conditions import linked
 from tests.testbed.backends.network.conftest import host_view, missing_since
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
-TIMEOUT_S = 60.0
 DEVICES: dict[str, Shape | None] = {
     "pi-00": Shape(down_bps=8e6, up_bps=2e6),
     "hub": Shape(up_bps=4e6),
@@ -34,20 +34,12 @@ DEVICES: dict[str, Shape | None] = {
 }
 
 
-def _run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(TIMEOUT_S):
-            await test()
-
-    anyio.run(bounded)
-
-
 def _with_network(test: Callable[[Network], Awaitable[None]]) -> None:
-    async def run() -> None:
+    async def opened() -> None:
         async with open_network("test", DEVICES) as network:
             await test(network)
 
-    _run(run)
+    run(opened)
 
 
 def test_a_device_and_the_host_transfer_in_both_directions() -> None:
@@ -76,10 +68,10 @@ def test_devices_share_a_cell_by_priority_and_go_on_when_alone() -> None:
     def transfer(network: Network, name: str) -> None:
         with traffic(network.namespace(name), network.hub_address) as peer:
             peer.stream_down(n_bytes=1)  # returns when its process has started
-            both_ready.wait(TIMEOUT_S / 2)
+            both_ready.wait(LIMIT_S / 2)
             streams[name] = peer.stream_down(n_bytes=n_bytes)
 
-    async def run() -> None:
+    async def test() -> None:
         cells = {name: ((cell,), number) for number, name in enumerate(("first", "second"))}
         async with open_network("test", dict.fromkeys(cells), cells=cells) as network:
             before = await network.counters()
@@ -91,7 +83,7 @@ def test_devices_share_a_cell_by_priority_and_go_on_when_alone() -> None:
             carried = after[name].down_bytes - before[name].down_bytes
             assert carried == pytest.approx(1.05 * n_bytes, rel=0.1)
 
-    _run(run)
+    run(test)
     (began, first), (_, second) = streams["first"], streams["second"]
     first_at, half_at = first.marks[0][0], next(at for at, n in first.marks if n >= n_bytes / 2)
     assert second.bytes_until(half_at) - second.bytes_until(first_at) < n_bytes / 4
@@ -226,7 +218,7 @@ def test_each_end_uses_its_own_congestion_control_whatever_the_machine_uses(
         async with opened as network:
             await run_sync(check, network)
 
-    _run(test)
+    run(test)
 
 
 def test_a_queue_of_a_kind_that_the_kernel_lacks_is_refused(support: Support) -> None:
@@ -238,7 +230,7 @@ def test_a_queue_of_a_kind_that_the_kernel_lacks_is_refused(support: Support) ->
             async with open_network("test", {"pi": Shape(down_bps=1e6, codel_target_s=0.005)}):
                 raise AssertionError("must not open")
 
-    _run(test)
+    run(test)
 
 
 def test_fq_codel_is_the_queue_where_the_kernel_has_it(support: Support) -> None:
@@ -253,7 +245,7 @@ def test_fq_codel_is_the_queue_where_the_kernel_has_it(support: Support) -> None
         assert b"fq_codel" in shown.stdout
         assert b"limit 20p" in shown.stdout
 
-    _run(test)
+    run(test)
 
 
 def test_the_host_is_untouched_while_a_network_is_up() -> None:
@@ -262,7 +254,7 @@ def test_the_host_is_untouched_while_a_network_is_up() -> None:
         async with open_network("test", DEVICES):
             assert missing_since(before) == []
 
-    _run(test)
+    run(test)
 
 
 def test_the_kernel_has_the_configured_rates_after_a_change() -> None:
@@ -310,7 +302,7 @@ def test_packets_pass_only_before_and_after_an_outage(outage: Outage, kind: str)
                     while not await run_sync(reaches, network, peer, 10.0):
                         continue
 
-    _run(test)
+    run(test)
 
 
 @pytest.mark.parametrize("kind", ["wire", "relay"])
@@ -337,7 +329,7 @@ def test_both_ends_notice_an_unplugged_link_but_no_coverage_outage(kind: str) ->
                 while "unreachable" not in error:
                     error = await run_sync(peer.reaches, network.hub_address, 9, 0.3)
 
-    _run(test)
+    run(test)
 
 
 def test_an_impossible_change_is_refused_in_one_line_and_changes_nothing() -> None:
@@ -360,4 +352,4 @@ def test_an_impossible_link_is_refused_before_anything_is_made() -> None:
             async with open_network("test", {"pi": Shape(up_bps=-1.0)}):
                 raise AssertionError("must not open")
 
-    _run(test)
+    run(test)

@@ -11,7 +11,6 @@ import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import numpy as np
@@ -23,24 +22,15 @@ from msgspec import structs
 from fairbed.testbed.backends.proxy.links import DEVICES_PER_PROCESS, devices_by_process
 from fairbed.testbed.backends.proxy.protocol import Cell, Membership, ProxySpec, Shape
 from fairbed.testbed.backends.proxy.server import proxies
+from tests.bounded import LIMIT_S, run
 
-R = TypeVar("R")
 Handler = Callable[[SocketStream], Awaitable[None]]
 
-LIMIT_S = 60.0
 """No test waits longer for anything."""
 
 LEFT = (EndOfStream, BrokenResourceError, ClosedResourceError)
 
 PAYLOAD = np.random.default_rng(7).bytes(300_000)
-
-
-def run(test: Callable[[], Awaitable[R]]) -> R:
-    async def bounded() -> R:
-        with anyio.fail_after(LIMIT_S):
-            return await test()
-
-    return anyio.run(bounded)
 
 
 @asynccontextmanager
