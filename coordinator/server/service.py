@@ -42,7 +42,12 @@ from fairbed.coordinator.server.lease import CoordinatorLease
 from fairbed.coordinator.server.operator_commands import OperatorCommands
 from fairbed.coordinator.server.router import Router, Routes
 from fairbed.coordinator.state.alerts import AlertChange
-from fairbed.coordinator.state.registry import Registry, reason_lost
+from fairbed.coordinator.state.registry import (
+    CLUSTER_SILENT_S,
+    SILENT_S,
+    Registry,
+    reason_lost,
+)
 from fairbed.coordinator.store import Store, StoreError
 from fairbed.coordinator.store.event_log import EventLog, Level
 from fairbed.wire.artifact import Artifact, encode_artifact
@@ -498,6 +503,7 @@ class Coordinator:
         registry: Registry,
     ) -> None:
         """End the exchanges, loss queries and scores of devices that are lost."""
+        silent_s = SILENT_S if self._transport.node_count == 1 else CLUSTER_SILENT_S
         while True:
             await anyio.sleep(PRESENCE_S)
             if self._link_up_since is not None and self._transport.silent_s > LINK_DOUBT_S:
@@ -507,7 +513,8 @@ class Coordinator:
                 continue
             for executor in executors:
                 for name in executor.open_devices():
-                    reason = reason_lost(registry[name], up_since, self._event_log.now())
+                    now = self._event_log.now()
+                    reason = reason_lost(registry[name], up_since, now, silent_s)
                     if reason is not None:
                         executor.mark_lost(name, reason)
 

@@ -602,18 +602,26 @@ SILENT_S = 15.0
 """A device that has sent no packet for this long is lost. Contexts are sent at 1 Hz but wait behind
 a window of chunks on a slow link (4 x 32 KB at 100 kbit/s is 10 s)."""
 
+CLUSTER_SILENT_S = 30.0
+"""The same at a cluster of brokers. A device whose node was lost is silent until another node
+accepts it, which takes seconds (docs/brokers.md). A node that lives publishes the last will of a
+silent device after 1.5 x `KEEPALIVE_S`; with `OFF_GRACE_S` that is 27.5 s."""
 
-def reason_lost(device: Device, link_up_since: float, now: float) -> str | None:
+
+def reason_lost(
+    device: Device, link_up_since: float, now: float, silent_s: float = SILENT_S
+) -> str | None:
     """Return why a device with an open exchange is lost; None if it is not.
 
     Args:
         device: The device.
         link_up_since: When the coordinator's link was last restored; silence before does not count.
         now: The current instant.
+        silent_s: How long a device may be silent.
     """
     off_since = device.off_since
     if off_since is not None and now - max(off_since, link_up_since) > OFF_GRACE_S:
         return f"the device left and did not come back within {OFF_GRACE_S:g} s"
-    if now - max(device.last_packet_at, link_up_since) > SILENT_S:
-        return f"no packet from the device for {SILENT_S:g} s"
+    if now - max(device.last_packet_at, link_up_since) > silent_s:
+        return f"no packet from the device for {silent_s:g} s"
     return None

@@ -31,8 +31,14 @@ CLUSTER_NAME, ROUTE_USER = "fairbed", "route"
 
 CLUSTER_WAIT_S = 1
 """Time after which a node of a cluster gives a step of a connection up, seconds. Steps fail while
-the streams of a lost node elect new leaders. By default (5 s) a reconnection of several steps took
-longer than a silent device is waited for."""
+the streams of a lost node elect new leaders, and so does a new subscription of QoS 1 whose leader
+would be the lost node. By default (5 s) a reconnection of several steps took longer than a silent
+device is waited for; 0.3 s was too short for the start of a cluster on a busy machine."""
+
+ORPHAN_S = 300
+"""A node of a cluster removes a subscription of QoS 1 this long after its client left, seconds. A
+subscription that was given up leaves a consumer without a client, which would keep every message
+for ever."""
 
 SESSION_S = 3600
 """A session that a client asked to keep is removed this long after the client left, seconds."""
@@ -189,6 +195,7 @@ def nats_conf(
         mqtt["stream_replicas"] = len(cluster.routes)
         mqtt["js_api_timeout"] = f"{CLUSTER_WAIT_S}s"
         mqtt["consumer_memory_storage"] = True
+        mqtt["consumer_inactive_threshold"] = f"{ORPHAN_S}s"
         login = f"{ROUTE_USER}:{cluster.secret}"
         host, _, port = cluster.routes[cluster.own].rpartition(":")
         settings["cluster"] = {

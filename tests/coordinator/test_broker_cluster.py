@@ -1,10 +1,11 @@
-"""A run over a cluster of three NATS servers of which one is killed in mid-round."""
+"""A cluster of three NATS servers of which one is killed, in mid-round and under messages."""
 
+import math
 import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -14,9 +15,10 @@ from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.testbed.host.broker_process import BrokerProcess, find_nats
 from fairbed.testbed.lab.brokers import Cluster, Listener, nats_conf
 from fairbed.wire.codec import decode
+from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import Grant
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.base import OnComplete, Transport, Will
+from fairbed.wire.transport.base import LinkDown, LinkUp, OnComplete, Packet, Transport, Will
 from fairbed.wire.transport.client import MqttTransport
 from tests.coordinator.lab import NAMES, Lab, Links, lab, make_config
 from tests.ledger import Ledger
@@ -65,26 +67,25 @@ class ClusterLinks:
 
     def __init__(self, ports: list[int], nodes: list[BrokerProcess]) -> None:
         self._ports, self._nodes = ports, nodes
+        self._url = "mqtt://u:p@" + ",".join(f"127.0.0.1:{port}" for port in ports)
         self._links: dict[str, WatchedLink] = {}
 
     def transport(self, client_id: str, will: Will | None = None) -> Transport:
         """Return a client's link."""
-        url = "mqtt://u:p@" + ",".join(f"127.0.0.1:{port}" for port in self._ports)
-        self._links[client_id] = WatchedLink(url, client_id, will=will)
+        self._links[client_id] = WatchedLink(self._url, client_id, will=will)
         return self._links[client_id]
 
     def disconnect(self, client_id: str, *, reconnects: bool = True) -> None:
         """Not used."""
         raise NotImplementedError
 
-    def clients(self, node: int) -> set[str]:
-        """Return the clients of a node."""
-        port = str(self._ports[node])
-        return {name for name, link in self._links.items() if link.node.endswith(port)}
+    def first_node(self, client_id: str) -> int:
+        """Return the index of the node that a client of this name tries first."""
+        return self._index(WatchedLink(self._url, client_id).node)
 
     def node_of(self, client_id: str) -> int:
         """Return the index of a client's node."""
-        return next(i for i in range(NODES) if client_id in self.clients(i))
+        return self._index(self._links[client_id].node)
 
     def watch(self, client_id: str, on_publish: Callable[[str, bytes], None]) -> None:
         """Show what a client publishes."""
@@ -93,6 +94,9 @@ class ClusterLinks:
     async def kill(self, node: int) -> None:
         """Kill a node as `kill -9` does."""
         await self._nodes[node].kill()
+
+    def _index(self, url: str) -> int:
+        return next(i for i, port in enumerate(self._ports) if url.endswith(f":{port}"))
 
 
 @asynccontextmanager
@@ -162,16 +166,19 @@ async def kill_in_round(place: Lab, links: ClusterLinks, client: str) -> None:
     await links.kill(links.node_of(client))
 
 
-@pytest.mark.parametrize("client", ["coordinator", "pi-0"])
-async def test_a_lost_node_costs_time_but_no_update(
-    client: str, tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # 15 s: the election of new leaders takes up to 9 s, on a busy machine longer
-    monkeypatch.setattr("fairbed.coordinator.state.registry.SILENT_S", GIVE_UP_S)
-    async with fleet(tmp_path / "memory", MemoryBroker()) as place:
+async def models_without_a_loss(folder: Path) -> list[str]:
+    """Return the hashes of the models of a run of `CONFIG` over one broker."""
+    async with fleet(folder, MemoryBroker()) as place:
         assert await place.run(CONFIG) == "done"
     with place.reader() as reader:
-        expected = [row.model_sha256 for row in reader.rounds()]
+        return [row.model_sha256 for row in reader.rounds()]
+
+
+@pytest.mark.parametrize("client", ["coordinator", "pi-0"])
+async def test_a_lost_node_costs_time_but_no_update(
+    client: str, tmp_path: Path, ledger: Ledger
+) -> None:
+    expected = await models_without_a_loss(tmp_path / "memory")
     async with (
         nats_cluster(tmp_path) as links,
         fleet(tmp_path / "cluster", links) as place,
@@ -192,3 +199,160 @@ async def test_a_lost_node_costs_time_but_no_update(
     for row in rounds:
         assert row.aggregated == row.selected == sum(x.round == row.round for x in exchanges)
     ledger.note("nats", f"node of {client} killed, of three", lost_s=took_s)
+
+
+BEFORE, AFTER = 300, 300
+"""Messages that are acknowledged in each direction before a node is killed, and after its client
+has moved."""
+
+SENDERS = 8
+"""Messages that wait for their acknowledgement at the same time."""
+
+DELIVERY_S = 45.0
+"""Longest wait for a message that was acknowledged: its subscription elects a new leader for up to
+9 s, and a leader repeats after 30 s what was not acknowledged to the lost one."""
+
+
+class NumberedMessages:
+    """Numbered messages of QoS 1 from one client to another; each is sent until acknowledged."""
+
+    def __init__(self, source: Transport, topic: str) -> None:
+        self.acknowledged: dict[int, float] = {}
+        """Instant of each acknowledgement, by number."""
+        self.received: Counter[int] = Counter()
+        self._source, self.topic = source, topic
+        self._sent = 0
+        self._changed = anyio.Event()
+
+    @property
+    def lost(self) -> set[int]:
+        """Numbers that were acknowledged and did not arrive."""
+        return self.acknowledged.keys() - self.received.keys()
+
+    @property
+    def doubled(self) -> set[int]:
+        """Numbers that arrived more than once."""
+        return {number for number, count in self.received.items() if count > 1}
+
+    async def send(self) -> None:
+        """Send one message after the other until cancelled."""
+        while True:
+            number, self._sent = self._sent, self._sent + 1
+            while number not in self.acknowledged:
+                try:
+                    await self._source.publish(self.topic, number.to_bytes(4, "big"), qos=1)
+                except Disconnected:
+                    await anyio.sleep(0.02)
+                    continue
+                self.acknowledged[number] = anyio.current_time()
+            self._notify()
+
+    def on_message(self, payload: bytes | memoryview) -> None:
+        """A message has arrived."""
+        self.received[int.from_bytes(payload, "big")] += 1
+        self._notify()
+
+    async def wait_acknowledged(self, count: int) -> None:
+        """Wait until so many messages are acknowledged."""
+        while len(self.acknowledged) < count:
+            await self._changed.wait()
+
+    def owed(self, receiver: "Client") -> list[int]:
+        """Return what has not arrived although the receiver stayed connected since then."""
+        now = anyio.current_time()
+        return [n for n in self.lost if receiver.was_connected(self.acknowledged[n], now)]
+
+    async def wait_received(self, receiver: "Client") -> None:
+        """Wait until nothing is owed, or for `DELIVERY_S`."""
+        with anyio.move_on_after(DELIVERY_S):
+            owed = self.owed(receiver)
+            while owed := [n for n in owed if n not in self.received]:
+                await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+class Client:
+    """One of two clients that send each other messages."""
+
+    def __init__(self, links: ClusterLinks, name: str) -> None:
+        self.name, self.link = name, links.transport(name)
+        self.up_at: list[float] = []
+        """Instant of each connection."""
+        self.down_at: list[float] = []
+        """Instant of each loss of it."""
+        self._connected = anyio.Event()
+
+    async def receive(self, messages: NumberedMessages) -> None:
+        """Pass on what arrives until cancelled."""
+        with suppress(Disconnected):
+            await self.link.subscribe(messages.topic, qos=1)
+        async for event in self.link.events():
+            match event:
+                case LinkUp():
+                    self.up_at.append(anyio.current_time())
+                    self._connected.set()
+                    self._connected = anyio.Event()
+                case LinkDown():
+                    self.down_at.append(anyio.current_time())
+                case Packet(payload=payload):
+                    messages.on_message(payload)
+
+    def was_connected(self, since: float, until: float) -> bool:
+        """Return whether the client had one connection all this time."""
+        down_at = [*self.down_at, math.inf]
+        return any(
+            up <= since and until <= down for up, down in zip(self.up_at, down_at, strict=False)
+        )
+
+    async def wait_up(self, count: int) -> None:
+        """Wait for the n-th connection."""
+        while len(self.up_at) < count:
+            await self._connected.wait()
+
+
+def names_on_nodes(links: ClusterLinks, *nodes: int) -> list[str]:
+    """Return a name of a client for each node; its checksum selects that node."""
+    names = (f"client-{i}" for i in range(1_000))
+    return [next(x for x in names if links.first_node(x) == node) for node in nodes]
+
+
+@pytest.mark.parametrize("killed", [1, 2], ids=["of-a-client", "of-no-client"])
+async def test_messages_of_qos_1_under_way_when_a_node_is_killed(
+    killed: int, tmp_path: Path, ledger: Ledger
+) -> None:
+    with anyio.fail_after(2 * GIVE_UP_S):
+        async with nats_cluster(tmp_path) as links:
+            stays, moves = (Client(links, name) for name in names_on_nodes(links, 0, 1))
+            async with stays.link, moves.link, anyio.create_task_group() as group:
+                to_moving = NumberedMessages(stays.link, "qos/to-moving")
+                to_staying = NumberedMessages(moves.link, "qos/to-staying")
+                group.start_soon(stays.receive, to_staying)
+                group.start_soon(moves.receive, to_moving)
+                await stays.wait_up(1)
+                await moves.wait_up(1)
+                async with anyio.create_task_group() as sending:
+                    for messages in (to_moving, to_staying):
+                        for _ in range(SENDERS):
+                            sending.start_soon(messages.send)
+                    for messages in (to_moving, to_staying):
+                        await messages.wait_acknowledged(BEFORE)
+                    await links.kill(killed)
+                    if killed == 1:
+                        await moves.wait_up(2)
+                    for messages in (to_moving, to_staying):
+                        await messages.wait_acknowledged(len(messages.acknowledged) + AFTER)
+                    sending.cancel_scope.cancel()
+                await to_moving.wait_received(moves)
+                await to_staying.wait_received(stays)
+                owed = to_moving.owed(moves), to_staying.owed(stays)
+                group.cancel_scope.cancel()
+    for title, messages, receiver in (("to", to_moving, moves), ("from", to_staying, stays)):
+        ledger.lines.append(
+            f"nats      node {killed} killed, QoS 1 {title} the client of node 1: "
+            f"{len(messages.acknowledged)} acknowledged, {len(messages.lost)} lost, "
+            f"{len(messages.doubled)} doubled, {len(receiver.up_at)} connections of the receiver"
+        )
+    assert owed == ([], []), "an acknowledged message reaches a receiver that stays connected"

@@ -89,6 +89,11 @@ class Transport(Protocol):
         """
         return 0.0
 
+    @property
+    def node_count(self) -> int:
+        """Nodes of the broker's address; more than 1 is a cluster."""
+        return 1
+
     def events(self) -> AsyncIterator[Incoming]:
         """Yield packets and link changes in order, to a single consumer.
 

@@ -267,6 +267,11 @@ class MqttTransport(Transport):
         return 0.0 if connection is None else connection.silent_s
 
     @property
+    def node_count(self) -> int:
+        """Nodes of the broker's address; more than 1 is a cluster."""
+        return len(self._nodes)
+
+    @property
     def dropped(self) -> int:
         """Packets of QoS 0 that were dropped because the receive queue was full."""
         return self._received.dropped

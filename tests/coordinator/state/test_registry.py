@@ -364,6 +364,14 @@ def test_a_device_is_lost_after_its_grace_or_a_long_silence() -> None:
     )
 
 
+def test_a_device_may_be_silent_for_longer_at_a_cluster() -> None:
+    (device,) = joined("pi-1")
+    assert reason_lost(device, link_up_since=0.0, now=40.0, silent_s=30.0) is None
+    assert reason_lost(device, link_up_since=0.0, now=40.1, silent_s=30.0) == (
+        "no packet from the device for 30 s"
+    )
+
+
 def test_a_packet_delays_the_loss_of_a_known_device() -> None:
     registry = joined("pi-1")
     registry.record_packet("pi-1", now=20.0)
