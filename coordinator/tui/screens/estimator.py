@@ -23,6 +23,7 @@ from fairbed.coordinator.report.predictions import (
     read_predictions,
 )
 from fairbed.coordinator.report.quantities import MISSING, percent, seconds
+from fairbed.coordinator.report.text_table import GAP, TextColumn, fitting
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.screens.run_screen import WIDE, Read, RunScreen
 from fairbed.coordinator.tui.view import RunView
@@ -36,18 +37,37 @@ WORST_DEVICES = 100
 SCATTERED = 500
 """Newest exchanges that are drawn as points."""
 
-LEFT_OUT = ("count", "width")
-"""Columns of devices that narrow screens lack."""
-
-COLUMNS: tuple[tuple[str, str], ...] = (
-    ("device", "Devices, those with the largest errors first."),
-    ("count", "Exchanges that count: predicted, and valid for the estimator."),
-    ("error", "Median of |predicted - measured| / measured."),
-    ("bias", "Mean of (predicted - measured) / measured; + means that predictions are too long."),
-    ("width", "Width of the 80 % interval / prediction, median."),
-    ("pred. s", "Prediction of the newest exchange, seconds."),
-    ("τ s", "Measured time of the newest exchange, seconds."),
+COLUMNS: tuple[tuple[TextColumn[DeviceError], str], ...] = (
+    (
+        TextColumn("device", lambda x: x.device, "<"),
+        "Devices, those with the largest errors first.",
+    ),
+    (
+        TextColumn("count", lambda x: str(x.errors.count), priority=6),
+        "Exchanges that count: predicted, and valid for the estimator.",
+    ),
+    (
+        TextColumn("error", lambda x: percent(x.errors.median_ape)),
+        "Median of |predicted - measured| / measured.",
+    ),
+    (
+        TextColumn("bias", lambda x: percent(x.errors.bias, is_signed=True), priority=1),
+        "Mean of (predicted - measured) / measured; + means that predictions are too long.",
+    ),
+    (
+        TextColumn("width", lambda x: percent(x.errors.width), priority=5),
+        "Width of the 80 % interval / prediction, median.",
+    ),
+    (
+        TextColumn("pred. s", lambda x: seconds(x.tau_hat_s), priority=4),
+        "Prediction of the newest exchange, seconds.",
+    ),
+    (
+        TextColumn("τ s", lambda x: seconds(x.tau_s), priority=3),
+        "Measured time of the newest exchange, seconds.",
+    ),
 )
+"""Columns of the table of devices, and what they mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +184,12 @@ class EstimatorScreen(RunScreen):
         """Show phases and devices, in the columns that fit."""
         is_narrow = self.app.size.width < WIDE
         self.query_one("#parts", Static).update(parts_table(found.parts, is_narrow=is_narrow))
-        headings = [heading for heading, _ in COLUMNS]
-        shown = [at for at, x in enumerate(headings) if not is_narrow or x not in LEFT_OUT]
-        lines = [device_cells(device) for device in found.devices]
-        self.query_one(DeviceLines).fill(
-            [Heading(headings[at], is_left=at == 0) for at in shown],
-            [[cells[at] for at in shown] for cells in lines],
+        table = self.query_one(DeviceLines)
+        width = table.scrollable_content_region.width - GAP
+        columns = fitting([column for column, _ in COLUMNS], found.devices, width)
+        table.fill(
+            [Heading(column.heading, is_left=column.align == "<") for column in columns],
+            [[column.text(device) for column in columns] for device in found.devices],
         )
 
     def redraw(self) -> None:
@@ -180,7 +200,7 @@ class EstimatorScreen(RunScreen):
     def explanations(self) -> Sequence[tuple[str, str]]:
         """Return the columns and the parts of a residual."""
         return (
-            *COLUMNS,
+            *((column.heading, meaning) for column, meaning in COLUMNS),
             (
                 "80 % interval",
                 "A range around each prediction, from the errors of earlier ones, that about 80 % "
@@ -230,17 +250,3 @@ def parts_table(parts: Sequence[PartOfResidual], *, is_narrow: bool = False) -> 
         times = () if is_narrow else (seconds(part.mean_s), seconds(part.spread_s))
         table.add_row(part.name, *times, share)
     return table
-
-
-def device_cells(device: DeviceError) -> tuple[str, ...]:
-    """Return one line of the table of devices."""
-    errors = device.errors
-    return (
-        device.device,
-        str(errors.count),
-        percent(errors.median_ape),
-        percent(errors.bias, is_signed=True),
-        percent(errors.width),
-        seconds(device.tau_hat_s),
-        seconds(device.tau_s),
-    )

@@ -18,7 +18,7 @@ from fairbed.coordinator.report.selection_reasons import (
     columns_of,
     read_choice,
 )
-from fairbed.coordinator.report.text_table import fitting
+from fairbed.coordinator.report.text_table import GAP, fitting
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.filters import Field, Filter
 from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
@@ -259,7 +259,7 @@ class RoundScreen(RunScreen):
         if self._rows is None:
             table.fill((), ())
             return
-        width = table.scrollable_content_region.width
+        width = table.scrollable_content_region.width - GAP
         columns = fitting(columns_of(self._rows.choice), self._devices, width)
         table.fill(
             [Heading(column.heading, is_left=column.align == "<") for column in columns],

@@ -103,6 +103,8 @@ class FakeRun:
     """Rows of physical devices; the others are emulated."""
     watts: float | None = None
     """Power of each device; None: unknown."""
+    has_long_names: bool = False
+    """Names of devices begin with the whole name of their profile, as those of a run do."""
     round: int = 0
     now_s: float = 0.0
     names: list[str] = field(init=False)
@@ -112,7 +114,8 @@ class FakeRun:
         self.store = make_store(self.folder, self.rounds, self.dilation, self.aggregation)
         kinds = list(PROFILES)
         self.profiles = [kinds[i % len(kinds)] for i in range(self.devices)]
-        self.names = [f"{p.rsplit('-', 1)[0][:12]}-{i:02d}" for i, p in enumerate(self.profiles)]
+        heads = [p if self.has_long_names else p.rsplit("-", 1)[0][:12] for p in self.profiles]
+        self.names = [f"{head}-{i:02d}" for i, head in enumerate(heads)]
         self.queues: Floats = np.zeros(self.devices)
         self.n_k = self.rng.integers(60, 140, self.devices)
         for row, (name, profile) in enumerate(zip(self.names, self.profiles, strict=True)):

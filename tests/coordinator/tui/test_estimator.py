@@ -1,5 +1,6 @@
 """Screen of the estimator."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.estimator import EstimatorScreen
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.tui.conftest import Colours, Looks
-from tests.coordinator.tui.screen import SMALL, WIDE, opens, room, settled, shows
+from tests.coordinator.tui.screen import SMALL, WIDE, lines_on, opens, room, settled, shows
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +27,18 @@ async def test_errors_phases_and_devices_are_shown(tmp_path: Path) -> None:
     async with room(folder, SMALL) as (app, pilot):
         await pilot.press("5")
         assert await shows(app, pilot, "median error 2.9 %", "prediction", "pred. s   τ s")
+
+
+async def test_no_number_is_cut_where_names_are_long(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", has_long_names=True)
+    run.play(run.rounds)
+    async with room(run.finish(), SMALL) as (app, pilot):
+        await pilot.press("5")
+        assert await shows(app, pilot, "raspberry-pi-3b-plus-04")
+        lines = lines_on(app)
+    assert any(line.split()[-6:] == ["device", "error", "bias", "τ", "s", "│"] for line in lines)
+    whole = r" raspberry-pi-3b-plus-04 +\d\.\d % +\+\d\.\d % +\d\.\d\d +│$"
+    assert any(re.search(whole, line) for line in lines)
 
 
 async def test_a_new_round_changes_the_errors_and_keeps_the_cursor(tmp_path: Path) -> None:
