@@ -34,8 +34,8 @@ CLEAR_PAUSE_S = 0.005
 """Pause after them, for other messages."""
 
 MAX_LEFTOVERS = 64
-"""Blobs of earlier coordinators that wait for their turn; the records of others stay until the next
-connect. A coordinator has a few blobs at a time."""
+"""Records of blobs that are handled at a time, each until its blob is cleared; others stay until
+the next connect. A coordinator has a few blobs at a time."""
 
 NAMES_AT_REST = 4
 """Names that stay unused; of more, the longest unused one is taken. A device that has not yet
@@ -80,6 +80,8 @@ class PublicBlobs:
         self._lock = anyio.Lock()
         self._leftovers: set[str] = set()
         """Names of blobs of earlier coordinators that are cleared, or wait for it."""
+        self._n_records = 0
+        """Records that are being handled."""
         self._clearing = anyio.Lock()
         self._n_names = 0
         self._unused = deque[str]()
@@ -126,10 +128,18 @@ class PublicBlobs:
     async def on_intent(self, packet: Packet) -> None:
         """Clear a blob that is not live, for example one of an earlier coordinator.
 
-        Any client that may write the record decides its size, so little is done at a time.
+        Any client that may write records decides their number and size, so little is done at a
+        time.
         """
-        if not packet.payload:
+        if not packet.payload or self._n_records >= MAX_LEFTOVERS:
             return
+        self._n_records += 1
+        try:
+            await self._on_record(packet)
+        finally:
+            self._n_records -= 1
+
+    async def _on_record(self, packet: Packet) -> None:
         try:
             intent = decode_intent(packet.payload)
         except DecodeError as exc:
@@ -141,7 +151,7 @@ class PublicBlobs:
             _LOG.warning("record of %d chunks on %s: not of a coordinator", count, packet.topic)
             await self._publish(packet.topic, b"", qos=1)
             return
-        if name in self._leftovers or len(self._leftovers) >= MAX_LEFTOVERS:
+        if name in self._leftovers:
             return
         self._leftovers.add(name)
         try:

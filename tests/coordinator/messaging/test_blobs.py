@@ -63,6 +63,8 @@ async def place() -> AsyncIterator[tuple[PublicBlobs, "_Topics"]]:
             if topics.is_down:
                 raise Disconnected("the link is down")
             topics.add(topic)
+            if topics.is_stuck:
+                await anyio.sleep_forever()
             await publish(topic, payload, qos=qos, retain=retain)
 
         link.publish = noted  # type: ignore[method-assign]  # counts what the broker would get
@@ -70,12 +72,14 @@ async def place() -> AsyncIterator[tuple[PublicBlobs, "_Topics"]]:
 
 
 class _Topics(list[str]):
-    """Topics of messages in order; `ten` is set with the tenth. With `is_down` none is sent."""
+    """Topics of messages in order; `ten` is set with the tenth. With `is_down` none is sent, with
+    `is_stuck` the broker takes none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.ten = anyio.Event()
-        self.is_down = False
+        self.is_down = self.is_stuck = False
 
     def add(self, topic: str) -> None:
         self.append(topic)
@@ -132,6 +136,18 @@ async def test_records_of_other_names_and_too_many_records_clear_no_chunk() -> N
                 )
                 group.start_soon(public.on_intent, intent_of(manifest))
     assert 2 <= len(topics) <= 2 * blobs.MAX_LEFTOVERS
+
+
+async def test_a_flood_of_records_waits_for_the_broker_in_a_bounded_number() -> None:
+    """Each waited for an acknowledgement of its own: 65,535 of them used up all packet ids."""
+    async with place() as (public, topics), anyio.create_task_group() as group:
+        topics.is_stuck = True
+        for number in range(1_000):
+            topic = TOPICS.intent(f"{number:032x}")
+            group.start_soon(public.on_intent, Packet(topic, b"garbage", retained=True))
+        await anyio.wait_all_tasks_blocked()
+        assert len(topics) == blobs.MAX_LEFTOVERS
+        group.cancel_scope.cancel()
 
 
 async def publish_and_retire(public: PublicBlobs, number: int) -> Manifest:
