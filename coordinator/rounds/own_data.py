@@ -9,11 +9,12 @@ if it is selected next, so that its exchange is the same with and without a test
 Devices that are available and at no work are asked. A device whose reply is late, lost or not valid
 has no score for this round. At the limit its test is cancelled; it is available again once it
 reports the phase idle, and the next round waits for that, at most `IDLE_WAIT_S`. A device that is
-late `LATE_TESTS` times in a row is not asked again, so that it cannot delay every round.
+late or lost `LATE_TESTS` times in a row is not asked again, so that it cannot delay every round. It
+has one more chance when its agent restarts.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
 
 from fairbed.coordinator.fleet.membership import Fleet
@@ -38,7 +39,11 @@ NO_TEST_EXAMPLE = (
 )
 
 LATE_TESTS = 3
-"""Late tests in a row after which an agent process is not asked again."""
+"""Late or lost tests in a row after which an agent process is not asked again."""
+
+LATE_PROCESSES = 2
+"""Agent processes of a device that were left out so, after which it is not asked again in this run:
+a device can claim a restart at any time."""
 
 
 class OwnDataTests:
@@ -70,8 +75,9 @@ class OwnDataTests:
         self._event_log = event_log
         self._left_out: set[tuple[str, int]] = set()
         """Name and boot of devices that are not asked any more."""
-        self._late: Counter[tuple[str, int]] = Counter()
-        """Late tests in a row."""
+        self._late: Counter[str] = Counter()
+        """Late or lost tests in a row."""
+        self._late_processes: Counter[str] = Counter()
 
     async def run(
         self, round_id: int, attempt: int, *, limit_s: float, is_last: bool
@@ -97,18 +103,19 @@ class OwnDataTests:
         requests = {x.name: self._request(x, query) for x in self._registry if self._is_testable(x)}
         if not requests:
             return {}
+        boots = {name: self._registry[name].boot for name in requests}
         await self._executor.execute(query, requests)
         late = [x.device for x in query.devices.values() if x.outcome is QueryOutcome.LATE]
         self._registry.drain(late, round_id)
         await self._wait_idle(late)
-        self._count_late(query, round_id)
+        self._count_late(query, boots)
         replies = {
             x.device: x.reply
             for x in query.devices.values()
             if x.outcome is QueryOutcome.ANSWERED and x.reply is not None
         }
         for name in (name for name, reply in replies.items() if not reply.n):
-            self._leave_out(name, f"it has no accuracy: {NO_TEST_EXAMPLE}", round_id)
+            self._leave_out(name, boots[name], f"it has no accuracy: {NO_TEST_EXAMPLE}", round_id)
         return {
             name: self._score(self._registry[name], reply, requests[name])
             for name, reply in replies.items()
@@ -117,7 +124,9 @@ class OwnDataTests:
 
     def _is_testable(self, device: Device) -> bool:
         is_free = device.is_available(self._event_log.now())
-        return device.can_test and is_free and (device.name, device.boot) not in self._left_out
+        is_left_out = (device.name, device.boot) in self._left_out
+        is_left_out |= self._late_processes[device.name] >= LATE_PROCESSES
+        return device.can_test and is_free and not is_left_out
 
     def _request(self, device: Device, query: LossQuery) -> EvaluateRequest:
         return EvaluateRequest(
@@ -136,23 +145,30 @@ class OwnDataTests:
             self._event_log.warn("clamped", text, device=device.name, round_id=request.round)
         return score_of(reply, request, device.n_registered, self._kind)
 
-    def _count_late(self, query: LossQuery, round_id: int) -> None:
-        """Leave out devices that were late too often in a row."""
-        for name, tested in query.devices.items():
-            key = name, self._registry[name].boot
-            if tested.outcome is not QueryOutcome.LATE:
-                self._late.pop(key, None)
-                continue
-            self._late[key] += 1
-            if self._late[key] == LATE_TESTS:
-                text = (
-                    f"its test was late {LATE_TESTS} times in a row, so it is not asked again; "
-                    f"raise evaluation.timeout_s, got {query.limit_s:g}, or restart its agent"
-                )
-                self._leave_out(name, text, round_id)
+    def _count_late(self, query: LossQuery, boots: Mapping[str, int]) -> None:
+        """Leave out devices that were late or lost too often in a row.
 
-    def _leave_out(self, name: str, why: str, round_id: int) -> None:
-        self._left_out.add((name, self._registry[name].boot))
+        Args:
+            query: The tests.
+            boots: Agent process of each device when its test began.
+        """
+        for name, tested in query.devices.items():
+            if tested.outcome not in (QueryOutcome.LATE, QueryOutcome.LOST):
+                self._late.pop(name, None)
+                continue
+            self._late[name] += 1
+            if self._late[name] >= LATE_TESTS:
+                self._late_processes[name] += 1
+                is_final = self._late_processes[name] >= LATE_PROCESSES
+                text = (
+                    f"its test was late or lost {self._late[name]} times in a row, so it is not "
+                    f"asked again; raise evaluation.timeout_s, got {query.limit_s:g}"
+                    f"{'' if is_final else ', or restart its agent'}"
+                )
+                self._leave_out(name, boots[name], text, query.round)
+
+    def _leave_out(self, name: str, boot: int, why: str, round_id: int) -> None:
+        self._left_out.add((name, boot))
         self._event_log.event("not evaluated", why, level="warning", device=name, round_id=round_id)
 
     async def _wait_idle(self, names: Collection[str]) -> None:

@@ -1,9 +1,11 @@
 """Scores of personal models, which devices report while or after their update is uploaded.
 
 The coordinator waits for them after a round, beside its own evaluation: no measured time includes
-them. A personal model changes only when its device trains, so each score is valid until then.
+them. A personal model changes only when its device trains, so each score is valid until then. A
+device whose score was missing `MISSING_SCORES` times in a row is not waited for until it sends one.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 import anyio
@@ -14,6 +16,9 @@ from fairbed.coordinator.store.tables import PersonalScoreRow
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.evaluation import quality_in
 from fairbed.wire.messages import PersonalScore, Train
+
+MISSING_SCORES = 3
+"""Missing scores in a row after which no round waits for those of a device."""
 
 
 class PersonalScores:
@@ -28,6 +33,8 @@ class PersonalScores:
         self._event_log, self._kind = event_log, kind
         self._expected: dict[str, tuple[int, int]] = {}
         """Round and attempt of the newest score that each device has not sent."""
+        self._missing: Counter[str] = Counter()
+        """Missing scores in a row."""
         self._changed = anyio.Event()
 
     def expect(self, trains: Mapping[str, Train]) -> None:
@@ -40,6 +47,7 @@ class PersonalScores:
         """Record a score; one that was not requested, and a duplicate, change nothing."""
         if self._expected.get(device) != (score.round, score.attempt):
             return
+        self._missing.pop(device, None)
         quality = quality_in(self._kind, score.correct, score.auroc, score.mae, score.r2)
         if score.n and quality is not None:
             self._event_log.add(
@@ -55,13 +63,16 @@ class PersonalScores:
 
     async def wait(self, devices: Collection[str], limit_s: float) -> None:
         """Wait for the scores of devices, at most `limit_s`; missing ones are one event."""
-        waiting = self._expected.keys() & devices
+        late = {name for name, count in self._missing.items() if count >= MISSING_SCORES}
+        waiting = (self._expected.keys() & devices) - late
         with anyio.move_on_after(limit_s):
             while waiting := waiting & self._expected.keys():
                 await self._changed.wait()
         if waiting:
             text = f"no personal score of {' '.join(sorted(waiting))} within {limit_s:g} s"
             self._event_log.event("not evaluated", text, level="warning")
+        for device in sorted(waiting):
+            self._miss(device)
 
     def open_devices(self) -> list[str]:
         """Return the devices whose score is expected."""
@@ -69,7 +80,18 @@ class PersonalScores:
 
     def mark_lost(self, device: str, reason: str) -> None:
         """Expect no score of a device that has been gone for too long."""
+        if device in self._expected:
+            self._miss(device)
         self._end(device)
+
+    def _miss(self, device: str) -> None:
+        self._missing[device] += 1
+        if self._missing[device] == MISSING_SCORES:
+            text = (
+                f"its personal score was missing {MISSING_SCORES} times in a row, so no round "
+                "waits for it until it sends one; see its log"
+            )
+            self._event_log.event("not evaluated", text, level="warning", device=device)
 
     def _end(self, device: str) -> None:
         self._expected.pop(device, None)

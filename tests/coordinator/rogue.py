@@ -19,8 +19,10 @@ from fairbed.wire.codecs import Int8Blocks, pack, packed_bytes
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import (
     MAX_VECTOR_BYTES,
+    Cancel,
     ChunkRequest,
     CoordinatorStatus,
+    Failed,
     Grant,
     Hello,
     Manifest,
@@ -51,6 +53,10 @@ class Rogue:
         self._codecs = codecs
         self._report_s = report_s
         """Time from one context to the next."""
+        self.is_silent = False
+        """It sends no context until its exchange is cancelled."""
+        self.boot = 1
+        """Of its agent process."""
         self._topics = Topics()
         self.vector_bytes = VECTOR_BYTES
         self.link: Transport
@@ -115,20 +121,23 @@ class Rogue:
         message = decode_to_device(payload)
         if isinstance(message, CoordinatorStatus) and message.state == "on":
             capabilities = structs.replace(CAPABILITIES, codecs=self._codecs)
-            await self.send(Hello(boot=1, capabilities=capabilities, n_k=40))
+            await self.send(Hello(boot=self.boot, capabilities=capabilities, n_k=40))
         elif isinstance(message, Train):
             self.train = message
             await self._misbehave(self)
         elif isinstance(message, Grant) and self.pending is not None:
             await self.upload(*self.pending)
+        elif isinstance(message, Cancel):
+            self.is_silent = False
 
     async def _report(self) -> None:
         seq = 0
         while True:
             seq += 1
-            message = context(seq=seq, n_k=40)
+            message = context(seq=seq, boot=self.boot, n_k=40)
             with suppress(Disconnected):
-                await self.link.publish(self._topics.telemetry(self.name), encode(message))
+                if not self.is_silent:
+                    await self.link.publish(self._topics.telemetry(self.name), encode(message))
             await anyio.sleep(self._report_s)
 
 
@@ -231,6 +240,19 @@ async def claims_a_year_of_training(rogue: Rogue) -> None:
 async def claims_a_huge_loss(rogue: Rogue) -> None:
     """A finite loss that no model has."""
     await rogue.send(rogue.offer(loss_train=1e29))
+
+
+async def falls_silent(rogue: Rogue) -> None:
+    """Nothing more until the coordinator has given it up; then it is there again."""
+    rogue.is_silent = True
+
+
+async def fails_late(rogue: Rogue) -> None:
+    """A failure that the device could have reported at once; it is silent until then."""
+    rogue.is_silent = True
+    await anyio.sleep(12.0)
+    rogue.is_silent = False
+    await rogue.send(Failed(round=rogue.train.round, phase="train", reason="out of memory"))
 
 
 async def floods(rogue: Rogue) -> None:

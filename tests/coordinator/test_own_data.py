@@ -176,8 +176,17 @@ async def test_a_device_that_is_late_again_and_again_is_left_out(tmp_path: Path)
     place, device = await play_with(send_nothing, tmp_path, rounds=LATE_TESTS + 2)
     assert {request.round for request in device.requests} == set(range(1, LATE_TESTS + 1))
     (text,) = events(place, "not evaluated", "rogue")
-    assert "late 3 times in a row" in text
+    assert "late or lost 3 times in a row" in text
     assert "raise evaluation.timeout_s, got 2" in text
+
+
+async def test_a_device_that_claims_a_restart_after_each_late_test_has_one_more_chance(
+    tmp_path: Path,
+) -> None:
+    async def send_nothing(device: "ScriptedDevice") -> None: ...
+
+    _, device = await play_with(send_nothing, tmp_path, rounds=LATE_TESTS + 4, restarts=True)
+    assert {request.round for request in device.requests} == set(range(1, LATE_TESTS + 2))
 
 
 async def test_without_the_skill_a_device_is_named_once_and_gets_no_unknown_field(
@@ -356,10 +365,14 @@ async def test_one_example_alone_is_for_training(
 class ScriptedDevice(rogue.Rogue):
     """A device with own data that replies to tests by a script and trains like any other."""
 
-    def __init__(self, script: "Script", skills: tuple[str, ...]) -> None:
+    def __init__(
+        self, script: "Script", skills: tuple[str, ...], *, restarts: bool = False
+    ) -> None:
         super().__init__(rogue.behaves)
         self._script = script
         self._skills = skills
+        self._restarts = restarts
+        """It claims a restart after each test that was cancelled."""
         self.leave = anyio.CancelScope()
         self.requests: list[EvaluateRequest] = []
         self.cancels: list[Cancel] = []
@@ -374,15 +387,21 @@ class ScriptedDevice(rogue.Rogue):
         message = decode_to_device(payload)
         match message:
             case CoordinatorStatus(state="on"):
-                capabilities = structs.replace(CAPABILITIES, skills=self._skills)
-                await self.send(Hello(boot=1, capabilities=capabilities, n_k=N))
+                await self._send_hello()
             case EvaluateRequest():
                 self.requests.append(message)
                 await self._script(self)
             case Cancel():
                 self.cancels.append(message)
+                if self._restarts:
+                    self.boot += 1
+                    await self._send_hello()
             case _:
                 await super()._on_packet(payload)
+
+    async def _send_hello(self) -> None:
+        capabilities = structs.replace(CAPABILITIES, skills=self._skills)
+        await self.send(Hello(boot=self.boot, capabilities=capabilities, n_k=N))
 
     def reply(self, **changes: object) -> EvaluateReply:
         """Return a reply that is valid except for the changes."""
@@ -410,9 +429,11 @@ async def play_with(
     skills: tuple[str, ...] = ("test",),
     limit_s: float = 2.0,
     rounds: int = 2,
+    *,
+    restarts: bool = False,
 ) -> tuple[Lab, ScriptedDevice]:
     """Run rounds of an agent with own data and a scripted device, which are both selected."""
-    device = ScriptedDevice(script, skills)
+    device = ScriptedDevice(script, skills, restarts=restarts)
     async with lab(folder, agents=0) as place, anyio.create_task_group() as group:
         place.evaluator.evaluate = lambda vector: {}  # type: ignore[method-assign]
         place.start_agent("own-0", own_file(folder, "own-0"))

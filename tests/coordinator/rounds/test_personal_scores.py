@@ -171,6 +171,33 @@ async def test_scores_of_regression_are_errors(tmp_path: Path) -> None:
         ]
 
 
+async def test_a_device_that_sends_no_score_is_waited_for_three_times(tmp_path: Path) -> None:
+    """Each wait costs a whole deadline (issue #20); one score makes up for it."""
+    async with lab(tmp_path, agents=0) as place:
+        store, clock = place.open_store(), LoopClock()
+        scores = PersonalScores(EventLog(store, clock.now, _raise))
+
+        async def waited_s(number: int, *, is_lost: bool = False) -> float:
+            began = clock.now()
+            scores.expect({"a": train(number)})
+            if is_lost:
+                scores.mark_lost("a", "gone")
+            await scores.wait(["a"], 10.0)
+            return clock.now() - began
+
+        found = [round(await waited_s(number, is_lost=number == 2)) for number in range(1, 6)]
+        assert found == [10, 0, 10, 0, 0]
+        scores.on_score("a", PersonalScore(round=5, n=4, correct=1))
+        assert round(await waited_s(6)) == 10
+        store.close()
+    with place.reader() as reader:
+        texts = [e.text for _, e in reader.events() if e.device == "a"]
+    assert texts == [
+        "its personal score was missing 3 times in a row, so no round waits for it until it sends "
+        "one; see its log"
+    ]
+
+
 async def test_only_requested_scores_are_recorded_and_waited_for(tmp_path: Path) -> None:
     async with lab(tmp_path, agents=0) as place:
         store = place.open_store()
