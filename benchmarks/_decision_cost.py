@@ -115,6 +115,7 @@ class DecisionBench:
             at_least_s=np.full(k, np.nan),
             context=np.full((k, CONTEXT), np.nan),
             was_cold=np.zeros(k, dtype=np.bool_),
+            wasted_s=np.full(k, np.nan),
         )
 
     def _phases_s(self, rows: Ints, context: Floats) -> Floats:

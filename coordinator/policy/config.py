@@ -346,7 +346,8 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     than the cores of one family of boards differ."""
     miss_limit: Annotated[int, Meta(ge=0)] = 3
     """Deadlines missed in a row after which a device is selected only as often as its guarantee
-    requires; 0: no limit. Not for uniform, weighted and plug-ins."""
+    requires; an exchange that holds a round up and gives no update counts, too. 0: no limit. Not
+    for uniform, weighted and plug-ins."""
     deadline_s: PositiveFloat = 60.0
     """Time budget of the greedy fedcs selection, seconds."""
     uploads: Literal["parallel", "sequential"] = "parallel"

@@ -39,7 +39,7 @@ from fairbed.coordinator.algorithms.selection.base import (
     TwoStepSelector,
 )
 from fairbed.coordinator.algorithms.selection.explanation import Explain, Explanation, Reason
-from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS
+from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS, MissLimit
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import (
     make_aggregator,
@@ -67,6 +67,10 @@ _TRAINING_SEED, _QUERY_SEED = 1000, 1001
 
 MAX_LOSS = 1e6
 """Nats; larger losses are clamped to it, so that sums of losses do not overflow."""
+
+WASTED_RATIO, WASTED_S = 2.0, 1.0
+"""An exchange without an update has held its round up if it lasted a second more than twice the
+longest one with an update."""
 
 
 class Roster(Protocol):
@@ -103,6 +107,8 @@ class Decisions:
         self.local_half = local_half
         """The coordinator's half of a local rule that is a plug-in; None if there is none."""
         self.miss_limit = make_miss_limit(config.selection)
+        self.query_limit = MissLimit(self.miss_limit.limit)
+        """The same for loss queries that devices do not answer, which guarantee nothing."""
         self.context_check = make_context_check(config.selection)
         """Replaces claims that exchanges contradict; None: contexts are used as claimed."""
         self.context_changes: list[ContextChange] = []
@@ -125,7 +131,8 @@ class Decisions:
         self.config = config
         self.selector, self.estimator = made.selector, made.estimator
         self.aggregator, self.local_half = made.aggregator, made.local_half
-        self.miss_limit, self.context_check = made.miss_limit, made.context_check
+        self.miss_limit, self.query_limit = made.miss_limit, made.query_limit
+        self.context_check = made.context_check
 
     def select(
         self,
@@ -241,8 +248,17 @@ class Decisions:
         candidates, _, _ = self._candidates(round_id, roster, transfer_bits, now, true_tau_s, None)
         stream = self._stream(self.config.seed_selection, round_id, _QUERY)
         fleet = self._without_excluded(candidates)
+        is_available = self.query_limit.candidates(fleet.is_available, round_id, None)
+        fleet = replace(fleet, is_available=is_available)
         rows = selector.candidates(fleet, self.config.cohort_size, stream)
         return LossDemand(round_id, rows, selector.sample)
+
+    def learn_replies(self, round_id: int, losses: ReportedLosses) -> None:
+        """Count the devices that did not answer the loss query of a round."""
+        has_replied = np.isfinite(losses.loss)
+        self.query_limit.observe(
+            round_id, aggregated=losses.rows[has_replied], missed=losses.rows[~has_replied]
+        )
 
     def _candidates(
         self,
@@ -315,7 +331,7 @@ class Decisions:
         self.miss_limit.observe(
             selection.round,
             aggregated=observed.rows[observed.is_aggregated],
-            missed=observed.rows[observed.timed_out & ~observed.is_aggregated],
+            missed=observed.rows[_is_missed(observed) & ~observed.is_aggregated],
         )
         self.context_changes = []
         is_of_this_round: Bools = np.logical_and.reduce(np.isnan(observed.context), axis=1)
@@ -367,10 +383,20 @@ class Decisions:
         rows = getattr(self.selector, "frozen", None)
         return [] if rows is None else [int(row) for row in rows]
 
+    @property
+    def reached_limits(self) -> list[tuple[int, str]]:
+        """Rows of devices that reached a limit in this round for the first time, and the events."""
+        reached = [(row, self.miss_limit_text()) for row in self.miss_limit.reached.tolist()]
+        text = (
+            f"gave no loss {self.query_limit.limit} times in a row; it is queried again after "
+            f"{RETRY_ROUNDS} rounds"
+        )
+        return reached + [(row, text) for row in self.query_limit.reached.tolist()]
+
     def miss_limit_text(self) -> str:
         """Return the text of the event about a device that has reached the miss limit."""
         settings = self.config.selection
-        text = f"missed the deadline {settings.miss_limit} times in a row"
+        text = f"missed the deadline, or held a round up, {settings.miss_limit} times in a row"
         if self.miss_limit.uses_queues:
             return f"{text}; until it meets one it is selected only as often as beta requires"
         if settings.has_queues and settings.beta > 0.0:
@@ -451,6 +477,7 @@ class Decisions:
             "estimator": self.estimator.to_state(),
             "aggregator": self.aggregator.to_state(),
             "miss_limit": self.miss_limit.to_state(),
+            "query_limit": self.query_limit.to_state(),
             "context_check": None if self.context_check is None else self.context_check.to_state(),
             "local": None if self.local_half is None else self.local_half.to_state(),
         }
@@ -461,6 +488,7 @@ class Decisions:
         self.estimator.load_state(state["estimator"])
         self.aggregator.load_state(state["aggregator"])
         self.miss_limit.load_state(state["miss_limit"])
+        self.query_limit.load_state(state["query_limit"])
         if self.context_check is not None:
             self.context_check.load_state(state["context_check"])
         if self.local_half is not None:
@@ -476,6 +504,18 @@ class Decisions:
     def _stream(seed: int, round_id: int, purpose: int, index: int = 0) -> np.random.Generator:
         suffix = [index] if index else []
         return np.random.default_rng(np.random.SeedSequence([seed, round_id, purpose, *suffix]))
+
+
+def _is_missed(observed: Observations) -> Bools:
+    """Return which exchanges a round waited for in vain, shape (K,).
+
+    They missed the deadline, or the device ended them without an update, `WASTED_S` later than
+    `WASTED_RATIO` times the longest exchange with an update.
+    """
+    done_s = observed.tau_s[observed.is_aggregated & ~np.isnan(observed.tau_s)]
+    limit_s = WASTED_RATIO * float(done_s.max(initial=0.0)) + WASTED_S
+    is_missed: Bools = observed.timed_out | (observed.wasted_s > limit_s)
+    return is_missed
 
 
 def _without_loss(losses: ReportedLosses) -> dict[int, Reason]:

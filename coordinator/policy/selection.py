@@ -34,6 +34,9 @@ class Observation:
     of this round."""
     was_cold: bool = False
     """The device claims that it had to load data and session."""
+    wasted_s: float | None = None
+    """Time used by an exchange that gave no update because of the device: it left, fell silent,
+    failed, or sent what was refused. None: another end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Observations:
     context: Floats
     """Shape (K, 4)."""
     was_cold: Bools
+    wasted_s: Floats
 
     @classmethod
     def of(cls, observations: Sequence[Observation]) -> "Observations":
@@ -71,6 +75,7 @@ class Observations:
             at_least_s=_column([o.at_least_s for o in observations]),
             context=np.array(contexts, dtype=np.float64).reshape(-1, CONTEXT),
             was_cold=np.array([o.was_cold for o in observations], dtype=np.bool_),
+            wasted_s=_column([o.wasted_s for o in observations]),
         )
 
     def __len__(self) -> int:

@@ -99,6 +99,9 @@ def known_at_selection(device: Device, selection: Selection, now: float) -> Know
 _CENSORED = frozenset({ExchangeState.LATE, ExchangeState.CANCELLED})
 """States of exchanges that the coordinator ended, so that their time has a lower bound only."""
 
+_WASTED = frozenset({ExchangeState.LOST, ExchangeState.FAILED, ExchangeState.REJECTED})
+"""States of exchanges that gave no update because of the device."""
+
 
 def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
     """Return the phases of an exchange in the order of `PHASES`; None until an update arrived.
@@ -179,7 +182,9 @@ def observation(exchange: Exchange, row: int, context: Floats | None = None) -> 
     """
     is_valid = not invalid_reason(exchange)
     was_ended_early = exchange.is_late or exchange.state is ExchangeState.CANCELLED
-    is_bound = exchange.state in _CENSORED and not contention_reason(exchange)
+    is_wasted = exchange.state in _WASTED and not exchange.is_disturbed
+    is_unfinished = (exchange.state in _CENSORED or is_wasted) and not contention_reason(exchange)
+    is_bound = is_unfinished and not is_wasted
     known_phases_s = phases_s if is_valid else seen_phases_s if is_bound else None
     return Observation(
         row=row,
@@ -191,6 +196,7 @@ def observation(exchange: Exchange, row: int, context: Floats | None = None) -> 
         at_least_s=exchange.at_least_s if was_ended_early and is_bound else None,
         context=context,
         was_cold=exchange.offer is not None and exchange.offer.was_cold,
+        wasted_s=exchange.at_least_s if is_unfinished and is_wasted else None,
     )
 
 

@@ -725,10 +725,9 @@ class TrainingLoop:
         self._frozen = frozen
 
     def _report_misses(self, round_id: int) -> None:
-        """Write an event for each device that has reached the miss limit for the first time."""
+        """Write an event for each device that has reached a miss limit for the first time."""
         names = self._registry.names()
-        for row in self._decisions.miss_limit.reached.tolist():
-            text = self._decisions.miss_limit_text()
+        for row, text in self._decisions.reached_limits:
             self._event_log.event(
                 "misses", text, level="warning", device=names[row], round_id=round_id
             )

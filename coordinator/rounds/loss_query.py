@@ -203,7 +203,9 @@ class LossQueries:
         late = [x.device for x in query.devices.values() if x.outcome is QueryOutcome.LATE]
         self._registry.drain(late, round_id)
         self.rows = loss_query_rows(query, requests)
-        return reported_losses(demand, query, self._registry.names())
+        losses = reported_losses(demand, query, self._registry.names())
+        self._decisions.learn_replies(round_id, losses)
+        return losses
 
     def dismiss(self, round_id: int, selected: Collection[str]) -> None:
         """Notify devices that replied but were not selected."""

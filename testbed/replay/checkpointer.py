@@ -158,8 +158,7 @@ class Checkpointer:
         if replayed.queried is not None:
             for query_row in replayed.queried.named(self._names):
                 store.add(query_row)
-        for row in replayed.reached_miss_limit.tolist():
-            text = self._engine.decisions.miss_limit_text()
+        for row, text in replayed.reached_limits:
             store.add(self._warning(replayed, "misses", text, self._names[row]))
         for change in replayed.context_changes:
             device, text = self._names[change.row], change.text()

@@ -141,6 +141,28 @@ async def test_a_silent_device_is_selected_three_times_and_no_more(tmp_path: Pat
     assert len(misses) == 1
 
 
+@pytest.mark.parametrize(
+    ("trick", "outcome"), [(rogue.falls_silent, "lost"), (rogue.fails_late, "failed")]
+)
+async def test_a_device_that_holds_each_round_up_is_selected_three_times(
+    trick: rogue.Trick, outcome: str, tmp_path: Path
+) -> None:
+    """Each selection costs 12 or 15 s, which no deadline and no estimator sees (issue #20)."""
+    async with lab(tmp_path, agents=2, limit_s=1000.0) as place, anyio.create_task_group() as group:
+        group.start_soon(rogue.Rogue(trick, report_s=0.01).run, place)
+        policy = SelectionConfig(policy="rbcs-f", per_round=3, beta=0.0)
+        patient = RoundConfig(min_devices=3, deadline_s=60.0, join_timeout_s=30.0)
+        assert await place.run(make_config(40, 3, round=patient, selection=policy)) == "done"
+        group.cancel_scope.cancel()
+    with RunReader(tmp_path / "run") as reader:
+        mine = [x.outcome for x in reader.exchanges(0) if x.device == "rogue"]
+        duration_s = reader.rounds()[-1].closed_at_s
+        misses = [event.text for _, event in reader.events() if event.kind == "misses"]
+    assert mine == [outcome] * 3
+    assert duration_s < 60.0
+    assert len(misses) == 1
+
+
 @pytest.mark.parametrize(("trick", "reason"), PACKED, ids=[t.__name__ for t, _ in PACKED])
 async def test_a_bad_packed_update_is_rejected_with_its_reason(
     trick: rogue.Trick, reason: str, tmp_path: Path

@@ -167,7 +167,7 @@ class ScriptedDevice(rogue.Rogue):
     """A device with replies of its own to loss queries that trains like any other."""
 
     def __init__(self, script: "Script", skills: tuple[str, ...] = ("loss",)) -> None:
-        super().__init__(rogue.behaves)
+        super().__init__(rogue.behaves, report_s=0.02)
         self._script = script
         self._skills = skills
         self.request: EvaluateRequest
@@ -206,14 +206,18 @@ Script = Callable[[ScriptedDevice], Awaitable[None]]
 
 
 async def play_with(
-    script: Script, folder: Path, skills: tuple[str, ...] = ("loss",), limit_s: float = 2.0
+    script: Script,
+    folder: Path,
+    skills: tuple[str, ...] = ("loss",),
+    limit_s: float = 2.0,
+    rounds: int = 2,
 ) -> tuple[Lab, ScriptedDevice]:
-    """Run two rounds of one agent and one scripted device, of which one is selected."""
+    """Run rounds of one agent and one scripted device, of which one is selected."""
     device = ScriptedDevice(script, skills)
     async with lab(folder, agents=1) as place, anyio.create_task_group() as group:
         group.start_soon(device.run, place)
         config = make_config(
-            rounds=2,
+            rounds=rounds,
             selection=pow_d(loss_query_timeout_s=limit_s),
             round=RoundConfig(min_devices=1 if not skills else 2, join_timeout_s=30.0),
         )
@@ -303,6 +307,18 @@ async def test_silent_devices_cost_the_limit_and_are_cancelled(tmp_path: Path) -
     assert 1 in late  # it may still count as at work in the second round
     with place.reader() as reader:
         assert all(2.0 <= row.loss_query_s < 20.0 for row in reader.rounds() if row.round in late)
+
+
+async def test_a_device_that_answers_no_loss_query_is_asked_three_times(tmp_path: Path) -> None:
+    """Each query costs its limit, which no deadline and no estimator sees (issue #20)."""
+
+    async def send_nothing(device: ScriptedDevice) -> None: ...
+
+    place, _ = await play_with(send_nothing, tmp_path, rounds=60)
+    asked = [row for rows in queries_of(place).values() for row in rows if row.device == "rogue"]
+    assert [row.outcome for row in asked] == ["late"] * 3
+    (text,) = events(place, "misses")
+    assert text == "gave no loss 3 times in a row; it is queried again after 100 rounds"
 
 
 async def test_a_device_that_reported_and_was_not_selected_may_drop_the_model(

@@ -1,4 +1,4 @@
-"""Limit on the selection of devices that miss one deadline after another."""
+"""Limit on the selection of devices for which one round after another waits in vain."""
 
 from typing import Any
 
@@ -20,6 +20,9 @@ TOLERANCE = 1e-9
 
 class MissLimit:
     """Excludes devices that missed the last deadlines, but for the rate that they are guaranteed.
+
+    An exchange for which a round waited in vain is missed, too, even if it ended before the
+    deadline.
 
         misses_n      consecutive misses of device n; an aggregated update resets them to 0
         n is limited  if misses_n >= limit
@@ -91,7 +94,7 @@ class MissLimit:
         Args:
             round_id: The round.
             aggregated: Rows of the devices whose updates were aggregated.
-            missed: Rows of the devices that missed the deadline.
+            missed: Rows of the devices that missed the deadline, or held the round up.
         """
         self.reached = np.zeros(0, dtype=np.int64)
         if not self.limit:

@@ -78,8 +78,8 @@ class ReplayedRound:
     after: Position
     queried: QueriedLosses | None = None
     """Result of the loss query; None if the selector needs none."""
-    reached_miss_limit: Ints
-    """Rows of the devices that have reached the miss limit for the first time."""
+    reached_limits: Sequence[tuple[int, str]]
+    """Rows of devices that have reached a miss limit for the first time, and their events."""
     context_changes: Sequence[ContextChange] = ()
     """Claims that the context check began or ceased to replace."""
     why: Explanation | None = None
@@ -208,7 +208,7 @@ class ReplayEngine:
             scores=None if self.cohort is None else self.cohort.evaluate(current.id),
             after=self.at,
             queried=current.queried,
-            reached_miss_limit=self.decisions.miss_limit.reached,
+            reached_limits=self.decisions.reached_limits,
             context_changes=self.decisions.context_changes,
             why=why,
         )
@@ -415,6 +415,8 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
     )
     has_offered = is_done | flags(over, "has_trained")
     is_seen = np.stack([has_offered, has_offered, has_offered, is_done, is_done], axis=1)
+    refused = ExchangeState.FAILED, ExchangeState.REJECTED
+    is_wasted = np.array([x.entry.state in refused for x in over], dtype=np.bool_)
     context = np.full((k, CONTEXT), np.nan)
     for at, x in enumerate(over):
         if x.round != round_id:
@@ -429,6 +431,7 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
         at_least_s=np.array([_at_least_s(x) for x in over], dtype=np.float64),
         context=context,
         was_cold=flags(over, "was_cold"),
+        wasted_s=np.where(is_wasted, column(over, "tau_s"), np.nan),
     )
 
 

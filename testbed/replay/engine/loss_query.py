@@ -129,8 +129,10 @@ def query_losses(
         [query.outcome is QueryOutcome.ANSWERED for query in queries], dtype=np.bool_
     )
     world.on_replies(now, planned, rows, over_s, has_replied)
+    reported = ReportedLosses(rows, np.array(loss, dtype=np.float64))
+    decisions.learn_replies(round_id, reported)
     return QueriedLosses(
-        losses=ReportedLosses(rows, np.array(loss, dtype=np.float64)),
+        losses=reported,
         lasted_s=float(over_s.max(initial=0.0)),
         rows=loss_query_rows(table, _requests(demand, planned, table)),
     )

@@ -164,6 +164,21 @@ def observe_misses(made: Decisions, registry: Registry, round_id: int) -> list[i
     return rows
 
 
+@pytest.mark.parametrize(("wasted_s", "is_limited"), [(15.0, True), (4.9, False)])
+def test_a_device_that_ends_exchanges_without_an_update_is_limited_if_rounds_wait_for_it(
+    wasted_s: float, is_limited: bool
+) -> None:
+    """A round waits for it if it takes twice as long as the slowest update, and 1 s."""
+    registry, made = fleet(3), decisions(policy="fedcs", per_round=3)
+    for round_id in range(1, 4):
+        chosen = made.select(round_id, registry, BOTH_WAYS, now=1.0)
+        seen = [Observation(n, 2.0 if n else None, None, n != 0, False) for n in (0, 1, 2)]
+        seen[0] = replace(seen[0], wasted_s=wasted_s)
+        made.learn(chosen, Observations.of(seen))
+    assert [row for row, _ in made.reached_limits] == [0] * is_limited
+    assert made.select(4, registry, BOTH_WAYS, now=1.0).rows.tolist() == [0, 1, 2][is_limited:]
+
+
 @pytest.mark.parametrize(
     "policy", ["uniform", "weighted", "examples.longest_waiting:LongestWaiting"]
 )

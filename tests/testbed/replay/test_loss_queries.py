@@ -121,8 +121,8 @@ def test_a_device_without_a_reply_in_time_is_not_available(tmp_path: Path) -> No
     # The cold starts of a query take 0.1 s and 40 s.
     fleet = [seconds(1.0, 3), seconds(1.0) | {"theta": [1.0, 40.0, 0.0]}]
     fleet[0]["theta"] = [1.0, 0.1, 0.0]
-    of = querying(*fleet, selection={"per_round": 4, "loss_query_timeout_s": 5.0})
-    kept = Kept(of, tmp_path / "run")
+    selection = {"per_round": 4, "loss_query_timeout_s": 5.0, "miss_limit": 0}
+    kept = Kept(querying(*fleet, selection=selection), tmp_path / "run")
     for t, queries in kept.queries.items():
         late = [query for query in queries if query.device == "linear-2-1"]
         assert [(query.outcome, query.loss, query.bytes_down) for query in late] == [
@@ -136,6 +136,16 @@ def test_a_device_without_a_reply_in_time_is_not_available(tmp_path: Path) -> No
     answered_s = sum(q.duration_s or 0.0 for queries in kept.queries.values() for q in queries)
     busy_s = sum(x.busy_s or 0.0 for exchanges in kept.exchanges.values() for x in exchanges)
     assert kept.summary.device_s == pytest.approx(busy_s + answered_s + 6 * 5.0)
+
+
+def test_a_device_that_gives_no_loss_three_times_is_not_queried_for_a_while(tmp_path: Path) -> None:
+    fleet = [seconds(1.0, 3), seconds(1.0) | {"theta": [1.0, 40.0, 0.0]}]
+    kept = Kept(querying(*fleet, selection={"loss_query_timeout_s": 5.0}), tmp_path / "run")
+    queried = [t for t, rows in kept.queries.items() if "linear-2-1" in {x.device for x in rows}]
+    assert queried == [1, 2, 3]
+    with RunReader(tmp_path / "run") as reader:
+        misses = [event for _, event in reader.events() if event.kind == "misses"]
+    assert [(event.device, event.round) for event in misses] == [("linear-2-1", 3)]
 
 
 def test_a_device_that_disconnects_during_a_query_is_lost(device: str, tmp_path: Path) -> None:
