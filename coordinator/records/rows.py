@@ -43,7 +43,8 @@ from fairbed.wire.messages import (
     Train,
 )
 
-NETWORK = "the network to the host of the device"
+_NETWORK = "the network to the host of the device"
+"""A part of the path of an exchange, as reasons name it."""
 
 CONTENDED_RATIO_LIMIT = 0.05
 """Largest contention and lag of a valid exchange, as a share of its time: above it the times are
@@ -144,16 +145,16 @@ def contention_reason(exchange: Exchange) -> str:
         "the device": found.compute_s,
         "the link and the broker during the upload": found.upload_s,
         "the coordinator": exchange.lag_s,
-        NETWORK: found.network_s,
+        _NETWORK: found.network_s,
     }
     delay_s = sum(delays_s.values())
     if took_s is None or delay_s <= CONTENDED_RATIO_LIMIT * took_s:
         return ""
     most = max(delays_s, key=lambda part: delays_s[part])
     share = 100 * delay_s / max(took_s, delay_s)
-    culprit = f"{NETWORK} was too slow" if most == NETWORK else "this machine was too busy"
+    cause = f"{_NETWORK} was too slow" if most == _NETWORK else "this machine was too busy"
     return (
-        f"{culprit}: it delayed the exchange by up to {1e3 * delay_s:.0f} ms, {share:.0f} % of its "
+        f"{cause}: it delayed the exchange by up to {1e3 * delay_s:.0f} ms, {share:.0f} % of its "
         f"time, most of it {most} ({1e3 * delays_s[most]:.0f} ms)"
     )
 
