@@ -1,5 +1,7 @@
 """A damaged store: nothing is deleted before a line states what is wrong (issue #20)."""
 
+import errno
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -123,6 +125,23 @@ def test_a_folder_that_is_deleted_under_a_run_is_named(folder: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(StoreError, match="the folder of the run must exist"):
         run.play(1)
+
+
+def test_a_disk_that_has_become_read_only_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system with errors is mounted read-only while the run goes on."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    run = FakeRun(folder)
+    run.play(1)
+    monkeypatch.setattr("fairbed.coordinator.store.model_files.save_file", refuse)
+    with pytest.raises(StoreError, match=r"must be writable, got .*; make the folder writable"):
+        run.play(1)
+    run.store.close()
+    assert rounds_in(folder / "run.db") == [1]
 
 
 def test_old_models_are_thinned_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
