@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
 
 from fairbed.coordinator.store import RunReader, StoreError
 from tests.processes import still_running
+
+T = TypeVar("T")
 
 EXPERIMENT = """
 name = "small"
@@ -125,13 +128,14 @@ def skip_if_contended(run: Running, device: str, median_s: float | None) -> None
     pytest.skip(f"{device}: {exchanges[0].reason}")
 
 
-def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:
-    """Wait until something holds, at most `LIMIT_S`."""
+def wait_until(holds: Callable[[], T], what: str | Callable[[], str]) -> T:
+    """Wait until something holds, at most `LIMIT_S`; return what it gave."""
     deadline = time.monotonic() + LIMIT_S
-    while not holds():
+    while not (found := holds()):
         if time.monotonic() > deadline:
             pytest.fail(f"waited {LIMIT_S:g} s for {what if isinstance(what, str) else what()}")
         time.sleep(0.02)
+    return found
 
 
 def assert_gone(family: list[psutil.Process]) -> None:

@@ -4,7 +4,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,7 @@ from fairbed.wire.transport.address import parse_url
 from tests.processes import is_gone
 from tests.testbed.cluster.test_hosts_backend import FakeHost, hosts_of
 from tests.testbed.lab.labs import make_lab
-
-LIMIT_S = 60.0
+from tests.testbed.small_run import wait_until
 
 DAY_S = 86_400.0
 
@@ -55,14 +54,6 @@ def supervisor() -> Iterator[HostSupervisor]:
     found.close()
 
 
-def until(holds: Callable[[], Any], what: str) -> Any:
-    give_up = time.monotonic() + LIMIT_S
-    while not (found := holds()):
-        assert time.monotonic() < give_up, what
-        time.sleep(0.02)
-    return found
-
-
 @pytest.mark.full
 def test_a_host_starts_reports_and_ends_devices(supervisor: HostSupervisor) -> None:
     assert supervisor.add(PART) == {"pi-1": [], "pi-2": []}
@@ -70,7 +61,7 @@ def test_a_host_starts_reports_and_ends_devices(supervisor: HostSupervisor) -> N
     assert report.pids.keys() == report.cpu_s.keys() == {"pi-1", "pi-2"}
     supervisor.apply({"pi-1": Conditions(None, None, is_willing=False)})
     psutil.Process(report.pids["pi-1"]).kill()
-    ended = until(lambda: supervisor.report(report.number).ended, "the end of pi-1")
+    ended = wait_until(lambda: supervisor.report(report.number).ended, "the end of pi-1")
     assert [(one.name, one.was_requested) for one in ended] == [("pi-1", False)]
     last = supervisor.report(report.number)
     assert last.ended == ended, "an end is reported until it was seen"
@@ -78,7 +69,7 @@ def test_a_host_starts_reports_and_ends_devices(supervisor: HostSupervisor) -> N
     supervisor.restart("pi-1", None)
     assert supervisor.report(last.number).pids["pi-1"] != report.pids["pi-1"]
     assert supervisor.sample().keys() == {"pi-1", "pi-2"}
-    until(lambda: b"pi-2" in supervisor.logs().get("pi-2.log", b""), "a log")
+    wait_until(lambda: b"pi-2" in supervisor.logs().get("pi-2.log", b""), "a log")
     agents = [psutil.Process(pid) for pid in supervisor.report(last.number).pids.values()]
     supervisor.close()
     assert all(map(is_gone, agents))
@@ -157,8 +148,8 @@ def test_a_host_whose_clock_differs_by_a_day_is_neither_silent_nor_cut_off(
 def test_devices_of_a_host_check_the_certificate_of_the_broker(supervisor: HostSupervisor) -> None:
     part = replace(PART, broker_url="mqtts://127.0.0.1:1", ca=b"not a certificate")
     supervisor.add(part)
-    log = until(lambda: supervisor.logs().get("pi-1.log"), "a log")
-    until(lambda: b"cafile" in supervisor.logs()["pi-1.log"], f"the problem in {log!r}")
+    log = wait_until(lambda: supervisor.logs().get("pi-1.log"), "a log")
+    wait_until(lambda: b"cafile" in supervisor.logs()["pi-1.log"], f"the problem in {log!r}")
 
 
 def test_devices_on_hosts_reach_a_lab_at_its_tls_listener(
@@ -226,15 +217,15 @@ def test_a_network_that_stalls_delays_the_transfers_of_that_time() -> None:
     )
     watch = NetworkWatch([host])
     with watch.watching():
-        until(lambda: peer.answered > 3, "echoes")
+        wait_until(lambda: peer.answered > 3, "echoes")
         before = time.perf_counter()
         peer.is_open.clear()
-        until(lambda: watch.delay_s("a", before, time.perf_counter()) > 0.15, "a delay")
+        wait_until(lambda: watch.delay_s("a", before, time.perf_counter()) > 0.15, "a delay")
         stalled = time.perf_counter()
         assert watch.delay_s("a", before, stalled) <= stalled - before
         answered = peer.answered
         peer.is_open.set()
-        until(lambda: peer.answered > answered + 2, "echoes after the stall")
+        wait_until(lambda: peer.answered > answered + 2, "echoes after the stall")
         assert watch.delay_s("a", before, time.perf_counter()) > 0.15
         assert watch.delay_s("a", before - 10.0, before - 9.0) == 0.0
     peer.close()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import distribution
 from pathlib import Path
@@ -22,9 +22,9 @@ from fairbed.testbed.lab.folder import LabBroker, free_local_port
 from tests.brokers import PRODUCTION_BROKERS
 from tests.processes import end
 from tests.test_wheel import ROOT, dependencies
+from tests.testbed.small_run import LIMIT_S, wait_until
 from tools.build_dist import build
 
-LIMIT_S = 60.0
 FAIRBED = [
     sys.executable,
     "-c",
@@ -163,15 +163,6 @@ class Device:
         return (self.folder / "agent.log").read_text()
 
 
-def until(holds: Callable[[], bool], what: str) -> float:
-    """Wait until something holds; return the seconds that it took."""
-    started = time.monotonic()
-    while not holds():
-        assert time.monotonic() - started < LIMIT_S, what
-        time.sleep(0.02)
-    return time.monotonic() - started
-
-
 @pytest.mark.parametrize("broker", PRODUCTION_BROKERS)
 def test_a_device_joins_a_lab_is_renamed_and_revoked(
     broker: LabBroker, wheel: Path, tmp_path: Path
@@ -192,7 +183,7 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
         assert host.state("pi-kitchen") == "new"
         command = output.strip().rpartition("start the agent with: ")[2]
         with device.agent(command) as process:
-            until(lambda: host.state("pi-kitchen") == "online", output)
+            wait_until(lambda: host.state("pi-kitchen") == "online", output)
             online_at = time.monotonic()
             code, findings = device.doctor()
             assert code == 0, findings
@@ -206,7 +197,9 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
             assert (code, "pi-kitchen: keeps its identity" in output) == (0, True)
 
             # Of two agents with young links, either may end.
-            until(lambda: time.monotonic() - online_at > LASTED_S + SHORT_S, "the clock stands")
+            wait_until(
+                lambda: time.monotonic() - online_at > LASTED_S + SHORT_S, "the clock stands"
+            )
             copy = subprocess.run(  # a second agent with this identity, as from a copied card
                 [*command.split(), "--cache", str(tmp_path / "copy")],
                 env=device.environment,
@@ -219,15 +212,15 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
                 "device-agent: pi-kitchen: another agent of this name is connected to the broker; "
                 "stop it, or start this one with another --name"
             )
-            until(lambda: host.state("pi-kitchen") == "online", device.log)
+            wait_until(lambda: host.state("pi-kitchen") == "online", lambda: device.log)
 
             host.fairbed("devices", "rename", "pi-kitchen", "pi-attic")
-            until(lambda: host.state("pi-attic") == "online", device.log)
+            wait_until(lambda: host.state("pi-attic") == "online", lambda: device.log)
             assert "pi-kitchen: the lab renamed this device to pi-attic" in device.log
 
             revoked = host.fairbed("devices", "revoke", "pi-attic")
             assert re.match(r"pi-attic: revoked; the broker refuses it after 0\.\d s\n", revoked)
-            until(lambda: "its identity was revoked on" in device.log, device.log)
+            wait_until(lambda: "its identity was revoked on" in device.log, lambda: device.log)
             assert process.poll() is None  # it waits, as it may be enrolled again
             code, findings = device.doctor()
             assert code == 1
@@ -237,7 +230,7 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
             code, output = device.run(host.fairbed("enroll", "pi-attic").strip())
             assert (code, "pi-attic: enrolled at the lab" in output) == (0, True), output
         with device.agent(command):
-            until(lambda: host.state("pi-attic") == "online", device.log)
+            wait_until(lambda: host.state("pi-attic") == "online", lambda: device.log)
     rows = (tmp_path / "lab/audit.jsonl").read_text().splitlines()
     audit = [json.loads(row)["action"] for row in rows]
     expected = ["token", "enrol", "enrol-refused", "rename", "revoke", "token", "enrol"]
