@@ -83,6 +83,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _summary(local: Sequence[Measured], ray: Sequence[Measured]) -> dict[str, float]:
+    """Return medians of both ways, and of ratios of pairs that ran one after the other.
+
+    `ratio` is the rate on Ray over the local one, `cpu_ratio` the local processor time over that on
+    Ray: above 1 Ray is the better one.
+    """
     pairs = list(zip(local, ray, strict=True))
     return {
         "local_cells_per_s": statistics.median(one.cells_per_s for one in local),
