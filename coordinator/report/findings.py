@@ -380,7 +380,8 @@ def _cost(s: RunSummary) -> Iterator[Finding]:
 def _problems(s: RunSummary) -> list[Finding]:
     x = s.exchange
     merged_late = f", {x.aggregated_late} of them merged later" if x.aggregated_late else ""
-    contended = f", {x.contended} because the emulating machine was busy" if x.contended else ""
+    of_them = "" if x.contended == x.invalid else f"{x.contended} of them "
+    contended = f", {of_them}because the emulating machine was busy" if x.contended else ""
     is_over = s.status not in LIVE
     texts = [
         f"The run {s.status}: {s.reason}." if s.reason else "",

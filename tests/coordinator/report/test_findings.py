@@ -65,6 +65,25 @@ def test_a_round_without_an_update_and_late_exchanges_are_problems(run: Path) ->
     assert "missed the deadline" in problems.text
 
 
+@pytest.mark.parametrize(
+    ("contended", "sentence"),
+    [
+        (0, "45 exchange times did not count."),
+        (7, "45 exchange times did not count, 7 of them because the emulating machine was busy."),
+        (45, "45 exchange times did not count, because the emulating machine was busy."),
+    ],
+)
+def test_times_that_a_busy_machine_spoilt_are_named(
+    run: Path, contended: int, sentence: str
+) -> None:
+    with RunReader(run) as reader:
+        page = read_page(reader, has_figures=False)
+    exchange = msgspec.structs.replace(page.summary.exchange, invalid=45, contended=contended)
+    s = msgspec.structs.replace(page.summary, exchange=exchange)
+    found = by_topic(findings(s, page.info.plan, page.time, []))
+    assert sentence in found["Problems"].text
+
+
 def test_nothing_that_went_wrong_is_said_in_words(tmp_path: Path) -> None:
     problems = read(fake_run(tmp_path / "short", rounds=3))["Problems"]
     assert not problems.is_bad
