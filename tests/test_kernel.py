@@ -80,6 +80,20 @@ def test_each_backend_and_broker_must_be_usable() -> None:
         kernel.check_doctor([good, bad])
 
 
+def test_a_backend_without_a_result_is_no_failure_of_a_machine_that_was_too_busy() -> None:
+    slow = {
+        "kind": "backend",
+        "name": "container",
+        "is_ok": False,
+        "found": f"no result in 30 s: this machine is {kernel.TOO_SLOW}",
+        "what_to_do": "",
+    }
+    with pytest.raises(roots.Unavailable, match="waited 24% of its time: backend container: no re"):
+        kernel.check_busy([slow], 0.24)
+    kernel.check_busy([slow], 0.01)
+    kernel.check_busy([{**slow, "found": "no podman"}], 0.24)
+
+
 def test_a_user_without_namespaces_must_learn_what_to_put_in_front() -> None:
     refused = {
         "name": "namespace",

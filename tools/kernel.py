@@ -191,6 +191,8 @@ MOST_MBPS = 25.0
 """Above, the timers of this kernel are late."""
 MOST_WAITED_RATIO = 0.05
 """Above, they are late at any rate: the kernel waited for a processor of a busy machine."""
+TOO_SLOW = "too slow, or too busy now"
+"""What `fairbed doctor` prints of a backend without a result in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +369,28 @@ def run_doctor(machine: Machine) -> str:
 
 
 def _doctor(machine: Machine, how: str, before: str = "") -> list[dict[str, Any]]:
-    rows = machine.read(f"{before} fairbed doctor --json >$OUT", DOCTOR_S, how=how)
-    return [row for row in rows if row["kind"] in ("backend", "broker")]
+    """Return the rows of backends and brokers.
+
+    Raises:
+        Unavailable: One had no result in time, on a machine that was too busy.
+        StepError: The command fails.
+    """
+    lines = machine.run(f"{before} fairbed doctor --json >$OUT", DOCTOR_S, how=how)
+    rows = [row for row in machine.result() if row["kind"] in ("backend", "broker")]
+    check_busy(rows, read_waited(lines))
+    return rows
+
+
+def check_busy(rows: Sequence[Mapping[str, Any]], waited_ratio: float) -> None:
+    """Check that rows without a result in time are not the fault of a busy machine.
+
+    Raises:
+        Unavailable: One is.
+    """
+    for row in rows:
+        if TOO_SLOW in row["found"] and waited_ratio > MOST_WAITED_RATIO:
+            waited = f"the kernel waited {waited_ratio:.0%} of its time"
+            raise Unavailable(f"{waited}: {row['kind']} {row['name']}: {row['found']}")
 
 
 def check_doctor(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -434,13 +456,13 @@ def run_limits(machine: Machine) -> str:
     systemd does so when it ends the last service that needed the controller: that must have no
     effect. A program that does so by force must end the run with an error.
     """
-    share = check_share(machine.read(_without_other(_shape()), SHAPE_S, how=SERVICE))
-    fleet = _without_other(_fleet("namespace"))
+    share = check_share(machine.read(_without_other(_shape(), 1), SHAPE_S, how=SERVICE))
+    fleet = _without_other(_fleet("namespace"), DEVICES)
     exchanges = check_summary(machine.read(fleet, RUN_S, how=SERVICE))
     lines = machine.run(
         f"""{_OTHER}
         if {_fleet("namespace", "--set rounds=1000")}; then exit 1; fi &
-        {_AWAIT_GROUPS}
+        {_await_groups(DEVICES)}
         for group in $groups; do echo -cpu >$group/cgroup.subtree_control; done
         echo -cpu >$(dirname $group)/cgroup.subtree_control
         wait $!
@@ -453,14 +475,14 @@ def run_limits(machine: Machine) -> str:
     return f"share {share}, {exchanges} while another service ended; by force: {notice}"
 
 
-def _without_other(command: str) -> str:
-    """Return a script that ends another service while a command runs."""
+def _without_other(command: str, devices: int) -> str:
+    """Return a script that ends another service while a command with devices runs."""
     stop = [
         "systemctl stop other",
         "kill -0 $!",
         "for group in $groups; do cat $group/cpu.max; done",
     ]
-    return "\n".join([_OTHER, f"{command} &", _AWAIT_GROUPS, *stop, "wait $!"])
+    return "\n".join([_OTHER, f"{command} &", _await_groups(devices), *stop, "wait $!"])
 
 
 def run_firewall(machine: Machine) -> str:
@@ -545,16 +567,22 @@ def check_share(report: Mapping[str, Any]) -> str:
 _OTHER = "systemd-run --quiet --unit=other -p Delegate=yes sleep 1000"
 """A service for which systemd enables controllers in its slice, where groups of devices are."""
 
-_AWAIT_GROUPS = r"""
-until [ -n "$groups" ]; do
-    kill -0 $!
-    sleep 0.2
-    groups=$(find /sys/fs/cgroup -path '*/fairbed*/processes/cgroup.procs' \
-        -exec grep -q . {} \; -printf '%h\n' | xargs -r dirname)
-done
-sleep 2
-"""
-"""Waits until groups of devices have processes; their folders are in `groups` then."""
+
+def _await_groups(devices: int) -> str:
+    """Return a script that waits until all groups of devices have processes.
+
+    Their folders are in `groups` then. A controller cannot be taken away above a group that still
+    hands it on, so none may be missed.
+    """
+    return rf"""
+    until [ "$(wc -w <<<"$groups")" -ge {devices} ]; do
+        kill -0 $!
+        sleep 0.2
+        groups=$(find /sys/fs/cgroup -path '*/fairbed*/processes/cgroup.procs' \
+            -exec grep -q . {{}} \; -printf '%h\n' | xargs -r dirname)
+    done
+    sleep 2
+    """
 
 
 def check_summary(summary: Mapping[str, Any]) -> str:
