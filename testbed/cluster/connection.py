@@ -14,6 +14,8 @@ work may be done again elsewhere.
 import logging
 import os
 import secrets
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -175,7 +177,7 @@ def connect(address: str, *, cores: int | None = None) -> Iterator[Cluster]:
         _start_here(cores)
     elif is_ours:
         check_joinable(address)
-        ray.init(address=":".join(map(str, split_address(address))), logging_level=logging.ERROR)
+        _init(address, address=":".join(map(str, split_address(address))))
     elif address != LOCAL and ray.get_runtime_context().gcs_address != address:
         raise ClusterError(
             f"--cluster {address}: must be the cluster that this program has joined, got another "
@@ -193,17 +195,30 @@ def _start_here(cores: int | None) -> None:
     if not any(name in os.environ for name in _AUTHENTICATION):
         # Ray would write a token into the home folder; this one ends with the process.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    _init(
+        LOCAL,
+        address=LOCAL,
+        num_cpus=cores,
+        include_dashboard=False,
+        object_store_memory=LOCAL_STORE_BYTES,
+    )
+
+
+def _init(name: str, **options: Any) -> None:
+    """Start or join Ray, and let SIGTERM run the `finally` blocks of this process.
+
+    Ray takes SIGTERM over below Python, prints a stack and aborts.
+    """
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address=LOCAL,
-            num_cpus=cores,
-            include_dashboard=False,
-            object_store_memory=LOCAL_STORE_BYTES,
-            logging_level=logging.ERROR,
-        )
-    except (RuntimeError, ValueError, OSError, TimeoutError) as exc:
+        ray.init(logging_level=logging.ERROR, **options)
+    except Exception as exc:  # Ray raises many kinds
         line = (str(exc).splitlines() or [type(exc).__name__])[0]
-        raise ClusterError(f"--cluster {LOCAL}: Ray must start here, got: {line}") from exc
+        raise ClusterError(f"--cluster {name}: Ray must start here, got: {line}") from exc
+    if threading.current_thread() is threading.main_thread():
+        of_ray = signal.getsignal(signal.SIGTERM)  # raises SystemExit
+        is_default = before in (signal.SIG_DFL, None)
+        signal.signal(signal.SIGTERM, of_ray if is_default else before)
 
 
 def _hosts() -> list[Host]:

@@ -224,10 +224,10 @@ def test_devices_of_a_killed_node_are_back_within_30_s(tmp_path: Path) -> None:
     assert len(events(folder, "moved")) == 1
 
 
-LARGE_MODEL = ("--set", "model.name=cnn")
-"""345 kB."""
+LARGE = ("--plain", "--set", "model.name=cnn", "--set", "selection.per_round=4")
+"""All devices exchange 345 kB in each round."""
 
-SLOW = Shape(down_bps=2e6, up_bps=2e6, down_queue_bytes=400_000, up_queue_bytes=400_000)
+SLOW = Shape(down_bps=4e6, up_bps=4e6, down_queue_bytes=400_000, up_queue_bytes=400_000)
 
 
 def is_held_up(row: ExchangeRow) -> bool:
@@ -257,7 +257,7 @@ def test_a_slow_network_to_a_host_marks_the_exchanges_that_it_held_up(tmp_path: 
         nodes = stack.enter_context(ray_nodes(network.hub_address))
         nodes.add()
         nodes.add(host=json.loads(shown)[0]["addr_info"][0]["local"], inside=inside)
-        run = stack.enter_context(running(nodes, tmp_path, 10_000, "--plain", *LARGE_MODEL))
+        run = stack.enter_context(running(nodes, tmp_path, 10_000, *LARGE))
 
         def change(shape: Shape) -> float:
             """Change the link; return the end of the open round, which saw both."""

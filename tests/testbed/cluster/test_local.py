@@ -18,7 +18,7 @@ from fairbed.coordinator.store import RunReader
 from tests.processes import end
 from tests.testbed.cli.test_tmux import Terminal, commands
 from tests.testbed.cli.test_watch import FAIRBED as WATCHABLE
-from tests.testbed.cluster.test_live_hosts import EXPERIMENT, closed_rounds
+from tests.testbed.cluster.test_live_hosts import EXPERIMENT, OF_RAY, closed_rounds
 from tests.testbed.cluster.test_two_nodes import (
     FAIRBED,
     QUICKSTART,
@@ -43,6 +43,15 @@ def kinds(folder: Path) -> list[str]:
     """Return the kinds of the events of a run."""
     with RunReader(folder) as reader:
         return [event.kind for _, event in reader.events()]
+
+
+def commands_below(pid: int) -> list[str]:
+    """Return the command of each process that descends from a process."""
+    found = list[str]()
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found.append(" ".join(process.cmdline()))
+    return found
 
 
 def experiment_file(folder: Path, rounds: int = 10_000) -> Path:
@@ -114,6 +123,27 @@ def test_it_ends_with_an_interrupted_run(number: signal.Signals, tmp_path: Path)
                 process.kill()
     if number is signal.SIGINT:
         assert (run.returncode, json.loads(out)["status"]) == (0, "stopped"), err
+
+
+def test_it_ends_with_a_run_that_is_terminated_while_it_starts(tmp_path: Path) -> None:
+    """Ray would abort the process."""
+    path, folder = experiment_file(tmp_path), tmp_path / "run"
+    run = subprocess.Popen(
+        [*FAIRBED, "run", str(path), "--out", str(folder), "--json", *LOCAL],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: any(OF_RAY in one for one in commands_below(run.pid)), "a supervisor")
+        family = psutil.Process(run.pid).children(recursive=True)
+        run.terminate()
+        _, err = run.communicate(timeout=60)
+        assert_gone(family)
+    finally:
+        end(run)
+    assert (run.returncode, err) == (-signal.SIGTERM, "fairbed: ended by SIGTERM\n")
+    assert not folder.exists()
 
 
 SCRIPT = """
