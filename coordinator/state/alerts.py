@@ -254,8 +254,8 @@ class HostLoad:
         most = sorted(set(delayed), key=lambda name: (-delayed.count(name), name))
         return (
             f"this machine delayed {len(delayed)} of the newest {len(self._newest)} exchanges, so "
-            f"their times do not count (most often {some(most)}); stop other programs, select "
-            "fewer devices per round, or raise emulation.dilation"
+            "their times do not count; stop other programs, select fewer devices per round, or "
+            f"raise emulation.dilation; delayed most often: {some(most)}"
         )
 
 
