@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import anyio
+import psutil
 import pytest
 
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
@@ -95,6 +97,12 @@ class ClusterLinks:
         """Kill a node as `kill -9` does."""
         await self._nodes[node].kill()
 
+    async def freeze(self, node: int) -> None:
+        """Stop a node without closing its connections, as when its machine vanishes."""
+        guard = psutil.Process(self._nodes[node].pid)
+        for process in [guard, *guard.children()]:
+            process.suspend()
+
     def _index(self, url: str) -> int:
         return next(i for i, port in enumerate(self._ports) if url.endswith(f":{port}"))
 
@@ -152,8 +160,11 @@ async def fleet(folder: Path, links: Links) -> AsyncIterator[Lab]:
         yield place
 
 
-async def kill_in_round(place: Lab, links: ClusterLinks, client: str) -> None:
-    """Kill a client's node when the coordinator grants the first upload of the second round."""
+Loss: TypeAlias = Literal["kill", "freeze"]
+
+
+async def lose_in_round(place: Lab, links: ClusterLinks, client: str, loss: Loss) -> None:
+    """Lose a client's node when the coordinator grants the first upload of the second round."""
     granted = anyio.Event()
 
     def on_publish(topic: str, payload: bytes) -> None:
@@ -163,7 +174,8 @@ async def kill_in_round(place: Lab, links: ClusterLinks, client: str) -> None:
 
     place.on_progress = lambda progress: links.watch("coordinator", on_publish)
     await granted.wait()
-    await links.kill(links.node_of(client))
+    node = links.node_of(client)
+    await (links.kill(node) if loss == "kill" else links.freeze(node))
 
 
 async def models_without_a_loss(folder: Path) -> list[str]:
@@ -174,9 +186,10 @@ async def models_without_a_loss(folder: Path) -> list[str]:
         return [row.model_sha256 for row in reader.rounds()]
 
 
+@pytest.mark.parametrize("loss", get_args(Loss))
 @pytest.mark.parametrize("client", ["coordinator", "pi-0"])
 async def test_a_lost_node_costs_time_but_no_update(
-    client: str, tmp_path: Path, ledger: Ledger
+    client: str, loss: Loss, tmp_path: Path, ledger: Ledger
 ) -> None:
     expected = await models_without_a_loss(tmp_path / "memory")
     async with (
@@ -184,7 +197,7 @@ async def test_a_lost_node_costs_time_but_no_update(
         fleet(tmp_path / "cluster", links) as place,
         anyio.create_task_group() as group,
     ):
-        group.start_soon(kill_in_round, place, links, client)
+        group.start_soon(lose_in_round, place, links, client, loss)
         started_s = anyio.current_time()
         assert await place.run(CONFIG) == "done"
         took_s = anyio.current_time() - started_s
@@ -198,7 +211,7 @@ async def test_a_lost_node_costs_time_but_no_update(
     assert max(counts.values()) == 1
     for row in rounds:
         assert row.aggregated == row.selected == sum(x.round == row.round for x in exchanges)
-    ledger.note("nats", f"node of {client} killed, of three", lost_s=took_s)
+    ledger.note("nats", f"node of {client}, of three: {loss}", lost_s=took_s)
 
 
 BEFORE, AFTER = 300, 300

@@ -51,6 +51,11 @@ NODE_DIAL_S = 3.0
 each further one: a machine that is switched off answers nothing, and the next node is one attempt
 away. One lost packet of a handshake is repeated within it (RFC 6298: after 1 s)."""
 
+NODE_PING_S = 10.0
+"""Longest silence of a node of a cluster after a ping; at a single broker it is the keepalive. A
+machine that vanishes closes no connection, and its clients have `CLUSTER_SILENT_S` to find another
+node. Chunks that arrive end the silence, so that a slow link is no dead one."""
+
 REFUSED_BASE_S, REFUSED_CAP_S = 1.0, 60.0
 """Backoff of a link that waits while the broker refuses it. The cap is half of the default
 `round.join_timeout_s`: the device is back before the run gives up."""
@@ -216,6 +221,7 @@ class MqttTransport(Transport):
                 keepalive_s=keepalive_s,
                 connect_timeout_s=connect_timeout_s,
                 dial_timeout_s=connect_timeout_s,
+                ping_timeout_s=keepalive_s,
                 publish_timeout_s=publish_timeout_s,
             )
             for node in node_urls(url)
@@ -382,7 +388,8 @@ class MqttTransport(Transport):
         if len(self._nodes) == 1:
             return options
         limit_s = min(options.connect_timeout_s, NODE_DIAL_S * 2.0 ** min(passes, 8))
-        return replace(options, dial_timeout_s=limit_s)
+        ping_s = min(options.ping_timeout_s, NODE_PING_S)
+        return replace(options, dial_timeout_s=limit_s, ping_timeout_s=ping_s)
 
     def _retry_s(self, retry: int, *, is_refused: bool) -> float:
         if self._backoff is not None:

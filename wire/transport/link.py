@@ -109,6 +109,8 @@ class ConnectOptions:
     """For the CONNACK, and for the subscriptions of a reconnect."""
     dial_timeout_s: float
     """For the TCP connection, with TLS its handshake."""
+    ping_timeout_s: float
+    """For any byte of the broker after a ping."""
     publish_timeout_s: float
 
     def timeout_s(self, queued_bytes: int) -> float:

@@ -397,10 +397,11 @@ class OwnConnection(asyncio.BufferedProtocol):
     def _tick(self) -> None:
         """End the link if an operation is overdue, and send PINGREQ if the link is idle."""
         now, keepalive_s = self._loop.time(), float(self._options.keepalive_s)
+        ping_timeout_s = self._options.ping_timeout_s
         late = self._pending.overdue(now)
         if late is not None:
             self.fail(f"{late.action} took longer than {late.timeout_s:.0f} s")
-        elif self._pinged_at is not None and now - self._pinged_at >= keepalive_s:
+        elif self._pinged_at is not None and now - self._pinged_at >= ping_timeout_s:
             self.fail(f"the broker has been silent for {now - self._received_at:.0f} s")
         if self._lost.done():
             return
@@ -410,10 +411,12 @@ class OwnConnection(asyncio.BufferedProtocol):
         ):
             self._pinged_at = now
             self._send(packets.PINGREQ)
+        if self._pinged_at is None:
+            wake_at = min(self._received_at, self._sent_at) + keepalive_s / 2
+        else:
+            wake_at = min(self._pinged_at + ping_timeout_s, now + keepalive_s / 2)
         due_at = self._pending.wake_at()
-        idle_since = now if self._pinged_at else min(self._received_at, self._sent_at)
-        ping_at = idle_since + keepalive_s / 2
-        self._set_timer(ping_at if due_at is None else min(due_at, ping_at))
+        self._set_timer(wake_at if due_at is None else min(due_at, wake_at))
 
     def _refusal(self, reason: str, advice: str) -> Refused:
         return Refused(

@@ -18,6 +18,7 @@ from tests.wire.transport.test_aiomqtt_client import (
     ACCEPTED,
     SUBSCRIBED,
     TIMEOUT_S,
+    cluster_url,
     replies,
     replies_and_stays,
     scripted_broker,
@@ -78,6 +79,24 @@ async def test_the_link_ends_when_a_ping_gets_no_answer() -> None:
         ):
             await up(link)
             assert (await down(link)).startswith("the broker has been silent for ")
+            assert await anext(link.events()) == LinkUp(2)
+
+
+async def test_a_silent_node_of_a_cluster_is_left_sooner_than_a_silent_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fairbed.wire.transport.client.NODE_PING_S", 0.1)
+    stays = replies_and_stays(ACCEPTED)
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            broker(stays) as one,
+            broker(stays) as other,
+            link_to(cluster_url(one, other), keepalive_s=2) as link,
+        ):
+            await up(link)
+            started_s = anyio.current_time()
+            assert (await down(link)).startswith("the broker has been silent for ")
+            assert anyio.current_time() - started_s < 2.5, "1 s to the ping, then 0.1 s"
             assert await anext(link.events()) == LinkUp(2)
 
 
