@@ -2,13 +2,16 @@
 
 import base64
 import json
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.testbed.lab.brokers import (
+    Cluster,
     Listener,
     emqx_acl,
     generic_rules,
@@ -177,3 +180,22 @@ def test_writes_rules_for_other_brokers() -> None:
     text = generic_rules()
     assert "device (user NAME)\n  publish    fairbed/TENANT/d/NAME/status\n" in text
     assert "  publish    fairbed/+/command/NAME\n" in text
+
+
+def test_the_page_about_brokers_shows_the_configuration_of_a_node() -> None:
+    page = Path(__file__).parents[3] / "docs/brokers.md"
+    found = re.search(r"^```json\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    shown = json.loads(found[1])
+    routes = [route.rpartition("@")[2] for route in shown["cluster"]["routes"]]
+    ours = json.loads(
+        nats_conf(
+            Listener(port=shown["mqtt"]["port"], host="0.0.0.0"),
+            shown["authorization"]["users"],
+            server_name=shown["server_name"],
+            data_folder=shown["jetstream"]["store_dir"],
+            cluster=Cluster(routes=routes, own=0, secret="..."),
+        )
+    )
+    del ours["mqtt"]["host"]
+    assert shown == ours
