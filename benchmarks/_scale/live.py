@@ -14,6 +14,7 @@ from benchmarks import idle_fleet, soak
 from benchmarks._live_run import live_run, save_random_examples
 from benchmarks._meter import peak_rss_bytes
 from benchmarks._scale.curve import Curve, Row
+from benchmarks._scale.messages import messages_of_exchange
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.progress import tracked
 from fairbed.wire.chunks import suitable_chunk_bytes
@@ -31,6 +32,8 @@ AT_REST_S = 10.0
 
 MODEL_AGENTS = 4
 MODEL_ROUNDS = 12
+MESSAGE_ROUNDS = 4, 14
+"""Of the two runs whose messages are counted."""
 HIDDEN, CLASSES = 128, 10
 """Of an MLP for data whose shape no shipped model has."""
 
@@ -118,6 +121,7 @@ def _model_cost(size_mb: float) -> dict[str, float]:
             with RunReader(run.folder) as reader:
                 closed = reader.rounds()[1:]
                 exchanges = [x for x in reader.exchanges(0) if x.round > 1]
+        messages = messages_of_exchange(data, MODEL_AGENTS, MESSAGE_ROUNDS)
     done = [x for x in exchanges if x.outcome == "done"]
     if len(done) != MODEL_AGENTS * (MODEL_ROUNDS - 1):
         raise SystemExit(f"scale: {size_mb:g} MB: {len(done)} of {len(exchanges)} exchanges done")
@@ -133,6 +137,7 @@ def _model_cost(size_mb: float) -> dict[str, float]:
         "bytes down of an exchange, MB": n_bytes / 1e6,
         "bytes up of an exchange, MB": statistics.median(x.bytes_up for x in done) / 1e6,
         "chunks of a model at this speed": float(-(-n_bytes // chunk_bytes)),
+        **{f"messages {way} per exchange": count for way, count in messages.items()},
         "download, ms": median_ms("download_s"),
         "upload, ms": median_ms("upload_s"),
         f"round of {MODEL_AGENTS}, ms": 1e3 * statistics.median(x.duration_s for x in closed),

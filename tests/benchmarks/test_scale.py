@@ -41,10 +41,12 @@ def test_small_replays_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # seven runs, one after the other
 def test_small_live_fleets_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "AT_REST_S", 0.5)
+    for name, value in (("AT_REST_S", 0.5), ("COHORT_ROUNDS", 100), ("MESSAGE_ROUNDS", (1, 3))):
+        monkeypatch.setattr(live, name, value)
     parts = ["--part", "agents,models,rounds", "--agents", "2", "--sizes", "0.1"]
     assert scale.main([*parts, "--rounds", "100", "--json"]) == 0
     curves = json.loads(capsys.readouterr().out)
@@ -56,8 +58,10 @@ def test_small_live_fleets_are_measured(
     models = {row["text"]: row["values"] for row in curves["models"]["rows"]}
     assert models["bytes down of an exchange, MB"] == pytest.approx([0.1], rel=0.05)
     assert models["bytes up of an exchange, MB"] == pytest.approx([0.1], rel=0.05)
+    assert 4.0 < models["messages to the broker per exchange"][0] < 30.0
+    assert 4.0 < models["messages from the broker per exchange"][0] < 30.0
     agents = {row["text"]: row["values"] for row in curves["agents"]["rows"]}
-    assert agents["exchanges done, of 5 x 400"] == [800]
+    assert agents["exchanges done, of 5 x 100"] == [200]
     rounds = {row["text"]: row["values"] for row in curves["rounds"]["rows"]}
     assert min(rounds["a round: coordinator, ms of a core"]) > 0.0
 
