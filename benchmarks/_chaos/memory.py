@@ -25,8 +25,7 @@ Samples: TypeAlias = NDArray[np.float64]
 """Rounds and bytes, shape (n, 2)."""
 
 WARM_ROUNDS = 300
-"""Rounds at the start of a process that do not count: imports, buffers, caches that fill. Eight
-agents that lived for 1,300 rounds grew by 0.5 MiB in the first 300 and by 0.1 MiB in the others."""
+"""Rounds at the start of a process that do not count: imports, buffers, caches that fill."""
 
 MIN_ROUNDS = 1_000
 """Fewest rounds in the series of a kind after that, all together, for a slope."""
