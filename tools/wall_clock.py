@@ -100,7 +100,9 @@ jump() {{
     more_rounds
     date --set "$1 seconds"
     fairbed command /tmp/run note "clock $1"
+    log_in
 }}
+log_in() {{ :; }}
 """
 
 _END = """
@@ -121,6 +123,12 @@ enroll() {{
     device-agent --config /tmp/$1/agent.toml --cache /tmp/$1/cache --state /tmp/$1/state \\
         >/tmp/logs/$1.log 2>&1 &
 }}
+log_in() {{
+    for config in /tmp/pi-*/agent.toml; do
+        device-agent doctor --config $config >/tmp/logs/doctor.log || true
+        [ "$(grep -cE '^ok +(TLS|clock|identity|login) ' /tmp/logs/doctor.log)" = 4 ]
+    done
+}}
 mkdir /tmp/logs
 fairbed lab init /tmp/lab --broker mosquitto --address 127.0.0.1
 fairbed lab up >/tmp/logs/lab.log 2>&1 &
@@ -130,7 +138,10 @@ fairbed coordinator /mnt/inside/lab.toml --set rounds=1000 --headless --json --o
     >$OUT 2>/tmp/progress &
 run=$!
 """
-"""A lab with TLS, three agents with logins that are valid for two days, and a coordinator."""
+"""A lab with TLS, three agents with logins that are valid for two days, and a coordinator.
+
+After each jump every device logs in once more beside its agent, and shows its identity to the lab.
+"""
 
 ENROLL_NEWCOMER = f"""
 enroll {NEWCOMER}
