@@ -112,6 +112,8 @@ class EstimatorScreen(RunScreen):
         """Resumes and newest round when the exchanges were last read."""
         self._estimator = ""
         self._shown: Accuracy | None = None
+        self._devices_width = 0
+        """Width for which the columns of the devices were chosen."""
 
     def compose_parts(self) -> ComposeResult:
         """Build the parts."""
@@ -181,15 +183,27 @@ class EstimatorScreen(RunScreen):
             self._fill_tables(self._shown)
 
     def _fill_tables(self, found: Accuracy) -> None:
-        """Show phases and devices, in the columns that fit."""
+        """Show phases and devices."""
         is_narrow = self.app.size.width < WIDE
         self.query_one("#parts", Static).update(parts_table(found.parts, is_narrow=is_narrow))
+        self._fill_devices(found.devices)
+        self.call_after_refresh(self._fit_devices)  # the phases may leave another width now
+
+    def _fit_devices(self) -> None:
+        """Choose the columns again if the table of devices has another width."""
+        if not self.has_parts or self._shown is None:
+            return
+        if self._devices_width != self.query_one(DeviceLines).scrollable_content_region.width:
+            self._fill_devices(self._shown.devices)
+
+    def _fill_devices(self, devices: Sequence[DeviceError]) -> None:
+        """Show the devices, in the columns that fit."""
         table = self.query_one(DeviceLines)
-        width = table.scrollable_content_region.width - GAP
-        columns = fitting([column for column, _ in COLUMNS], found.devices, width)
+        self._devices_width = table.scrollable_content_region.width
+        columns = fitting([column for column, _ in COLUMNS], devices, self._devices_width - GAP)
         table.fill(
             [Heading(column.heading, is_left=column.align == "<") for column in columns],
-            [[column.text(device) for column in columns] for device in found.devices],
+            [[column.text(device) for column in columns] for device in devices],
         )
 
     def redraw(self) -> None:
