@@ -207,7 +207,7 @@ def train_chunk(
         examples: The training data.
         anchor: The global model w_t, shape (n_params,); not changed.
         part: Jobs of the chunk, those with more steps first; its models are not changed.
-        params: Where the models are trained, shape (G, n_params), with the initial ones; None is a
+        params: Where the models are trained, shape (G, n_params), with the initial ones; None: a
             copy of those of `part`.
 
     Raises:

@@ -72,8 +72,9 @@ async def place() -> AsyncIterator[tuple[PublicBlobs, "_Topics"]]:
 
 
 class _Topics(list[str]):
-    """Topics of messages in order; `ten` is set with the tenth. With `is_down` none is sent, with
-    `is_stuck` the broker takes none.
+    """Topics of messages in order; `ten` is set with the tenth.
+
+    A link that `is_down` sends no message, a broker that `is_stuck` takes no message.
     """
 
     def __init__(self) -> None:

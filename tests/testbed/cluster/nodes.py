@@ -84,7 +84,7 @@ class Nodes:
         Args:
             cores: Cores that it offers.
             environ: Further variables of its environment.
-            host: Its address; None is that of the head.
+            host: Its address; None: that of the head.
             inside: Command that starts it, such as in namespaces of its own.
         """
         role = [f"--address={self.address}"]
