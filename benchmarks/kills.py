@@ -23,7 +23,6 @@ import argparse
 import json
 import random
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -38,6 +37,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+from fairbed.coordinator.store.connection import DATABASE, open_readonly
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.progress import progress
 from fairbed.testbed.run.agent_restarts import STABLE_S
@@ -243,12 +243,11 @@ class KilledRun:
         return sorted(found, key=psutil.Process.create_time)
 
     def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """Return rows of the store; none while it does not exist. Nothing is written."""
-        path = self.folder / "run.db"
+        """Return rows of the store; none while it does not exist. No row is written."""
+        path = self.folder / DATABASE
         if not path.exists():
             return []
-        uri = f"{path.as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, timeout=10.0)) as connection:
+        with closing(open_readonly(path)) as connection:
             return connection.execute(sql, values).fetchall()
 
     def closed(self) -> list[tuple[Any, ...]]:

@@ -25,7 +25,7 @@ from benchmarks._chaos.clock import shifted
 from benchmarks._chaos.schedule import JUMP_S, Fault, Setup
 from benchmarks._live_run import separate_agents
 from fairbed.coordinator.store import RunReader, StoreError
-from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.connection import DATABASE, open_readonly
 from fairbed.coordinator.store.tables import RoundRow
 from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.host.guard import guarded
@@ -296,7 +296,7 @@ class LiveFleet:
             StoreError: The newest model is damaged or missing.
         """
         path = self.folder / DATABASE
-        with closing(_open_readonly(path)) as connection:
+        with closing(open_readonly(path)) as connection:
             found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
         with RunReader(self.folder) as reader:
             reader.final_model()
@@ -446,7 +446,7 @@ class LiveFleet:
         """
         path = self.folder / DATABASE
         if path.exists():
-            with suppress(sqlite3.Error), closing(_open_readonly(path)) as connection:
+            with suppress(sqlite3.Error, StoreError), closing(open_readonly(path)) as connection:
                 sql = "SELECT count(*), coalesce(sum(status = 'done'), 0) FROM round"
                 self._counted = connection.execute(sql).fetchone()
         return self._counted
@@ -458,10 +458,6 @@ class LiveFleet:
 
 def _name(number: int) -> str:
     return f"pi-{number + 1}"
-
-
-def _open_readonly(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
 
 
 def _nothing() -> None:

@@ -118,6 +118,7 @@ def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
             f"{path.parent}: must be the folder of a run, got one without {path.name}; `fairbed "
             "runs` lists the runs"
         )
+    _roll_back(path, busy_timeout_s)
     with translated(path):
         return sqlite3.connect(
             f"{path.resolve().as_uri()}?mode=ro",
@@ -126,6 +127,22 @@ def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
             isolation_level=None,
             check_same_thread=False,
         )
+
+
+def _roll_back(path: Path, busy_timeout_s: float) -> None:
+    """Undo a change that a killed process did not finish; a reader can do nothing without that.
+
+    Such a change is that to WAL mode when a process opens a run, and back when it ends. SQLite
+    leaves the change of a live process alone. Without the permission to write nothing is done.
+    """
+    if not path.with_name(f"{path.name}-journal").exists():
+        return
+    uri = f"{path.resolve().as_uri()}?mode=rw"
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(uri, uri=True, timeout=busy_timeout_s)) as connection,
+    ):
+        connection.execute("PRAGMA schema_version")
 
 
 def complete(connection: sqlite3.Connection) -> None:

@@ -34,6 +34,22 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
+def killed_while_it_changes_the_journal(folder: Path, rounds: int) -> Path:
+    """Return a run as `kill -9` leaves it while its database goes to WAL mode or leaves it."""
+    run = FakeRun(folder.with_name("live"))
+    run.play(rounds)
+    run.finish()
+    with closing(sqlite3.connect(run.folder / "run.db", isolation_level=None)) as changing:
+        changing.execute("BEGIN IMMEDIATE")
+        changing.execute("UPDATE exchange SET device = device || '-changed'")
+        changing.execute("PRAGMA cache_size = 1")  # what does not fit is written at once
+        changing.execute("CREATE TABLE large (content)")
+        changing.execute("INSERT INTO large VALUES (zeroblob(1000000))")
+        shutil.copytree(run.folder, folder)
+    assert (folder / "run.db-journal").stat().st_size > 0
+    return folder
+
+
 def rounds_in(database: Path) -> list[int]:
     with closing(sqlite3.connect(database)) as connection:
         return [row[0] for row in connection.execute("SELECT round FROM round ORDER BY round")]
@@ -52,6 +68,22 @@ def test_a_closed_round_whose_model_is_damaged_is_kept_in_a_copy(folder: Path) -
     assert damage.endswith("repeats from round 4 on; run-before-round-4.db has what was there")
     Store.reopen(folder).close()
     assert len(list(folder.glob("run-before-*"))) == 1, "the second resumption has lost nothing"
+
+
+def test_a_run_killed_while_it_changes_the_journal_is_read(folder: Path) -> None:
+    killed_while_it_changes_the_journal(folder, 4)
+    with RunReader(folder) as reader:
+        assert [row.round for row in reader.rounds()] == [1, 2, 3, 4]
+        assert not any("changed" in row.device for row in reader.exchanges())
+    assert [path.name for path in folder.glob("run.db*")] == ["run.db"]
+
+
+def test_a_run_killed_while_it_changes_the_journal_is_resumed(folder: Path) -> None:
+    store = Store.reopen(killed_while_it_changes_the_journal(folder, 4))
+    checkpoint = store.last_checkpoint()
+    store.close()
+    assert checkpoint is not None
+    assert checkpoint.round == 4
 
 
 def test_two_damaged_models_are_no_lost_rounds_at_the_next_resumption(folder: Path) -> None:
