@@ -62,6 +62,8 @@ OVERLAP_S = 1.0
 """Longest time from the first to the second fault of a step."""
 PAIRS = 0.25
 """Share of steps with two faults."""
+DRAWS_PER_LIFE = 3
+"""How often a long life has each kind of fault that does not end it."""
 JUMP_S = 5 * 86_400
 """Largest jump of a clock forwards; backwards it stays above 0, as after a restart."""
 
@@ -135,11 +137,16 @@ def steps(
         seed: Of all random choices.
         kinds: Kinds to draw from, at least one.
         devices: Number of devices.
-        has_long_lives: Draw the kinds that end the run, or may, after all others, so that few lives
-            are short, and the others have all the faults that a life can have.
+        has_long_lives: Draw the kinds that end the run, or may, after all others, and each of the
+            others `DRAWS_PER_LIFE` times, so that few lives are short, and the others have all the
+            faults that a life can have.
     """
     rng = np.random.default_rng(seed)
     stack: list[Kind] = []
+    drawable = list(kinds)
+    if has_long_lives:
+        others = [kind for kind in kinds if not (kind.ends_run or kind.may_end_run)]
+        drawable += others * (DRAWS_PER_LIFE - 1)
     number = 0
     while True:
         number += 1
@@ -148,7 +155,7 @@ def steps(
         drawn: list[Kind] = []
         for _ in range(count):
             if not stack:
-                stack = [kinds[i] for i in rng.permutation(len(kinds))]
+                stack = [drawable[i] for i in rng.permutation(len(drawable))]
                 if has_long_lives:  # the last one is drawn first
                     stack.sort(key=lambda kind: not (kind.ends_run or kind.may_end_run))
             if not (drawn and drawn[0].ends_run and stack[-1].ends_run):

@@ -26,7 +26,7 @@ def series(
 
 
 def slope(kb_per_round: float, seed: int, noise_kb: float = 200.0) -> Slope:
-    rng, lives = np.random.default_rng(seed), (1_300, 800, 1_900, 310, 1_300, 1_340)
+    rng, lives = np.random.default_rng(seed), (2_400, 1_200, 2_900, 710, 2_400, 2_000)
     starts = np.cumsum((0, *lives[:-1]))
     found = slope_of(
         [
@@ -67,8 +67,8 @@ def test_a_constant_memory_has_no_slope_and_no_noise() -> None:
 
 def test_a_log_has_slopes_of_kinds_that_lived_long_enough() -> None:
     log = MemoryLog()
-    for round_id in range(0, 3_000, 10):
-        log.add("broker", (7, round_id // 1_000), round_id, 9_000_000 + 2_000 * (round_id % 1_000))
+    for round_id in range(0, 6_000, 10):
+        log.add("broker", (7, round_id // 2_000), round_id, 9_000_000 + 2_000 * (round_id % 2_000))
         log.add("agents", 8, round_id, 60_000_000)
         if round_id < 500:
             log.add("fork server", 9, round_id, 50_000_000)

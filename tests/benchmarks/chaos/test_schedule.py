@@ -1,10 +1,20 @@
 """The schedule of faults is a function of its seed, and has every kind of fault."""
 
+from collections import Counter
 from itertools import groupby, islice
 
 import pytest
 
-from benchmarks._chaos.schedule import KINDS, SETUPS, Kind, Setup, Step, kinds_of, steps
+from benchmarks._chaos.schedule import (
+    DRAWS_PER_LIFE,
+    KINDS,
+    SETUPS,
+    Kind,
+    Setup,
+    Step,
+    kinds_of,
+    steps,
+)
 
 
 def schedule(seed: int, count: int, setup: Setup = "process") -> list[Step]:
@@ -37,10 +47,12 @@ def test_a_fault_that_ends_the_run_is_alone_or_last() -> None:
 def test_long_lives_have_all_faults_that_do_not_end_the_run() -> None:
     kinds = kinds_of("process")
     found = list(islice(steps(4, kinds, 3, has_long_lives=True), 200))
-    assert {fault.kind for step in found[: len(kinds)] for fault in step.faults} == set(kinds)
     lives = [len(list(group)) for ends, group in groupby(found, _ends) if not ends]
-    others = sum(not (kind.ends_run or kind.may_end_run) for kind in kinds)
-    assert all(others // 2 <= life <= others for life in lives[:-1])
+    others = [kind for kind in kinds if not (kind.ends_run or kind.may_end_run)]
+    draws = DRAWS_PER_LIFE * len(others)
+    assert all(draws // 2 <= life <= draws for life in lives[:-1])
+    first = Counter(fault.kind for step in found[: lives[0]] for fault in step.faults)
+    assert {kind: first[kind] for kind in others} == dict.fromkeys(others, DRAWS_PER_LIFE)
 
 
 def _ends(step: Step) -> bool:
