@@ -13,8 +13,8 @@ A kill is survived if the next round with an update closes, and every round that
 is unchanged. All devices are in each round, so the models of the rounds must be those of the same
 run without kills, bit for bit; after kills of agents they are not compared, because a round goes on
 without the dead one. An agent is back when the coordinator may select it again. The agent of a
-device is killed when it has lived for a minute; earlier, each restart would wait longer than the
-one before. At the end SIGTERM stops the run and the agents.
+device that has died before is killed when it has lived for a minute; earlier, each restart would
+wait longer than the one before. At the end SIGTERM stops the run and the agents.
 
 Exits with 1 unless every kill was survived. The instants are a function of the seed.
 """
@@ -425,7 +425,8 @@ class Killer:
         """Kill the agent of an emulated device, which the run starts again."""
         run = self._run
         oldest = run.agent_processes()[0]
-        time.sleep(max(0.0, oldest.create_time() + STABLE_S - time.time()))
+        if self.kills >= len(run.names):  # each has died before
+            time.sleep(max(0.0, oldest.create_time() + STABLE_S - time.time()))
         last_event, began = self._last_event(), time.monotonic()
         oldest.kill()
         self._count()
