@@ -8,6 +8,7 @@ import msgspec
 
 from fairbed.testbed.cli import DONE, from_clone
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.host.termination import unwound_by_signals
 
 
 def main(options: argparse.Namespace) -> int:
@@ -29,7 +30,8 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"bench: no benchmark {options.name!r}; there are: {', '.join(names)}")
     if options.json:  # before the name; after it, it is an argument of the benchmark
         options.arguments.append("--json")
-    code: int = _module(options.name).main(options.arguments)
+    with unwound_by_signals():  # ends what a benchmark started
+        code: int = _module(options.name).main(options.arguments)
     return code
 
 

@@ -1,6 +1,9 @@
 """A live run that is killed and goes on; and what the benchmark prints."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,6 +37,26 @@ def test_a_killed_run_goes_on_and_leaves_nothing(capsys: pytest.CaptureFixture[s
     assert found["outcomes"]["done"] >= found["rounds"]
     assert all(step["recovery_s"] > 0.0 for step in found["steps"])
     assert "process, mosquitto: step 1: " in output.err
+
+
+@pytest.mark.full
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_signal_leaves_no_process_file_or_mount(tmp_path: Path) -> None:
+    options = ["--broker", "mosquitto", "--backend", "process", "--kinds", "broker stopped"]
+    command = [sys.executable, "-m", "fairbed.testbed.cli.main", "bench", "chaos", *options]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with psutil.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert "step 1: " in process.stderr.readline()
+        started = process.children(recursive=True)
+        assert started
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
+    assert psutil.wait_procs(started, timeout=5)[1] == []
+    assert str(tmp_path) not in Path("/proc/mounts").read_text(encoding="utf-8")
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("fairbed-chaos")] == []
 
 
 STEP = StepResult(
