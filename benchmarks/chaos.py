@@ -63,7 +63,7 @@ GROWTH_MIB = 40.0
 of some kB in each round."""
 
 ROUNDS_PER_STEP = 125
-"""Rounds after a step that does not end the run, with `--rounds`: more than twenty of them make a
+"""Rounds after a step that does not end the run, with `--rounds`: about fifteen of them make a
 life of the run, and 5,000 rounds have two, besides short ones."""
 SAMPLE_S = 1.0
 """Interval of the samples of memory meanwhile."""

@@ -1,6 +1,7 @@
-"""Measures that keep the memory of an agent process small: deferred and avoided imports."""
+"""Measures that keep the memory of a process small: one heap, deferred and avoided imports."""
 
 import configparser
+import ctypes
 import importlib
 import importlib.util
 import sys
@@ -10,6 +11,21 @@ from types import ModuleType
 from typing import Any
 
 PROXIES = "urllib.request"
+
+M_ARENA_MAX = -8
+"""Parameter number of `mallopt`, from glibc's malloc.h."""
+
+
+def share_one_heap() -> None:
+    """Make all threads allocate from one heap, so that they reuse freed pages.
+
+    It saves 1 MB of an agent, and the growth of a coordinator, 0.2 kB a round, whose threads
+    otherwise fill a heap each. Call it before the first thread is started.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(M_ARENA_MAX, 1)
 
 
 def defer_urllib() -> None:

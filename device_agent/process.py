@@ -4,11 +4,9 @@ The console script runs it with the real host, the testbed with an emulated one.
 """
 
 import asyncio
-import ctypes
 import hashlib
 import logging
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.errors import AgentError, ConfigError, Renamed
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.log import RecentLog
+from fairbed.device_agent.memory import share_one_heap
 from fairbed.device_agent.renewal import Renewal
 from fairbed.device_agent.systemd import notify_systemd
 from fairbed.wire.transport.address import parse_url
@@ -27,9 +26,6 @@ from fairbed.wire.transport.base import KEEPALIVE_S, Transport, Will
 from fairbed.wire.transport.client import MqttTransport
 
 _log = logging.getLogger(__name__)
-
-M_ARENA_MAX = -8
-"""Parameter number of `mallopt`, from glibc's malloc.h."""
 
 CLIENT_ID_DIGITS = 24
 """Hexadecimal digits of the hash in a client id: 96 bits."""
@@ -58,8 +54,7 @@ def run_agent(
         Renamed: A lab renamed the device; `config_path` has the new name.
         EngineError: The training engine is not installed.
     """
-    _share_one_heap()
-
+    share_one_heap()
     recent = RecentLog(config.name, config.send_log, host.clock.now)
 
     async def serve() -> None:
@@ -117,14 +112,6 @@ def client_id(config: AgentConfig) -> str:
     login = f"{address.username or ''}\0{address.password or ''}"
     digest = hashlib.sha256(login.encode()).hexdigest()[:CLIENT_ID_DIGITS]
     return f"fairbed-{config.tenant}-{config.name}-{digest}"
-
-
-def _share_one_heap() -> None:
-    """Make all threads allocate from one heap, so that they reuse freed pages (saves 1 MB)."""
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(M_ARENA_MAX, 1)
 
 
 async def _serve(agent: Agent, renewal: Renewal) -> None:

@@ -20,6 +20,7 @@ from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
+from fairbed.device_agent.memory import share_one_heap
 from fairbed.testbed.api.cluster import device_hosts
 from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.api.planning import plan_run
@@ -53,6 +54,7 @@ def main(options: argparse.Namespace) -> int:
 
         is_detached = run_with_tui(plan, options)
         return DONE if is_detached else _close(plan, as_json=False)
+    share_one_heap()
     with ExitStack() as stack:
         if cluster is not None:
             with one_line_errors(), unwound_by_signals():
