@@ -57,15 +57,18 @@ class Direction:
         self.n_lost = 0
         self.is_plugged = True
 
-    def receive(self, now: float) -> bool:
-        """Read packets; return whether the first packet in flight is new."""
+    def receive(self) -> bool:
+        """Read packets; return whether the first packet in flight is new.
+
+        Each has its whole delay, also if it came while others were read.
+        """
         was_idle = not self.in_flight
         for _ in range(PACKETS_AT_ONCE):
             try:
                 packet = os.read(self.entry, MAX_PACKET_BYTES)
             except OSError:  # no more packets, or the link is down
                 break
-            due = self.line.due(now) if self.is_plugged else None
+            due = self.line.due(time.monotonic()) if self.is_plugged else None
             if due is None or len(self.in_flight) >= MAX_IN_FLIGHT:
                 self.n_lost += 1
             else:
@@ -134,7 +137,7 @@ class Relay:
             if ready:
                 for entry, _ in self._poll.poll(0):
                     direction = self._by_entry[entry]
-                    if direction.receive(time.monotonic()):
+                    if direction.receive():
                         heapq.heappush(self._next, (direction.in_flight[0][0], entry))
                     self._send_due()
             self._send_due()

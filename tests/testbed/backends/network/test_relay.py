@@ -1,15 +1,20 @@
 """Real TUN links with a relay between them: delay, order, loss, changes, and its end."""
 
 import os
+import random
 import signal
+import socket
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import anyio
 import pytest
 from anyio.to_thread import run_sync
 
 from benchmarks._traffic import DatagramArrivals, traffic
+from fairbed.testbed.backends.network import relay
 from fairbed.testbed.backends.network.network import Network, open_network
+from fairbed.testbed.backends.network.plan.delay import DelayLine, Impairment
 from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.errors import BackendError
@@ -53,6 +58,29 @@ def test_no_packet_comes_before_its_delay_and_none_is_lost() -> None:
             assert flight.loss_ratio == 0.0
 
     _run(FAR, test)
+
+
+def test_a_packet_that_comes_while_others_are_read_has_its_whole_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = DelayLine(Impairment(delay_s=FAR.delay_s), random.random, random.random)
+    sender, entry = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    instants = [5.0, 6.0, 7.0]
+
+    def read(descriptor: int, size: int) -> bytes:
+        packet = entry.recv(size)
+        instants.pop(0)  # the relay did not run meanwhile
+        return packet
+
+    monkeypatch.setattr(relay, "os", SimpleNamespace(read=read))
+    monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: instants[0]))
+    with sender, entry:
+        entry.setblocking(False)
+        for number in (1, 2):
+            sender.send(bytes([number]))
+        direction = relay.Direction(entry.fileno(), line)
+        assert direction.receive()
+    assert [due for due, _ in direction.in_flight] == [6.0 + FAR.delay_s, 7.0 + FAR.delay_s]
 
 
 def test_jitter_keeps_the_order_of_packets() -> None:
