@@ -12,9 +12,9 @@ again; the run starts its broker and the agents of its devices.
 A kill is survived if the next round with an update closes, and every round that was closed before
 is unchanged. All devices are in each round, so the models of the rounds must be those of the same
 run without kills, bit for bit; after kills of agents they are not compared, because a round goes on
-without the dead one. An agent is back when the coordinator may select it again. The agent of a
-device that has died before is killed when it has lived for a minute; earlier, each restart would
-wait longer than the one before. At the end SIGTERM stops the run and the agents.
+without the dead one. An agent is back at the dispatch of its next exchange that is done. The agent
+of a device that has died before is killed when it has lived for a minute; earlier, each restart
+would wait longer than the one before. At the end SIGTERM stops the run and the agents.
 
 Exits with 1 unless every kill was survived. The instants are a function of the seed.
 """
@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,9 @@ class PartResult(Struct, frozen=True, kw_only=True):
     void_rounds: int
     """Rounds without an update."""
     back_median_s: float
-    """From the start of the killed process to the next round with an update; of an agent: until it
-    is available. Of a broker: from the kill to that round; of a device: from the kill until it is
-    available."""
+    """From the start of the killed process to the next round with an update; of an agent: to the
+    dispatch of its next exchange. Of a broker: from the kill to that round; of a device: from the
+    kill to that dispatch."""
     back_max_s: float
     equal_models: int | None
     """Rounds whose model is that of the run without kills; None for agents and devices."""
@@ -274,6 +275,11 @@ class KilledRun:
                 raise NotBackError(f"{what}: must come within {RECOVERY_S:g} s")
             time.sleep(POLL_S)
 
+    def now_s(self) -> float:
+        """Return this instant on the clock of the run, which has not been resumed, seconds."""
+        ((at_s, wall),) = self.query("SELECT at_s, wall FROM event ORDER BY id LIMIT 1")
+        return float(at_s) + time.time() - datetime.fromisoformat(wall).timestamp()
+
     def last_line(self) -> str:
         """Return the last line of the run's output."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -387,8 +393,11 @@ class Killer:
         self.kills += 1
         self._unproven += 1
 
-    def _await_progress(self, began: float) -> None:
+    def _await_progress(self, began: float | None) -> None:
         """Wait for the next round with an update; check those that were closed before.
+
+        Args:
+            began: When the killed process was started again; None if its return was seen before.
 
         Raises:
             NotBackError: None closes.
@@ -396,7 +405,7 @@ class Killer:
         run, kept = self._run, self._kept
         last = kept[-1][0] if kept else 0
         run.wait(lambda: run.last_done() > last, f"round {last + 1}")
-        if self._unproven == 1:
+        if began is not None and self._unproven == 1:
             self.back_s.append(time.monotonic() - began)
         rows = run.closed()
         lost = sum(row not in rows for row in kept)
@@ -415,10 +424,9 @@ class Killer:
         agent.wait()
         self._count()
         self._kept = run.closed()
-        last_event = self._last_event()
-        began = time.monotonic()
+        since_s = run.now_s()
         run.start_agent(name)
-        self._await_available(name, last_event, began)
+        self._await_exchange(name, since_s)
 
     def _kill_device(self) -> None:
         """Kill the agent of an emulated device, which the run starts again."""
@@ -426,30 +434,28 @@ class Killer:
         oldest = run.agent_processes()[0]
         if self.kills >= len(run.names):  # each has died before
             time.sleep(max(0.0, oldest.create_time() + STABLE_S - time.time()))
-        last_event, began = self._last_event(), time.monotonic()
+        last_event, since_s = run.query("SELECT max(id) FROM event")[0][0], run.now_s()
         oldest.kill()
         self._count()
         self._kept = run.closed()
         sql = "SELECT device FROM event WHERE id > ? AND kind = 'died'"
         run.wait(lambda: bool(run.query(sql, last_event)), "the death of an agent")
         ((name,),) = run.query(sql, last_event)
-        self._await_available(name, last_event, began)
+        self._await_exchange(name, since_s)
 
-    def _last_event(self) -> int:
-        return self._run.query("SELECT max(id) FROM event")[0][0] or 0
+    def _await_exchange(self, name: str, since_s: float) -> None:
+        """Wait until a device has done an exchange that began after an instant of the run.
 
-    def _await_available(self, name: str, last_event: int, began: float) -> None:
-        """Wait until a device is available after an event, and for the round after that."""
+        Events of its return are no proof: a device that returns often has only some of them.
+        """
         run = self._run
         sql = (
-            "SELECT 1 FROM telemetry WHERE device = ?1 AND is_available AND at_s >= (SELECT at_s "
-            "FROM event WHERE id > ?2 AND device = ?1 AND kind = 'rejoined') LIMIT 1"
+            "SELECT min(dispatched_at_s) FROM exchange "
+            "WHERE device = ? AND dispatched_at_s > ? AND outcome = 'done'"
         )
-        run.wait(lambda: bool(run.query(sql, name, last_event)), f"{name} is back")
-        self.back_s.append(time.monotonic() - began)
-        self._unproven += 1  # its time is measured already
-        self._await_progress(began)
-        self.survived -= 1
+        run.wait(lambda: run.query(sql, name, since_s)[0][0] is not None, f"{name} is back")
+        self.back_s.append(run.query(sql, name, since_s)[0][0] - since_s)
+        self._await_progress(None)
 
 
 def measure(part: str, options: argparse.Namespace, top: Path) -> PartResult:

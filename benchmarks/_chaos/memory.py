@@ -10,6 +10,13 @@ Samples that follow each other are alike, so the noise of the slope is that of t
 blocks of them: the slopes s_i without block i of B have the standard error
 
     noise^2 = (B - 1) / B  sum (s_i - mean s)^2
+
+The C library takes and returns memory in steps of up to S. The largest slope that one step in the
+middle of each life has, of l_s rounds, is 1.5 S / l_s, and
+
+    resolution = 1.5 S  sum l_s^2 / sum l_s^3
+
+through all of them. A slope is noise below three times the noise, and below the resolution.
 """
 
 from collections import defaultdict
@@ -39,8 +46,9 @@ BLOCKS = 20
 
 SIGNIFICANT = 3.0
 """A slope of less than this many standard errors is noise ..."""
-RESOLUTION_KB = 0.2
-"""... and so is a smaller one, kB a round: 1 MB in 5,000 rounds, some pages of an allocator ..."""
+STEP_KB = 600.0
+"""... and so is one that a step of this size, kB, in each life makes: coordinators and agents of
+5,000 rounds took 390 to 600 kB at once, and returned up to 900 kB ..."""
 LARGEST_KB = 1.0
 """... but never a larger one, however noisy it is."""
 
@@ -94,7 +102,8 @@ def slope_of(series: Sequence[Samples]) -> Slope | None:
     """
     warm = [one[one[:, 0] >= one[0, 0] + WARM_ROUNDS] for one in series]
     warm = [one for one in warm if len(one) >= MIN_SAMPLES]
-    rounds = int(sum(one[-1, 0] - one[0, 0] for one in warm))
+    lengths = np.array([one[-1, 0] - one[0, 0] for one in warm])
+    rounds = int(lengths.sum())
     if rounds < MIN_ROUNDS:
         return None
     n = sum(map(len, warm))
@@ -104,10 +113,11 @@ def slope_of(series: Sequence[Samples]) -> Slope | None:
         for block in np.array_split(np.arange(len(one)), max(2, BLOCKS * len(one) // n))
     ]
     noise_kb = float(np.sqrt((len(without) - 1) * np.var(without)))
+    resolution_kb = 1.5 * STEP_KB * float(np.sum(lengths**2) / np.sum(lengths**3))
     return Slope(
         kb_per_round=_pooled(warm),
         noise_kb=noise_kb,
-        limit_kb=min(max(SIGNIFICANT * noise_kb, RESOLUTION_KB), LARGEST_KB),
+        limit_kb=min(max(SIGNIFICANT * noise_kb, resolution_kb), LARGEST_KB),
         series=len(warm),
         rounds=rounds,
     )

@@ -62,7 +62,7 @@ OVERLAP_S = 1.0
 """Longest time from the first to the second fault of a step."""
 PAIRS = 0.25
 """Share of steps with two faults."""
-DRAWS_PER_LIFE = 2
+DRAWS_PER_LIFE = 3
 """How often a long life has each kind of fault that does not end it."""
 JUMP_S = 5 * 86_400
 """Largest jump of a clock forwards; backwards it stays above 0, as after a restart."""

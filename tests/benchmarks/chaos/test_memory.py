@@ -6,6 +6,7 @@ import pytest
 from benchmarks._chaos.memory import (
     LARGEST_KB,
     SIGNIFICANT,
+    STEP_KB,
     WARM_ROUNDS,
     MemoryLog,
     Slope,
@@ -43,6 +44,16 @@ def test_processes_that_do_not_grow_are_within_noise(seed: int) -> None:
     found = slope(0.0, seed)
     assert found.is_within_noise, found
     assert found.series == 5  # one ended while it filled its caches
+
+
+def test_a_step_of_the_allocator_is_no_growth() -> None:
+    rounds = np.arange(0.0, 4_200.0, 10.0)
+    kb = 100_000.0 + STEP_KB * (rounds > (WARM_ROUNDS + 4_200.0) / 2)
+    found = slope_of([np.column_stack((rounds, 1e3 * kb))])
+    assert found is not None
+    assert found.is_within_noise
+    assert found.kb_per_round == pytest.approx(1.5 * STEP_KB / (4_190 - WARM_ROUNDS), rel=0.01)
+    assert found.limit_kb == pytest.approx(found.kb_per_round, rel=0.01)
 
 
 @pytest.mark.parametrize("seed", range(20))
