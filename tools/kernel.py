@@ -40,6 +40,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fairbed.coordinator.store.reader import RunReader  # this file is run as a program
+from fairbed.testbed.host.guard import guarded
 from tools import wall_clock
 from tools.roots import (
     ROOT,
@@ -274,7 +275,7 @@ def _boot(options: Sequence[str], limit_s: float) -> list[str]:
     lines: list[str] = []
     started_s = time.monotonic()
     with subprocess.Popen(
-        ["linux.uml", *options],
+        guarded(["linux.uml", *options]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

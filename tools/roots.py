@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from fairbed.testbed.host.termination import unwound_by_signals
+
 ROOT = Path(__file__).resolve().parent.parent
 
 BUILD_S = 1200.0
@@ -70,21 +72,27 @@ def run_recipe(
         if name not in steps:
             parser.error(f"a {noun} must be one of {', '.join(steps)}; got {name}")
     args.folder = args.folder.absolute()
-    try:
-        machine = prepare(args)
-    except Unavailable as exc:
-        print(f"{recipe}: skipped, {exc}")
-        return 0
-    except StepError as exc:
-        print(f"{recipe}: FAILED: {exc}")
-        return 1
+    with unwound_by_signals():  # ends what a step started
+        try:
+            machine = prepare(args)
+        except Unavailable as exc:
+            print(f"{recipe}: skipped, {exc}")
+            return 0
+        except StepError as exc:
+            print(f"{recipe}: FAILED: {exc}")
+            return 1
+        return _run_steps(recipe, machine, {name: steps[name] for name in args.steps or steps})
+
+
+def _run_steps(recipe: str, machine: Machine, steps: Mapping[str, Callable[[Machine], str]]) -> int:
+    """Run steps and print their results; return the exit status."""
     results: dict[str, str] = {}
     has_failed = False
-    for name in args.steps or steps:
+    for name, step in steps.items():
         print(f"{recipe}: {name}", flush=True)
         started_s = time.monotonic()
         try:
-            result = steps[name](machine)
+            result = step(machine)
         except Unavailable as exc:
             result = f"skipped, {exc}"
         except StepError as exc:
