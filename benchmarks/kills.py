@@ -88,6 +88,9 @@ STARTING_S = 2.5
 STARTING_RATIO = 0.4
 """Share of the kills that hit a starting process, of coordinator and owner."""
 
+LIVED_S = STABLE_S + 3.0
+"""Life of an agent before another kill; the kernel counts its start in whole seconds."""
+
 PROFILE = "raspberry-pi-4b"
 """Of the devices whose agents are killed: a container starts as slowly as its device lets it."""
 
@@ -433,7 +436,7 @@ class Killer:
         run = self._run
         oldest = run.agent_processes()[0]
         if self.kills >= len(run.names):  # each has died before
-            time.sleep(max(0.0, oldest.create_time() + STABLE_S - time.time()))
+            time.sleep(max(0.0, oldest.create_time() + LIVED_S - time.time()))
         last_event, since_s = run.query("SELECT max(id) FROM event")[0][0], run.now_s()
         oldest.kill()
         self._count()
