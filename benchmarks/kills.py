@@ -89,7 +89,7 @@ STARTING_RATIO = 0.4
 """Share of the kills that hit a starting process, of coordinator and owner."""
 
 LIVED_S = STABLE_S + 3.0
-"""Life of an agent before another kill; the kernel counts its start in whole seconds."""
+"""Life of an agent before another kill: the instant of its start is known to a second."""
 
 PROFILE = "raspberry-pi-4b"
 """Of the devices whose agents are killed: a container starts as slowly as its device lets it."""
