@@ -167,7 +167,7 @@ class NamespaceBackend:
             try:
                 await watch_limits(self._groups)
             except CgroupError as exc:
-                self._ended(HelperEnded("control groups", 1, False, False, str(exc)))
+                self._limit_gone(exc)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, name="backend.limits")
@@ -291,10 +291,23 @@ class NamespaceBackend:
         return Site(self._url, msgspec.structs.replace(sandbox, network=network, host=self._host))
 
     def _ended(self, ended: HelperEnded) -> None:
-        if ended.is_device and ended.name in self._groups and self._is_full(ended.name):
-            ended = replace(ended, reason="its memory was full")
+        if ended.is_device and ended.name in self._groups:
+            if not ended.was_requested:
+                self._report_limit(ended.name)  # an agent cannot go on without it
+            if self._is_full(ended.name):
+                ended = replace(ended, reason="its memory was full")
         if self._on_end is not None:
             self._on_end(ended)
+
+    def _report_limit(self, name: str) -> None:
+        """Report that the limit of a device is gone, if it is."""
+        try:
+            self._groups[name].check_limit()
+        except CgroupError as exc:
+            self._limit_gone(exc)
+
+    def _limit_gone(self, why: CgroupError) -> None:
+        self._ended(HelperEnded("control groups", 1, False, False, str(why)))
 
     def _is_full(self, name: str) -> bool:
         """Return whether a process of a device was killed for memory since the last call."""

@@ -58,8 +58,8 @@ class StopControl:
             self.coordinator.note(kind, text, "warning", device)
 
     def fail(self, why: Exception) -> None:
-        """End the run because of an error."""
-        self.failure = why
+        """End the run because of an error; a later one is its consequence."""
+        self.failure = self.failure or why
         self.end_gracefully()
 
 

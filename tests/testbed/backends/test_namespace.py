@@ -18,7 +18,7 @@ import pytest
 from fairbed import profiles
 from fairbed.testbed.backends.base import Backend, DeviceSpec, device_spec
 from fairbed.testbed.backends.cgroups import fleet as sandboxes
-from fairbed.testbed.backends.cgroups.files import read
+from fairbed.testbed.backends.cgroups.files import CgroupError, read
 from fairbed.testbed.backends.cgroups.group import Group
 from fairbed.testbed.backends.cgroups.places import find_places
 from fairbed.testbed.backends.choice import BackendChoice, open_backend, problem_with
@@ -285,6 +285,27 @@ def test_a_device_with_full_memory_ends_and_the_reason_is_reported(
     death = ended[0]
     assert (death.name, death.status, death.was_requested) == ("pi-1", -signal.SIGKILL, False)
     assert death.reason == "its memory was full"
+
+
+def test_a_limit_that_is_gone_is_reported_before_the_device_that_ends_by_it(
+    tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandboxes, "CHECK_S", 60.0)
+    ended: list[HelperEnded] = []
+
+    def check_limit(group: Group) -> None:
+        raise CgroupError("pi-1: the limit is gone")
+
+    async def test() -> None:
+        async with opened_backend(tmp_path, run_id, pis(1), ended) as (_, backend):
+            monkeypatch.setattr(Group, "check_limit", check_limit)
+            os.kill(backend.pids["pi-1"], signal.SIGKILL)
+            await until(lambda: len(ended) == 2)
+
+    run(test)
+    gone = HelperEnded("control groups", 1, False, False, "pi-1: the limit is gone")
+    assert ended[0] == gone
+    assert (ended[1].name, ended[1].is_device) == ("pi-1", True)
 
 
 def test_a_relay_that_ends_is_reported(tmp_path: Path, run_id: str) -> None:

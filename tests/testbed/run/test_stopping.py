@@ -13,6 +13,7 @@ import pytest
 
 from fairbed.coordinator.server.service import Coordinator
 from fairbed.testbed.backends.helper import HelperEnded
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.termination import STOPPING, signals_restored
 from fairbed.testbed.run.stopping import StopControl, ended_by_signals
 
@@ -40,6 +41,16 @@ def test_the_end_of_a_helper_fails_the_run_and_names_the_cause_if_it_is_known(
 
     why = anyio.run(failure)
     assert (None if why is None else str(why)) == found
+
+
+def test_the_first_failure_is_the_cause_of_the_others() -> None:
+    async def failure() -> Exception | None:
+        stop = StopControl()
+        for cause in (GONE, "no agent is alive"):
+            stop.fail(BackendError(cause))
+        return stop.failure
+
+    assert str(anyio.run(failure)) == GONE
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
