@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import psutil
 from anyio.abc import Process
 
+from fairbed.device_agent.cgroup import memory_limit_bytes
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.host.loopback import loopback_problem
@@ -30,6 +32,12 @@ STOP_S = 3.0
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
 """Settings of glibc's allocator, ignored elsewhere: keep up to 16 MiB of freed memory. Returning it
 chunk by chunk costs mosquitto 0.8 ms of processor time per MB that it forwards."""
+
+MEMORY_RATIO = 0.5
+"""Largest part of this machine's memory, or of this container's, for a broker. Neither mosquitto nor
+NATS bounds the sessions and subscriptions of a user, and a full machine loses more than a broker.
+"""
+MEMORY_POLL_S = 2.0
 
 POLL_S = 0.01
 LOG_LINES = 3
@@ -129,10 +137,23 @@ class BrokerProcess:
         await process.aclose()
 
     async def wait(self) -> str:
-        """Wait until the broker ends by itself; return the end of its log."""
-        if self._process is not None:
-            await self._process.wait()
-        return self._log_end()
+        """Wait until the broker ends by itself or takes too much memory, which kills it.
+
+        Returns:
+            Why: the end of its log, or its memory.
+        """
+        process = self._process
+        while process is not None and process.returncode is None:
+            with anyio.move_on_after(MEMORY_POLL_S):
+                await process.wait()
+            used, most = _memory_bytes(process.pid), MEMORY_RATIO * _machine_memory_bytes()
+            if process.returncode is None and used > most:
+                await self.kill()
+                return (
+                    f"its memory must stay below {most / 2**20:,.0f} MiB, "
+                    f"{MEMORY_RATIO:.0%} of this machine, got {used / 2**20:,.0f}"
+                )
+        return f"end of its log: {self._log_end()}"
 
     async def _await_ready(self, process: Process) -> None:
         """Return when the broker has accepted a login."""
@@ -175,6 +196,20 @@ class BrokerProcess:
         except OSError:
             return "no log"
         return " | ".join([line.strip() for line in lines if line.strip()][-LOG_LINES:]) or "no log"
+
+
+def _memory_bytes(pid: int) -> int:
+    """Return the resident memory of a broker, whose guard may be its parent."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return sum(one.memory_info().rss for one in (process, *process.children()))
+    return 0
+
+
+def _machine_memory_bytes() -> int:
+    """Return the memory that the programs of this machine, or of this container, can have."""
+    total = int(psutil.virtual_memory().total)
+    return min(total, memory_limit_bytes(Path("/")) or total)
 
 
 async def _cancel_at_end(process: Process, scope: anyio.CancelScope) -> None:

@@ -315,9 +315,9 @@ class _Broker:
         failures, last_problem = 0, ""
         while True:
             started_s = anyio.current_time()
-            log_end = await self._process.wait()
+            why = await self._process.wait()
             self.is_ready = False
-            problem = f"{self._lab.settings.broker} ended; end of its log: {log_end}"
+            problem = f"{self._lab.settings.broker} ended; {why}"
             if anyio.current_time() - started_s > STABLE_S:
                 failures = 0
             await anyio.sleep(min(RETRY_CAP_S, RETRY_S * 2.0**failures))

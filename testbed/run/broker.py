@@ -376,7 +376,7 @@ class Broker:
         await self.start()
 
     async def wait(self) -> str:
-        """Wait until the broker ends by itself; return the end of its log."""
+        """Wait until the broker ends by itself or takes too much memory; return why."""
         return await self._process.wait()
 
 

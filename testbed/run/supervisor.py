@@ -740,8 +740,8 @@ async def keep_broker(
     """Restart the broker whenever it dies, also while it starts, until the budget is spent."""
     with scope:
         while True:
-            log_end = await broker.wait()
-            stop.note("broker", f"{broker.kind} died and is restarted; end of its log: {log_end}")
+            why = await broker.wait()
+            stop.note("broker", f"{broker.kind} died and is restarted; {why}")
             problem = BrokerError(
                 f"{broker.kind}: died {budget.restarts + 1} times without a round with an update "
                 f"in between; see {broker.log}"

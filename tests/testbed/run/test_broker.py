@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from fairbed.testbed.errors import BrokerError
+from fairbed.testbed.host import broker_process
 from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
     Broker,
@@ -140,6 +141,26 @@ async def test_reports_that_it_ended_by_itself(kind: BrokerKind, tmp_path: Path)
             assert broker.pid is not None
             os.kill(broker.pid, signal.SIGKILL)
             assert "no log" not in await broker.wait()
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+async def test_is_killed_before_it_takes_the_memory_of_the_machine(
+    kind: BrokerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_process, "MEMORY_POLL_S", 0.01)
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker(kind, folder=tmp_path) as broker:
+            assert broker.pid is not None
+            process = psutil.Process(broker.pid)
+            with anyio.move_on_after(0.1) as waits:
+                await broker.wait()
+            assert waits.cancelled_caught, "it takes less than half of this machine"
+            monkeypatch.setattr(broker_process, "MEMORY_RATIO", 1e-5)
+            assert "its memory must stay below" in await broker.wait()
+            assert is_gone(process)
+            await broker.restart()
+            async with MqttTransport(broker.url, "me") as link:
+                assert await anext(link.events()) == LinkUp(1)
 
 
 @pytest.mark.parametrize("kind", BROKERS)
