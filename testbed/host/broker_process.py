@@ -34,8 +34,8 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": 
 chunk by chunk costs mosquitto 0.8 ms of processor time per MB that it forwards."""
 
 MEMORY_RATIO = 0.5
-"""Largest part of this machine's memory, or of this container's, for a broker. Neither mosquitto nor
-NATS bounds the sessions and subscriptions of a user, and a full machine loses more than a broker.
+"""Largest part of the memory of this machine, or of this container, for a broker. Neither mosquitto
+nor NATS bounds the sessions and subscriptions of a user, and a full machine loses more than these.
 """
 MEMORY_POLL_S = 2.0
 
