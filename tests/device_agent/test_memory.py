@@ -1,8 +1,11 @@
 """Modules that an agent process loads only on first use."""
 
+import platform
 import subprocess
 import sys
 from importlib import metadata
+
+import pytest
 
 from fairbed.device_agent.memory import installed_entry_points, installed_version
 
@@ -16,6 +19,28 @@ assert "email.message" not in sys.modules, "email"
 import urllib.request
 assert urllib.request.getproxies() is not None
 assert "http.client" in sys.modules
+"""
+
+
+HEAPS = """
+import ctypes, sys, threading
+from fairbed.device_agent.memory import share_one_heap
+
+if sys.argv[1] == "one":
+    share_one_heap()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+all_run = threading.Barrier(3)
+
+def allocate():
+    libc.malloc(1000)
+    all_run.wait()
+
+for _ in range(2):
+    threading.Thread(target=allocate).start()
+all_run.wait()
+libc.malloc_info(0, ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w")))
+libc.fflush(None)
 """
 
 
@@ -38,3 +63,11 @@ def test_installed_entry_points_equal_those_of_the_metadata() -> None:
         assert installed_entry_points(group) == sorted(expected)
     assert installed_entry_points("pytest11") != []
     assert installed_entry_points("no.such.group") == []
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize(("whose", "heaps"), [("one", 1), ("each", 3)])
+def test_threads_share_one_heap(whose: str, heaps: int) -> None:
+    command = [sys.executable, "-c", HEAPS, whose]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60.0)
+    assert found.stdout.count("<heap nr=") == heaps
