@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.lab.folder import ENVIRONMENT, Lab, LabSettings, free_local_port, init_lab
+from fairbed.testbed.host.loopback import free_port
+from fairbed.testbed.lab.folder import ENVIRONMENT, Lab, LabSettings, init_lab
 from fairbed.testbed.lab.identities import COORDINATOR, Identities, user_of
 
 START_S = 30.0
@@ -61,7 +62,7 @@ def benchmark_lab(folder: Path, names: Sequence[str]) -> Iterator[BenchmarkLab]:
     Raises:
         SystemExit: The lab does not start.
     """
-    ports = [free_local_port() for _ in range(3)]
+    ports = [free_port() for _ in range(3)]
     settings = LabSettings(
         broker="mosquitto",
         port=ports[0],

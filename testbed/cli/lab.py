@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import BrokerError, LabError, RunError, UsageError
+from fairbed.testbed.host.loopback import free_port
 from fairbed.testbed.lab.brokers import emqx_acl, generic_rules
 from fairbed.testbed.lab.folder import (
     SETTINGS_FILE,
@@ -27,7 +28,6 @@ from fairbed.testbed.lab.folder import (
     LabSettings,
     default_address,
     find_lab,
-    free_local_port,
     init_lab,
     open_lab,
 )
@@ -69,7 +69,7 @@ def _init(options: argparse.Namespace) -> int:
             name=options.name,
             broker=broker,
             port=options.port,
-            local_port=free_local_port() if broker == "mosquitto" else None,
+            local_port=free_port() if broker == "mosquitto" else None,
             enrol_port=options.enrol_port,
             addresses=tuple(options.address or [default_address()]),
         )

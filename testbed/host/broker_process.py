@@ -1,5 +1,11 @@
-"""A broker as a child process: started until it accepts a login, reloaded, stopped."""
+"""A broker as a child process: started until it accepts a login, reloaded, watched, stopped.
 
+While `BrokerProcess.wait` runs, the memory of the broker and its log are bounded: it is killed
+before it takes the memory of the machine, and before that the caller learns which logins keep too
+much there (`broker_usage`).
+"""
+
+import json
 import os
 import secrets
 import shutil
@@ -7,17 +13,28 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import psutil
 from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from fairbed.device_agent.cgroup import memory_limit_bytes
 from fairbed.testbed.errors import BrokerError
+from fairbed.testbed.host.broker_usage import (
+    Usage,
+    connz_request,
+    mosquitto_sessions,
+    mosquitto_usage,
+    nats_usage,
+)
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.host.loopback import loopback_problem
+from fairbed.testbed.host.loopback import free_port, loopback_problem
 from fairbed.wire.errors import TransportError
 from fairbed.wire.transport.address import is_loopback
 from fairbed.wire.transport.base import LinkUp
@@ -34,10 +51,31 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": 
 chunk by chunk costs mosquitto 0.8 ms of processor time per MB that it forwards."""
 
 MEMORY_RATIO = 0.5
-"""Largest part of the memory of this machine, or of this container, for a broker. Neither mosquitto
-nor NATS bounds the sessions and subscriptions of a user, and a full machine loses more than these.
-"""
+"""Largest part of the memory of this machine, or of this container, for a broker: a full machine
+loses more than the sessions and subscriptions of a broker."""
+
+GROWTH_BYTES = 64 << 20
+"""Growth after which the logins of a broker are looked at."""
+
 MEMORY_POLL_S = 2.0
+
+MAX_LOG_BYTES = 8 << 20
+"""Of the log of a broker; one older log of this size is kept."""
+
+SYSTEM_USER = "system"
+"""User of NATS' system account, which may list connections."""
+
+USAGE_S = 10.0
+"""Longest time in which a broker lists its logins, seconds."""
+
+TREE_POLL_S, TREE_SETTLED_POLLS = 0.1, 5
+"""A tree of subscriptions is complete when its file has not grown in so many polls."""
+
+MAX_CONNECTIONS = 100_000
+"""That NATS lists at once."""
+
+MAX_ANSWER_BYTES = 256 << 20
+"""Of NATS: 1 KB for each connection and more."""
 
 POLL_S = 0.01
 LOG_LINES = 3
@@ -67,14 +105,26 @@ class BrokerProcess:
         address: Host and port that a first connection tests.
         url: Address with user and password that must be accepted.
         log: File that its output is appended to.
+        system_password: Of `SYSTEM_USER` in the configuration of a NATS server; without it the
+            logins of that server are not looked at.
     """
 
     def __init__(
-        self, name: str, command: list[str], address: tuple[str, int], url: str, log: Path
+        self,
+        name: str,
+        command: list[str],
+        address: tuple[str, int],
+        url: str,
+        log: Path,
+        system_password: str | None = None,
     ) -> None:
         self._name, self._command, self._address = name, command, address
-        self._url, self._log = url, log
+        self._url, self._log, self._system_password = url, log, system_password
         self._process: Process | None = None
+        self._tree = log.with_name(f"{log.stem}-subscriptions")
+        """What mosquitto prints beside its log: its subscriptions, when it is asked for them."""
+        self._system_port = 0
+        """Of NATS' own protocol."""
 
     @property
     def pid(self) -> int | None:
@@ -90,13 +140,17 @@ class BrokerProcess:
         host, _ = self._address
         if is_loopback(host) and (problem := loopback_problem()) is not None:
             raise BrokerError(f"{self._name}: {problem}")
+        if self._system_password is not None:
+            self._system_port = free_port()
+            arguments = [*arguments, "--port", str(self._system_port)]
+        printed = self._tree if self._name == "mosquitto" else self._log
         try:
-            with self._log.open("ab") as log:
+            with self._log.open("ab") as log, printed.open("ab") as output:
                 self._process = await anyio.open_process(
                     guarded([*self._command, *arguments]),
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                    stdout=output,
+                    stderr=log,
                     env=os.environ | ALLOCATOR,
                     start_new_session=True,  # Ctrl-C must not end the broker before its users
                 )
@@ -135,14 +189,21 @@ class BrokerProcess:
             process.kill()
         await process.wait()
         await process.aclose()
+        self._tree.unlink(missing_ok=True)
 
-    async def wait(self) -> str:
+    async def wait(
+        self, on_growth: Callable[[Mapping[str, Usage]], None] = lambda usage: None
+    ) -> str:
         """Wait until the broker ends by itself or takes too much memory, which kills it.
+
+        Args:
+            on_growth: Receives what each login keeps, by user, whenever the memory of the broker
+                has grown by `GROWTH_BYTES`.
 
         Returns:
             Why: the end of its log, or its memory.
         """
-        process = self._process
+        process, least = self._process, sys.maxsize
         while process is not None and process.returncode is None:
             with anyio.move_on_after(MEMORY_POLL_S):
                 await process.wait()
@@ -153,7 +214,89 @@ class BrokerProcess:
                     f"its memory must stay below {most / 2**20:,.0f} MiB, "
                     f"{MEMORY_RATIO:.0%} of this machine, got {used / 2**20:,.0f}"
                 )
+            await anyio.to_thread.run_sync(self._trim_log)
+            least = min(least, used)
+            if process.returncode is None and used - least > GROWTH_BYTES:
+                least = used
+                on_growth(await self.usage())
         return f"end of its log: {self._log_end()}"
+
+    async def usage(self) -> dict[str, Usage]:
+        """Return what each login keeps in the broker; nothing if the broker does not list it."""
+        problems = (
+            OSError,  # of the files
+            psutil.Error,  # it has ended
+            anyio.BrokenResourceError,
+            anyio.EndOfStream,
+            anyio.IncompleteRead,
+            anyio.DelimiterNotFound,
+            ValueError,  # its answer is another one than that of known versions
+            LookupError,
+            TypeError,
+        )
+        with anyio.move_on_after(USAGE_S), suppress(*problems):
+            if self._name == "mosquitto":
+                return await self._mosquitto_usage()
+            if self._system_password is not None:
+                return nats_usage(await self._nats_connections(self._system_password))
+        return {}
+
+    async def _mosquitto_usage(self) -> dict[str, Usage]:
+        if self._process is None:
+            return {}
+        pid = self._process.pid
+        broker = next(iter(psutil.Process(pid).children()), psutil.Process(pid))  # of a guard
+        broker.send_signal(signal.SIGUSR2)
+        size, settled = -1, 0
+        while settled < TREE_SETTLED_POLLS:
+            await anyio.sleep(TREE_POLL_S)
+            before, size = size, self._tree.stat().st_size
+            settled = settled + 1 if size == before else 0
+        connected = {(x.raddr.ip, x.raddr.port) for x in broker.net_connections("tcp") if x.raddr}
+        try:
+            return await anyio.to_thread.run_sync(self._read_usage, connected)
+        finally:
+            os.truncate(self._tree, 0)  # the broker appends to it
+
+    def _read_usage(self, connected: set[tuple[str, int]]) -> dict[str, Usage]:
+        """Return what the files of a mosquitto say about its logins."""
+        logs = [path for path in (_older(self._log), self._log) if path.exists()]
+        sessions = mosquitto_sessions((x for log in logs for x in _lines(log)), connected)
+        return mosquitto_usage(sessions, _lines(self._tree))
+
+    async def _nats_connections(self, password: str) -> list[dict[str, Any]]:
+        """Return what a NATS server answers about its open, and about its closed connections."""
+        found = list[dict[str, Any]]()
+        login = {"user": SYSTEM_USER, "pass": password, "verbose": False, "pedantic": False}
+        async with await anyio.connect_tcp("127.0.0.1", self._system_port) as stream:
+            lines = BufferedByteReceiveStream(stream)
+            await lines.receive_until(b"\r\n", 1 << 16)  # INFO
+            await stream.send(f"CONNECT {json.dumps(login)}\r\nSUB answer 1\r\n".encode())
+            for is_closed in (False, True):
+                await stream.send(
+                    connz_request("answer", is_closed=is_closed, limit=MAX_CONNECTIONS)
+                )
+                while not (head := await lines.receive_until(b"\r\n", 1 << 16)).startswith(b"MSG "):
+                    if head.startswith(b"-ERR"):
+                        raise ValueError(head)
+                    if head == b"PING":
+                        await stream.send(b"PONG\r\n")
+                size = int(head.split()[-1])
+                if size > MAX_ANSWER_BYTES:
+                    raise ValueError(size)
+                body = await lines.receive_exactly(size + len(b"\r\n"))
+                answer = await anyio.to_thread.run_sync(json.loads, body)
+                found.append(answer["data"])
+        return found
+
+    def _trim_log(self) -> None:
+        """Bound the log of the broker, which appends to it."""
+        with suppress(OSError):
+            if self._log.stat().st_size > MAX_LOG_BYTES:
+                try:
+                    shutil.copyfile(self._log, _older(self._log))
+                finally:  # even on a full disk
+                    os.truncate(self._log, 0)
 
     async def _await_ready(self, process: Process) -> None:
         """Return when the broker has accepted a login."""
@@ -196,6 +339,17 @@ class BrokerProcess:
         except OSError:
             return "no log"
         return " | ".join([line.strip() for line in lines if line.strip()][-LOG_LINES:]) or "no log"
+
+
+def _older(log: Path) -> Path:
+    """Return the older log of a broker."""
+    return log.with_name(f"{log.name}.1")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            yield line.rstrip(b"\n")
 
 
 def _memory_bytes(pid: int) -> int:

@@ -1,6 +1,8 @@
-"""Whether this machine reaches itself, which brokers and proxies need."""
+"""Whether this machine reaches itself, which brokers and proxies need; its free ports."""
 
 import socket
+
+from fairbed.testbed.errors import BrokerError
 
 TIMEOUT_S = 1.0
 
@@ -13,3 +15,21 @@ def loopback_problem() -> str | None:
     except OSError:
         return "the loopback of this machine must be up, got down; ip link set lo up"
     return None
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port of an address of this machine that is free now.
+
+    Raises:
+        BrokerError: This machine does not have the address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as exc:
+            raise BrokerError(
+                f"broker: must listen on an address of this machine, got {host}: {exc.strerror}"
+            ) from exc
+        port: int = probe.getsockname()[1]
+        return port

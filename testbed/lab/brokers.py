@@ -8,9 +8,10 @@ accepts any password. For other brokers there are rules to copy.
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fairbed.testbed.host.broker_usage import KEPT_S, MAX_SUBSCRIPTIONS
 from fairbed.testbed.lab.permissions import Account, Permissions, Role, permissions
 
 MAX_PACKET_BYTES = 1 << 20
@@ -27,6 +28,8 @@ MAX_INFLIGHT = 100
 HASH_ITERATIONS = 101
 """Of PBKDF2. Passwords are random and long, so a slow hash would protect nothing."""
 
+SYSTEM_ACCOUNT = "SYS"
+
 CLUSTER_NAME, ROUTE_USER = "fairbed", "route"
 
 CLUSTER_WAIT_S = 1
@@ -39,9 +42,6 @@ ORPHAN_S = 300
 """A node of a cluster removes a subscription of QoS 1 this long after its client left, seconds. A
 subscription that was given up leaves a consumer without a client, which would keep every message
 for ever."""
-
-SESSION_S = 3600
-"""A session that a client asked to keep is removed this long after the client left, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def mosquitto_conf(
         f"password_file {password_file}",
         *([] if acl_file is None else [f"acl_file {acl_file}"]),
         "persistence false",
-        f"persistent_client_expiration {SESSION_S // 3600}h",
+        f"persistent_client_expiration {KEPT_S // 3600}h",
         "sys_interval 0",
         "log_dest stderr",
         f"max_packet_size {max_packet_bytes}",
@@ -119,7 +119,10 @@ def mosquitto_conf(
 
 
 def _mosquitto_listener(listener: Listener) -> list[str]:
-    lines = [f"listener {listener.port} {listener.host or ''}".rstrip()]
+    lines = [
+        f"listener {listener.port} {listener.host or ''}".rstrip(),
+        "max_qos 1",  # of QoS 2 each session could keep MAX_INFLIGHT messages unfinished
+    ]
     if listener.certificate is not None:
         lines += [
             f"certfile {listener.certificate}",
@@ -154,6 +157,7 @@ def nats_conf(
     *,
     server_name: str,
     data_folder: str,
+    system_user: Mapping[str, str] | None = None,
     max_packet_bytes: int = MAX_PACKET_BYTES,
     cluster: Cluster | None = None,
 ) -> str:
@@ -166,6 +170,7 @@ def nats_conf(
         users: `nats_users`, or entries of NATS' `authorization.users`.
         server_name: Name in logs; another one in each node of a cluster.
         data_folder: Keeps messages of QoS 1 and retained messages.
+        system_user: `user` and `password` of its system account, which may list connections.
         max_packet_bytes: Largest packet.
         cluster: None is a server on its own. Each node of a cluster holds all messages of QoS 1
             and all retained ones, so that one may be lost of three, two of five.
@@ -187,23 +192,28 @@ def nats_conf(
         "port": -1,
         "max_payload": max_packet_bytes,
         "max_pending": MAX_QUEUED_BYTES,
+        "max_subscriptions": MAX_SUBSCRIPTIONS,
         "authorization": {"users": list(users)},
         "jetstream": {"store_dir": data_folder},
         "mqtt": mqtt,
     }
+    if system_user is not None:
+        login = {**system_user, "allowed_connection_types": ["STANDARD"]}
+        settings["accounts"] = {SYSTEM_ACCOUNT: {"users": [login]}}
+        settings["system_account"] = SYSTEM_ACCOUNT
     if cluster is not None:
         mqtt["stream_replicas"] = len(cluster.routes)
         mqtt["js_api_timeout"] = f"{CLUSTER_WAIT_S}s"
         mqtt["consumer_memory_storage"] = True
         mqtt["consumer_inactive_threshold"] = f"{ORPHAN_S}s"
-        login = f"{ROUTE_USER}:{cluster.secret}"
+        route_login = f"{ROUTE_USER}:{cluster.secret}"
         host, _, port = cluster.routes[cluster.own].rpartition(":")
         settings["cluster"] = {
             "name": CLUSTER_NAME,
             "host": host.strip("[]"),
             "port": int(port),
             "authorization": {"user": ROUTE_USER, "password": cluster.secret},
-            "routes": [f"nats://{login}@{route}" for route in cluster.routes],
+            "routes": [f"nats://{route_login}@{route}" for route in cluster.routes],
         }
     return json.dumps(settings, indent=1) + "\n"
 

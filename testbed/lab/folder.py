@@ -378,14 +378,6 @@ def default_address() -> str:
         return address
 
 
-def free_local_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def write_private(path: Path, data: bytes) -> None:
     """Write a file atomically, mode 0600.
 

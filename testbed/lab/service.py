@@ -27,7 +27,13 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from fairbed.device_agent.systemd import notify_systemd
 from fairbed.testbed.errors import BrokerError, LabError, innermost
-from fairbed.testbed.host.broker_process import BrokerProcess, find_mosquitto, find_nats
+from fairbed.testbed.host.broker_process import (
+    SYSTEM_USER,
+    BrokerProcess,
+    find_mosquitto,
+    find_nats,
+)
+from fairbed.testbed.host.broker_usage import KEPT_S, Usage
 from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.brokers import (
@@ -73,9 +79,6 @@ HUNG_S = 60.0
 
 FLUSH_S = 30.0
 """Interval at which times of last contact are stored; changes of state are stored at once."""
-
-MAX_LOG_BYTES = 8 << 20
-"""Of the broker's log; one older log of this size is kept."""
 
 MAX_PENDING = 10_000
 """Devices with a contact that is not stored yet; further ones wait for their next message."""
@@ -257,21 +260,37 @@ def check_version(broker: str, command: Sequence[str]) -> None:
 
 
 class _Broker:
-    """The broker of a lab and its generated configuration."""
+    """The broker of a lab and its generated configuration.
 
-    def __init__(self, lab: Lab) -> None:
-        self._lab, self._is_stale = lab, False
+    Args:
+        lab: The lab.
+        on_refused: Receives an identity that keeps too much in the broker's memory, and what.
+    """
+
+    def __init__(self, lab: Lab, on_refused: Callable[[Identity, str], None]) -> None:
+        self._lab, self._is_stale, self._on_refused = lab, False, on_refused
         self.is_ready = False
         """It has accepted a login since its last start."""
         settings = lab.settings
-        self.log = lab.broker / "broker.log"
+        self._system_password = secrets.token_urlsafe(24)
         self._process = BrokerProcess(
             settings.broker,
             find_program(settings.broker),
             ("127.0.0.1", settings.local_port or settings.port),
             lab.url(user_of(*LAB_SERVICE)),
-            self.log,
+            lab.broker / "broker.log",
+            self._system_password if settings.broker == "nats" else None,
         )
+        self._accounts: Mapping[str, Identity] = {}
+        """As they were configured, by user."""
+        self._refused_until = dict[str, float]()
+        """Users that keep too much in the broker's memory, and how long it refuses them."""
+
+    @property
+    def refused(self) -> frozenset[str]:
+        """Users that the broker has to refuse now because they keep too much in its memory."""
+        now = anyio.current_time()
+        return frozenset(user for user, end in self._refused_until.items() if now < end)
 
     def configure(self, accounts: Sequence[Identity]) -> None:
         """Write the configuration; a running broker reads it and drops those refused.
@@ -279,7 +298,10 @@ class _Broker:
         Raises:
             LabError: It cannot be written.
         """
-        write_configuration(self._lab, accounts)
+        refused = self.refused
+        accepted = [one for one in accounts if one.user not in refused]
+        write_configuration(self._lab, accepted, self._system_password)
+        self._accounts = {one.user: one for one in accounts}
         if self.is_ready:
             self._process.reload()
         else:  # a signal would end a process that is just starting
@@ -310,12 +332,29 @@ class _Broker:
         self.is_ready = False
         await self._process.kill()
 
+    def _refuse_excess(self, usage: Mapping[str, Usage]) -> None:
+        """Refuse each user that keeps too much in the broker's memory, for a while."""
+        for user in usage.keys() - self.refused:
+            one = self._accounts.get(user)
+            problem = None if one is None else usage[user].excess(one.role)
+            if one is not None and problem is not None:
+                self._refused_until[user] = anyio.current_time() + KEPT_S
+                text = f"{problem}; the broker refuses it for {KEPT_S // 60} minutes"
+                _log.warning(
+                    "%s %s %s; revoke it with: fairbed devices revoke %s",
+                    one.role,
+                    one.name,
+                    text,
+                    one.name,
+                )
+                self._on_refused(one, text)
+
     async def keep_up(self) -> None:
         """Start the broker again whenever it ends; the waits grow to `RETRY_CAP_S`."""
         failures, last_problem = 0, ""
         while True:
             started_s = anyio.current_time()
-            why = await self._process.wait()
+            why = await self._process.wait(self._refuse_excess)
             self.is_ready = False
             problem = f"{self._lab.settings.broker} ended; {why}"
             if anyio.current_time() - started_s > STABLE_S:
@@ -332,23 +371,19 @@ class _Broker:
                     _log.error("%s; it is tried again", exc)
                 last_problem = str(exc)
 
-    def trim_log(self) -> None:
-        """Bound the log of the broker, which appends to it."""
-        with suppress(OSError):
-            if self.log.stat().st_size > MAX_LOG_BYTES:
-                try:
-                    shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
-                finally:  # even on a full disk
-                    os.truncate(self.log, 0)
-
 
 def configuration_of(lab: Lab) -> Path:
     """Return the file that the broker is started with."""
     return lab.broker / ("nats.json" if lab.settings.broker == "nats" else "mosquitto.conf")
 
 
-def write_configuration(lab: Lab, accounts: Sequence[Identity]) -> None:
+def write_configuration(lab: Lab, accounts: Sequence[Identity], system_password: str) -> None:
     """Write the files of the broker.
+
+    Args:
+        lab: The lab.
+        accounts: The identities that it accepts.
+        system_password: Of NATS' system account.
 
     Raises:
         LabError: They cannot be written.
@@ -360,6 +395,7 @@ def write_configuration(lab: Lab, accounts: Sequence[Identity]) -> None:
             nats_users(accounts),
             server_name=f"fairbed-{lab.settings.name}",
             data_folder=str(lab.broker / "jetstream"),
+            system_user={"user": SYSTEM_USER, "password": system_password},
         )
         write_private(configuration_of(lab), text.encode())
         return
@@ -400,7 +436,15 @@ async def serve_lab(
         make_signing_key(lab)
         shutil.rmtree(lab.broker / "jetstream", ignore_errors=True)  # messages of an earlier start
         with Identities(lab.database) as identities:
-            broker = _Broker(lab)
+            audit = Audit(lab.audit)
+
+            def note_refused(one: Identity, text: str) -> None:
+                with suppress(LabError):  # a full disk; the log of the lab has it
+                    audit.write(
+                        "refuse", at_s=now(), name=one.name, role=one.role, by="lab", detail=text
+                    )
+
+            broker = _Broker(lab, note_refused)
             try:
                 async with anyio.create_task_group() as tasks:
                     await tasks.start(_end_at_signal, tasks, name="lab.signals")
@@ -421,7 +465,7 @@ async def serve_lab(
                     )
                     tasks.start_soon(_listen, lab, contacts, broker, name="lab.contacts")
                     tasks.start_soon(_store, contacts, broker, name="lab.store")
-                    enrolment = partial(serve_enrolment, lab, identities, Audit(lab.audit), now=now)
+                    enrolment = partial(serve_enrolment, lab, identities, audit, now=now)
                     await tasks.start(enrolment, name="lab.enrolment")
                     tasks.start_soon(notify_systemd, name="lab.systemd")
                     on_ready()
@@ -456,7 +500,7 @@ async def _follow(
     version: int,
     expires_s: float,
 ) -> None:
-    """Configure the broker anew whenever an identity changes or expires.
+    """Configure the broker anew whenever an identity changes, expires or is refused for a while.
 
     A clock that was ahead and is set back makes expired identities valid again.
 
@@ -468,17 +512,19 @@ async def _follow(
         version: Of the identities.
         expires_s: Unix time at which the first of them expires.
     """
-    last_problem, since_s = "", now()
+    last_problem, since_s, refused = "", now(), broker.refused
     while True:
         await anyio.sleep(POLL_S)
         try:
-            found, now_s = identities.version(), now()
-            if found == version and since_s <= now_s < expires_s:
+            found, now_s, refused_now = identities.version(), now(), broker.refused
+            is_same = found == version and refused_now == refused
+            if is_same and since_s <= now_s < expires_s:
                 continue
             accounts = identities.accepted(now_s)
             broker.configure(accounts)
             contacts.forget_states()
             version, since_s, expires_s = found, now_s, next_expiry_s(accounts)
+            refused = refused_now
             last_problem = ""
         except LabError as exc:  # such as a full disk: try again
             if str(exc) != last_problem:
@@ -609,7 +655,6 @@ async def _store(contacts: Contacts, broker: _Broker) -> None:
             if waited_s < FLUSH_S and not contacts.is_urgent:
                 continue
             waited_s = 0.0
-            broker.trim_log()
             try:
                 contacts.store()
                 last_problem = ""

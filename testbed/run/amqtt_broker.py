@@ -1,8 +1,9 @@
 """amqtt as a program: users with their own topics, limits, and fixes for faults of its broker.
 
-Run by its path: `python -I amqtt_broker.py SETTINGS.json`, with `bind`, `max_packet_bytes` and
-`users`: by name a password, the topic filters that a user `publishes` and `reads`, and whether its
-packets are paced. SIGHUP reads the users again.
+Run by its path: `python -I amqtt_broker.py SETTINGS.json`, with `bind`, `max_packet_bytes`,
+`max_subscriptions` of a session, and `users`: by name a password, the topic filters that a user
+`publishes` and `reads`, whether its packets are paced, and its `max_sessions`. SIGHUP reads the
+users again.
 
 The faults of amqtt 0.12.1: a client that connects receives the retained messages of all other
 clients' subscriptions; if another client subscribes at that time, the new session ends with
@@ -37,6 +38,9 @@ BURST = 1_000
 
 FLOOD_PACKETS = 500
 """After so many delayed packets in a row the rate has halved; no agent floods for so long."""
+
+REFUSED = 0x80
+"""Answer to a subscription (MQTT 3.1.1, section 3.9.3)."""
 
 MAX_SLOWER = 20.0
 """The rate falls to a twentieth: 10 packets a second."""
@@ -164,6 +168,52 @@ class FixedBroker(Broker):  # type: ignore[misc]  # amqtt publishes no types
     """amqtt's broker with permissions; no other task runs during a loop over all subscriptions."""
 
     max_packet_bytes = 1 << 20
+    max_subscriptions = 1_000
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._filters: dict[str, set[str]] = {}
+        """Subscriptions by client id."""
+        self._clients: dict[str, set[str]] = {}
+        """Client ids by user, also some whose sessions have ended."""
+
+    async def _authenticate(self, session: Session, *args: Any) -> bool:
+        if not await super()._authenticate(session, *args):
+            return False
+        user = session.username or ""
+        most = Users.known[user].get("max_sessions")
+        clients = {client for client in self._clients.get(user, ()) if self._is_kept(client)}
+        self._clients[user] = clients | {session.client_id}
+        if most is None or len(self._clients[user]) <= most:
+            return True
+        self._clients[user] = clients
+        logging.getLogger(__name__).warning("%s: at most %d sessions are kept", user, most)
+        return False
+
+    def _is_kept(self, client_id: str) -> bool:
+        """Return whether a session is open, or its client asked to keep it."""
+        session, _ = self._sessions.get(client_id, (None, None))
+        return session is not None and (
+            session.transitions.is_connected() or not session.clean_session
+        )
+
+    async def add_subscription(self, subscription: tuple[str, int], session: Session) -> int:
+        """Add a subscription; return its QoS, or REFUSED."""
+        filters = self._filters.setdefault(session.client_id, set())
+        if len(filters) >= self.max_subscriptions:
+            return REFUSED
+        qos: int = await super().add_subscription(subscription, session)
+        if qos != REFUSED:
+            filters.add(subscription[0])
+        return qos
+
+    def _del_subscription(self, a_filter: str, session: Session) -> int:
+        filters = self._filters.get(session.client_id, set())
+        filters.discard(a_filter)
+        if not filters:
+            self._filters.pop(session.client_id, None)
+        deleted: int = super()._del_subscription(a_filter, session)
+        return deleted
 
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
@@ -221,6 +271,7 @@ async def serve(file: Path, settings: Mapping[str, Any]) -> None:
         }
     )
     broker.max_packet_bytes = settings["max_packet_bytes"]
+    broker.max_subscriptions = settings["max_subscriptions"]
     await broker.start()
     await asyncio.Event().wait()
 

@@ -20,7 +20,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -31,7 +30,14 @@ from typing import Literal, TypeAlias
 import anyio
 
 from fairbed.testbed.errors import BrokerError
-from fairbed.testbed.host.broker_process import BrokerProcess, find_mosquitto, find_nats
+from fairbed.testbed.host.broker_process import (
+    SYSTEM_USER,
+    BrokerProcess,
+    find_mosquitto,
+    find_nats,
+)
+from fairbed.testbed.host.broker_usage import MAX_SESSIONS, MAX_SUBSCRIPTIONS, Usage
+from fairbed.testbed.host.loopback import free_port
 from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.brokers import (
     MAX_PACKET_BYTES,
@@ -154,6 +160,8 @@ class _Setup:
     max_packet_bytes: int
     accounts: RunAccounts | None
     """None: one user, `USER`, with `password` and all topics."""
+    system_password: str
+    """Of NATS' system account."""
 
 
 def find_broker(kind: BrokerKind) -> list[str] | None:
@@ -201,7 +209,7 @@ async def start_broker(
             command,
             folder,
             host,
-            port or _free_port(host),
+            port or free_port(host),
             password,
             max_packet_bytes,
             accounts,
@@ -240,11 +248,25 @@ class Broker:
         if accounts is not None:
             password = accounts.password(self._user)
         self.password = password or secrets.token_urlsafe(24)
+        system_password = secrets.token_urlsafe(24)
         self._setup = _Setup(
-            folder / f"broker-{port}", host, port, self.password, max_packet_bytes, accounts
+            folder / f"broker-{port}",
+            host,
+            port,
+            self.password,
+            max_packet_bytes,
+            accounts,
+            system_password,
         )
         self._reloading = anyio.Lock()
-        self._process = BrokerProcess(kind, command, (host, port), self.url, self.log)
+        self._process = BrokerProcess(
+            kind,
+            command,
+            (host, port),
+            self.url,
+            self.log,
+            system_password if kind == "nats" else None,
+        )
 
     @property
     def url(self) -> str:
@@ -375,9 +397,19 @@ class Broker:
         await self.kill()
         await self.start()
 
-    async def wait(self) -> str:
-        """Wait until the broker ends by itself or takes too much memory; return why."""
-        return await self._process.wait()
+    async def usage(self) -> dict[str, Usage]:
+        """Return what each user keeps in the broker; nothing if the broker does not list it."""
+        return await self._process.usage()
+
+    async def wait(
+        self, on_growth: Callable[[Mapping[str, Usage]], None] = lambda usage: None
+    ) -> str:
+        """Wait until the broker ends by itself or takes too much memory; return why.
+
+        Args:
+            on_growth: Receives what each user keeps in it, whenever its memory has grown.
+        """
+        return await self._process.wait(on_growth)
 
 
 def _choose(choice: BrokerChoice) -> tuple[BrokerKind, list[str]]:
@@ -388,19 +420,6 @@ def _choose(choice: BrokerChoice) -> tuple[BrokerKind, list[str]]:
             return kind, command
     hint = f"install mosquitto, or run: {install_command('fairbed[broker]')}"
     raise BrokerError(f"broker: {' or '.join(kinds)} must be installed, got none; {hint}")
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError as exc:
-            raise BrokerError(
-                f"broker: must listen on an address of this machine, got {host}: {exc.strerror}"
-            ) from exc
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -454,6 +473,7 @@ def _configure_nats(setup: _Setup) -> list[str]:
         if setup.accounts is None
         else nats_users(setup.accounts.all()),
         server_name=f"{USER}-{setup.port}",
+        system_user={"user": SYSTEM_USER, "password": setup.system_password},
         data_folder=str(setup.folder / "jetstream"),
         max_packet_bytes=setup.max_packet_bytes,
     )
@@ -481,10 +501,12 @@ def _configure_amqtt(setup: _Setup) -> list[str]:
                 "publishes": allowed.publishes,
                 "reads": allowed.reads,
                 "is_paced": account.role == "device",
+                "max_sessions": MAX_SESSIONS.get(account.role),
             }
     settings = {
         "bind": f"{setup.host}:{setup.port}",
         "users": users,
+        "max_subscriptions": MAX_SUBSCRIPTIONS,
         "max_packet_bytes": setup.max_packet_bytes,
     }
     _write(config, json.dumps(settings).encode())
@@ -559,7 +581,7 @@ async def await_broker(url: str, within_s: float | None = None) -> None:
         BrokerError: The broker refuses the login, or does not answer in time.
     """
     limit_s = ANSWER_S if within_s is None else within_s
-    transport = MqttTransport(url, f"fairbed-probe-{os.getpid()}")
+    transport = MqttTransport(url, f"probe-{secrets.token_hex(8)}")
     try:
         with anyio.fail_after(limit_s):
             async with transport:

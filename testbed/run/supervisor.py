@@ -46,6 +46,7 @@ from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet, profile_at_task
 from fairbed.testbed.experiment.notify import NotifySettings
 from fairbed.testbed.experiment.shards import FleetData, StoredShards, load_examples
+from fairbed.testbed.host.broker_usage import KEPT_S, Usage
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
@@ -77,7 +78,12 @@ from fairbed.testbed.run.notify import Notifier
 from fairbed.testbed.run.preflight import engine_findings, preflight_findings
 from fairbed.testbed.run.stopping import StopControl, ended_by_signals, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
-from fairbed.testbed.run_accounts import RunAccounts, device_passwords, enrolled_users
+from fairbed.testbed.run_accounts import (
+    RunAccounts,
+    device_passwords,
+    enrolled_users,
+    parse_user,
+)
 from fairbed.testbed.run_folder import (
     ENDPOINT_FILE,
     ENROLLED,
@@ -677,7 +683,12 @@ async def _endpoint(
         )
         write_endpoint(plan.folder, endpoint)
         scopes = restart_scope, enrol_scope = anyio.CancelScope(), anyio.CancelScope()
-        group.start_soon(keep_broker, started, restart_scope, stop, budget, name="run.broker")
+        on_growth = partial(
+            refuse_excess, accounts=accounts, suspend=started.suspend, group=group, stop=stop
+        )
+        group.start_soon(
+            keep_broker, started, restart_scope, stop, budget, on_growth, name="run.broker"
+        )
         group.start_soon(
             enrol_on_demand, started, accounts, plan.folder, enrol_scope, stop, name="run.enrol"
         )
@@ -694,7 +705,9 @@ def _stop_flood(
     """Have the broker of the run refuse a device for a while, or name what an operator can do."""
     if suspend is not None:
         text = f"floods the broker, which refuses it for {SUSPENDED_S:g} s"
-        group.start_soon(suspend_flooding, suspend, device, stop, name=f"run.suspend[{device}]")
+        group.start_soon(
+            suspend_user, suspend, device, SUSPENDED_S, stop, name=f"run.suspend[{device}]"
+        )
     elif endpoint.lab is not None:
         text = f"floods the broker; take it out with: fairbed devices revoke {device}"
     else:
@@ -703,12 +716,34 @@ def _stop_flood(
         stop.coordinator.note("flood", text, "warning", device)
 
 
-async def suspend_flooding(suspend: Suspend, device: str, stop: StopControl) -> None:
-    """Have the broker of the run refuse a device for a while; a full disk does not end the run."""
+async def suspend_user(suspend: Suspend, user: str, for_s: float, stop: StopControl) -> None:
+    """Have the broker of the run refuse a user for a while; a full disk does not end the run."""
     try:
-        await suspend(device, SUSPENDED_S)
+        await suspend(user, for_s)
     except BrokerError as exc:
-        stop.note("broker", f"it does not refuse {device}: {exc}", device)
+        stop.note("broker", f"it does not refuse {user}: {exc}")
+
+
+def refuse_excess(
+    usage: Mapping[str, Usage],
+    accounts: RunAccounts,
+    suspend: Suspend,
+    group: TaskGroup,
+    stop: StopControl,
+) -> None:
+    """Have the broker of the run refuse each user that keeps too much in its memory."""
+    for user, kept in usage.items():
+        found = parse_user(user)
+        if found is None or user in accounts.suspended:  # a coordinator, or refused already
+            continue
+        name, role = found
+        problem = kept.excess(role)
+        if problem is None:
+            continue
+        subject = "" if role == "device" else f"{role} {name} "
+        text = f"{subject}{problem}; the broker refuses it for {KEPT_S // 60} minutes"
+        stop.note("flood", text, name if role == "device" else None)
+        group.start_soon(suspend_user, suspend, user, KEPT_S, stop, name=f"run.suspend[{user}]")
 
 
 def _audit_of(plan: RunPlan, stop: StopControl) -> Audit:
@@ -735,12 +770,24 @@ def _audit_of(plan: RunPlan, stop: StopControl) -> Audit:
 
 
 async def keep_broker(
-    broker: Broker, scope: anyio.CancelScope, stop: StopControl, budget: RestartBudget
+    broker: Broker,
+    scope: anyio.CancelScope,
+    stop: StopControl,
+    budget: RestartBudget,
+    on_growth: Callable[[Mapping[str, Usage]], None],
 ) -> None:
-    """Restart the broker whenever it dies, also while it starts, until the budget is spent."""
+    """Restart the broker whenever it dies, also while it starts, until the budget is spent.
+
+    Args:
+        broker: It has been started.
+        scope: Ends this.
+        stop: Of the run.
+        budget: Of the restarts.
+        on_growth: Receives what each user keeps in its memory, whenever that has grown.
+    """
     with scope:
         while True:
-            why = await broker.wait()
+            why = await broker.wait(on_growth)
             stop.note("broker", f"{broker.kind} died and is restarted; {why}")
             problem = BrokerError(
                 f"{broker.kind}: died {budget.restarts + 1} times without a round with an update "

@@ -10,13 +10,17 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import psutil
 import pytest
 
 from fairbed.testbed.errors import BrokerError
+from fairbed.testbed.host import broker_process
+from fairbed.testbed.host.broker_usage import MAX_SESSIONS, MAX_SUBSCRIPTIONS
 from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
     Broker,
@@ -25,6 +29,8 @@ from fairbed.testbed.run.broker import (
     find_broker,
     start_broker,
 )
+from fairbed.testbed.run.stopping import StopControl
+from fairbed.testbed.run.supervisor import RestartBudget, keep_broker, refuse_excess
 from fairbed.testbed.run_accounts import RunAccounts, enrol_user, enrolled_users, password_of
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import with_login
@@ -33,19 +39,17 @@ from tests.testbed.lab.raw_client import Closed, Login, RawClient
 T = Topics()
 KINDS: list[BrokerKind] = ["mosquitto", "nats", "amqtt"]
 pytestmark = pytest.mark.anyio
-on_brokers = pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind,
-            marks=[
-                pytest.mark.broker,
-                pytest.mark.skipif(find_broker(kind) is None, reason=f"{kind} is not installed"),
-            ],
-        )
-        for kind in KINDS
-    ],
-)
+CASES = [
+    pytest.param(
+        kind,
+        marks=[
+            pytest.mark.broker,
+            pytest.mark.skipif(find_broker(kind) is None, reason=f"{kind} is not installed"),
+        ],
+    )
+    for kind in KINDS
+]
+on_brokers = pytest.mark.parametrize("kind", CASES)
 
 
 @asynccontextmanager
@@ -297,3 +301,78 @@ def test_only_names_of_devices_and_persons_are_enrolled(tmp_path: Path) -> None:
             (tmp_path / "enrolled").mkdir(exist_ok=True)
             (tmp_path / "enrolled" / user).touch()
     assert enrolled_users(tmp_path) == ["operator_bob", "pi-2", "viewer_vera"]
+
+
+def keep_sessions(broker: Broker, accounts: RunAccounts, user: str, number: int) -> int:
+    """Let a user leave sessions that the broker keeps; return how many it accepted."""
+    accepted = 0
+    for _ in range(number):
+        with suppress(Closed), client(broker, accounts, user, is_clean=False):
+            accepted += 1
+    return accepted
+
+
+@on_brokers
+async def test_what_a_login_keeps_in_the_broker_is_limited_or_counted(
+    kind: BrokerKind, tmp_path: Path
+) -> None:
+    """Mosquitto limits nothing, NATS the subscriptions, our amqtt both."""
+    wanted = MAX_SUBSCRIPTIONS + 200
+    async with running(kind, tmp_path) as (broker, accounts):
+        with client(broker, accounts, "nano") as nano, client(broker, accounts, "pi") as pi:
+            nano.subscribe(T.control("nano"), 1)
+            codes = pi.subscribe_all([T.chunk(f"x{k}", 0) for k in range(wanted)])
+            kept = keep_sessions(broker, accounts, "pi", 12)
+            usage = await broker.usage()
+            if kind == "amqtt":
+                assert usage == {}
+                assert kept == MAX_SESSIONS["device"] - 1
+            else:
+                assert kept == 12
+                assert usage["pi"].sessions == 13
+                assert usage["nano"].sessions == 1
+                assert usage["nano"].subscriptions < 10
+                assert usage["pi"].excess("device") is not None
+                assert usage["nano"].excess("device") is None
+            if kind == "mosquitto":
+                assert max(codes) == 0
+                assert wanted - 100 <= usage["pi"].subscriptions <= wanted, "4 KiB are in a buffer"
+            else:
+                assert codes.count(128) >= 200
+            nano.ping()
+
+
+@pytest.mark.parametrize("kind", CASES[:2])
+async def test_a_login_that_keeps_too_much_is_refused_and_the_others_go_on(
+    kind: BrokerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amqtt does not accept what is too much."""
+    monkeypatch.setattr(broker_process, "MEMORY_POLL_S", 0.05)
+    monkeypatch.setattr(broker_process, "GROWTH_BYTES", -1)
+    stop = StopControl()
+    notes: list[tuple[str, str, str | None]] = []
+    monkeypatch.setattr(stop, "note", lambda *note: notes.append(note))
+    async with running(kind, tmp_path) as (broker, accounts), anyio.create_task_group() as group:
+        with client(broker, accounts, "nano") as nano, client(broker, accounts, "pi") as pi:
+            refuse = partial(
+                refuse_excess, accounts=accounts, suspend=broker.suspend, group=group, stop=stop
+            )
+            group.start_soon(
+                keep_broker, broker, anyio.CancelScope(), stop, RestartBudget(), refuse
+            )
+            keep_sessions(broker, accounts, "pi", MAX_SESSIONS["device"])
+            await anyio.to_thread.run_sync(pi.await_close, 20.0)
+            with pytest.raises((Closed, TimeoutError)):
+                client(broker, accounts, "pi").close()
+            nano.ping()
+            client(broker, accounts, "nano").close()
+            group.cancel_scope.cancel()
+    assert accounts.suspended == set()
+    assert notes == [
+        (
+            "flood",
+            "keeps 9 sessions and 0 subscriptions at the broker, at most 8 and 1,000 are allowed; "
+            "the broker refuses it for 60 minutes",
+            "pi",
+        )
+    ]

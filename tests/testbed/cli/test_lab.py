@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.host.loopback import free_port
 from fairbed.testbed.lab import service, systemd
-from fairbed.testbed.lab.folder import free_local_port, open_lab
+from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.run.broker import find_broker
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
@@ -29,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ports() -> list[str]:
-    return ["--port", str(free_local_port()), "--enrol-port", str(free_local_port())]
+    return ["--port", str(free_port()), "--enrol-port", str(free_port())]
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:

@@ -147,6 +147,13 @@ class RawClient:
         self.send(packet(0x82, struct.pack(">H", self._id) + _text(pattern) + bytes([qos])))
         return self._await(SUBACK)[2]
 
+    def subscribe_all(self, patterns: list[str]) -> list[int]:
+        """Subscribe in one packet; return the codes of the SUBACK."""
+        self._id += 1
+        filters = b"".join(_text(pattern) + b"\0" for pattern in patterns)
+        self.send(packet(0x82, struct.pack(">H", self._id) + filters))
+        return list(self._await(SUBACK)[2:])
+
     def ping(self) -> None:
         """Wait until everything sent before was handled."""
         self.send(b"\xc0\0")

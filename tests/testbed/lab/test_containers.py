@@ -22,7 +22,8 @@ import pytest
 
 from fairbed.testbed.backends.containers.engine import LIMITS, find_engine
 from fairbed.testbed.errors import BackendUnavailable
-from fairbed.testbed.lab.folder import Lab, free_local_port
+from fairbed.testbed.host.loopback import free_port
+from fairbed.testbed.lab.folder import Lab
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import wait_until
 from tools.build_dist import build
@@ -165,8 +166,8 @@ def composed(tmp_path: Path, tag: str) -> Iterator[Composed]:
     environ = {
         "FAIRBED_TAG": tag,
         "FAIRBED_ADDRESS": "127.0.0.1",
-        "FAIRBED_PORT": str(free_local_port()),
-        "FAIRBED_ENROL_PORT": str(free_local_port()),
+        "FAIRBED_PORT": str(free_port()),
+        "FAIRBED_ENROL_PORT": str(free_port()),
     }
     composed = Composed(tmp_path, environ)
     try:
@@ -389,7 +390,7 @@ def test_a_lab_is_a_service_that_restarts_and_stops(
         command = f"{systemctl} show fairbed-lab --value --property={properties}"
         return lab_machine.type(command, *login).split()
 
-    ports = [free_local_port(), free_local_port()]
+    ports = [free_port(), free_port()]
     address = f"--address=127.0.0.1 --port={ports[0]} --enrol-port={ports[1]}"
     fairbed(f"lab init --broker=nats {address}")
     assert fairbed("lab up --service") == (

@@ -112,8 +112,9 @@ def test_writes_the_files_of_mosquitto() -> None:
         acl_file="acl",
     )
     assert conf.startswith(
-        "listener 8883\ncertfile server.pem\nkeyfile server.key\ntls_version tlsv1.2\n"
-        "listener 1883 127.0.0.1\nallow_anonymous false\npassword_file passwords\nacl_file acl\n"
+        "listener 8883\nmax_qos 1\ncertfile server.pem\nkeyfile server.key\ntls_version tlsv1.2\n"
+        "listener 1883 127.0.0.1\nmax_qos 1\nallow_anonymous false\n"
+        "password_file passwords\nacl_file acl\n"
     )
     assert mosquitto_passwords([PI]) == "pi:$7$101$c2FsdA==$aGFzaA==\n"
     assert mosquitto_acl([PI, VERA]) == (

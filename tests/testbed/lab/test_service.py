@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from fairbed.testbed.errors import LabError
+from fairbed.testbed.host import broker_process
+from fairbed.testbed.host.broker_usage import MAX_SESSIONS
 from fairbed.testbed.lab import service
 from fairbed.testbed.lab.folder import Lab, LabBroker
 from fairbed.testbed.lab.identities import Identities
@@ -32,6 +34,7 @@ from fairbed.wire.transport.base import LinkDown, LinkUp, Will
 from fairbed.wire.transport.client import MqttTransport
 from tests.brokers import PRODUCTION_BROKERS
 from tests.testbed.lab.labs import NOW_S, make_lab
+from tests.testbed.lab.raw_client import Login, RawClient
 
 LIMIT_S = 30.0
 """Longest wait for what must happen; seconds."""
@@ -117,6 +120,36 @@ async def until_state(identities: Identities, name: str, state: str) -> None:
 def brokers() -> list[psutil.Process]:
     children = psutil.Process().children()
     return [child for child in children if child.name() in ("mosquitto", "nats-server")]
+
+
+@pytest.mark.anyio
+async def test_a_device_that_keeps_too_much_in_the_broker_is_refused_for_an_hour(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker_process, "MEMORY_POLL_S", 0.05)
+    monkeypatch.setattr(broker_process, "GROWTH_BYTES", -1)
+    trust = ssl.create_default_context(cafile=str(lab.ca))
+    with Identities(lab.database) as identities:
+        logins = {name: identities.create(name, now_s=NOW_S) for name in ("pi", "nano")}
+        async with (
+            up(lab),
+            device(lab, "nano", logins["nano"]) as nano,
+            device(lab, "pi", logins["pi"]) as pi,
+        ):
+            await await_up(nano)
+            await await_up(pi)
+            for k in range(MAX_SESSIONS["device"]):
+                login = Login(f"session-{k}", "pi", logins["pi"], is_clean=False)
+                RawClient(lab.settings.port, login, trust).close()
+            with anyio.fail_after(LIMIT_S):
+                await until_refused(pi)
+            await nano.publish(TOPICS.telemetry("nano"), b"", qos=1)
+            assert lab.audit.read_text().count('"refuse"') == 1
+    (line,) = [one for one in caplog.messages if "sessions" in one]
+    assert line == (
+        "device pi keeps 9 sessions and 0 subscriptions at the broker, at most 8 and 1,000 are "
+        "allowed; the broker refuses it for 60 minutes; revoke it with: fairbed devices revoke pi"
+    )
 
 
 @pytest.mark.anyio

@@ -108,7 +108,7 @@ class Place:
 
     def configure(self) -> None:
         """Write the files of the broker from the registry, and the witness into them."""
-        write_configuration(self.lab, self.identities.accepted(NOW_S))
+        write_configuration(self.lab, self.identities.accepted(NOW_S), "system")
         if self.kind == "mosquitto":
             hashed = mosquitto_hash(WITNESS_PASSWORD, bytes(12))
             self._append("passwords", f"{WITNESS}:{hashed}\n")

@@ -18,7 +18,8 @@ import pytest
 
 from fairbed.device_agent.name_conflict import LASTED_S, SHORT_S
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.lab.folder import LabBroker, free_local_port
+from fairbed.testbed.host.loopback import free_port
+from fairbed.testbed.lab.folder import LabBroker
 from tests.brokers import PRODUCTION_BROKERS
 from tests.processes import end
 from tests.test_wheel import ROOT, dependencies
@@ -168,7 +169,7 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
     broker: LabBroker, wheel: Path, tmp_path: Path
 ) -> None:
     host = LabHost(tmp_path)
-    ports = ["--port", str(free_local_port()), "--enrol-port", str(free_local_port())]
+    ports = ["--port", str(free_port()), "--enrol-port", str(free_port())]
     host.fairbed("lab", "init", "--broker", broker, "--address", "127.0.0.1", *ports)
     shutil.copy(wheel, tmp_path / "lab" / "wheels")
     for name in ("kitchen", "attic"):

@@ -18,7 +18,7 @@ from fairbed.testbed.run.supervisor import (
     RestartBudget,
     enrol_on_demand,
     keep_broker,
-    suspend_flooding,
+    suspend_user,
 )
 from fairbed.testbed.run_accounts import RunAccounts, enrol_user
 
@@ -43,7 +43,7 @@ class DyingBroker(Broker):
         self._deaths, self._failing, self._budget = deaths, failing, budget
         self._progress = cast(RoundProgress, SimpleNamespace(round=SimpleNamespace(status=status)))
 
-    async def wait(self) -> str:
+    async def wait(self, on_growth: object = None) -> str:
         if self._deaths == 0:
             await anyio.sleep_forever()
         self._deaths -= 1
@@ -64,7 +64,7 @@ async def keep(
     stop, budget = StopControl(), RestartBudget()
     broker = DyingBroker(folder, deaths, failing, budget, status)
     with anyio.move_on_after(60.0):
-        await keep_broker(broker, anyio.CancelScope(), stop, budget)
+        await keep_broker(broker, anyio.CancelScope(), stop, budget, lambda usage: None)
     return broker.starts, str(stop.failure or "")
 
 
@@ -95,9 +95,9 @@ async def test_a_full_disk_while_a_device_floods_is_an_event_and_does_not_end_th
     async def refuse(device: str, for_s: float) -> None:
         raise BrokerError("acl: must fit on the disk")
 
-    await suspend_flooding(refuse, "pi", stop)
+    await suspend_user(refuse, "pi", 60.0, stop)
     assert notes == [
-        ("broker", "it does not refuse pi: acl: must fit on the disk", "warning", "pi")
+        ("broker", "it does not refuse pi: acl: must fit on the disk", "warning", None)
     ]
     assert stop.failure is None
 
