@@ -11,26 +11,27 @@ import secrets
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import partial
-from typing import TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from fairbed.device_agent.assignment import CurrentAssignment
+from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.config import AgentConfig
-from fairbed.device_agent.engines.base import Engine
-from fairbed.device_agent.engines.choose import installed_engines, open_engine
-from fairbed.device_agent.engines.onnx import engine_version
 from fairbed.device_agent.errors import AgentRefused
-from fairbed.device_agent.examples import BlobCache, OwnData
 from fairbed.device_agent.host import Host, Sensors
+from fairbed.device_agent.installed import (
+    engine_version,
+    installed_engines,
+    installed_version,
+    known_rules,
+)
 from fairbed.device_agent.joining import Joining, Preparation
 from fairbed.device_agent.link_probe import LinkProber
-from fairbed.device_agent.local_training import known_rules
 from fairbed.device_agent.log import RecentLog
-from fairbed.device_agent.memory import installed_version
 from fairbed.device_agent.name_conflict import SIGHTINGS, NameConflict
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.round import RoundContext
@@ -38,13 +39,12 @@ from fairbed.device_agent.state.lifecycle import Event, IllegalEvent, Phase, ste
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import Telemetry
 from fairbed.device_agent.transfers import Pulls
-from fairbed.device_agent.worker import OpenEngine, TrainingThread
-from fairbed.wire.artifact import Artifact
+from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import decode_from_coordinator, decode_from_device, encode
-from fairbed.wire.codecs import CODECS
 from fairbed.wire.errors import DecodeError, Disconnected, Refused
 from fairbed.wire.messages import (
+    CODECS,
     Cancel,
     Capabilities,
     CoordinatorStatus,
@@ -74,6 +74,9 @@ if sys.version_info >= (3, 11):
     from typing import assert_never
 else:
     from typing_extensions import assert_never
+
+if TYPE_CHECKING:
+    from fairbed.device_agent.engines.base import OpenEngine
 
 _log = logging.getLogger(__name__)
 
@@ -134,8 +137,15 @@ def capabilities(
     )
 
 
-def _open_engine(models: Collection[str], artifact: Artifact, threads: int) -> Engine:
-    return open_engine(artifact, threads, models)
+def _count_examples(own_data: Path) -> int:
+    """Return the number of examples in the device's own data; imports numpy, which reads them.
+
+    Raises:
+        DataError: The file cannot be read, or its arrays break a rule.
+    """
+    from fairbed.device_agent.examples import OwnData
+
+    return OwnData(own_data).count()
 
 
 def agent_version() -> str:
@@ -166,13 +176,13 @@ class Agent:
         config: AgentConfig,
         host: Host,
         transport_factory: TransportFactory,
-        open_engine: OpenEngine | None = None,
+        open_engine: "OpenEngine | None" = None,
         log: RecentLog | None = None,
     ) -> None:
         self._config = config
         self._host = host
         self._transport_factory = transport_factory
-        self._open_engine = open_engine or partial(_open_engine, config.allow_models)
+        self._open_engine = open_engine
         self._log = log
         self._name = config.name
         self._topics = Topics(config.tenant)
@@ -217,7 +227,7 @@ class Agent:
             AgentRefused: The coordinator or the broker refused this device for good.
         """
         own_data = self._config.data_path
-        n_k = await anyio.to_thread.run_sync(OwnData(own_data).count) if own_data else None
+        n_k = await anyio.to_thread.run_sync(_count_examples, own_data) if own_data else None
         self._hello = Hello(
             boot=self._boot,
             n_k=n_k,
@@ -287,6 +297,7 @@ class Agent:
             config.engine_threads,
             config.local_training,
             config.privacy.min_noise_multiplier,
+            config.allow_models,
         )
         context = RoundContext(
             name=self._name,

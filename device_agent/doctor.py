@@ -23,7 +23,6 @@ import anyio
 
 from fairbed.device_agent.cgroup import cpu_quotas, memory_limit_bytes, own_groups
 from fairbed.device_agent.config import AgentConfig, load_config
-from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.enrolment import (
     Enrolled,
     Lab,
@@ -39,7 +38,7 @@ from fairbed.device_agent.enrolment import (
     run_command,
     utc_day,
 )
-from fairbed.device_agent.errors import AgentError, LabProblem
+from fairbed.device_agent.errors import AgentError, EngineError, LabProblem
 from fairbed.device_agent.power import WHOLE_RAILS, energy_meter
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors
 from fairbed.device_agent.systemd import UNIT
@@ -186,7 +185,8 @@ def machine_findings(
 def _engine() -> Finding:
     """Compute a gradient with the engine and compare it with the expected one."""
     from fairbed.device_agent.engines.base import self_check
-    from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version
+    from fairbed.device_agent.engines.onnx import OnnxEngine
+    from fairbed.device_agent.installed import engine_version
 
     hint = "install it again: run the line of fairbed enroll on this device"
     try:
@@ -199,8 +199,7 @@ def _engine() -> Finding:
 
 def model_findings(modules: Iterable[str]) -> Iterator[Finding]:
     """Yield whether this device can import the modules that its owner allows, and has torch."""
-    from fairbed.device_agent.engines.choose import installed_engines
-    from fairbed.device_agent.memory import installed_version
+    from fairbed.device_agent.installed import installed_engines, installed_version
     from fairbed.wire.models import source_hash
     from fairbed.wire.plugins import PluginError
 

@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from fairbed.device_agent.config import AgentConfig, load_config
 from fairbed.device_agent.errors import ConfigError, LabProblem
-from fairbed.device_agent.memory import installed_version
+from fairbed.device_agent.installed import installed_version
 from fairbed.device_agent.systemd import UNIT, quoted, unit_text
 from fairbed.wire.enrolment import (
     DEFAULT_PORT,

@@ -8,6 +8,9 @@ AgentError
 ├── Renamed         the lab renamed this device; the agent starts again
 ├── NotPrepared     task or data cannot be obtained or used; another welcome may help
 └── RoundFailed     this round cannot be finished; the next one may
+
+EngineError            the training engine is missing, or cannot run this task
+└── EngineMismatch     the results of the engine differ from the expected results of the task
 """
 
 
@@ -50,6 +53,14 @@ class NotPrepared(AgentError):
 
 class RoundFailed(AgentError):
     """A round cannot be finished; the reason is sent to the coordinator."""
+
+
+class EngineError(Exception):
+    """The training engine is missing, or cannot run a task."""
+
+
+class EngineMismatch(EngineError):
+    """The results of the engine differ from the expected results of the task."""
 
 
 def one_line(exc: BaseException) -> str:

@@ -1,18 +1,6 @@
-"""Training data of a device: a shard from the cache, or a file of its own.
+"""Training data of a device: a shard from the cache, or a file of its own."""
 
-`BlobCache` keeps downloaded tasks and shards on disk, named by sha256. A file is written under
-a temporary name first, so a file with its final name is complete; its hash is checked on each
-read. `ArrivedChunks` keeps those of an unfinished download, which the next agent process continues.
-The size of the folder is limited: the least recently used file is removed first.
-"""
-
-import hashlib
-import os
-import struct
 import zipfile
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -20,129 +8,13 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.errors import DataError, NotPrepared
 from fairbed.device_agent.host import Meter
-from fairbed.wire.chunks import HEADER_BYTES, decode_chunk
-from fairbed.wire.errors import DecodeError
 from fairbed.wire.evaluation import Targets
-from fairbed.wire.messages import MAX_CHUNK_BYTES, HeldOut, Manifest
+from fairbed.wire.messages import HeldOut, Manifest
 from fairbed.wire.shard import decode_shard, split, strata
-from fairbed.wire.transfer import Download
-
-
-@dataclass(frozen=True, slots=True)
-class BlobCache:
-    """A folder of blobs. All methods block on the disk; do not call them on the event loop."""
-
-    folder: Path
-    max_bytes: int
-
-    def get(self, manifest: Manifest) -> bytes | None:
-        """Return the blob, or None if it is missing; a corrupt file is removed."""
-        path = self._path(manifest)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        if hashlib.sha256(data).digest() != manifest.sha256:
-            path.unlink(missing_ok=True)
-            return None
-        with suppress(OSError):  # read-only storage: the blob is valid anyway
-            os.utime(path)
-        return data
-
-    def put(self, manifest: Manifest, data: bytes | bytearray | memoryview) -> None:
-        """Write a verified blob, and remove older files above the size limit.
-
-        Raises:
-            OSError: The disk is full or the folder cannot be written.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(manifest)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        self._shrink(keep=path)
-
-    def arrived(self, manifest: Manifest) -> "ArrivedChunks":
-        """Return the chunks on disk of an unfinished download of a blob."""
-        path = self._path(manifest)
-        return ArrivedChunks(path.with_name(f"{path.name}.arrived"))
-
-    def _path(self, manifest: Manifest) -> Path:
-        if manifest.sha256 is None:
-            raise ValueError("manifest: needs a sha256 to be cached, got None")
-        return self.folder / f"{manifest.kind}-{manifest.sha256.hex()}"
-
-    def _shrink(self, keep: Path) -> None:
-        files = []
-        for path in self.folder.iterdir():
-            try:
-                stat = path.stat()
-            except OSError:  # another agent has removed it
-                continue
-            files.append((stat.st_mtime_ns, stat.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= self.max_bytes:
-                return
-            if path != keep:
-                path.unlink(missing_ok=True)
-                total -= size
-
-
-_LENGTH = struct.Struct(">I")
-"""Length of a frame in `ArrivedChunks`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrivedChunks:
-    """A file with chunks of a download: length (u32, big endian) and frame (`wire.chunks`) of each.
-
-    Each frame has a checksum, and the blob its hash: a file that was cut off by a power failure is
-    read up to there, and cut off there. All methods block on the disk.
-    """
-
-    path: Path
-
-    def append(self, frames: Iterable[bytes]) -> None:
-        """Add encoded chunks.
-
-        Raises:
-            OSError: The disk is full or the folder cannot be written.
-        """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            for frame in frames:
-                file.write(_LENGTH.pack(len(frame)) + frame)
-
-    def restore(self, download: Download) -> int:
-        """Pass the chunks to a download that has not started; return how many are valid."""
-        count = 0
-        with suppress(OSError), self.path.open("rb+") as file:
-            valid_bytes = 0
-            with suppress(DecodeError, struct.error):
-                while head := file.read(_LENGTH.size):
-                    (size,) = _LENGTH.unpack(head)
-                    if size > HEADER_BYTES + MAX_CHUNK_BYTES:
-                        break
-                    download.restore(decode_chunk(file.read(size)))
-                    count, valid_bytes = count + 1, file.tell()
-            file.truncate(valid_bytes)  # what is appended behind damage could not be read
-        return count
-
-    def remove(self) -> None:
-        """Remove the file, if there is one."""
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
-
 
 MIN_DIVIDED = 2
 """Least examples of which one can be held out."""

@@ -7,13 +7,15 @@ process; all other modules of the agent are the same in both cases.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fairbed.device_agent.privacy import Normals, SecureNoise
 from fairbed.wire.messages import FromDevice
+
+if TYPE_CHECKING:  # an agent without a task has no numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fairbed.device_agent.privacy import Normals
 
 Section: TypeAlias = Literal["decode", "load", "evaluate", "train", "encode"]
 
@@ -90,11 +92,11 @@ class Behaviour(Protocol):
 
     def update(
         self,
-        sent: NDArray[np.float32],
-        trained: NDArray[np.float32],
+        sent: "NDArray[np.float32]",
+        trained: "NDArray[np.float32]",
         n_params: int,
         seed: int,
-    ) -> NDArray[np.float32]:
+    ) -> "NDArray[np.float32]":
         """Return the model to send, shape (n_values,).
 
         Args:
@@ -135,11 +137,11 @@ class Honest:
 
     def update(
         self,
-        sent: NDArray[np.float32],
-        trained: NDArray[np.float32],
+        sent: "NDArray[np.float32]",
+        trained: "NDArray[np.float32]",
         n_params: int,
         seed: int,
-    ) -> NDArray[np.float32]:
+    ) -> "NDArray[np.float32]":
         """Return the model after local training."""
         return trained
 
@@ -151,13 +153,29 @@ class Honest:
 class NoiseSource(Protocol):
     """Draws the noise of `device_agent.privacy`."""
 
-    def stream(self, seed: int) -> Normals:
+    def stream(self, seed: int) -> "Normals":
         """Return the source of the noise of one update.
 
         Args:
             seed: Seed of this training (`wire.messages.Train`), for noise that must repeat.
         """
         ...
+
+
+class SecureNoise:
+    """Noise from the random numbers of the operating system; that of every real device.
+
+    Each number is drawn from it, not only a seed. Some values of an update are known to be 0, such
+    as the weights of pixels that are always black: there the receiver sees the noise itself. The
+    generators of numpy can be continued from what they returned, so it could then subtract the
+    noise from all other values.
+    """
+
+    def stream(self, seed: int) -> "Normals":
+        """Return the source of the noise of one update; the seed is not used."""
+        from fairbed.device_agent.privacy import secure_normals
+
+        return secure_normals
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,14 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from fairbed.device_agent.cache import ArrivedChunks, BlobCache
 from fairbed.device_agent.errors import NotPrepared, one_line
-from fairbed.device_agent.examples import (
-    ArrivedChunks,
-    BlobCache,
-    CachedShard,
-    ExampleSource,
-    OwnData,
-)
 from fairbed.device_agent.link_probe import LinkProber
 from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.round import RoundContext
@@ -29,6 +24,9 @@ from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import HeldOut, Hello, Manifest, Welcome
 from fairbed.wire.transfer import Download
 from fairbed.wire.transport.client import backoff_s
+
+if TYPE_CHECKING:
+    from fairbed.device_agent.examples import ExampleSource
 
 _log = logging.getLogger(__name__)
 
@@ -82,20 +80,25 @@ class Preparation:
 
     async def _prepare(self, welcome: Welcome) -> None:
         await self._ensure(welcome.task, "task")
-        examples: ExampleSource
-        if self._own_data is not None:
-            examples = OwnData(self._own_data, welcome.held_out, self._context.name)
-        elif welcome.shard is not None:
+        if self._own_data is None:
+            if welcome.shard is None:
+                raise NotPrepared(
+                    "data: the coordinator assigned no shard; start the agent with --data FILE.npz"
+                )
             await self._ensure(welcome.shard, "shard")
-            examples = CachedShard(self._cache, welcome.shard)
-        else:
-            raise NotPrepared(
-                "data: the coordinator assigned no shard; start the agent with --data FILE.npz"
-            )
-        await self._context.worker.prepare(welcome.task, examples)
+        await self._context.worker.prepare(welcome.task, lambda: self._source(welcome))
         if welcome.held_out is not None and self._context.worker.n_test == 0:
             _log.warning("%s: data: %s", self._context.name, NO_TEST_EXAMPLES)
         await self._prober.measure()
+
+    def _source(self, welcome: Welcome) -> "ExampleSource":
+        """Return the examples of a welcome; in the training thread, as the import takes long."""
+        from fairbed.device_agent.examples import CachedShard, OwnData
+
+        if self._own_data is not None:
+            return OwnData(self._own_data, welcome.held_out, self._context.name)
+        assert welcome.shard is not None, "a shard was downloaded"
+        return CachedShard(self._cache, welcome.shard)
 
     async def _ensure(self, manifest: Manifest, kind: str) -> None:
         """Download a blob into the cache unless it is there."""

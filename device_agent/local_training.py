@@ -10,8 +10,9 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.device_agent.memory import installed_entry_points
-from fairbed.wire.local_training import GROUP, NOUN, LocalRule, Step, Trained, vector_names
+from fairbed.device_agent.installed import known_rules
+from fairbed.wire.local_training import NOUN, LocalRule, Step, Trained, vector_names
+from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, described, factory_of, is_path, one_line
 
 Vector = NDArray[np.float32]
@@ -89,16 +90,7 @@ class PropFair:
 
 
 BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"propfair": PropFair}
-"""Local rules that every device has, by name."""
-
-
-def known_rules(allowed: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the local rules of this device, for its `Capabilities`.
-
-    Args:
-        allowed: Paths `package.module:Name` that the device's owner allows.
-    """
-    return tuple(sorted({*BUILT_IN, *installed_entry_points(GROUP), *allowed}))
+"""Local rules that every device has, by name (`wire.messages.LOCAL_RULES`)."""
 
 
 def make_rule(name: str, options: Mapping[str, Any]) -> "GuardedRule":
@@ -108,7 +100,7 @@ def make_rule(name: str, options: Mapping[str, Any]) -> "GuardedRule":
         PluginError: It is unknown, cannot be imported, or does not take the options.
     """
     choices = f"one of {', '.join(known_rules(()))} or package.module:Name"
-    make = BUILT_IN.get(name) or factory_of(NOUN, GROUP, name, choices)
+    make = BUILT_IN.get(name) or factory_of(NOUN, LOCAL_RULES_GROUP, name, choices)
     try:
         rule = make(**options)
     except Exception as exc:  # third-party code may raise anything

@@ -36,21 +36,7 @@ Normals = Callable[[int], NDArray[np.float64]]
 """Returns that many further independent standard normal numbers."""
 
 
-class SecureNoise:
-    """Noise from the random numbers of the operating system; that of every real device.
-
-    Each number is drawn from it, not only a seed. Some values of an update are known to be 0, such
-    as the weights of pixels that are always black: there the receiver sees the noise itself. The
-    generators of numpy can be continued from what they returned, so it could then subtract the
-    noise from all other values.
-    """
-
-    def stream(self, seed: int) -> Normals:
-        """Return the source of the noise of one update; the seed is not used."""
-        return _secure_normals
-
-
-def _secure_normals(n: int) -> NDArray[np.float64]:
+def secure_normals(n: int) -> NDArray[np.float64]:
     """Return `n` standard normal numbers.
 
     Box and Muller, 1958, on uniform numbers of 53 bits: the largest is 8.57.

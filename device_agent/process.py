@@ -14,8 +14,7 @@ import anyio
 
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig
-from fairbed.device_agent.engines.base import EngineError
-from fairbed.device_agent.errors import AgentError, ConfigError, Renamed
+from fairbed.device_agent.errors import AgentError, ConfigError, EngineError, Renamed
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.log import RecentLog
 from fairbed.device_agent.memory import share_one_heap

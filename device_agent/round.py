@@ -9,7 +9,8 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -17,22 +18,21 @@ import anyio.to_thread
 from fairbed.device_agent.config import Timeouts
 from fairbed.device_agent.errors import RoundFailed
 from fairbed.device_agent.host import Clock, EnergyMeter
-from fairbed.device_agent.notify import Notify
-from fairbed.device_agent.publisher import DevicePublisher
-from fairbed.device_agent.state.lifecycle import Event
-from fairbed.device_agent.state.link_estimate import LinkEstimate
-from fairbed.device_agent.transfers import Pulls, Push
-from fairbed.device_agent.worker import (
+from fairbed.device_agent.jobs import (
     EvaluationJob,
     EvaluationResult,
     PersonalResult,
     Stopwatch,
     TrainedUpdate,
     TrainingJob,
-    TrainingThread,
 )
+from fairbed.device_agent.notify import Notify
+from fairbed.device_agent.publisher import DevicePublisher
+from fairbed.device_agent.state.lifecycle import Event
+from fairbed.device_agent.state.link_estimate import LinkEstimate
+from fairbed.device_agent.transfers import Pulls, Push
+from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.chunks import suitable_chunk_bytes
-from fairbed.wire.evaluation import Quality
 from fairbed.wire.messages import (
     DEVICE_PHASES,
     EvaluateReply,
@@ -49,6 +49,9 @@ from fairbed.wire.messages import (
     UploadResult,
 )
 from fairbed.wire.transfer import Download, Upload
+
+if TYPE_CHECKING:
+    from fairbed.wire.evaluation import Quality
 
 _log = logging.getLogger(__name__)
 
@@ -325,17 +328,14 @@ class DeviceRound:
             scored = await context.worker.score(self.deadline.is_over)
         except RoundFailed as exc:
             _log.warning("%s round %d: no personal score: %s", context.name, train.round, exc)
-            scored = PersonalResult(n=0, loss=0.0, quality=Quality())
+            scored = PersonalResult(n=0, loss=0.0, quality=None)
         context.publisher.publish(
             PersonalScore(
                 round=train.round,
                 attempt=train.attempt,
                 n=scored.n,
                 loss=scored.loss,
-                correct=scored.quality.correct or 0,
-                auroc=scored.quality.auroc,
-                mae=scored.quality.mae,
-                r2=scored.quality.r2,
+                **_measured(scored.quality),
             )
         )
 
@@ -371,6 +371,12 @@ class DeviceRound:
             if not await self._wakeup.wait(self._context.timeouts.resend_s):
                 self.repeat()
         return self._result
+
+
+def _measured(quality: "Quality | None") -> dict[str, Any]:
+    """Return what was measured beside the loss, as fields of a message."""
+    found = {} if quality is None else asdict(quality)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _energy(joules: Mapping[str, float | None]) -> PhaseEnergy | None:
@@ -433,16 +439,12 @@ class DeviceEvaluation:
 
     def _make_reply(self, result: EvaluationResult, model: Download) -> EvaluateReply:
         watch, pulled = self._watch, model.manifest.id
-        quality = result.quality or Quality()
         return EvaluateReply(
             round=self.request.round,
             attempt=self.request.attempt,
             loss=result.loss,
             n=result.n,
-            correct=quality.correct,
-            auroc=quality.auroc,
-            mae=quality.mae,
-            r2=quality.r2,
+            **_measured(result.quality),
             was_cold=result.was_cold,
             download_s=watch["download"],
             decode_s=watch["decode"],

@@ -56,9 +56,10 @@ def test_an_agent_loads_no_training_runtime_before_its_first_task() -> None:
     assert not _loaded_by("import fairbed.device_agent.agent") & HEAVY
 
 
-def test_an_agent_has_no_random_generator_of_numpy_before_its_first_task() -> None:
-    done = _python("import sys, fairbed.device_agent.process; print('numpy.random' in sys.modules)")
-    assert done.stdout == "False\n", done.stderr
+def test_an_agent_loads_no_numpy_and_no_archive_reader_before_its_first_task() -> None:
+    modules = "process, fairbed.device_agent.sensors, fairbed.device_agent.power"
+    loaded = _loaded_by(f"import anyio._backends._asyncio, fairbed.device_agent.{modules}")
+    assert not loaded & {"email", "numpy", "zipfile"}
 
 
 def test_the_wire_loads_no_client_before_a_link_is_made() -> None:

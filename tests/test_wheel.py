@@ -220,8 +220,8 @@ def test_the_wheel_runs_the_quickstart(environment: Environment, tmp_path: Path)
 def test_a_device_runs_the_wheel_without_extras(environment: Environment, tmp_path: Path) -> None:
     commands = environment("")
     assert "usage: device-agent" in run(commands, tmp_path, "device-agent", "--help")
-    code = "import fairbed.device_agent.process, fairbed.device_agent.engines.onnx as engine\n"
-    code += "print(engine.engine_version())"
+    code = "import fairbed.device_agent.process, fairbed.device_agent.engines.onnx\n"
+    code += "from fairbed.device_agent.installed import engine_version; print(engine_version())"
     assert "onnxruntime" in run(commands, tmp_path, "python", "-c", code)
     assert "pip install 'fairbed[testbed]'" in run(commands, tmp_path, *MISUSE, "demo")
 

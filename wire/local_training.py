@@ -26,15 +26,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.wire.messages import MAX_VECTORS
 from fairbed.wire.plugins import PluginError
 
-GROUP = "fairbed.local_training"
-"""Group of entry points of plug-ins."""
-
 NOUN = "local rule"
-
-MAX_VECTORS = 16
-"""Most vectors of a kind: sent, kept or returned."""
 
 Floats32 = NDArray[np.float32]
 

@@ -16,12 +16,10 @@ viewer to the run and back.
 import math
 import re
 import sys
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
-
-from fairbed.wire.local_training import MAX_VECTORS
 
 PROTOCOL_VERSION = 1
 
@@ -59,6 +57,18 @@ MAX_LOG_TEXT = 200
 
 LOG_INTERVAL_S = 5.0
 """Shortest time between two messages with log lines of one device."""
+
+MAX_VECTORS = 16
+"""Most vectors of a kind that a local rule has: sent, kept or returned."""
+
+CODECS: Final = ("float16", "int8", "top-k", "delta")
+"""Codecs that a device announces beside float32. `delta` is a model as int8 changes of the previous
+version."""
+
+LOCAL_RULES: Final = ("propfair",)
+"""Local rules beside SGD that every device has."""
+LOCAL_RULES_GROUP: Final = "fairbed.local_training"
+"""Group of entry points of other local rules."""
 
 MAX_PART_BYTES, MAX_PARTS = 128 * 1024, 128
 """Bounds of the parts of a page of rows: short messages let those of devices pass, and 16 MiB are
@@ -392,7 +402,7 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     model: Text = ""
     """Board name if known (`Raspberry Pi 4 Model B Rev 1.4`)."""
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
-    """Codecs beside float32 (`wire.codecs.CODECS`); unknown names are ignored."""
+    """Codecs beside float32 (`CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
     """Requests served beside the training of a global model: `log`, `loss`, `personal`, `privacy`,
     `test`; unknown names are ignored."""

@@ -12,7 +12,8 @@ from fairbed.coordinator.policy.config import (
     RULES,
     SERVER_STEPS,
 )
-from fairbed.wire.local_training import GROUP, NOUN
+from fairbed.wire.local_training import NOUN
+from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, factory_of, installed, is_path, one_line
 
 
@@ -99,7 +100,7 @@ PSEUDO_GRADIENT = Kind(
     "aggregation.pseudo_gradient_options",
     PSEUDO_GRADIENTS,
 )
-LOCAL_RULE = Kind(NOUN, GROUP, "training.rule", "training.rule_options", LOCAL_RULES)
+LOCAL_RULE = Kind(NOUN, LOCAL_RULES_GROUP, "training.rule", "training.rule_options", LOCAL_RULES)
 SERVER_STEP = Kind(
     "server step",
     "fairbed.server_steps",

@@ -1,29 +1,19 @@
-"""The interface of training engines, their errors, and the checks that all of them share.
-
-EngineError            the engine is missing, or cannot run this task
-└── EngineMismatch     the results of the engine differ from the expected results of the task
-"""
+"""The interface of training engines, and the checks that all of them share."""
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.wire.artifact import TaskSpec
+from fairbed.device_agent.errors import EngineMismatch
+from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 
 EVALUATION_BATCH = 64
 """Examples per evaluation run: bounds the memory of activations."""
-
-
-class EngineError(Exception):
-    """The engine is missing, or cannot run a task."""
-
-
-class EngineMismatch(EngineError):
-    """The results of the engine differ from the expected results of the task."""
 
 
 Examples = NDArray[np.float32] | NDArray[np.int64]
@@ -71,6 +61,10 @@ class Engine(Protocol):
     def interrupt(self) -> None:
         """End the step in progress if that is possible: it raises `EngineError`. Thread-safe."""
         ...
+
+
+OpenEngine: TypeAlias = Callable[[Artifact, int], Engine]
+"""Opens the engine of a task, with that many threads of one training step."""
 
 
 def self_check(engine: Engine) -> None:

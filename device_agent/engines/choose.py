@@ -1,17 +1,12 @@
 """Chooses the engine of a task: onnxruntime for graphs, torch for a module."""
 
-import importlib.util
 from collections.abc import Collection
 
-from fairbed.device_agent.engines.base import Engine, EngineError
+from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
-from fairbed.wire.artifact import Artifact, EngineName
+from fairbed.device_agent.errors import EngineError
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.models import package_of
-
-
-def installed_engines() -> tuple[EngineName, ...]:
-    """Return the engines of this device beside the one that every agent needs; imports none."""
-    return ("onnx", "torch") if importlib.util.find_spec("torch") is not None else ("onnx",)
 
 
 def open_engine(artifact: Artifact, threads: int = 1, models: Collection[str] = ()) -> Engine:

@@ -3,15 +3,12 @@
 The first engine imports onnxruntime, not this module: an agent without a task needs less memory.
 """
 
-import ctypes
-import gc
 import os
-import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,35 +16,19 @@ from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import (
     EVALUATION_BATCH,
-    EngineError,
     Examples,
     checked_vector,
     shaped_examples,
 )
-from fairbed.device_agent.memory import installed_version
+from fairbed.device_agent.errors import EngineError
+from fairbed.device_agent.installed import engine_version
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.evaluation import Evaluation, Scores, Targets
 from fairbed.wire.graphs import check_graph
 from fairbed.wire.tensors import Tensor
 
-DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-"""Distributions with the module `onnxruntime`; Jetson boards often have the second."""
-
 _SEVERITY_ERROR = 3
-
-
-def engine_version() -> str:
-    """Return the engine's name and version, such as `onnxruntime 1.31.1`, without importing it.
-
-    Raises:
-        EngineError: onnxruntime is not installed.
-    """
-    for name in DISTRIBUTIONS:
-        version = installed_version(name)
-        if version is not None:
-            return f"onnxruntime {version}"
-    raise EngineError("engine: onnxruntime must be installed; run `pip install onnxruntime`")
 
 
 class _Run(NamedTuple):
@@ -200,28 +181,6 @@ class OnnxEngine:
 
     def _bind_output(self, name: str, array: NDArray[Any]) -> None:
         self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-
-def release_memory() -> None:
-    """Return the memory of dropped engines to the system; call it after dropping the last one."""
-    gc.collect()
-    trim_heap()
-
-
-def trim_heap() -> None:
-    """Return freed pages to the system, which glibc does not do by itself.
-
-    A closed session frees the arena of the runtime (about 30 MB for a CNN), and loading data needs
-    a multiple of its size for a short time. Does nothing without glibc.
-    """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _malloc_trim() -> Callable[[int], object] | None:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def _state(tensor: Tensor) -> str:

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from fairbed.device_agent.engines.base import (
     EVALUATION_BATCH,
-    EngineError,
     Examples,
     checked_vector,
     shaped_examples,
 )
+from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact, TaskKind
 from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.models import call_factory, sourced_factory

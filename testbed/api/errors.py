@@ -12,7 +12,7 @@ from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregated
 from fairbed.coordinator.server.lease import AnotherCoordinatorError
 from fairbed.coordinator.store import RunNotFoundError, StoreError
 from fairbed.coordinator.task.errors import TaskError, UnknownTask
-from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.errors import EngineError
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.errors import (
     BackendError,

@@ -43,7 +43,7 @@ from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import foreign_files
-from fairbed.wire.local_training import GROUP
+from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, registered
 from fairbed.wire.transport.address import is_loopback, parse_url
 
@@ -378,7 +378,7 @@ def _check_policy(experiment: Experiment) -> None:
             the processes of devices do not know the local rule.
     """
     selection, rule = experiment.selection, experiment.training.rule
-    if rule in registered(GROUP):
+    if rule in registered(LOCAL_RULES_GROUP):
         raise UsageError(
             "training.rule: must be importable by the processes of devices in a live run, got "
             f"{rule!r}, which this program registered; put it into a module and write "

@@ -54,8 +54,13 @@ LATE_S = 0.05
 SPEED_POLL_S = 0.1
 """Interval at which a sleeping device reads its speed, seconds."""
 
-_WARM = ("fairbed.device_agent.process", "anyio._backends._asyncio", "numpy.random")
-"""Modules that an agent imports, some of them by anyio at its start."""
+_WARM = (
+    "fairbed.device_agent.process",
+    "fairbed.device_agent.training_work",
+    "anyio._backends._asyncio",
+    "numpy.random",
+)
+"""Modules that an agent imports, at its start or for its first task."""
 
 _log = logging.getLogger(__name__)
 
@@ -337,8 +342,8 @@ def run_and_exit(spec: Launch) -> NoReturn:
 
 def warm() -> None:
     """Import what an agent imports at its start, or with its first task."""
-    from fairbed.device_agent.engines.base import EngineError
     from fairbed.device_agent.engines.onnx import load_runtime
+    from fairbed.device_agent.errors import EngineError
     from fairbed.device_agent.memory import defer_urllib
 
     defer_urllib()

@@ -7,7 +7,7 @@ import msgspec
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
 from fairbed.coordinator.task.errors import TaskError, UnknownTask
-from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.errors import EngineError
 from fairbed.testbed.cli import DONE, count_option
 from fairbed.testbed.core_stability.finished_runs import game_of, read_all
 from fairbed.testbed.core_stability.report import CoreOptions, core_report, core_table

@@ -336,8 +336,10 @@ async def _try_backend(name: BackendName) -> float:
 def _engines(experiment: Experiment | None) -> Iterator[CheckResult]:
     from fairbed.coordinator.task.catalogue import load_task
     from fairbed.coordinator.task.errors import TaskError
-    from fairbed.device_agent.engines.base import EngineError, self_check
-    from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version
+    from fairbed.device_agent.engines.base import self_check
+    from fairbed.device_agent.engines.onnx import OnnxEngine
+    from fairbed.device_agent.errors import EngineError
+    from fairbed.device_agent.installed import engine_version
 
     is_needed = experiment is not None
     try:

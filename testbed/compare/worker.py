@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.task.errors import TaskError
-from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.errors import EngineError
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.compare.cell import (
     CellOutcome,

@@ -52,8 +52,7 @@ from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.step_work import step_work
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
-from fairbed.wire.codecs import CODECS
-from fairbed.wire.messages import Capabilities, Hyperparameters, Manifest, Packed, Train
+from fairbed.wire.messages import CODECS, Capabilities, Hyperparameters, Manifest, Packed, Train
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import vector_to_bytes

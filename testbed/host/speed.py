@@ -27,8 +27,8 @@ from msgspec import Struct
 
 from fairbed.coordinator.policy.config import LOCAL_RULES, TrainingConfig
 from fairbed.coordinator.task.errors import TaskError
-from fairbed.device_agent.engines.base import EngineError
-from fairbed.device_agent.engines.onnx import engine_version
+from fairbed.device_agent.errors import EngineError
+from fairbed.device_agent.installed import engine_version
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.calibration import (

@@ -49,8 +49,7 @@ from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import World
 from fairbed.testbed.run.preflight import PreflightFinding, engine_findings, settings_findings
 from fairbed.wire.artifact import Artifact
-from fairbed.wire.codecs import CODECS
-from fairbed.wire.messages import Capabilities
+from fairbed.wire.messages import CODECS, Capabilities
 
 FORWARD_RATIO = 1 / 3
 """Cost of a forward pass relative to a training pass, counted in matrix products: a backward pass

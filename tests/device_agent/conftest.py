@@ -11,10 +11,10 @@ import pytest
 
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig, OwnerPrivacy, Timeouts
+from fairbed.device_agent.engines.base import OpenEngine
 from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.log import RecentLog
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors
-from fairbed.device_agent.worker import OpenEngine
 from fairbed.wire.topics import Topics
 from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import open_softmax

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.errors import AgentRefused, DataError
-from fairbed.device_agent.examples import BlobCache
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.chunks import encode_chunk, manifest_of

@@ -9,9 +9,9 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.jobs import Stopwatch
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.device_agent.trainer import train as reference_train
-from fairbed.device_agent.worker import Stopwatch
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.codec import encode
 from fairbed.wire.messages import (

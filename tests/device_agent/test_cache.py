@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from fairbed.device_agent.examples import BlobCache
+from fairbed.device_agent.cache import BlobCache
 from fairbed.wire.chunks import chunk_slice, encode_chunk, manifest_of
 from fairbed.wire.messages import Manifest
 from fairbed.wire.transfer import Download

@@ -8,8 +8,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.errors import DataError, NotPrepared
-from fairbed.device_agent.examples import BlobCache, CachedShard, OwnData
+from fairbed.device_agent.examples import CachedShard, OwnData
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.npz import load_npz
 from fairbed.wire.chunks import manifest_of

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fairbed.device_agent.installed import known_rules
 from fairbed.device_agent.local_training import (
+    BUILT_IN,
     GuardedRule,
     PropFair,
     Proximal,
     allowed_rule,
-    known_rules,
     make_rule,
 )
-from fairbed.wire.local_training import MAX_VECTORS, Step, Trained
+from fairbed.wire.local_training import Step, Trained
+from fairbed.wire.messages import LOCAL_RULES, MAX_VECTORS
 from fairbed.wire.plugins import PluginError
 
 SCAFFOLD = "examples.scaffold:Scaffold"
@@ -129,7 +131,7 @@ def test_the_proximal_term_pulls_towards_the_model_that_was_sent() -> None:
 
 
 def test_a_device_knows_built_in_rules_and_the_paths_that_its_owner_allows() -> None:
-    assert known_rules(()) == ("propfair",)
+    assert known_rules(()) == ("propfair",) == LOCAL_RULES == tuple(BUILT_IN)
     assert known_rules([SCAFFOLD]) == (SCAFFOLD, "propfair")
     assert allowed_rule("propfair", {"base": 2.0}, ()).kept == ()
     assert allowed_rule(FEDDYN, {"alpha": 0.2}, [FEDDYN]).kept == ("g_k",)

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from fairbed.device_agent.memory import installed_entry_points, installed_version
+from fairbed.device_agent.installed import installed_entry_points, installed_version
 
 SCRIPT = """
 import sys

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from fairbed.device_agent import trainer
 from fairbed.device_agent.config import OwnerPrivacy
-from fairbed.device_agent.host import Host
+from fairbed.device_agent.host import Host, SecureNoise
 from fairbed.device_agent.privacy import (
     BLOCK,
     NOISE,
-    SecureNoise,
     SeededNoise,
     buffers_problem,
     privatised,

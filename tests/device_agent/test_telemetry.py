@@ -8,7 +8,7 @@ from unittest import mock
 import anyio
 import pytest
 
-from fairbed.device_agent.examples import BlobCache
+from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.sensors import RealSensors

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 
 from fairbed.device_agent import worker
-from fairbed.device_agent.engines.base import EngineError
-from fairbed.device_agent.examples import BlobCache
+from fairbed.device_agent.cache import BlobCache
+from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.sensors import RealSensors
 from fairbed.device_agent.worker import TrainingThread
@@ -47,7 +47,7 @@ def thread_with(engine: StuckEngine, folder: Path) -> TrainingThread:
         return engine
 
     made = TrainingThread(host, BlobCache(folder, 1_000), folder, open_engine)
-    made._opened(mock.Mock(spec=Artifact))
+    made._begun()._opened(mock.Mock(spec=Artifact))
     return made
 
 

@@ -4,7 +4,6 @@ from fairbed.wire.codecs.base import Codec, Vector
 from fairbed.wire.codecs.half import Half
 from fairbed.wire.codecs.int8 import Int8Blocks
 from fairbed.wire.codecs.packing import (
-    CODECS,
     codec_named,
     encode_with_feedback,
     pack,
@@ -14,7 +13,6 @@ from fairbed.wire.codecs.packing import (
 from fairbed.wire.codecs.top_k import TopK
 
 __all__ = [
-    "CODECS",
     "Codec",
     "Half",
     "Int8Blocks",

@@ -9,8 +9,8 @@ from fairbed.wire.errors import DecodeError
 
 Vector: TypeAlias = NDArray[np.float32]
 
-# `np.random.Generator` is quoted in signatures: evaluating it loads numpy.random, 2.4 MB that an
-# agent without a task does not need.
+# `np.random.Generator` is quoted in signatures: evaluating it loads numpy.random, 2.4 MB that a
+# decoder does not need.
 
 
 class Codec(Protocol):

@@ -8,7 +8,6 @@ computes error feedback: the values that a codec omitted are added to the next u
 """
 
 import struct
-from typing import Final
 
 import numpy as np
 
@@ -20,10 +19,6 @@ from fairbed.wire.codecs.top_k import TopK
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import PROTOCOL_VERSION
 from fairbed.wire.tensors import BYTES_PER_VALUE, Layout, vector_to_bytes
-
-CODECS: Final = ("float16", "int8", "top-k", "delta")
-"""Codecs that a device announces beside float32. `delta` is a model as int8 changes of the previous
-version."""
 
 
 def codec_named(name: str, top_k: int | None = None) -> Codec | None:

@@ -10,8 +10,7 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.device_agent.local_training import GuardedRule
 from fairbed.testbed.errors import HostLostError
 from fairbed.wire.artifact import TaskSpec
-from fairbed.wire.local_training import GROUP
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import LOCAL_RULES_GROUP, Hyperparameters
 from fairbed.wire.plugins import registered
 
 
@@ -152,7 +151,7 @@ def train_in(pool: HelperPool | None, cohort: CohortPart, at: Sequence[int]) -> 
         PluginError: The rule breaks its contract.
     """
     rule = cohort.rule
-    is_unknown_there = rule is not None and rule.rule.name in registered(GROUP)
+    is_unknown_there = rule is not None and rule.rule.name in registered(LOCAL_RULES_GROUP)
     if pool is None or is_unknown_there or not pool.is_ready():
         return None
     try:

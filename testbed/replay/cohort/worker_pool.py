@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 from threadpoolctl import ThreadpoolController
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.threads import ONE_THREAD

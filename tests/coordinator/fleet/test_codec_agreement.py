@@ -12,8 +12,7 @@ from fairbed.coordinator.fleet.codec_agreement import (
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.state.registry import Device
 from fairbed.wire.chunks import manifest_of
-from fairbed.wire.codecs import CODECS
-from fairbed.wire.messages import Coding, Packed
+from fairbed.wire.messages import CODECS, Coding, Packed
 from tests.coordinator.builders import CAPABILITIES, MODEL, TRAIN, offer
 from tests.wire.codecs.vectors import layout_of
 

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.task.catalogue import load_task, read_shipped
 from fairbed.coordinator.task.recipes import SHIPPED
-from fairbed.device_agent.engines.base import EngineError, EngineMismatch, self_check
-from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, release_memory
+from fairbed.device_agent.engines.base import self_check
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.errors import EngineError, EngineMismatch
+from fairbed.device_agent.installed import engine_version
+from fairbed.device_agent.memory import release_memory
 from fairbed.wire.artifact import (
     Artifact,
     SelfCheck,
@@ -168,8 +171,9 @@ def test_more_threads_compute_the_same(cnn: Artifact) -> None:
 
 def test_importing_the_engine_and_reading_its_version_loads_no_runtime() -> None:
     code = (
-        "import sys, fairbed.device_agent.trainer, fairbed.device_agent.engines.onnx as engine;"
-        "print(engine.engine_version(), 'onnxruntime' in sys.modules)"
+        "import sys, fairbed.device_agent.trainer, fairbed.device_agent.engines.onnx;"
+        "from fairbed.device_agent.installed import engine_version;"
+        "print(engine_version(), 'onnxruntime' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -18,8 +18,9 @@ import torch
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.coordinator.task.errors import UnknownTask, Unsupported
 from fairbed.device_agent import trainer
-from fairbed.device_agent.engines.base import Engine, EngineError, EngineMismatch, self_check
+from fairbed.device_agent.engines.base import Engine, self_check
 from fairbed.device_agent.engines.choose import open_engine, open_own_engine
+from fairbed.device_agent.errors import EngineError, EngineMismatch
 from fairbed.testbed.replay.cohort.devices import Unpaced
 from fairbed.wire.artifact import (
     Artifact,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.wire.codecs import CODECS as NAMES
 from fairbed.wire.codecs import Codec, Vector, codec_named, pack, packed_bytes, unpack
 from fairbed.wire.codecs.int8 import BLOCK
 from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import CODECS as NAMES
 from tests.wire.codecs.vectors import CODECS, layout_of, rng_of, vectors
 
 N, BUFFERS = 2 * BLOCK + 7, 3

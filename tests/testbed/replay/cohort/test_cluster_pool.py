@@ -12,7 +12,7 @@ from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.cohort.base import CohortRule, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.wire import plugins
-from fairbed.wire.local_training import GROUP
+from fairbed.wire.messages import LOCAL_RULES_GROUP
 from tests.testbed.cluster.fake import FakeCluster
 from tests.testbed.replay.cohort.fleets import (
     EVERYTHING,
@@ -102,8 +102,8 @@ def test_a_rule_goes_along(name: str, make: Callable[..., Trainer]) -> None:
 def test_a_registered_rule_stays_here(
     make: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(plugins._registered, GROUP, {})
-    plugins.register(GROUP, "mine", SplitDrift)
+    monkeypatch.setitem(plugins._registered, LOCAL_RULES_GROUP, {})
+    plugins.register(LOCAL_RULES_GROUP, "mine", SplitDrift)
     calls = list[str]()
     cluster = FakeCluster(1, 1)
     cluster.on_call = lambda host, method: calls.append(method)

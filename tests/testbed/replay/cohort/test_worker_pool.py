@@ -18,7 +18,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.replay.cohort import worker_pool
 from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult
@@ -27,8 +27,7 @@ from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.cohort.worker_pool import SharedArrays, WorkerPool
 from fairbed.wire import plugins
-from fairbed.wire.local_training import GROUP
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import LOCAL_RULES_GROUP, Hyperparameters
 from fairbed.wire.plugins import PluginError
 from tests.processes import is_gone, is_long_lived, own_children
 from tests.testbed.replay.cohort.fleets import (
@@ -201,8 +200,8 @@ def test_a_rule_that_the_program_registered_trains_in_its_own_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Workers do not know its name."""
-    monkeypatch.setitem(plugins._registered, GROUP, {})
-    plugins.register(GROUP, "mine", SplitDrift)
+    monkeypatch.setitem(plugins._registered, LOCAL_RULES_GROUP, {})
+    plugins.register(LOCAL_RULES_GROUP, "mine", SplitDrift)
     artifact, shards = shipped(RECIPES[MLP]), shards_of()
     start, jobs = start_of(artifact), jobs_of(len(SIZES))
     given = split_drift(start, len(jobs))

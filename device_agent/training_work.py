@@ -1,0 +1,685 @@
+"""The work of the training thread: it loads, evaluates, trains and encodes; every method blocks.
+
+A warm device keeps session and data in memory; a cold device has freed both, so that `load_s`
+measures a real cold start. A `Stopwatch` measures the phases as consecutive laps without gaps.
+"""
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbed.device_agent import trainer
+from fairbed.device_agent.cache import BlobCache
+from fairbed.device_agent.coding import Coder
+from fairbed.device_agent.ditto import train_personal
+from fairbed.device_agent.engines.base import Engine, Examples, OpenEngine, self_check
+from fairbed.device_agent.engines.choose import open_engine as open_by_kind
+from fairbed.device_agent.errors import (
+    AgentError,
+    EngineError,
+    NotPrepared,
+    RoundFailed,
+    one_line,
+)
+from fairbed.device_agent.examples import ExampleSource, Labelled
+from fairbed.device_agent.host import Host, Meter, Section
+from fairbed.device_agent.jobs import (
+    NO_TASK,
+    EvaluationJob,
+    EvaluationResult,
+    PersonalResult,
+    Stopwatch,
+    TrainedUpdate,
+    TrainingJob,
+)
+from fairbed.device_agent.local_training import GuardedRule, allowed_rule
+from fairbed.device_agent.memory import release_memory, trim_heap
+from fairbed.device_agent.privacy import buffers_problem, owner_problem, privatised
+from fairbed.device_agent.state.lifecycle import Event
+from fairbed.device_agent.stored_vector import KEPT, PERSONAL, StoredVector, VectorStore
+from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
+from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
+from fairbed.wire.errors import DecodeError, EncodeError
+from fairbed.wire.evaluation import Quality, Targets
+from fairbed.wire.messages import EvaluateRequest, Manifest, OptionValue, Personal, Train
+from fairbed.wire.plugins import PluginError
+from fairbed.wire.tensors import Layout, vector_from_bytes
+from fairbed.wire.transfer import Download
+
+_log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_EXPECTED = (
+    AgentError,
+    EngineError,
+    TrainingDiverged,
+    DecodeError,
+    EncodeError,
+    PluginError,
+    ValueError,
+    OSError,
+    MemoryError,
+)
+"""Errors that task, data, model or machine may cause; any other error is a bug."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedTask:
+    manifest: Manifest
+    spec: TaskSpec
+    examples: ExampleSource
+    n_k: int
+    n_test: int
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedTask:
+    engine: Engine
+    x: Examples
+    y: Targets
+    held_out: Labelled | None
+    """Held-out examples that were read with the others; None if they must be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EvaluatedModel:
+    """The model of the last loss query; a `Train` of the same model needs no download."""
+
+    sha256: bytes
+    vector: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _MadeRule:
+    """The local rule of the last round."""
+
+    name: str
+    options: tuple[tuple[str, OptionValue], ...]
+    rule: GuardedRule
+
+
+class _RoundStopped(Exception):
+    """The round was stopped."""
+
+
+class _StoppableMeter:
+    """Passes units of work to the host; raises `_RoundStopped` after the round was stopped."""
+
+    def __init__(self, meter: Meter, should_stop: Callable[[], bool]) -> None:
+        self.inner = meter
+        self._should_stop = should_stop
+
+    def step(self, n_examples: int) -> None:
+        self.inner.step(n_examples)
+        if self._should_stop():
+            raise _RoundStopped
+
+    def read(self, n_bytes: int) -> None:
+        self.inner.read(n_bytes)
+
+
+class TrainingWork:
+    """What the training thread of one device does, its session and data.
+
+    Args:
+        host: The machine.
+        cache: Tasks and data on the disk.
+        state: Folder of the vectors that stay on the device, which may not exist yet.
+        open_engine: Opens the engine of a task; None opens it by its kind.
+        threads: Threads of one training step.
+        allowed_rules: Paths of local rules that a coordinator may ask for.
+        min_noise_multiplier: Least noise that the owner accepts (`device_agent.privacy`); 0 accepts
+            training without noise.
+        allowed_models: Python modules with torch models whose code the owner allows to run.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        cache: BlobCache,
+        state: Path,
+        open_engine: OpenEngine | None,
+        threads: int,
+        allowed_rules: Collection[str],
+        min_noise_multiplier: float,
+        allowed_models: Collection[str],
+    ) -> None:
+        self._min_noise_multiplier = min_noise_multiplier
+        self._host = host
+        self._cache = cache
+        self._personal, self._kept = VectorStore(state, PERSONAL), VectorStore(state, KEPT)
+        self._allowed_rules = allowed_rules
+        self._rule: _MadeRule | None = None
+        self._open_engine = open_engine or partial(open_by_kind, models=allowed_models)
+        self._threads = threads
+        self._task: _PreparedTask | None = None
+        self._loaded: _LoadedTask | None = None
+        self._engine: weakref.ref[Engine] | None = None
+        """The last engine that was opened; it is as large as the model, so it is not kept here."""
+        self._coder = Coder()
+        self._evaluated: _EvaluatedModel | None = None
+        self._unscored: StoredVector | None = None
+        """The personal model of the last round, until it is scored."""
+
+    @property
+    def engine(self) -> Engine | None:
+        """The last engine that was opened, if it is still in use."""
+        return None if self._engine is None else self._engine()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Task and data are on this device and were checked."""
+        return self._task is not None
+
+    @property
+    def is_warm(self) -> bool:
+        """Session and data are in memory."""
+        return self._loaded is not None
+
+    @property
+    def n_k(self) -> int:
+        """Training examples of the device; 0 before it is prepared."""
+        return self._task.n_k if self._task is not None else 0
+
+    @property
+    def n_test(self) -> int:
+        """Test examples of the device; 0 before it is prepared."""
+        return self._task.n_test if self._task is not None else 0
+
+    def has_model(self, train: Train) -> bool:
+        """Return whether the model of a round is on the device since its loss query."""
+        evaluated = self._evaluated
+        return evaluated is not None and evaluated.sha256 == train.model.sha256
+
+    def owner_problem(self, request: Train | EvaluateRequest) -> str:
+        """Return why the owner of this device forbids a request; empty if it is allowed."""
+        return owner_problem(request, self._min_noise_multiplier)
+
+    def drop_evaluated(self) -> None:
+        """Drop the model of the last loss query: this device was not selected."""
+        self._evaluated = None
+
+    def blob_for(self, train: Train | EvaluateRequest) -> Manifest:
+        """Return the blob to download for a round: the packed model, or the model itself.
+
+        Raises:
+            RoundFailed: The blob does not fit the task.
+        """
+        if self._task is None:
+            raise RoundFailed(NO_TASK)
+        return self._coder_for(train).blob_for(train, _layout_of(self._task.spec, train))
+
+    def forget_task(self) -> None:
+        """The device is not prepared until `prepare` has ended."""
+        self._task = None
+
+    def prepare(self, manifest: Manifest, examples: ExampleSource) -> None:
+        """Check task and data together, then free both: the first round has a cold start.
+
+        Raises:
+            NotPrepared: Task or data cannot be used, or the engine computes wrong results.
+        """
+        self._task = None
+        self._loaded = None
+        try:
+            artifact = self._artifact(manifest)
+            engine = self._opened(artifact)
+            self_check(engine)
+            with self._host.pace.section("load") as meter:
+                training, held_out = examples.load(meter)
+            _check_data(engine, *training)
+            n_k, n_test = len(training[1]), 0
+            del training
+            held_out = held_out or examples.held_out()
+            if held_out is not None:
+                _check_data(engine, *held_out, name="test data")
+                n_test = len(held_out[1])
+        except _EXPECTED as exc:
+            raise NotPrepared(one_line(exc)) from exc
+        self._task = _PreparedTask(manifest, artifact.spec, examples, n_k, n_test)
+        del engine, held_out
+        release_memory()
+
+    def drop(self) -> None:
+        """Free session and data, and return the memory to the system."""
+        self._loaded = self._evaluated = self._unscored = None
+        release_memory()
+
+    def compute(self, job: TrainingJob) -> TrainedUpdate:
+        """Verify, decode, load, evaluate, train and encode; the laps are on `job.watch`.
+
+        Raises:
+            RoundFailed: A step failed; the message names it.
+        """
+        return self._with_round_errors(lambda: self._run_round(job))
+
+    def score(self, should_stop: Callable[[], bool]) -> PersonalResult:
+        """Evaluate the personal model of the last round on the held-out examples.
+
+        Raises:
+            RoundFailed: The model cannot be evaluated; the message names the reason.
+        """
+        return self._with_round_errors(lambda: self._score(should_stop))
+
+    def evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        """Verify, decode, load and evaluate; the laps are on `job.watch`.
+
+        Raises:
+            RoundFailed: A step failed; the message names it.
+        """
+        work = self._test if job.request.split == "test" else self._evaluate
+        return self._with_round_errors(lambda: work(job))
+
+    def _opened(self, artifact: Artifact) -> Engine:
+        """Return a new engine, which the watchdog of the training thread watches.
+
+        Raises:
+            EngineError: It cannot run the task.
+        """
+        engine = self._open_engine(artifact, self._threads)
+        self._engine = weakref.ref(engine)
+        return engine
+
+    def _with_round_errors(self, work: Callable[[], R]) -> R:
+        """Run `work`; convert any error to `RoundFailed`."""
+        try:
+            return work()
+        except _RoundStopped:
+            raise RoundFailed("stopped: the result is no longer needed") from None
+        except NotPrepared as exc:
+            self._task = self._loaded = None
+            raise RoundFailed(one_line(exc)) from exc
+        except _EXPECTED as exc:
+            raise RoundFailed(one_line(exc)) from exc
+        except Exception as exc:
+            # The outermost handler: a bug fails this round, not the device.
+            _log.exception("unexpected error in a round")
+            raise RoundFailed(f"internal error: {type(exc).__name__}: {one_line(exc)}") from exc
+
+    def _run_round(self, job: TrainingJob) -> TrainedUpdate:
+        task, train, watch = self._task, job.train, job.watch
+        if task is None:
+            raise NotPrepared(NO_TASK)
+        layout = task.spec.layout
+        if train.privacy is not None:
+            problem = buffers_problem(layout.n_params, layout.n_values)
+            if problem:
+                raise RoundFailed(problem)
+        received = self._model_vector(job, _layout_of(task.spec, train))
+        vector = received[: layout.n_values]
+        watch.lap("decode")
+        # Each call of `progress` wakes the event loop: short phases are reported together.
+        pending = [Event.DOWNLOADED]
+
+        was_cold = self._loaded is None
+        if was_cold:
+            job.progress(pending)
+            pending = []
+        with self._section("load", job.should_stop) as meter:
+            loaded, rule = self._load(task, meter), self._rule_for(train)
+        watch.lap("load")
+        pending.append(Event.LOADED)
+
+        loss_before = None
+        if train.needs_loss:
+            job.progress(pending)
+            pending = []
+            with self._section("evaluate", job.should_stop) as meter:
+                loss_before, _ = trainer.evaluate(loaded.engine, vector, loaded.x, loaded.y, meter)
+        watch.lap("evaluate")
+        job.progress([*pending, Event.EVALUATED])
+
+        cpu_s = time.thread_time()
+        with self._section("train", job.should_stop) as meter:
+            before = self._kept_vectors(task, train, rule, meter)
+            result = trainer.train(
+                loaded.engine,
+                vector,
+                loaded.x,
+                loaded.y,
+                train.hyperparameters,
+                train.seed,
+                meter,
+                job.should_stop,
+                rule=rule,
+                vectors={**_sent_vectors(received, layout, rule), **before},
+            )
+        cpu_s = time.thread_time() - cpu_s
+        if job.should_stop():
+            raise _RoundStopped
+        self._keep_vectors(task, train, before, result.kept)
+        watch.lap("train")
+        self._host.sensors.clock_ratio()  # records the clock while the processor is still busy
+
+        if train.personal is not None:
+            self._train_personal(task, loaded, train, train.personal, vector, job.should_stop)
+        watch.lap("personal")
+
+        with self._section("encode", job.should_stop):
+            behaviour, trained = self._host.behaviour, result.vector
+            if train.privacy is not None:
+                normals = self._host.noise.stream(train.seed)
+                trained = privatised(vector, trained, train.privacy, normals)
+            sent = behaviour.update(vector, trained, layout.n_params, train.seed)
+            if result.returned:
+                sent = np.concatenate([sent, *result.returned.values()])
+            update = self._coder.encode(train, layout, vector, sent)
+        return TrainedUpdate(
+            update=update,
+            n_k=task.n_k,
+            steps=result.steps,
+            was_cold=was_cold,
+            train_cpu_s=cpu_s,
+            loss_before=_not_negative(loss_before),
+            loss_train=_not_negative(result.loss_train) if train.privacy is None else None,
+        )
+
+    def _rule_for(self, request: Train) -> GuardedRule | None:
+        """Return the local rule of a round; None is SGD.
+
+        Raises:
+            PluginError: This device does not allow it, lacks it, or has another version of it.
+        """
+        local, made = request.local, self._rule
+        if local is None:
+            return None
+        if made is None or (made.name, made.options) != (local.rule, local.options):
+            rule = allowed_rule(local.rule, dict(local.options), self._allowed_rules)
+            made = self._rule = _MadeRule(local.rule, local.options, rule)
+        counts = len(made.rule.sent), len(made.rule.returned)
+        if counts != (request.coding.sent, request.coding.returned):
+            raise PluginError(
+                f"local rule {local.rule}: must send and return as many vectors as the "
+                f"coordinator's, {request.coding.sent} and {request.coding.returned}, got "
+                f"{counts[0]} and {counts[1]}; install the same version on both"
+            )
+        return made.rule
+
+    def _kept_vectors(
+        self, task: _PreparedTask, train: Train, rule: GuardedRule | None, meter: Meter
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return the vectors that a rule keeps, by name, each of shape (n_params,).
+
+        Those after the last round count only if its update was merged, else those before it.
+        """
+        local, n_params = train.local, task.spec.layout.n_params
+        if rule is None or local is None or not rule.kept:
+            return {}
+        size = 2 * len(rule.kept) * n_params
+        stored = self._kept.load(_hash_of(task), local.run, size)
+        if stored is None:
+            return {name: np.zeros(n_params, np.float32) for name in rule.kept}
+        meter.read(stored.vector.nbytes)
+        before, after = stored.vector.reshape(2, len(rule.kept), n_params)
+        valid = after if stored.round == local.merged else before
+        return dict(zip(rule.kept, valid, strict=True))
+
+    def _keep_vectors(
+        self,
+        task: _PreparedTask,
+        train: Train,
+        before: Mapping[str, NDArray[np.float32]],
+        after: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Save the vectors that a rule keeps, from before the round and after it."""
+        if train.local is not None and after:
+            both = np.concatenate([*before.values(), *(after[name] for name in before)])
+            self._kept.save(StoredVector(_hash_of(task), train.local.run, train.round, both))
+
+    def _train_personal(
+        self,
+        task: _PreparedTask,
+        loaded: _LoadedTask,
+        train: Train,
+        personal: Personal,
+        w_t: NDArray[np.float32],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Train the personal model v_k from its last value, and save it.
+
+        A repeated round does not train it again: model and mini-batches are the same. If it
+        diverges or cannot be saved, the global training goes on.
+        """
+        task_sha256 = _hash_of(task)
+        with self._section("train", should_stop) as meter:
+            old = self._personal.load(task_sha256, personal.run, len(w_t))
+            if old is not None:
+                meter.read(old.vector.nbytes)
+                if old.round == train.round:
+                    self._unscored = old
+                    return
+        start = self._first_personal(task, train, personal, w_t) if old is None else old.vector
+        with self._taking_turns(should_stop) as (meter, validating):
+            try:
+                trained = train_personal(
+                    loaded.engine,
+                    start,
+                    w_t,
+                    loaded.x,
+                    loaded.y,
+                    personal,
+                    train.seed,
+                    meter,
+                    validating,
+                    should_stop,
+                )
+            except TrainingDiverged as exc:
+                _log.warning("personal model: kept as it was: %s", exc)
+                trained = start
+        if should_stop():
+            raise _RoundStopped
+        model = StoredVector(task_sha256, personal.run, train.round, trained)
+        self._personal.save(model)
+        self._unscored = model
+
+    def _first_personal(
+        self, task: _PreparedTask, train: Train, personal: Personal, w_t: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return the model at which a new personal model begins, shape (n_values,)."""
+        if personal.init_seed is None:
+            _log.info("personal model: begins at the global model of round %d", train.round)
+            return w_t
+        _log.info("personal model: begins at the model before round 1")
+        return initial_vector(task.spec, personal.init_seed)
+
+    def _score(self, should_stop: Callable[[], bool]) -> PersonalResult:
+        model, self._unscored = self._unscored, None
+        task, loaded = self._task, self._loaded
+        if task is None or loaded is None or model is None:
+            raise RoundFailed("personal model: no longer in memory")
+        held_out = loaded.held_out or task.examples.held_out()
+        if held_out is None or self._min_noise_multiplier:
+            return PersonalResult(n=0, loss=0.0, quality=Quality())
+        x, y = held_out
+        with self._section("evaluate", should_stop) as meter:
+            loss, quality = trainer.evaluate(loaded.engine, model.vector, x, y, meter)
+        return PersonalResult(n=len(y), loss=max(0.0, loss), quality=quality)
+
+    def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        task, request, watch = self._task, job.request, job.watch
+        self._evaluated = None
+        if task is None:
+            raise NotPrepared(NO_TASK)
+        layout, should_stop = _layout_of(task.spec, request), job.should_stop
+        received = self._downloaded_vector(request, layout, job.model, watch, should_stop)
+        vector = received[: task.spec.layout.n_values]
+        watch.lap("decode")
+        was_cold = self._loaded is None
+        with self._section("load", should_stop) as meter:
+            loaded = self._load(task, meter)
+        watch.lap("load")
+        picked = draw_examples(len(loaded.y), request.examples, request.seed)
+        x, y = loaded.x[picked], loaded.y[picked]
+        with self._section("evaluate", should_stop) as meter:
+            loss, _ = trainer.evaluate(loaded.engine, vector, x, y, meter)
+        watch.lap("evaluate")
+        assert request.model.sha256 is not None, "a model has a hash"
+        self._evaluated = _EvaluatedModel(request.model.sha256, received)
+        return EvaluationResult(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
+
+    def _test(self, job: EvaluationJob) -> EvaluationResult:
+        """Evaluate a model on the test examples, and leave everything else as it was.
+
+        A cold device opens a session of its own and stays cold; the model is not kept.
+        """
+        task, request, watch = self._task, job.request, job.watch
+        if task is None:
+            raise NotPrepared(NO_TASK)
+        layout, should_stop = _layout_of(task.spec, request), job.should_stop
+        received = self._downloaded_vector(request, layout, job.model, watch, should_stop)
+        vector = received[: task.spec.layout.n_values]
+        watch.lap("decode")
+        loaded = self._loaded
+        with self._section("load", should_stop):
+            if loaded is None:
+                engine = self._opened(self._artifact(task.manifest))
+                held_out = task.examples.held_out()
+            else:
+                engine = loaded.engine
+                held_out = loaded.held_out or task.examples.held_out()
+        watch.lap("load")
+        loss, n, quality = 0.0, 0, Quality(correct=0)
+        if held_out is not None:
+            x, y = held_out
+            with self._section("evaluate", should_stop) as meter:
+                loss, quality = trainer.evaluate(engine, vector, x, y, meter)
+            n = len(y)
+            del x, y
+        watch.lap("evaluate")
+        del engine, held_out
+        if loaded is None:
+            release_memory()
+        return EvaluationResult(max(0.0, loss), n, loaded is None, quality)
+
+    def _coder_for(self, request: Train | EvaluateRequest) -> Coder:
+        """Return the decoder of a request; a test must not change the base of the next model."""
+        is_test = isinstance(request, EvaluateRequest) and request.split == "test"
+        return Coder() if is_test else self._coder
+
+    def _model_vector(self, job: TrainingJob, layout: Layout) -> NDArray[np.float32]:
+        """Return the model of a round, shape (n_values,)."""
+        evaluated, self._evaluated = self._evaluated, None
+        if job.model is not None:
+            return self._downloaded_vector(job.train, layout, job.model, job.watch, job.should_stop)
+        if evaluated is None or evaluated.sha256 != job.train.model.sha256:
+            raise DecodeError("model: the evaluated model is no longer on this device")
+        self._coder.keep(job.train, evaluated.vector)
+        job.watch.lap("download")
+        return evaluated.vector
+
+    def _downloaded_vector(
+        self,
+        request: Train | EvaluateRequest,
+        layout: Layout,
+        model: Download,
+        watch: Stopwatch,
+        should_stop: Callable[[], bool],
+    ) -> NDArray[np.float32]:
+        """Verify and decode a downloaded model; return its vector, shape (n_values,)."""
+        coder = self._coder_for(request)
+        model.verify()
+        if model.manifest.id == request.model.id:
+            vector = vector_from_bytes(model.data, layout.n_values)
+            watch.lap("download")
+        else:
+            watch.lap("download")
+            with self._section("decode", should_stop):
+                vector = coder.decode(request, layout, model.data)
+        coder.keep(request, vector)
+        return vector
+
+    @contextmanager
+    def _section(self, name: Section, should_stop: Callable[[], bool]) -> Iterator[Meter]:
+        with self._host.pace.section(name) as meter:
+            yield _StoppableMeter(meter, should_stop)
+
+    @contextmanager
+    def _taking_turns(
+        self, should_stop: Callable[[], bool]
+    ) -> Iterator[tuple[Meter, Callable[[], AbstractContextManager[Meter]]]]:
+        """Enter a section of training, which is left for each validation and entered again.
+
+        Yields:
+            The meter of training, and what enters a validation.
+        """
+        with ExitStack() as section:
+            meter = _StoppableMeter(
+                section.enter_context(self._host.pace.section("train")), should_stop
+            )
+
+            def enter(name: Section) -> None:
+                section.close()
+                meter.inner = section.enter_context(self._host.pace.section(name))
+
+            @contextmanager
+            def validating() -> Iterator[Meter]:
+                enter("evaluate")
+                yield meter
+                enter("train")
+
+            yield meter, validating
+
+    def _load(self, task: _PreparedTask, meter: Meter) -> _LoadedTask:
+        if self._loaded is None:
+            (x, y), held_out = task.examples.load(meter)
+            artifact = self._artifact(task.manifest)
+            engine = self._opened(artifact)
+            self._loaded = _LoadedTask(engine, x, y, held_out)
+            trim_heap()
+        return self._loaded
+
+    def _artifact(self, manifest: Manifest) -> Artifact:
+        blob = self._cache.get(manifest)
+        if blob is None:
+            raise NotPrepared("task: missing or corrupt on disk; the device downloads it again")
+        return decode_artifact(blob)
+
+
+def _layout_of(spec: TaskSpec, request: Train | EvaluateRequest) -> Layout:
+    """Return the layout of the model as it travels, with the vectors that follow it."""
+    return spec.layout.with_vectors(request.coding.sent)
+
+
+def _sent_vectors(
+    received: NDArray[np.float32], layout: Layout, rule: GuardedRule | None
+) -> dict[str, NDArray[np.float32]]:
+    """Return the vectors that follow a model, by name, each of shape (n_params,)."""
+    if rule is None or not rule.sent:
+        return {}
+    vectors = received[layout.n_values :].reshape(len(rule.sent), layout.n_params)
+    return dict(zip(rule.sent, vectors, strict=True))
+
+
+def _hash_of(task: _PreparedTask) -> bytes:
+    assert task.manifest.sha256 is not None, "a task has a hash"
+    return task.manifest.sha256
+
+
+def _check_data(engine: Engine, x: Examples, y: Targets, name: str = "data") -> None:
+    """Check that the data fits the task.
+
+    Raises:
+        ValueError: A target does not fit the task, or a shape or dtype differs.
+    """
+    trainer.check_targets(engine.spec, y, name)
+    if x.dtype != engine.spec.x_dtype or x[0].size != int(np.prod(engine.spec.x_shape)):
+        raise ValueError(
+            f"{name}: examples must be {engine.spec.x_dtype} {engine.spec.x_shape}, "
+            f"got {x.dtype} {x.shape[1:]}"
+        )
+    engine.evaluate(np.zeros(engine.spec.layout.n_values, np.float32), x[:1], y[:1])
+
+
+def _not_negative(loss: float | None) -> float | None:
+    """Return the loss, at least 0: rounding can leave a value just below 0."""
+    return None if loss is None else max(0.0, loss)
