@@ -4,10 +4,19 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from fairbed.device_agent.cache import BlobCache
+from fairbed.device_agent.errors import NotPrepared, RoundFailed
+from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.installed import installed_entry_points, installed_version
+from fairbed.device_agent.sensors import RealSensors
+from fairbed.device_agent.worker import TrainingThread
+from fairbed.wire.messages import Manifest, Train
+from tests.device_agent.clock import ManualClock
 
 SCRIPT = """
 import sys
@@ -49,6 +58,20 @@ def test_an_agent_loads_no_http_module_before_its_first_use() -> None:
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.anyio
+async def test_a_device_whose_training_cannot_be_imported_is_not_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(clock=ManualClock(), pace=UnlimitedPace(), sensors=RealSensors())
+    thread = TrainingThread(host, BlobCache(tmp_path, 1_000), tmp_path)
+    monkeypatch.setitem(sys.modules, "fairbed.device_agent.training_work", None)
+    with pytest.raises(NotPrepared, match=r"numpy .* must be importable, got"):
+        await thread.prepare(mock.Mock(spec=Manifest), mock.Mock())
+    assert not thread.is_prepared
+    with pytest.raises(RoundFailed, match="no longer on this device"):
+        thread.blob_for(mock.Mock(spec=Train))
 
 
 def test_installed_versions_equal_those_of_the_metadata() -> None:

@@ -1,5 +1,6 @@
 """The agent as a real process on a real broker, with the real engine."""
 
+import logging
 import os
 import shutil
 import signal
@@ -33,6 +34,8 @@ pytestmark = [
     pytest.mark.broker,
     pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed"),
 ]
+
+_log = logging.getLogger(__name__)
 
 NAME = "pi-07"
 MIB = 1024**2 // os.sysconf("SC_PAGE_SIZE")
@@ -113,9 +116,11 @@ async def test_needs_little_memory_before_its_first_task_and_stops_at_a_signal(
         with agent_process(broker, tmp_path) as process:
             await coordinator.expect(Hello)
             statm = Path(f"/proc/{process.pid}/statm").read_text()  # noqa: ASYNC240  # no disk
-            resident, shared = statm.split()[1:3]
-            assert int(resident) <= MAX_IDLE_PAGES
-            assert int(resident) - int(shared) <= MAX_IDLE_OWN_PAGES
+            resident, shared = map(int, statm.split()[1:3])
+            own = resident - shared
+            _log.info("before a task: %.1f MiB, %.1f of its own", resident / MIB, own / MIB)
+            assert resident <= MAX_IDLE_PAGES
+            assert own <= MAX_IDLE_OWN_PAGES
             maps = Path(f"/proc/{process.pid}/maps").read_text()  # noqa: ASYNC240  # no disk
             assert "[heap]" in maps
             assert "numpy" not in maps
