@@ -2,6 +2,7 @@
 
 import select
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
 from fairbed.wire.errors import DecodeError
@@ -12,6 +13,10 @@ from fairbed.wire.transport.protocol.packets import Connack, Pingresp, Publish, 
 
 ANSWER_S = 20.0
 """Longest wait for an answer, seconds."""
+
+
+FLAGS_AFTER_NAME, CLEAN_SESSION = 5, 0x02
+"""Of CONNECT (MQTT 3.1.1, section 3.1.2.3)."""
 
 
 class ClosedError(Exception):
@@ -25,12 +30,20 @@ class HostileClient:
         address: Host, port and login.
         client_id: Its MQTT client id.
         will: Its last will.
+        keeps_session: Ask the broker to keep the session when the connection ends.
 
     Raises:
         ClosedError: The broker refuses it, or ends it during a call.
     """
 
-    def __init__(self, address: Address, client_id: str, will: Will | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        client_id: str,
+        will: Will | None = None,
+        *,
+        keeps_session: bool = False,
+    ) -> None:
         self.received: list[Publish] = []
         """Messages that arrived and were not taken yet."""
         self._reader, self._id, self._answers = Reader(), 0, list[object]()
@@ -46,6 +59,9 @@ class HostileClient:
             username=address.username,
             password=address.password,
         )
+        if keeps_session:  # an agent never does
+            place = hello.index(b"MQTT") + FLAGS_AFTER_NAME
+            hello = hello[:place] + bytes([hello[place] & ~CLEAN_SESSION]) + hello[place + 1 :]
         try:
             self.send(hello)
             answer = self._await(Connack)
@@ -81,6 +97,12 @@ class HostileClient:
             self._id = self._id % 60_000 + 1
             self.send(packets.subscribe(self._id, {name: 1}))
             self._await(Suback)
+
+    def subscribe_all(self, filters: Sequence[str]) -> None:
+        """Subscribe in one packet; refusals are ignored."""
+        self._id = self._id % 60_000 + 1
+        self.send(packets.subscribe(self._id, dict.fromkeys(filters, 0)))
+        self._await(Suback)
 
     def ping(self) -> None:
         """Wait until the broker has read all that was sent before."""

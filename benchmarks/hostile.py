@@ -209,7 +209,7 @@ class _Attacker:
                 forged = ON_OTHER_TOPICS["forged status of the coordinator"](place)
                 self.witnesses.forged.add((forged.topic, forged.payload))
                 will = Will(forged.topic, forged.payload)
-                HostileClient(self.address, self._client_id(), will).close()
+                HostileClient(self.address, self._client_id("will"), will).close()
             case "packet above the limit":
                 payload = self.place.rng.bytes(8) + bytes(MAX_PACKET_BYTES + 1)
                 self.witnesses.forged.add((topics.upload(NAME), payload))
@@ -218,7 +218,7 @@ class _Attacker:
                 user = {"login of another device": place.victim}.get(kind, "coordinator_main")
                 password = None if kind == "login without a password" else self.address.password
                 login = replace(self.address, username=user, password=password)
-                self.logged_in += not is_refused(login, self._client_id())
+                self.logged_in += not is_refused(login, self._client_id("other"))
 
     def _check_read(self) -> None:
         if self.client is None:
@@ -240,8 +240,9 @@ class _Attacker:
             self.client.subscribe(self.place.topics.control(NAME))
         return self.client
 
-    def _client_id(self) -> str:
-        return f"x{self.place.rng.bytes(8).hex()}"
+    def _client_id(self, purpose: str = "own") -> str:
+        """Return a client id, the same each time: the broker refuses a login with many."""
+        return f"{NAME}-{purpose}"
 
     def _drop(self) -> None:
         if self.client is not None:

@@ -57,7 +57,7 @@ loses more than the sessions and subscriptions of a broker."""
 GROWTH_BYTES = 64 << 20
 """Growth after which the logins of a broker are looked at."""
 
-MEMORY_POLL_S = 2.0
+MEMORY_POLL_S = 0.5
 
 MAX_LOG_BYTES = 8 << 20
 """Of the log of a broker; one older log of this size is kept."""
@@ -259,7 +259,7 @@ class BrokerProcess:
             os.truncate(self._tree, 0)  # the broker appends to it
 
     def _read_usage(self, connected: set[tuple[str, int]]) -> dict[str, Usage]:
-        """Return what the files of a mosquitto say about its logins."""
+        """Return what the files of a mosquitto state about its logins."""
         logs = [path for path in (_older(self._log), self._log) if path.exists()]
         sessions = mosquitto_sessions((x for log in logs for x in _lines(log)), connected)
         return mosquitto_usage(sessions, _lines(self._tree))

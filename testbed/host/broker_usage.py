@@ -32,6 +32,21 @@ KEPT_S = 3600
 PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 """Client ids that can be found in a printed tree; all of Fairbed are such."""
 
+ACCEPTED = frozenset(
+    {
+        "Client Closed",
+        "Duplicate Client ID",
+        "Maximum Message Payload Exceeded",
+        "Read Error",
+        "Slow Consumer (Pending Bytes)",
+        "Slow Consumer (Write Deadline)",
+        "Stale Connection",
+        "Write Error",
+    }
+)
+"""Why NATS closed a connection whose login it had accepted. It also lists connections with the user
+that they only claimed to be; these ended for other reasons."""
+
 _CONNECTED = re.compile(
     rb"\d+: New client connected from (\S+):(\d+) as (.*) "
     rb"\(p\d, c([01]), k\d+, u'([^']*)'\)\.\r?"
@@ -144,10 +159,14 @@ def nats_usage(answers: Iterable[Mapping[str, Any]]) -> dict[str, Usage]:
         since = _second(answer["now"]) - timedelta(seconds=KEPT_S)
         for one in answer["connections"]:
             user, stop = one.get("authorized_user"), one.get("stop")
-            if not user or (stop is not None and _second(stop) < since):
+            subscriptions = one.get("subscriptions", 0)
+            if not user:
+                continue
+            if stop is None:
+                usage[user].subscriptions += subscriptions
+            elif _second(stop) < since or not (subscriptions or one.get("reason") in ACCEPTED):
                 continue
             ids[user].add(one.get("mqtt_client", ""))
-            usage[user].subscriptions += 0 if stop is not None else one.get("subscriptions", 0)
     for user, found in ids.items():
         usage[user].sessions = len(found)
     return dict(usage)

@@ -323,6 +323,11 @@ async def test_what_a_login_keeps_in_the_broker_is_limited_or_counted(
             nano.subscribe(T.control("nano"), 1)
             codes = pi.subscribe_all([T.chunk(f"x{k}", 0) for k in range(wanted)])
             kept = keep_sessions(broker, accounts, "pi", 12)
+            for k in range(12):  # an attack on the reputation of another login
+                with suppress(Closed):
+                    RawClient(broker.port, Login(f"claims-{k}", "nano", "guess")).close()
+                with suppress(Closed):
+                    RawClient(broker.port, Login(f"forgets-{k}", "nano")).close()
             usage = await broker.usage()
             if kind == "amqtt":
                 assert usage == {}

@@ -76,6 +76,7 @@ def test_a_client_id_cannot_name_another_user() -> None:
 
 def test_sessions_of_nats_are_client_ids_and_closed_connections_have_no_subscriptions() -> None:
     now, before = "2026-11-28T14:37:50.503Z", "2026-11-28T13:37:51.999999999Z"
+    earlier = "2026-11-28T13:37:49Z"
     opened = [
         {"authorized_user": "pi", "mqtt_client": "a", "subscriptions": 10},
         {"authorized_user": "pi", "mqtt_client": "b", "subscriptions": 5},
@@ -84,11 +85,18 @@ def test_sessions_of_nats_are_client_ids_and_closed_connections_have_no_subscrip
     ]
     closed = [
         {"authorized_user": "pi", "mqtt_client": "b", "subscriptions": 7, "stop": now},
-        {"authorized_user": "pi", "mqtt_client": "c", "subscriptions": 7, "stop": before},
-        {"authorized_user": "pi", "mqtt_client": "e", "stop": "2026-11-28T13:37:49Z"},
+        {"authorized_user": "pi", "mqtt_client": "c", "reason": "Client Closed", "stop": before},
+        {"authorized_user": "pi", "mqtt_client": "e", "subscriptions": 7, "stop": earlier},
     ]
     answers = [{"now": now, "connections": connections} for connections in (opened, closed)]
     assert nats_usage(answers) == {"pi": Usage(3, 15), "nano": Usage(1, 0)}
+
+
+@pytest.mark.parametrize("reason", ["Authentication Failure", "Protocol Violation", "Other"])
+def test_a_connection_that_claims_to_be_of_a_device_does_not_count_for_it(reason: str) -> None:
+    now = "2026-11-28T14:37:50.503Z"
+    closed = {"authorized_user": "pi", "mqtt_client": "a", "stop": now, "reason": reason}
+    assert nats_usage([{"now": now, "connections": [closed]}]) == {}
 
 
 def test_a_request_to_nats_states_its_length() -> None:
