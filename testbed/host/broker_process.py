@@ -214,11 +214,15 @@ class BrokerProcess:
                     f"its memory must stay below {most / 2**20:,.0f} MiB, "
                     f"{MEMORY_RATIO:.0%} of this machine, got {used / 2**20:,.0f}"
                 )
-            await anyio.to_thread.run_sync(self._trim_log)
+            if self._log_bytes() > MAX_LOG_BYTES:
+                await anyio.to_thread.run_sync(self._trim_log)
             least = min(least, used)
             if process.returncode is None and used - least > GROWTH_BYTES:
                 least = used
-                on_growth(await self.usage())
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_cancel_at_end, process, tasks.cancel_scope)
+                    on_growth(await self.usage())
+                    tasks.cancel_scope.cancel()
         return f"end of its log: {self._log_end()}"
 
     async def usage(self) -> dict[str, Usage]:
@@ -289,14 +293,19 @@ class BrokerProcess:
                 found.append(answer["data"])
         return found
 
+    def _log_bytes(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
+
     def _trim_log(self) -> None:
-        """Bound the log of the broker, which appends to it."""
+        """Begin the log of the broker anew; the broker appends to it."""
         with suppress(OSError):
-            if self._log.stat().st_size > MAX_LOG_BYTES:
-                try:
-                    shutil.copyfile(self._log, _older(self._log))
-                finally:  # even on a full disk
-                    os.truncate(self._log, 0)
+            try:
+                shutil.copyfile(self._log, _older(self._log))
+            finally:  # even on a full disk
+                os.truncate(self._log, 0)
 
     async def _await_ready(self, process: Process) -> None:
         """Return when the broker has accepted a login."""

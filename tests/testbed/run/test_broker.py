@@ -163,6 +163,25 @@ async def test_is_killed_before_it_takes_the_memory_of_the_machine(
                 assert await anext(link.events()) == LinkUp(1)
 
 
+async def test_its_log_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_process, "MEMORY_POLL_S", 0.01)
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker("mosquitto", folder=tmp_path) as broker:
+            before = broker.log.read_bytes()
+            monkeypatch.setattr(broker_process, "MAX_LOG_BYTES", len(before))
+            async with MqttTransport(broker.url, "me") as link:
+                assert await anext(link.events()) == LinkUp(1)
+                older = tmp_path / "broker.log.1"
+                async with anyio.create_task_group() as group:
+                    group.start_soon(broker.wait)
+                    while not (older.exists() and older.stat().st_size > len(before)):  # noqa: ASYNC110  # a file
+                        await anyio.sleep(0.01)
+                    group.cancel_scope.cancel()
+            assert older.read_bytes().startswith(before)
+            assert broker.log.read_bytes()[:1] != b"\0", "the broker appends to what was cut"
+            assert b"starting" not in broker.log.read_bytes()
+
+
 @pytest.mark.parametrize("kind", BROKERS)
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the guard polls")
 def test_dies_with_its_parent(kind: BrokerKind, tmp_path: Path) -> None:
