@@ -3,6 +3,7 @@
 UsageError              the command line, or a file that it names, cannot be used: exit code 2
 +-- LabError            a lab cannot be used, or refuses a request
 RunError                the command failed: exit code 1
++-- NoDeviceError       no device of a replay is available for too long
 BrokerError             no broker could be started or reached
 BackendError            this machine cannot run the fleet, or a process of the testbed has died
 +-- ClusterError        a Ray cluster cannot be joined or used
@@ -42,6 +43,10 @@ class LabError(UsageError):
 
 class RunError(_OneLineError):
     """The command failed."""
+
+
+class NoDeviceError(RunError):
+    """No device of a replay is available for too long."""
 
 
 class BrokerError(Exception):

@@ -580,7 +580,8 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     over_select: Annotated[int, Meta(ge=0)] = 0
     """Select this many more than per_round; the first per_round updates are merged."""
     void_wait_s: Duration = 1.0
-    """Duration of a round without an available device, although some are in contact."""
+    """Duration of a round without an available device, although some are in contact. Such an empty
+    round counts for the queues, but is none of `rounds`."""
     min_devices: PositiveInt | None = None
     """A round begins when this many devices are in contact and ready; not set: round 1 waits for
     all devices of an emulated fleet, else for as many as a round selects, later rounds for one."""
@@ -801,9 +802,9 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
     timeout_s: Duration | None = None
     """Longest wait for these tests after a round; not set: `round.deadline_s`."""
 
-    def is_due(self, round_id: int, rounds: int) -> bool:
-        """Return whether the model after a round is evaluated, in a run of `rounds` rounds."""
-        return round_id == rounds or (self.every > 0 and round_id % self.every == 0)
+    def is_due(self, round_id: int, *, is_last: bool) -> bool:
+        """Return whether the model after a round is evaluated; that of the last one always is."""
+        return is_last or (self.every > 0 and round_id % self.every == 0)
 
 
 class LimitsConfig(Section, frozen=True, kw_only=True):

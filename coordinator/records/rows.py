@@ -336,6 +336,7 @@ def round_row(
     other_bytes: tuple[int, int],
     model_sha256: str,
     coordinator_encode_s: float | None,
+    rounds_empty: int,
     loss_query_s: float = 0.0,
     choice: Mapping[str, Any] = {},
 ) -> RoundRow:
@@ -358,6 +359,7 @@ def round_row(
         other_bytes: Bytes down and up other than models and updates, since the last round.
         model_sha256: Hash of the next model.
         coordinator_encode_s: Time to encode the next model; None if it was not encoded.
+        rounds_empty: Empty rounds up to this one.
         loss_query_s: Duration of the loss query; 0 without one.
         choice: The columns of `choice_columns`.
     """
@@ -393,6 +395,7 @@ def round_row(
         aggregated_late=sum(bool(x.staleness) for x in done),
         dropped_late=sum(x.state is ExchangeState.LATE for x in ended),
         cancelled=sum(x.state is ExchangeState.CANCELLED for x in ended),
+        rounds_empty=rounds_empty,
         **choice,
     )
 

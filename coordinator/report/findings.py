@@ -143,7 +143,7 @@ def _run(s: RunSummary, plan: ExperimentExcerpt) -> Finding:
     trains = plan.replay.training is not False or s.clock != "virtual"
     steps = f" and their updates were merged by {plan.steps}" if plan.steps and cohort else ""
     steps = steps if trains else ", without training" if cohort else ""
-    planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+    planned = f" of {s.last_round}" if s.last_round else ""
     done = (
         f"{s.rounds_completed}{planned} rounds took {span(s.virtual_s)}"
         if s.rounds_completed
@@ -383,12 +383,18 @@ def _problems(s: RunSummary) -> list[Finding]:
     of_them = "" if x.contended == x.invalid else f"{x.contended} of them "
     contended = f", {of_them}because the emulating machine was busy" if x.contended else ""
     is_over = s.status not in LIVE
+    empty = (
+        f"; in {s.rounds_empty:,} of them no device was available, so they count for the queues "
+        f"but not towards the {s.rounds_planned} planned rounds"
+        if s.rounds_empty
+        else ""
+    )
     texts = [
         f"The run {s.status}: {s.reason}." if s.reason else "",
         f"It was {s.status} before its end; continue it with `{s.resume_command}`."
         if s.resume_command and not s.reason and is_over
         else "",
-        f"{counted(s.rounds_void, 'round')} of {s.rounds_completed} had no update."
+        f"{counted(s.rounds_void, 'round')} of {s.rounds_completed} had no update{empty}."
         if s.rounds_void
         else "",
         f"{counted(x.failed, 'exchange')} of {x.count:,} failed, were lost or were rejected."

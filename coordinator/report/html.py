@@ -425,7 +425,7 @@ def _tone(status: str) -> str:
 
 def _banner(run: RunPage) -> Markup:
     s = run.summary
-    planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+    planned = f" of {s.last_round}" if s.last_round else ""
     if run.is_live:
         text = (
             f"This run is {s.status}: the page shows it after round {s.rounds_completed}{planned}, "
@@ -448,7 +448,7 @@ def _banner(run: RunPage) -> Markup:
 def _tiles(run: RunPage) -> Markup:
     s = run.summary
     fair, x = s.fairness, s.exchange
-    planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+    planned = f" of {s.last_round}" if s.last_round else ""
     guaranteed = (
         "lowest selection rate" if fair.beta is None else f"lowest rate ({fair.beta:g} guaranteed)"
     )
@@ -836,7 +836,7 @@ def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
     letters = _letters(len(runs))
     for letter, run, arm, found in zip(letters, runs, arms, quality, strict=True):
         s = run.summary
-        planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+        planned = f" of {s.last_round}" if s.last_round else ""
         tone = "bad" if is_kept(s.fairness) is False else ""
         rate = counted_rate(s.fairness)
         rows.append(

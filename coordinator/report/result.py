@@ -48,11 +48,12 @@ def result_of(reader: RunReader) -> RunResult:
 def result_lines(result: RunResult) -> list[tuple[str, str]]:
     """Return labels and texts about the end of a run."""
     info, slowest = result.info, result.slowest
-    planned = f" of {info.plan.rounds}" if info.plan.rounds else ""
+    planned = f" of {info.last_round}" if info.last_round else ""
+    empty = f" ({info.rounds_empty} empty)" if info.rounds_empty else ""
     reason = f": {info.row.reason}" if info.row.reason else ""
     lines = [
         ("result", f"{info.status}{reason}"),
-        ("rounds", f"{info.rounds_completed}{planned} in {clock(info.elapsed_s)}"),
+        ("rounds", f"{info.rounds_completed}{planned}{empty} in {clock(info.elapsed_s)}"),
         (
             measure(info.row.task),
             f"{ratio(info.quality)}, worst 10 % {ratio(result.worst10)}",

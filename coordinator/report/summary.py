@@ -209,6 +209,7 @@ def summarise_run(
         rounds_completed=info.rounds_completed,
         rounds_planned=info.plan.rounds,
         rounds_void=len(rounds) - len(lasted),
+        rounds_empty=info.rounds_empty,
         changes=changes_of(commands),
         alerts=[
             AlertSummary(kind=row.kind, begin_s=row.begin_s, end_s=row.end_s, text=row.text)

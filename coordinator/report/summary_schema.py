@@ -446,8 +446,13 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     resume_command: str
     """Command that continues the run; empty for a live or done one."""
     rounds_completed: int
+    """Closed rounds."""
     rounds_planned: int | None
+    """`rounds` of the experiment: so many are not empty in a run that is done."""
     rounds_void: int
+    """Rounds without an update."""
+    rounds_empty: int
+    """Those of them in which no device was available: on top of `rounds_planned`."""
     changes: list[LiveChange]
     """Commands of operators that changed the run, oldest first."""
     alerts: list[AlertSummary]
@@ -501,3 +506,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     fleet: list[DeviceSummary]
     provenance: Provenance
     """What the run was made with, at its start."""
+
+    @property
+    def last_round(self) -> int | None:
+        """Number of the last round, if no further one is empty; None if it is not planned."""
+        return self.rounds_planned and self.rounds_planned + self.rounds_empty

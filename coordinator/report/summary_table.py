@@ -77,8 +77,9 @@ def summary_table(summary: RunSummary, width: int | None = None) -> str:
 
 
 def _facts(s: RunSummary, width: int | None) -> list[str]:
-    planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
-    void = f" ({s.rounds_void} void)" if s.rounds_void else ""
+    planned = f" of {s.last_round}" if s.last_round else ""
+    empty = f", {s.rounds_empty} of them empty" if s.rounds_empty else ""
+    void = f" ({s.rounds_void} void{empty})" if s.rounds_void else ""
     reason = f": {s.reason}" if s.reason else ""
     x, fair = s.exchange, s.fairness
     contended = f" ({x.contended} because this machine was busy)" if x.contended else ""

@@ -92,7 +92,7 @@ class AlertMonitor:
         self._down_reason: str | None = None
         self._first_round_bytes: tuple[int, int] | None = None
         """Round and size of the run at the first measurement of this process."""
-        self._last_round = 0
+        self._last_round = self._rounds_empty = 0
 
     def set_link(self, down_reason: str | None) -> None:
         """Note whether the link to the broker is up (None), or why it is down."""
@@ -103,14 +103,17 @@ class AlertMonitor:
         self._is_training = True
         self._update({"infeasible": self._infeasible()})
 
-    def close_round(self, round_id: int, exchanges: Iterable[ExchangeRow]) -> None:
+    def close_round(
+        self, round_id: int, exchanges: Iterable[ExchangeRow], rounds_empty: int = 0
+    ) -> None:
         """Examine what a round shows.
 
         Args:
             round_id: The round.
             exchanges: Its exchanges, and earlier ones that ended in it.
+            rounds_empty: Empty rounds up to it: so many more are to come.
         """
-        self._last_round = round_id
+        self._last_round, self._rounds_empty = round_id, rounds_empty
         now = self._event_log.now()
         at_work = (x.busy_round is not None and x.is_present(now) for x in self._registry)
         flags = np.fromiter(at_work, dtype=np.bool_, count=len(self._registry))
@@ -170,7 +173,7 @@ class AlertMonitor:
         return disk_low(
             use.free_bytes,
             per_round,
-            self._config().rounds - self._last_round,
+            self._config().rounds + self._rounds_empty - self._last_round,
             is_standing=self._alerts.stands("disk low"),
         )
 

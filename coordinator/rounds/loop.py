@@ -3,6 +3,7 @@
 Start reading at `TrainingLoop.run_round`: it is one complete round.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -80,7 +81,7 @@ class NothingAggregatedError(Exception):
 T = TypeVar("T")
 
 REPORT_CHANGE_S, REPORT_REPEAT_S = 3.0, 10.0
-"""Least time between two reports of the wait for round 1: with another and with the same number."""
+"""Least time between two reports of a wait: with another and with the same number."""
 
 
 CONTACT_POLL_S = 1.0
@@ -131,6 +132,16 @@ def waiting_line(registry: Registry, now: float, wanted: int, left_s: float) -> 
     return line
 
 
+def empty_line(registry: Registry, now: float, round_id: int) -> str:
+    """Return one line: why no device is available for a round, and what the round counts for."""
+    statuses = Counter(device.status(now) for device in registry)
+    found = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
+    return (
+        f"no device is available for round {round_id} ({found}); rounds without one count for the "
+        "queues, not as rounds of the experiment"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
     """A closed round, for progress lines and tests."""
@@ -138,11 +149,19 @@ class RoundProgress:
     round: RoundRow
     cohort: tuple[str, ...]
     metric: MetricRow | None
+    is_repeated: bool = False
+    """The round is empty, as the one before: a stretch of them has one progress line."""
 
     def line(self, rounds: int) -> str:
-        """Return the progress line of the round, one of `rounds`."""
+        """Return the progress line of the round, in an experiment of so many `rounds`."""
         row = self.round
-        head = f"round {row.round:>{len(str(rounds))}}/{rounds}"
+        last = rounds + row.rounds_empty
+        head = f"round {row.round:>{len(str(last))}}/{last}"
+        if row.is_empty:
+            return (
+                f"{head}  void: no device available, so it counts only for the queues, "
+                f"not as one of {rounds} rounds  queues {row.queue_total:.2f}"
+            )
         if row.status == "void":
             return f"{head}  void: no update, same model  queues {row.queue_total:.2f}"
         quality = "accuracy -"
@@ -180,7 +199,7 @@ class RunServices:
     evaluator: Evaluator | None
     on_progress: Callable[[RoundProgress], None]
     on_waiting: Callable[[str], None]
-    """Receives the reports of the wait for round 1."""
+    """Receives the reports of a wait for devices."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,6 +230,8 @@ class ClosedRound:
     """Devices whose update enters the next model."""
     assignments: dict[tuple[str, int], Assignment]
     """Assignments of all exchanges, open ones included, by device and round."""
+    rounds_empty: int
+    """Empty rounds up to this one."""
 
     def assignment(self, x: Exchange) -> Assignment:
         """Return the assignment of an exchange."""
@@ -248,6 +269,12 @@ class TrainingLoop:
         """Replaces the configuration when the next round begins."""
         self._open_round: int | None = None
         self._first_round = 1
+        self._rounds_empty = 0
+        """Empty rounds so far: no device was selected or queried, and no update arrived."""
+        self._empty_reports: _Reports | None = None
+        """Reports of a stretch of empty rounds; None outside one."""
+        self._was_empty = False
+        """The last round was empty."""
         self._last_round: int | None = None
         """The run ends after this round, which an operator ended early; None: after the last."""
 
@@ -276,20 +303,21 @@ class TrainingLoop:
         return self._open_round
 
     async def run(self, first_round: int) -> None:
-        """Run the rounds `first_round` .. `config.rounds`.
+        """Run the rounds from `first_round` on until `config.rounds` were not empty.
 
         Raises:
             FleetMissingError: Too few devices joined in time.
             NothingAggregatedError: No update entered the model in any round.
         """
-        await self._wait_for_fleet(is_over=first_round > self._config.rounds)
+        await self._wait_for_fleet(is_over=first_round > self._end_of_run)
         self._services.alerts.begin_training()
         # The model of a checkpoint was encoded before, so it is published unchanged.
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
         await self._versions.publish(self._versions.vector, rng)
         if self._event_log.store.evaluated_round() < first_round - 1:  # killed before it was done
             await self._evaluate(first_round - 1, self._attempt)
-        for round_id in range(first_round, self._config.rounds + 1):
+        round_id = first_round
+        while round_id <= self._end_of_run:
             self._first_round = round_id
             await self._wait_to_begin(round_id)
             self._open_round = round_id
@@ -297,6 +325,7 @@ class TrainingLoop:
             self._open_round, self._attempt = None, 0
             if self._last_round is not None:
                 return
+            round_id += 1
         if all(device.aggregated_round is None for device in self._registry):
             raise NothingAggregatedError(self._config.rounds)
 
@@ -321,7 +350,9 @@ class TrainingLoop:
         await self._wait_for_personal_scores(closed)
         metric = await self._evaluate(closed.table.id, closed.table.attempt)
         cohort = tuple(closed.table.exchanges)
-        self._services.on_progress(RoundProgress(round=row, cohort=cohort, metric=metric))
+        is_repeated = row.is_empty and self._was_empty
+        self._was_empty = row.is_empty
+        self._services.on_progress(RoundProgress(row, cohort, metric, is_repeated))
 
     def _apply_next_config(self, round_id: int) -> None:
         """Take the configuration that an operator chose, before anything of the round is decided.
@@ -351,7 +382,11 @@ class TrainingLoop:
     def checkpoint(self) -> bytes:
         """Return the state that a restarted coordinator needs, without the model."""
         return msgspec.msgpack.encode(
-            {"decisions": self._decisions.to_state(), "registry": self._registry.to_state()}
+            {
+                "decisions": self._decisions.to_state(),
+                "registry": self._registry.to_state(),
+                "rounds_empty": self._rounds_empty,
+            }
         )
 
     def restore(self, state: bytes) -> None:
@@ -359,18 +394,19 @@ class TrainingLoop:
         saved = msgspec.msgpack.decode(state)
         self._registry.load_state(saved["registry"])
         self._decisions.load_state(saved["decisions"])
+        self._rounds_empty = saved["rounds_empty"]
 
     @property
     def _end_of_run(self) -> int:
-        """The last round."""
-        return self._config.rounds if self._last_round is None else self._last_round
+        """The last round, if no further one is empty."""
+        planned = self._config.rounds + self._rounds_empty
+        return planned if self._last_round is None else self._last_round
 
     async def _wait_to_begin(self, round_id: int) -> None:
         """Wait for the link, the operator and the devices without which no round begins.
 
-        A round of devices in contact that are all unwilling or at work is void and counts for the
-        queues. Without devices in contact there is nothing to select from: no round is used up,
-        however long that lasts.
+        Without devices in contact there is nothing to select from: no round begins, however long
+        that lasts. A round of devices in contact that are all unwilling or at work is empty.
         """
         reports = _Reports(self._event_log.now())
         while True:
@@ -489,8 +525,24 @@ class TrainingLoop:
         elif table.exchanges:
             await self._executor.wait_over(table)
         else:
-            self._event_log.event("void", "no device was available", round_id=table.id)
+            self._report_no_cohort(table.id)
             await wait_for_any_device(self._executor, self._fleet, self._config.round, table)
+
+    def _report_no_cohort(self, round_id: int) -> None:
+        """Report a round without a cohort: a stretch of empty ones at its start and at intervals.
+
+        A fleet may be unwilling for days, at a round per second.
+        """
+        log, registry, now = self._event_log, self._registry, self._event_log.now()
+        if self._services.loss_queries.rows:
+            log.event("void", "no device answered the loss query", round_id=round_id)
+        elif self._empty_reports is None:
+            log.event("void", "no device was available", round_id=round_id)
+            self._empty_reports = _Reports(now)
+        elif self._empty_reports.is_due(registry.linked(now), now):
+            line = empty_line(registry, now, round_id)
+            log.event("waiting", line, round_id=round_id)
+            self._services.on_waiting(line)
 
     async def _collect_and_replace(self, opened: OpenRound) -> None:
         """Collect until the buffer is full; replace each device that finishes."""
@@ -511,7 +563,8 @@ class TrainingLoop:
             await self._executor.wait_over(table)
             group.cancel_scope.cancel()
         if table.is_void:
-            self._event_log.event("void", "no device was available", round_id=table.id)
+            if not table.exchanges:
+                self._report_no_cohort(table.id)
             await self._fleet.wait_change(self._config.round.void_wait_s)
 
     def _close(self, opened: OpenRound) -> ClosedRound:
@@ -521,6 +574,10 @@ class TrainingLoop:
         """
         table, now = opened.table, self._event_log.now()
         lag_p99_s = self._services.loop_lag.p99_s()
+        if table.is_empty and not self._services.loss_queries.rows:
+            self._rounds_empty += 1
+        else:
+            self._empty_reports = None
         if table.id == self._end_of_run:
             self._executor.end_all("the run is over")
         ended = [x for x in table.all_exchanges() if x.is_over]
@@ -540,6 +597,7 @@ class TrainingLoop:
             ended=ended,
             merged=merged,
             assignments=self._services.assignments.close(ended),
+            rounds_empty=self._rounds_empty,
         )
 
     async def _merge(self, closed: ClosedRound) -> float:
@@ -622,6 +680,7 @@ class TrainingLoop:
             other_bytes=self._services.side_traffic.take(),
             model_sha256=sha256.hex() if sha256 is not None else "",
             coordinator_encode_s=self._versions.encode_s if closed.merged else None,
+            rounds_empty=closed.rounds_empty,
             loss_query_s=queries.duration_s(closed.started),
             choice=choice_columns(why, self._registry.names()),
         )
@@ -633,20 +692,21 @@ class TrainingLoop:
         await anyio.to_thread.run_sync(
             log.store.close_round, row, selections, exchanges, self.checkpoint(), model
         )
-        self._services.alerts.close_round(table.id, exchanges)
+        self._services.alerts.close_round(table.id, exchanges, closed.rounds_empty)
         return row
 
     async def _evaluate(self, round_id: int, attempt: int) -> MetricRow | None:
         """Evaluate the new model if that is due: last, because no duration may include it."""
         log, evaluator = self._event_log, self._services.evaluator
-        if not self._config.evaluation.is_due(round_id, self._end_of_run):
+        is_last = round_id == self._end_of_run
+        if not self._config.evaluation.is_due(round_id, is_last=is_last):
             return None
         started = log.now()
         scores = await self._services.own_data_tests.run(
             round_id,
             attempt,
             limit_s=self._config.test_timeout_s,
-            is_last=round_id == self._end_of_run,
+            is_last=is_last,
         )
         test_set: Score | None = None
         if evaluator is not None:

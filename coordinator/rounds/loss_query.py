@@ -193,11 +193,11 @@ class LossQueries:
         )
         if demand is None:
             return None
-        self._started = now
         names = [self._registry.names()[row] for row in demand.rows.tolist()]
         query = LossQuery(round_id, attempt, self._config.selection.loss_query_timeout_s)
         requests = {name: self._request(name, demand, query) for name in names}
         if requests:
+            self._started = now
             self._event_log.event("loss query", " ".join(names), round_id=round_id)
             await self._executor.execute(query, requests)
         late = [x.device for x in query.devices.values() if x.outcome is QueryOutcome.LATE]

@@ -384,6 +384,11 @@ class Round:
         return self.is_idle and not self._counts.done
 
     @property
+    def is_empty(self) -> bool:
+        """No device has been selected for the round, and no update has arrived in it."""
+        return not self.exchanges and not self._counts.done
+
+    @property
     def open_count(self) -> int:
         """Number of open exchanges, of this round and of earlier ones."""
         return self._counts.open

@@ -290,6 +290,10 @@ LIVE = frozenset({"created", "running", "paused"})
 """Statuses that require a live process."""
 
 
+_IS_EMPTY = "status = 'void' AND selected = 0 AND loss_query_s = 0.0"
+"""`RoundRow.is_empty` in SQL."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """Status and progress of a run."""
@@ -303,6 +307,8 @@ class RunInfo:
     """A process owns the run."""
     rounds_completed: int
     """Closed rounds, void ones included."""
+    rounds_empty: int
+    """Those of them that do not count towards `rounds` of the experiment."""
     devices: int
     elapsed_s: float
     """Run clock at the last closed round or event."""
@@ -319,6 +325,11 @@ class RunInfo:
     """The run is on another machine."""
     oldest_round: int = 1
     """First round with all rows; in a replica earlier ones may have totals only."""
+
+    @property
+    def last_round(self) -> int | None:
+        """Number of the last round, if no further one is empty; None if it is not planned."""
+        return self.plan.rounds and self.plan.rounds + self.rounds_empty
 
     @property
     def quality(self) -> float | None:
@@ -513,6 +524,7 @@ class RunReader:
             rounds_completed=self._number(
                 f"SELECT {'max(round)' if self.is_replica else 'count(*)'} FROM round"
             ),
+            rounds_empty=self._number("SELECT max(rounds_empty) FROM round"),
             devices=int(devices),
             has_fleet=not devices
             or any(part.physical for part in self.plan.fleet)
@@ -583,8 +595,8 @@ class RunReader:
         return row[0], row[1], row[2]
 
     def closings_s(self, until_round: int, limit: int) -> tuple[float, ...]:
-        """Return the instants at which the newest rounds up to one ended, oldest first."""
-        tail = "WHERE round <= ? ORDER BY round DESC LIMIT ?"
+        """Return the ends of the newest rounds up to one that were not empty, oldest first."""
+        tail = f"WHERE round <= ? AND NOT ({_IS_EMPTY}) ORDER BY round DESC LIMIT ?"
         rows = self.columns(RoundRow, ("closed_at_s",), tail, (until_round, limit))
         return tuple(instant for (instant,) in reversed(rows))
 

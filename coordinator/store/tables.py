@@ -317,6 +317,14 @@ class RoundRow:
     """The device that the alternative cohort lacks; None if there is none."""
     alternative_in: str | None = None
     """The device that the alternative cohort has instead; None if there is none."""
+    rounds_empty: int = 0
+    """Empty rounds up to this one: no device was selected or queried, and no update arrived. They
+    count for the queues, but not towards `rounds` of the experiment."""
+
+    @property
+    def is_empty(self) -> bool:
+        """No device was selected or queried in the round, and no update arrived."""
+        return self.status == "void" and not self.selected and self.loss_query_s == 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,7 @@ class ViewReader:
                 status=status,
                 is_alive=True,
                 rounds_completed=len(before.queues) + 1,
+                rounds_empty=row.rounds_empty,
                 devices=len(devices),
                 elapsed_s=until_s,
                 accuracy_mean=metrics[-1].accuracy_mean if metrics else None,

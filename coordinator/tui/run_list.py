@@ -157,7 +157,7 @@ def _of_info(value: Callable[[RunInfo], Any]) -> Callable[[RunLine], Any]:
 def _rounds(line: RunLine) -> str:
     if line.info is None:
         return MISSING
-    planned = f"/{line.info.plan.rounds}" if line.info.plan.rounds else ""
+    planned = f"/{line.info.last_round}" if line.info.last_round else ""
     return f"{line.info.rounds_completed}{planned}"
 
 

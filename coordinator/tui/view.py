@@ -294,14 +294,15 @@ class RunView:
     def left_s(self) -> float | None:
         """Estimated time until the last round ends, in seconds of this machine.
 
-        The rounds to come take the median time between the ends of the newest ones, evaluation
-        and waits included. None for a run that is not running, or has too few rounds yet.
+        The rounds to come take the median time between the ends of the newest ones that were not
+        empty, evaluation and waits included. None for a run that is not running, or has too few
+        rounds yet.
         """
         info, ends = self.info, self.closings_s
-        if info is None or info.status != "running" or not info.plan.rounds or len(ends) < 2:
+        if info is None or info.status != "running" or not info.last_round or len(ends) < 2:
             return None
         pace_s = median(later - earlier for earlier, later in pairwise(ends))
-        rounds = info.plan.rounds - info.rounds_completed
+        rounds = info.last_round - info.rounds_completed
         begun_s = min(max(self.elapsed_s - ends[-1], 0.0), pace_s)
         return max(rounds * pace_s - begun_s, 0.0) * info.row.dilation
 
@@ -379,9 +380,9 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         stragglers=view.stragglers.plus(update.rounds),
         events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
         changes=tuple(accepted_changes(update.commands)),
-        closings_s=(view.closings_s + tuple(row.closed_at_s for row in update.rounds))[
-            -PACE_ROUNDS - 1 :
-        ],
+        closings_s=(
+            view.closings_s + tuple(row.closed_at_s for row in update.rounds if not row.is_empty)
+        )[-PACE_ROUNDS - 1 :],
         open_since_s=open_since_s,
         open_spans=open_spans,
     )

@@ -139,6 +139,11 @@ class LiveTimedWorld:
             up_bps=_with_known(snapshot.up_bps, live.rows, live.up_bps),
         )
 
+    def available_from_s(self, round_id: int, now: float) -> float:
+        """Return an instant on the replay's clock before which no device is available."""
+        at_s = self._instant_s(round_id, now)
+        return now + self._world.available_from_s(round_id, at_s) - at_s
+
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the exchanges of a cohort that is dispatched at the live instant."""
         return self._world.exchange(round_id, self._instant_s(round_id, now), rows)

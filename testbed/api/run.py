@@ -173,7 +173,7 @@ class Run:
     def _repr_html_(self) -> str:
         """Return one line for a notebook."""
         info = self._info()
-        planned = "" if info.plan.rounds is None else f" of {info.plan.rounds}"
+        planned = "" if info.last_round is None else f" of {info.last_round}"
         parts = [
             info.status,
             f"{info.rounds_completed}{planned} rounds",

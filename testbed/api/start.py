@@ -149,7 +149,7 @@ def run_replay(
     """
 
     def on_round(replayed: ReplayedRound) -> None:
-        _count(bar, replayed.choice.round)
+        _count(bar, replayed.choice.round - replayed.after.rounds_empty)
 
     is_new = is_untouched(plan.folder)
     try:
@@ -187,7 +187,7 @@ def _run_live(plan: RunPlan, bar: Bar) -> End:
         if isinstance(event, str):
             bar.line(event)
         else:
-            _count(bar, event.round.round)
+            _count(bar, event.round.round - event.round.rounds_empty)
 
     def stop(portal: BlockingPortal, run: "Future[End]") -> None:
         portal.call(lambda: control[0].end_gracefully())  # `main` made it: it was called before
@@ -224,10 +224,10 @@ def followed(
         return future.result()
 
 
-def _count(bar: Bar, round_: int) -> None:
-    """Count a round; those before the first one of a resumed run have no rate."""
-    bar.skip(max(round_ - 1 - bar.done, 0))
-    bar.advance()
+def _count(bar: Bar, rounds: int) -> None:
+    """Count the rounds that were not empty; those before a resumed run have no rate."""
+    bar.skip(max(rounds - 1 - bar.done, 0))
+    bar.update(rounds)
 
 
 def _has_begun(folder: Path) -> bool:

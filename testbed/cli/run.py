@@ -115,11 +115,13 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTar
         warn = above or partial(_print, sys.stderr)
 
         def closed(one: RoundProgress) -> None:
-            show_line(one.line(rounds))
+            if not one.is_repeated:
+                show_line(one.line(rounds))
             if bar is not None:
+                counted = one.round.round - one.round.rounds_empty
                 if not bar.done:  # the first round of a resumed run
-                    bar.skip(one.round.round - 1)
-                bar.update(one.round.round)
+                    bar.skip(max(counted - 1, 0))
+                bar.update(counted)
 
         run = partial(
             run_experiment,

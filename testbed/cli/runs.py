@@ -291,6 +291,7 @@ def _list(options: argparse.Namespace) -> int:
                 "resume_command": run.resume_command,
                 "created": run.row.created,
                 "rounds_completed": run.rounds_completed,
+                "rounds_empty": run.rounds_empty,
                 "devices": run.devices,
                 "task": run.row.task,
                 "accuracy_mean": run.accuracy_mean,
@@ -309,6 +310,7 @@ def _list(options: argparse.Namespace) -> int:
                 "resume_command": None,
                 "created": None,
                 "rounds_completed": None,
+                "rounds_empty": None,
                 "devices": None,
                 "task": None,
                 "accuracy_mean": None,
@@ -349,7 +351,7 @@ def _quality(run: RunInfo) -> str:
 
 def _cells(run: RunInfo) -> tuple[str, ...]:
     """Return the cells of a run, below `HEADINGS`."""
-    planned = f"/{run.plan.rounds}" if run.plan.rounds else ""
+    planned = f"/{run.last_round}" if run.last_round else ""
     return (
         run.run_id,
         run.status,

@@ -186,6 +186,7 @@ def _follow(folder: Path) -> None:
     """Print one line per round, warning and report of the wait for round 1, until the run ends."""
     last_round = last_event = 0
     seen: tuple[int, bool] | None = None
+    was_empty = False
     with low_priority(), RunReader(folder) as reader:
         info = reader.run()
         print(f"run {info.run_id}: {info.status}, in {info.folder}", flush=True)
@@ -199,8 +200,11 @@ def _follow(folder: Path) -> None:
                     events = reader.events(last_event, EVENTS_KEPT)
                 lines = [(row.at_s, text) for _, row in events if (text := _event_line(row))]
                 for progress in rounds:
-                    planned = info.plan.rounds or progress.round.round
-                    lines.append((progress.round.closed_at_s, progress.line(planned)))
+                    row = progress.round
+                    planned = info.plan.rounds or row.round - row.rounds_empty
+                    if not (row.is_empty and was_empty):
+                        lines.append((row.closed_at_s, progress.line(planned)))
+                    was_empty = row.is_empty
                 for _, line in sorted(lines, key=lambda pair: pair[0]):
                     print(line, flush=True)
                 last_event = events[-1][0] if events else last_event

@@ -51,6 +51,8 @@ class FinishedRun:
     status: str
     rounds: int
     """Closed rounds."""
+    rounds_empty: int
+    """Those of them in which no device was available, on top of the planned ones."""
 
     @property
     def arm(self) -> str:
@@ -99,6 +101,7 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
                 clock=info.row.clock,
                 status=info.status,
                 rounds=info.rounds_completed,
+                rounds_empty=info.rounds_empty,
             )
         )
     return found
@@ -217,7 +220,7 @@ def _result(run: FinishedRun, arm: str) -> CellResult:
 def _warnings(runs: Sequence[FinishedRun]) -> list[str]:
     found = [
         f"{run.run_id} is not done but {run.status}: its numbers are those after "
-        f"{run.rounds} of {run.experiment.rounds} rounds"
+        f"{run.rounds} of {run.experiment.rounds + run.rounds_empty} rounds"
         for run in runs
         if run.status != "done"
     ]

@@ -327,7 +327,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     seed: Seed = 0
     """Seed of everything random; two runs with one seed draw the same."""
     rounds: Rounds = 30
-    """Number of rounds."""
+    """Number of rounds; empty ones, without an available device, come on top."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()

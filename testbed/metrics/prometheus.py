@@ -153,6 +153,11 @@ def _rounds(totals: Totals) -> Iterator[Metric]:
         {status: closed[status] for status in ("done", "void")},
     )
     yield _gauge("fairbed_rounds_planned", "Rounds of the experiment.", totals.info.plan.rounds)
+    yield _gauge(
+        "fairbed_rounds_empty",
+        "Closed rounds without an available device, on top of the planned ones.",
+        totals.info.rounds_empty,
+    )
     for name, text in (
         ("duration", "Duration of closed rounds."),
         ("loss_query", "Loss queries before the dispatch, part of the duration."),

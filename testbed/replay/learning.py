@@ -242,7 +242,13 @@ class Learning:
         return self._vector
 
     def train(
-        self, round_id: int, version: int, batches: Sequence[VersionBatch], needed: Collection[int]
+        self,
+        round_id: int,
+        version: int,
+        batches: Sequence[VersionBatch],
+        needed: Collection[int],
+        *,
+        is_last: bool = False,
     ) -> list[Learned]:
         """Train devices, each from its model version, and merge a part into the next version.
 
@@ -254,6 +260,7 @@ class Learning:
             version: Number of the current model version.
             batches: Devices that completed local training, by the round of their dispatch.
             needed: Versions that devices in flight still train.
+            is_last: The round is the last one.
 
         Returns:
             The reports of each batch.
@@ -264,7 +271,7 @@ class Learning:
         self.personal_scores, self.notes = [], ()
         if not batches:
             self._before = self._kept(needed)
-            self._score_personal(round_id)
+            self._score_personal(round_id, is_last)
             return []
         layout = self._trainer.spec.layout
         accumulator = self._decisions.begin_merge(
@@ -294,7 +301,7 @@ class Learning:
                 for at in places.tolist():
                     one.weights[at] = next(weights)
             self._vector = self._codings.version(merge.vector, self._vector, rng)
-        self._score_personal(round_id)
+        self._score_personal(round_id, is_last)
         return learned
 
     def _train(
@@ -435,9 +442,9 @@ class Learning:
         )
         personal.train(w_t, jobs, request, batch.round)
 
-    def _score_personal(self, round_id: int) -> None:
+    def _score_personal(self, round_id: int, is_last: bool) -> None:
         """Score the personal models that have changed, if an evaluation is due."""
-        is_due = self._config.evaluation.is_due(round_id, self._config.rounds)
+        is_due = self._config.evaluation.is_due(round_id, is_last=is_last)
         may_send = self._privacy is None or self._privacy.scores
         if self._personal is not None and is_due and may_send:
             self.personal_scores = self._personal.scores()
@@ -482,12 +489,12 @@ class Learning:
         found = self._batch_losses.of(self._vector, devices, seeds, examples)
         return self._reported(rows, found)
 
-    def evaluate(self, round_id: int) -> Mapping[str, Score] | None:
+    def evaluate(self, round_id: int, *, is_last: bool = False) -> Mapping[str, Score] | None:
         """Return the scores of the current model on each device's held-out data, by name.
 
         None when `[evaluation] every` leaves this round out.
         """
-        if not self._config.evaluation.is_due(round_id, self._config.rounds):
+        if not self._config.evaluation.is_due(round_id, is_last=is_last):
             return None
         started = time.perf_counter()
         scores = self._evaluator.evaluate(self._vector)

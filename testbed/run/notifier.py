@@ -65,6 +65,8 @@ class Notification(Struct, frozen=True, kw_only=True):
     rounds: int
     """Closed rounds."""
     rounds_planned: int | None
+    rounds_empty: int
+    """Closed rounds without an available device, on top of the planned ones."""
     reason: str
     """Why the run failed; empty otherwise."""
     accuracy: float | None
@@ -106,7 +108,7 @@ def notification(reader: RunReader, seen: AlertSeen | None = None) -> Notificati
     with reader.snapshot():
         info = reader.run()
         fairness = fairness_of(reader)
-    planned = f" of {info.plan.rounds}" if info.plan.rounds else ""
+    planned = f" of {info.last_round}" if info.last_round else ""
     after = f"after {info.rounds_completed}{planned} rounds"
     quality = "" if info.quality is None else f", {measure(info.row.task)} {info.quality:.3f}"
     promise = "" if fairness.beta is None else f", {guarantee(fairness)}"
@@ -127,6 +129,7 @@ def notification(reader: RunReader, seen: AlertSeen | None = None) -> Notificati
         status=info.status,
         rounds=info.rounds_completed,
         rounds_planned=info.plan.rounds,
+        rounds_empty=info.rounds_empty,
         reason=reason,
         accuracy=info.accuracy_mean,
         beta=fairness.beta,

@@ -1,19 +1,23 @@
-"""A run whose devices are all gone waits for them: no round is used up (issue #20, H2)."""
+"""A run whose devices are all gone or unwilling uses up no round (issue #20, H2)."""
 
 import sqlite3
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import anyio
+import msgspec
 import pytest
 
-from fairbed.coordinator.policy.config import CoordinatorConfig, RoundConfig
+from fairbed.coordinator.policy.config import CoordinatorConfig, EvaluationConfig, RoundConfig
 from fairbed.coordinator.rounds.loop import FleetMissingError, RoundProgress
 from fairbed.wire.codec import encode
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from tests.coordinator.builders import context, hello
 from tests.coordinator.lab import Lab, lab, make_config
+from tests.coordinator.server.test_service import send
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -78,39 +82,129 @@ async def test_a_device_that_cannot_come_back_is_not_waited_for(tmp_path: Path) 
         assert reader.rounds()[-1].closed_at_s < 60.0
 
 
-async def test_devices_in_contact_that_are_unwilling_make_void_rounds_that_count_for_the_queues(
-    tmp_path: Path,
-) -> None:
-    async def be_unwilling(place: Lab) -> None:
-        async with place.broker.transport("asleep") as link:
-            async for event in link.events():
-                if isinstance(event, LinkUp):
-                    await link.subscribe(Topics().coordinator, qos=1)
-                elif isinstance(event, Packet) and b"on" in event.payload:
-                    break
-            await link.publish(Topics().up("asleep"), encode(hello(n_k=40)), qos=1)
-            for seq in range(1, 10_000):
-                message = context(seq=seq, is_willing=False)
-                await link.publish(Topics().telemetry("asleep"), encode(message))
-                await anyio.sleep(0.5)
+async def be_unwilling(place: Lab) -> None:
+    """Stay in contact, but unwilling, until cancelled."""
+    async with place.broker.transport("asleep") as link:
+        async for event in link.events():
+            if isinstance(event, LinkUp):
+                await link.subscribe(Topics().coordinator, qos=1)
+            elif isinstance(event, Packet) and b"on" in event.payload:
+                break
+        await link.publish(Topics().up("asleep"), encode(hello(n_k=40)), qos=1)
+        for seq in range(1, 10_000):
+            message = context(seq=seq, is_willing=False)
+            await link.publish(Topics().telemetry("asleep"), encode(message))
+            await anyio.sleep(0.5)
 
-    async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
+
+FEW = RoundConfig(min_devices=1, join_timeout_s=30.0)
+
+
+async def run_beside_an_unwilling_device(
+    place: Lab, mode: Literal["sync", "async"] = "sync"
+) -> list[RoundProgress]:
+    """Run eight rounds; after the third one, the only willing device is away for a minute."""
+    closed = list[RoundProgress]()
+    async with anyio.create_task_group() as group:
+
+        async def leave() -> None:
+            place.kill_agent("pi-0")
+            await anyio.sleep(60.0)
+            place.start_agent("pi-0")
 
         def on_progress(progress: RoundProgress) -> None:
+            closed.append(progress)
             if progress.round.round == 3:
-                place.kill_agent("pi-0")
+                group.start_soon(leave)
 
         place.on_progress = on_progress
         group.start_soon(be_unwilling, place)
-        few = RoundConfig(min_devices=1, join_timeout_s=30.0)
-        assert await place.run(make_config(rounds=8, devices=1, round=few)) == "done"
+        rounds = msgspec.structs.replace(FEW, mode=mode)
+        evaluation = EvaluationConfig(every=0)
+        config = make_config(rounds=8, devices=1, round=rounds, evaluation=evaluation)
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    return closed
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_minute_of_unwilling_devices_moves_the_queues_but_uses_up_no_round(
+    mode: Literal["sync", "async"], tmp_path: Path
+) -> None:
+    async with lab(tmp_path, agents=1, limit_s=120.0) as place:
+        closed = await run_beside_an_unwilling_device(place, mode)
+    with place.reader() as reader:
+        rounds, info = reader.rounds(), reader.run()
+        events = [event for _, event in reader.events() if event.kind in ("void", "waiting")]
+        evaluated = [row.round for row in reader.metrics()]
+    empty = [row for row in rounds if row.is_empty]
+    assert len(empty) >= 50
+    assert sum(not row.is_empty for row in rounds) == 8
+    assert sum(row.selected > 0 for row in rounds) == 8
+    assert [row.round for row in rounds] == list(range(1, len(rounds) + 1))
+    assert all(row.duration_s >= 0.99 for row in empty[:-1]), "void_wait_s"
+    grown = [b.queue_total - a.queue_total for a, b in pairwise(empty)]
+    assert grown == pytest.approx([grown[0]] * len(grown))
+    assert grown[0] > 0.0
+    assert info.rounds_empty == rounds[-1].rounds_empty == len(empty)
+    assert evaluated == [len(rounds)], "the last model"
+    assert [event.text for event in events if event.kind == "void"] in (
+        ["no device was available"],
+        ["no update arrived; the model is unchanged", "no device was available"],
+    )
+    waits = [event.text for event in events if event.kind == "waiting" and event.round]
+    assert 4 <= len(waits) <= 8
+    assert "no device is available for round" in waits[-1]
+    assert "1 unwilling" in waits[-1]
+    assert place.waiting[-1] == waits[-1]
+    shown = [one.line(8) for one in closed if not one.is_repeated]
+    assert len(shown) == 9, "one line for the whole stretch"
+    assert shown[-1].startswith(f"round {len(rounds)}/{len(rounds)}  tau ")
+
+
+async def test_a_resumed_run_ends_with_the_round_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    config = make_config(rounds=4, devices=1, round=FEW)
+    async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
+        store = place.open_store()
+        first = place.coordinator(config, store)
+
+        def on_progress(progress: RoundProgress) -> None:
+            if progress.round.round == 2:
+                place.kill_agent("pi-0")
+            if progress.round.rounds_empty == 3:
+                first.stop()
+
+        place.on_progress = on_progress
+        group.start_soon(be_unwilling, place)
+        await first.run()
+        store.close()
+        place.on_progress = lambda progress: None
+        place.start_agent("pi-0")
+        assert await place.run(config) == "done"
         group.cancel_scope.cancel()
     with place.reader() as reader:
         rounds = reader.rounds()
-    assert [row.status for row in rounds[5:]] == ["void"] * 3
-    totals = [row.queue_total for row in rounds[5:]]
-    assert totals == sorted(totals)
-    assert totals[0] < totals[-1]
+    assert sum(row.selected > 0 for row in rounds) == 4
+    assert rounds[-1].rounds_empty == sum(row.is_empty for row in rounds) >= 3
+
+
+async def test_a_run_can_be_stopped_while_all_devices_are_unwilling(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
+
+        def on_progress(progress: RoundProgress) -> None:
+            if progress.round.round == 2:
+                place.kill_agent("pi-0")
+            if progress.round.rounds_empty == 3:
+                group.start_soon(send, place, "stop-after-round")
+
+        place.on_progress = on_progress
+        group.start_soon(be_unwilling, place)
+        await place.run(make_config(rounds=30, devices=1, round=FEW))
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        rounds = reader.rounds()
+    assert rounds[-1].is_empty
+    assert len(rounds) < 30
 
 
 @pytest.mark.parametrize("rounds", [2, 4])

@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from fairbed.coordinator.report.quality import measure, spread_of
 from fairbed.coordinator.report.quantities import MISSING, clock, ratio, seconds
-from fairbed.coordinator.store.reader import Quality
+from fairbed.coordinator.store.reader import Quality, RunInfo
 from fairbed.coordinator.tui.bars import gauge
 from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers, banner_lines
 
@@ -123,7 +123,7 @@ class RunHeader(Widget):
         return [
             Tile("FAIRBED", self._brand(info.row.name), 0),
             Tile("STATUS", self._status(info.status), 0),
-            Tile("ROUND", self._round(info.rounds_completed, info.plan.rounds), 0),
+            Tile("ROUND", self._round(info), 0),
             *left,
             Tile(measure(view.task).upper(), plain(ratio(spread.mean)), 1),
             Tile("WORST 10 %", plain(ratio(spread.worst10)), 5 if left else 3),
@@ -132,6 +132,11 @@ class RunHeader(Widget):
             Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 4 if owes else 10),
             Tile("DEVICES", devices, 1 if absent else 7),
             Tile("UNTIMED", plain(untimed(view.quality)), 2 if view.quality.contended else 11),
+            *(
+                [Tile("EMPTY", plain(f"{info.rounds_empty} rounds"), 12)]
+                if info.rounds_empty
+                else []
+            ),
             *([Tile("LATE", plain(_late(view.stragglers)), 6)] if view.stragglers else []),
             Tile(f"ELAPSED{speed}", plain(clock(view.elapsed_s)), 2),
         ]
@@ -144,13 +149,15 @@ class RunHeader(Widget):
         style = self.get_component_rich_style(f"header--{kind.get(status, 'busy')}", partial=True)
         return Text(f"● {status}", style)
 
-    def _round(self, completed: int, planned: int | None) -> Text:
+    def _round(self, info: RunInfo) -> Text:
+        """Return the closed rounds, of the number of the last one: an empty round adds to both."""
         value = self.get_component_rich_style("header--value", partial=True)
-        if not planned:
+        completed, last = info.rounds_completed, info.last_round
+        if not last:
             return Text(str(completed), value)
-        bar = gauge(completed / planned, GAUGE_WIDTH)
+        bar = gauge(completed / last, GAUGE_WIDTH)
         style = self.get_component_rich_style("header--gauge", partial=True)
-        return Text.assemble((f"{completed}/{planned} ", value), (bar, style))
+        return Text.assemble((f"{completed}/{last} ", value), (bar, style))
 
 
 def untimed(quality: Quality) -> str:

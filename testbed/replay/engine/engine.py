@@ -23,6 +23,7 @@ from fairbed.coordinator.ports import Score
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import Round
 from fairbed.testbed.emulation.malicious import Attack
+from fairbed.testbed.errors import NoDeviceError
 from fairbed.testbed.replay.engine.claims import Claims
 from fairbed.testbed.replay.engine.in_flight import InFlight
 from fairbed.testbed.replay.engine.loss_query import QueriedLosses, query_losses
@@ -32,6 +33,10 @@ from fairbed.wire.messages import COMPUTE_PHASES
 
 OVER = "the run is over"
 """Why the last round ends the exchanges that are still open."""
+
+MAX_ABSENCE_S = 7 * 86_400.0
+"""Longest time without an available device, on the virtual clock. Habits of owners repeat after a
+day or a week; a longer absence is taken for a mistake in the experiment."""
 
 DIVERGED = "training diverged; lower learning_rate or set clip_norm"
 """Why an exchange has failed."""
@@ -46,6 +51,10 @@ class Position:
     now: float
     """Seconds on the virtual clock."""
     last: LastRound
+    rounds_empty: int = 0
+    """Empty rounds so far: no device was selected or queried, and no update arrived."""
+    empty_since_s: float | None = None
+    """Start of the stretch of empty rounds that is not over; None outside one."""
 
     @classmethod
     def start(cls, n: int) -> "Position":
@@ -168,15 +177,26 @@ class ReplayEngine:
         self._claims = Claims(attacks or {})
         self._explains = explains
         self.at = Position.start(len(world))
+        self._absent_until_s = 0.0
+        """No device is available before this instant."""
         self._in_flight = InFlight(decisions.config, world)
 
     def replay(self, rounds: int) -> Iterator[ReplayedRound]:
-        """Replay the rounds up to number `rounds`; yield each round when it is over."""
-        while self.at.round < rounds:
-            yield self.replay_round(is_last=self.at.round + 1 == rounds)
+        """Replay until `rounds` rounds were not empty; yield each round when it is over.
 
-    def replay_round(self, *, is_last: bool = False) -> ReplayedRound:
-        """Replay one round: select, dispatch, run events, train and merge, learn."""
+        Raises:
+            NoDeviceError: No device is available for more than `MAX_ABSENCE_S`.
+        """
+        while self.at.round < rounds + self.at.rounds_empty:
+            self._check_absence()
+            yield self.replay_round(rounds)
+
+    def replay_round(self, rounds: int) -> ReplayedRound:
+        """Replay one round: select, dispatch, run events, train and merge, learn.
+
+        Args:
+            rounds: The replay ends when so many rounds were not empty.
+        """
         flight = self._in_flight
         flight.begin_round()
         current = ReplayContext(flight.table.id, flight.now, self.at.last)
@@ -185,17 +205,25 @@ class ReplayEngine:
         self._select(current, current.snapshot)
         began = flight.clock
         self._run_events(current)
+        is_last = current.id - self.at.rounds_empty == rounds and not self._is_empty(current)
         if is_last:
             flight.give_up(OVER)
         over, own = flight.over, flight.dispatched
-        self._train_and_merge(over)
+        self._train_and_merge(over, is_last)
         self._claims.on_over(over)
         flight.notify_world()
         choice = current.selections.build()
         why = self.decisions.explain(choice) if self._explains else None
         self.decisions.learn(choice, _observations(over, current.id))
-        table = flight.table
-        self.at = Position(current.id, flight.now, self._hand_over(choice, over))
+        table, is_empty = flight.table, self._is_empty(current)
+        last, before = self._hand_over(choice, over), self.at
+        rounds_empty, since_s = before.rounds_empty + is_empty, None
+        if is_empty:
+            since_s = before.now if before.empty_since_s is None else before.empty_since_s
+        self.at = Position(current.id, flight.now, last, rounds_empty, since_s)
+        scores = None
+        if self.cohort is not None:
+            scores = self.cohort.evaluate(current.id, is_last=is_last)
         return ReplayedRound(
             choice=choice,
             snapshot=current.snapshot,
@@ -205,7 +233,7 @@ class ReplayEngine:
             exchanges=own,
             outcome=tuple(x.outcome for x in own),
             over=over,
-            scores=None if self.cohort is None else self.cohort.evaluate(current.id),
+            scores=scores,
             after=self.at,
             queried=current.queried,
             reached_limits=self.decisions.reached_limits,
@@ -221,6 +249,8 @@ class ReplayEngine:
             "world": self.world.to_state(),
             "cohort": {} if self.cohort is None else self.cohort.to_state(),
             "now": self.at.now,
+            "rounds_empty": self.at.rounds_empty,
+            "empty_since": self.at.empty_since_s,
             "is_selected": last.is_selected.tobytes(),
             "has_trained": last.has_trained.tobytes(),
             "in_flight": self._in_flight.to_state(),
@@ -240,9 +270,35 @@ class ReplayEngine:
         if self.cohort is not None:
             self.cohort.load_state(vector, state["cohort"])
         last = LastRound(_bools(state["is_selected"]), _bools(state["has_trained"]))
-        self.at = Position(round_id, state["now"], last)
+        empty = state["rounds_empty"], state["empty_since"]
+        self.at = Position(round_id, state["now"], last, *empty)
         self._in_flight.load_state(state["in_flight"], self.at.now)
         self._claims.load_state(state["claims"])
+
+    def _is_empty(self, current: ReplayContext) -> bool:
+        """Return whether no device was selected or queried, and no update has arrived."""
+        flight, queried = self._in_flight, current.queried
+        has_queried = queried is not None and len(queried.rows) > 0
+        return not flight.dispatched and not has_queried and not any(x.is_done for x in flight.over)
+
+    def _check_absence(self) -> None:
+        """Refuse to wait for a device for too long.
+
+        Raises:
+            NoDeviceError: The stretch of empty rounds would be longer than `MAX_ABSENCE_S`.
+        """
+        now, since_s, last = self.at.now, self.at.empty_since_s, self.at.round
+        if since_s is None or now < self._absent_until_s:
+            return
+        until_s = self._absent_until_s = self.world.available_from_s(last, now)
+        if until_s - since_s <= MAX_ABSENCE_S:
+            return
+        until = "on" if until_s == np.inf else f"to {until_s:,.0f} s"
+        raise NoDeviceError(
+            f"fleet: a device must be available within {MAX_ABSENCE_S / 86_400.0:g} days of "
+            f"virtual time, got none from {since_s:,.0f} s {until} (after round {last}); see "
+            "available_hours, availability and outage of [[fleet]], its profiles and its links"
+        )
 
     def _observe(self, current: ReplayContext) -> FleetSnapshot:
         """Return the fleet at this instant; devices in flight are not available."""
@@ -341,7 +397,7 @@ class ReplayEngine:
             if not has_event and self._observe(current).is_available.any():
                 return
 
-    def _train_and_merge(self, over: Sequence[ReplayedExchange]) -> None:
+    def _train_and_merge(self, over: Sequence[ReplayedExchange], is_last: bool) -> None:
         """Train the devices that completed local training; merge the updates that arrived."""
         if self.cohort is None:
             return
@@ -350,7 +406,7 @@ class ReplayEngine:
         groups = [list(group) for _, group in groupby(trained, key=lambda x: x.round)]
         needed = {entry.version for entry in table.all_exchanges() if not entry.is_over}
         batches = [_version_batch(group) for group in groups]
-        reports = self.cohort.train(table.id, table.version, batches, needed)
+        reports = self.cohort.train(table.id, table.version, batches, needed, is_last=is_last)
         for group, learned in zip(groups, reports, strict=True):
             losses, failed = learned.losses.tolist(), learned.has_failed.tolist()
             for x, loss, has_failed, rejection, weight in zip(

@@ -117,6 +117,7 @@ def round_row(replayed: ReplayedRound, decisions: Decisions, names: Sequence[str
         aggregated_late=sum(bool(x.entry.staleness) for x in done),
         dropped_late=states[ExchangeState.LATE],
         cancelled=states[ExchangeState.CANCELLED],
+        rounds_empty=replayed.after.rounds_empty,
         **records.choice_columns(replayed.why, names),
     )
 

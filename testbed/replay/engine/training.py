@@ -74,7 +74,13 @@ class Cohort(Protocol):
     of `train` made one."""
 
     def train(
-        self, round_id: int, version: int, batches: Sequence[VersionBatch], needed: Collection[int]
+        self,
+        round_id: int,
+        version: int,
+        batches: Sequence[VersionBatch],
+        needed: Collection[int],
+        *,
+        is_last: bool = False,
     ) -> list[Learned]:
         """Train devices, each from its model version, and merge a part into the next version.
 
@@ -83,6 +89,7 @@ class Cohort(Protocol):
             version: Number of the current model version.
             batches: Devices that completed local training, by the round of their dispatch.
             needed: Versions that devices in flight still train.
+            is_last: The round is the last one.
 
         Returns:
             The reports of each batch.
@@ -93,7 +100,7 @@ class Cohort(Protocol):
         """Return the loss that a query finds on each device, (K,); see `loss_query.Losses`."""
         ...
 
-    def evaluate(self, round_id: int) -> Mapping[str, Score] | None:
+    def evaluate(self, round_id: int, *, is_last: bool = False) -> Mapping[str, Score] | None:
         """Return the scores of the current model on each device's held-out data, by name.
 
         None if this round is not evaluated. Called once after each round, off the record.

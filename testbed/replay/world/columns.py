@@ -48,6 +48,12 @@ class AvailabilityCycles:
         available: Floats = (cycles - np.floor(cycles) < self.share).astype(np.float64)
         return available
 
+    def next_positive(self, t: float) -> Floats:
+        """Return when each device is available next, from `t` on, shape (N,); `inf` is never."""
+        cycles = t / self.cycle_s + self.phase
+        at: Floats = t + (np.floor(cycles) + 1.0 - cycles) * self.cycle_s
+        return np.where(self.at(t) > 0.0, t, np.where(self.share > 0.0, at, np.inf))
+
 
 class VaryingColumn:
     """One number of each device over time; for most devices it is constant.
@@ -60,7 +66,7 @@ class VaryingColumn:
     def __init__(self, constant: Floats, series: Mapping[int, Series]) -> None:
         self._constant: Floats = constant
         self._rows = np.array(sorted(series), dtype=np.int64)
-        varying = [series[row] for row in self._rows.tolist()]
+        self._series = varying = [series[row] for row in self._rows.tolist()]
         self._period_s = np.array([one.period_s for one in varying])
         # All series lie end to end, so that one search finds the step of each.
         self._begin = np.concatenate([[0.0], np.cumsum(self._period_s)])[:-1]
@@ -88,6 +94,14 @@ class VaryingColumn:
         column[self._rows] = self._values[np.searchsorted(self._starts, offset_s, side="right") - 1]
         return column
 
+    def next_positive(self, t: float) -> Floats:
+        """Return when each number is above 0 next, from `t` on, shape (N,); `inf` is never."""
+        found = np.where(self._constant > 0.0, t, np.inf)
+        for row, series in zip(self._rows.tolist(), self._series, strict=True):
+            value, until = series.held(t + ROUNDING_S)
+            found[row] = t if value > 0.0 else until
+        return found
+
 
 class Outages:
     """Outages of all devices, on the clock of the run."""
@@ -111,6 +125,13 @@ class Outages:
         is_active = (self._start_s <= instants) & (instants < self._end_s)
         is_out[self._rows[is_active & (self._is_unplugged | (not unplugged_only))]] = True
         return is_out
+
+    def end_s(self, t: float) -> Floats:
+        """Return when the outage of each device at `t` ends, shape (N,); `t` without one."""
+        ends = np.full(self._n, t)
+        is_active = (self._start_s <= t + ROUNDING_S) & (t + ROUNDING_S < self._end_s)
+        np.maximum.at(ends, self._rows[is_active], self._end_s[is_active])
+        return ends
 
 
 UNLIMITED_BPS = np.inf
@@ -214,6 +235,12 @@ class FleetConditions:
             return np.ones(self._n, dtype=np.bool_)
         willing: Bools = self._available.at(t) > 0.0
         return willing
+
+    def available_from_s(self, t: float) -> float:
+        """Return an instant from `t` on before which no device is available; `inf` is never."""
+        columns = (self._available, self.down_bps, self.up_bps)
+        later = [self._outages.end_s(t), *(column.next_positive(t) for column in columns)]
+        return float(np.maximum.reduce(later).min(initial=np.inf))
 
     def _is_away(self, t: Floats) -> Bools:
         """Return which devices are unplugged because they are not available."""

@@ -154,6 +154,10 @@ class LinearWorld:
             last=last,
         )
 
+    def available_from_s(self, round_id: int, now: float) -> float:
+        """Return `now`, or `inf` if no device is ever available."""
+        return now if (self._availability > 0.0).any() else np.inf
+
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the exchanges of a cohort: training, cold start and transfer, with noise."""
         train_s, load_s, upload_s = (self._expected_s[rows] * self._deviation[rows, None]).T

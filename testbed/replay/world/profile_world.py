@@ -159,6 +159,10 @@ class ProfileWorld:
             last=last,
         )
 
+    def available_from_s(self, round_id: int, now: float) -> float:
+        """Return an instant before which no device is available: `now`, or later."""
+        return self._conditions.available_from_s(now)
+
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the exchanges of a cohort that is dispatched `now`, rows (K,)."""
         self._dispatched_in[rows] = round_id

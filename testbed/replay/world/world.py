@@ -301,6 +301,13 @@ class World(Protocol):
         """
         ...
 
+    def available_from_s(self, round_id: int, now: float) -> float:
+        """Return an instant before which no device is available, seconds on the virtual clock.
+
+        It is `now` if that is not known to be later, and `inf` if no device ever is available.
+        """
+        ...
+
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the exchanges of devices that are dispatched after `observe`, rows (K,)."""
         ...

@@ -335,7 +335,7 @@ class FakeRun:
                 bytes_up=MODEL_BYTES * len(done),
                 model_sha256="",
                 coordinator_encode_s=None,
-                loss_query_s=0.0,
+                loss_query_s=0.01 if is_void else 0.0,  # a query without a reply: no empty round
                 dropped_late=0,
                 cancelled=0,
                 **choice_columns(self.why, self.names),

@@ -45,7 +45,15 @@ class Story:
         self.releases = releases
         """Updates with local noise that left each device."""
         self.rounds = [
-            (r.round, r.status, r.selected, r.aggregated, r.aggregated_late, r.dropped_late)
+            (
+                r.round,
+                r.status,
+                r.selected,
+                r.aggregated,
+                r.aggregated_late,
+                r.dropped_late,
+                r.rounds_empty,
+            )
             for r in rounds
         ]
         self.exchanges = sorted(

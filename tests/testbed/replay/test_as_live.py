@@ -89,6 +89,25 @@ async def test_overlapping_rounds_equal_the_live_ones(
         assert [virtual.releases[name] for name in NAMES] == [4, 4, 1], "late updates were sent"
 
 
+async def test_rounds_in_which_all_devices_are_at_work_are_counted_as_live(tmp_path: Path) -> None:
+    """They are empty until an update arrives, and do not count towards `rounds`."""
+    for slowdown in SLOWDOWNS:
+        rules = joining(late="merge", deadline_s=2.0 * slowdown)
+        config = make_config(4, selection=WHOLE_FLEET, round=rules)
+        folder, train_s = tmp_path / str(slowdown), [slowdown * s for s in (6.5, 7.1, 7.6)]
+        place = await run_live(folder / "live", config, train_s)
+        with place.reader() as reader:
+            live = Story(reader.rounds(), reader.exchanges(0), reader.releases())
+        virtual = replay_story(folder / "replay", config, train_s)
+        if virtual.rounds == live.rounds:
+            break
+    assert virtual.rounds == live.rounds
+    assert virtual.models == live.models, "bit for bit"
+    *_, (last, _, _, _, _, _, empty) = virtual.rounds
+    assert (last, empty) == (4 + empty, sum(one[1:4] == ("void", 0, 0) for one in live.rounds))
+    assert empty >= 2
+
+
 @pytest.mark.parametrize("variant", ["pow-d", "cpow-d"])
 async def test_queried_losses_equal_those_of_real_agents(tmp_path: Path, variant: str) -> None:
     selection = SelectionConfig(

@@ -331,17 +331,23 @@ def test_a_frozen_device_pauses(device: str) -> None:
 
 
 def test_without_devices_rounds_are_void_and_queues_grow(device: str, tmp_path: Path) -> None:
-    outage = {"kind": "unplugged", "start_s": 0.0, "duration_s": 1e6}
+    outage = {"kind": "unplugged", "start_s": 0.0, "duration_s": 10.5}
     of = experiment(
         {"profile": device, "count": 4, "outage": [outage]},
         selection={"policy": "rbcs-f", "beta": 0.5},
-        rounds=10,
+        rounds=2,
     )
     replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
-        summary = summarise_run(reader)
-    assert (summary.rounds_void, summary.virtual_s) == (10, 10.0)
-    assert summary.queues.max == pytest.approx(5.0)
+        rounds, summary = reader.rounds(), summarise_run(reader)
+    empty = rounds[:-2]
+    assert [row.is_empty for row in rounds] == [True] * len(empty) + [False] * 2
+    assert {row.duration_s for row in empty} == {1.0}
+    assert 11 <= len(empty) <= 13, "10.5 s, and the next context"
+    assert [row.queue_max for row in empty] == pytest.approx(
+        [0.5 * t + 0.5 for t in range(len(empty))]
+    )
+    assert (summary.rounds_completed, summary.rounds_void) == (len(empty) + 2, len(empty))
 
 
 def test_max_steps_limits_the_work(device: str) -> None:

@@ -50,6 +50,7 @@ FACTS = Notification(
     status="done",
     rounds=4,
     rounds_planned=4,
+    rounds_empty=0,
     reason="",
     accuracy=0.5,
     beta=None,
