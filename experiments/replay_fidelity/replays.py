@@ -37,7 +37,7 @@ def replay_forced(
     with RunReader(live) as reader:
         rounds = live_rounds(reader.rounds(), reader.exchanges(), rows)
     setup.decisions.selector = ImposedCohorts(setup.decisions.selector, rounds)
-    setup = _with_rounds(setup, max(rounds, default=0))
+    setup = _with_rounds(setup, sum(one.rows.size > 0 for one in rounds.values()))
     return _replay_once(replace(setup, world=imposed_world(setup.world, rounds)), folder, log)
 
 

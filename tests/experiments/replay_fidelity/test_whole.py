@@ -13,7 +13,7 @@ from experiments.replay_fidelity.distances import errors, gap, read_times
 from experiments.replay_fidelity.recorded import has_variable_link, record_fleet, replayed
 from experiments.replay_fidelity.replays import replay_forced, replay_free
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.experiment.file import Experiment, parse_experiment
+from fairbed.testbed.experiment.file import Experiment, OutageConfig, parse_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.replay.run import replay_experiment
 
@@ -78,6 +78,19 @@ def test_the_same_cohorts_at_the_same_instants_take_the_same_times(runs: Path) -
     assert found.tau.p95 is not None
     assert found.tau.median < 0.02
     assert found.tau.p95 < 0.05
+
+
+def test_empty_rounds_of_the_live_run_are_empty_in_the_forced_replay(tmp_path: Path) -> None:
+    away = OutageConfig(kind="unplugged", start_s=20.0, duration_s=10.0)
+    steady = experiment("lte-steady")
+    fleet = tuple(msgspec.structs.replace(group, outage=(away,)) for group in steady.fleet)
+    truth = experiments.predicted(msgspec.structs.replace(steady, fleet=fleet))
+    live = stand_in(truth, tmp_path / "live")
+    replay_forced(truth, live, live, tmp_path / "forced", silent)
+    with RunReader(live) as one, RunReader(tmp_path / "forced") as other:
+        theirs, ours = one.rounds(), other.rounds()
+    assert theirs[-1].rounds_empty >= 5
+    assert [(x.round, x.rounds_empty) for x in ours] == [(x.round, x.rounds_empty) for x in theirs]
 
 
 def test_what_was_known_is_imposed_too(runs: Path) -> None:
