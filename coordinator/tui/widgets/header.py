@@ -23,7 +23,8 @@ GAUGE_WIDTH = 8
 EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("FAIRBED", "Name of the experiment."),
     ("STATUS", "running, paused, done, failed, or interrupted: its process ended without a word."),
-    ("ROUND", "Closed rounds of the planned ones, void rounds included."),
+    ("ROUND", "Closed rounds, of the number of the last one; an empty round adds 1 to both."),
+    ("EMPTY", "Rounds without an available device: beside the planned ones, but for the queues."),
     ("LEFT", "Time until the last planned round is over, from the newest rounds."),
     ("ACCURACY", "Mean over devices, each on its own held-out examples; RMSE of regression."),
     ("WORST 10 %", "Mean over the worst tenth of the devices."),

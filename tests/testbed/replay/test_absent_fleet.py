@@ -6,17 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import RoundRow
+from fairbed.coordinator.tui.widgets.header import RunHeader
 from fairbed.profiles.series import Series
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.emulation.schedule import OutageWindow
 from fairbed.testbed.errors import NoDeviceError
 from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.metrics.exporter import Follower, Page
 from fairbed.testbed.replay.engine import engine
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.world.columns import AvailabilityCycles, Outages, VaryingColumn
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
+from tests.coordinator.tui.screen import WIDEST, room
+from tests.testbed.metrics.test_metrics import samples_of
 from tests.testbed.replay.fleets import experiment, replay_rounds, seconds
 from tests.testbed.replay.test_profile_replay import DEVICE
 from tests.testbed.replay.test_resume import cut_off_at
@@ -141,6 +146,57 @@ availability = 0.0
     assert main(["replay", str(file), "--out", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
     assert "fleet: a device must be available within 7 days" in error
+
+
+@pytest.fixture
+def waited(device: str, tmp_path: Path) -> Path:
+    """Return the folder of a replay whose devices were away in its middle."""
+    folder = tmp_path / "runs" / "waited"
+    replay_experiment(asleep(device, 20.0, start_s=3.0), folder, "waited", lambda replayed: None)
+    return folder
+
+
+def test_all_views_count_empty_rounds_on_top_of_the_planned_ones(
+    waited: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunReader(waited) as reader:
+        info, summary, rows = reader.run(), summarise_run(reader), reader.rounds()
+    page = Page()
+    follower = Follower(waited, page, None, 1)
+    follower.refresh(is_last=True)
+    follower.close()
+    metrics = samples_of(page.content.decode())
+    empty = sum(row.is_empty for row in rows)
+    last = 6 + empty
+    assert empty > 10
+    assert (info.rounds_completed, info.rounds_empty, info.last_round) == (last, empty, last)
+    assert (summary.rounds_completed, summary.rounds_planned) == (last, 6)
+    assert summary.rounds_empty == empty
+    assert metrics["fairbed_rounds_planned"] == 6
+    assert metrics["fairbed_rounds_empty"] == empty
+    assert main(["watch", str(waited), "--headless"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+    assert len(lines) == 7, "one of them for all empty rounds"
+    assert [line[:13] for line in lines if "no device available" in line] == [lines[2][:13]]
+    assert "not as one of 6 rounds" in lines[2]
+    assert lines[-1].startswith(f"round {last}/{last}  tau")
+    assert main(["runs", "--runs", str(waited.parent)]) == 0
+    assert f" {last}/{last} " in capsys.readouterr().out
+    assert main(["show", str(waited)]) == 0
+    assert f"{last} of {last} ({summary.rounds_void} void, {empty} of them empty)" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.anyio
+async def test_the_control_room_counts_empty_rounds_on_top_of_the_planned_ones(
+    waited: Path,
+) -> None:
+    async with room(waited, WIDEST) as (app, _):
+        tiles = {t.label: t.value.plain for t in app.screen.query_one(RunHeader)._tiles(app.view)}
+        last = app.view.cursor.round
+    assert tiles["ROUND"].startswith(f"{last}/{last} ")
+    assert tiles["EMPTY"] == f"{last - 6} rounds"
 
 
 def test_the_next_instant_of_a_condition_is_exact() -> None:
