@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = words.pop(0) if words and words[0] in COMMANDS else RUN
     args = make_parser(command).parse_args(words)
     from fairbed.device_agent.errors import AgentRefused, ConfigError, DataError, one_line
+    from fairbed.wire.errors import innermost
 
     try:
         return COMMANDS[command](args)
@@ -47,10 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as exc:
         if args.debug:
             traceback.print_exc()
-        print(f"device-agent: {one_line(exc)}", file=sys.stderr)
-        if isinstance(exc, AgentRefused):
+        cause = innermost(exc)
+        print(f"device-agent: {one_line(cause)}", file=sys.stderr)
+        if isinstance(cause, AgentRefused):
             return 3
-        return 2 if isinstance(exc, (ConfigError, DataError)) else 1
+        return 2 if isinstance(cause, (ConfigError, DataError)) else 1
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -67,9 +67,3 @@ class HostLostError(ClusterError):
 
 class BackendUnavailable(BackendError):
     """A backend does not work on this machine, or not with this experiment."""
-
-
-def innermost(exc: Exception) -> Exception:
-    """Return the first error inside nested exception groups, in which task groups wrap errors."""
-    nested = getattr(exc, "exceptions", ())
-    return innermost(nested[0]) if nested and isinstance(nested[0], Exception) else exc

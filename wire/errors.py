@@ -36,3 +36,9 @@ class Disconnected(TransportError):
 
 class Refused(TransportError):
     """The broker refused this client; a retry fails until one side is changed."""
+
+
+def innermost(exc: Exception) -> Exception:
+    """Return the first error inside nested exception groups, in which task groups wrap errors."""
+    nested = getattr(exc, "exceptions", ())
+    return innermost(nested[0]) if nested and isinstance(nested[0], Exception) else exc

@@ -42,7 +42,7 @@ from fairbed.testbed.backends.choice import (
     problem_with,
 )
 from fairbed.testbed.cli import DONE, FAILED
-from fairbed.testbed.errors import BackendError, BrokerError, LabError, UsageError, innermost
+from fairbed.testbed.errors import BackendError, BrokerError, LabError, UsageError
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import (
@@ -65,6 +65,7 @@ from fairbed.testbed.run.broker import (
     find_broker,
     start_broker,
 )
+from fairbed.wire.errors import innermost
 from fairbed.wire.plugins import PluginError, is_path
 
 

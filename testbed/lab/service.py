@@ -26,7 +26,7 @@ import psutil
 from anyio.abc import TaskGroup, TaskStatus
 
 from fairbed.device_agent.systemd import notify_systemd
-from fairbed.testbed.errors import BrokerError, LabError, innermost
+from fairbed.testbed.errors import BrokerError, LabError
 from fairbed.testbed.host.broker_process import (
     SYSTEM_USER,
     BrokerProcess,
@@ -56,7 +56,7 @@ from fairbed.testbed.lab.folder import (
 )
 from fairbed.testbed.lab.identities import LAB_SERVICE, Contact, Identities, Identity, user_of
 from fairbed.wire.codec import decode
-from fairbed.wire.errors import DecodeError, Disconnected, VersionError
+from fairbed.wire.errors import DecodeError, Disconnected, VersionError, innermost
 from fairbed.wire.messages import Hello, Status, is_device_name
 from fairbed.wire.topics import ANY, Topics
 from fairbed.wire.transport.base import LinkUp, Packet

@@ -23,12 +23,12 @@ import anyio.to_thread
 
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.replication import SCHEMA, RowSource, decode_cursor, encode_page
-from fairbed.testbed.errors import LabError, innermost
+from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.codec import decode_rows_request, encode
-from fairbed.wire.errors import DecodeError, Disconnected, TransportError
+from fairbed.wire.errors import DecodeError, Disconnected, TransportError, innermost
 from fairbed.wire.messages import MAX_PART_BYTES, MAX_PARTS, RowsPart, RowsRequest
 from fairbed.wire.topics import ANY, Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport

@@ -29,9 +29,9 @@ from fairbed.coordinator.store.replication import (
     decode_page,
     encode_cursor,
 )
-from fairbed.testbed.errors import RunError, UsageError, innermost
+from fairbed.testbed.errors import RunError, UsageError
 from fairbed.wire.codec import decode_rows_part, decode_to_device, encode
-from fairbed.wire.errors import DecodeError, Disconnected, Refused
+from fairbed.wire.errors import DecodeError, Disconnected, Refused, innermost
 from fairbed.wire.messages import CoordinatorStatus, RowsPart, RowsRequest, is_device_name
 from fairbed.wire.topics import LOCAL_OPERATOR, Topics
 from fairbed.wire.transport.address import parse_url, redact, with_password

@@ -41,7 +41,7 @@ from fairbed.testbed.cluster.device_hosts import DeviceHosts
 from fairbed.testbed.cluster.hosts_backend import HostsBackend, agent_bytes, choose_hosts
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
-from fairbed.testbed.errors import BackendError, BrokerError, LabError, innermost
+from fairbed.testbed.errors import BackendError, BrokerError, LabError
 from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet, profile_at_task
 from fairbed.testbed.experiment.notify import NotifySettings
@@ -94,6 +94,7 @@ from fairbed.testbed.run_folder import (
     write_endpoint,
 )
 from fairbed.wire.artifact import Artifact, initial_vector
+from fairbed.wire.errors import innermost
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import redact, redirected, with_client

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 
-from fairbed.device_agent.cli import PASSWORD_VARIABLE, main
+from fairbed.device_agent.cli import COMMANDS, PASSWORD_VARIABLE, main
+from fairbed.device_agent.errors import ConfigError
 from fairbed.wire.transport import address
 
 BROKER = ("--broker", "mqtt://127.0.0.1:1")
@@ -90,6 +92,18 @@ def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert exit_info.value.code == 0
     assert capsys.readouterr().out.startswith("device-agent ")
+
+
+def test_the_cause_in_nested_task_groups_is_printed_and_decides_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail() -> None:
+        async with anyio.create_task_group(), anyio.create_task_group():
+            raise ConfigError("cache: must be a folder, got a file")
+
+    monkeypatch.setitem(COMMANDS, "run", lambda args: anyio.run(fail))
+    assert main([]) == 2
+    assert capsys.readouterr().err == "device-agent: cache: must be a folder, got a file\n"
 
 
 def test_debug_prints_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.containers.engine import find_engine
 from fairbed.testbed.backends.helper import HelperEnded
-from fairbed.testbed.errors import BackendUnavailable, innermost
+from fairbed.testbed.errors import BackendUnavailable
+from fairbed.wire.errors import innermost
 from tests.bounded import LIMIT_S, run
 from tests.processes import still_running
 from tests.testbed.backends.test_namespace import (

@@ -13,11 +13,12 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.replication import Replica, RowSource
 from fairbed.coordinator.tui.view import banner_lines
-from fairbed.testbed.errors import RunError, UsageError, innermost
+from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.remote import viewer as viewer_module
 from fairbed.testbed.remote.relay import Relay, serve
 from fairbed.testbed.remote.viewer import Target, Viewer, is_target, parse_target
 from fairbed.wire.codec import encode
+from fairbed.wire.errors import innermost
 from fairbed.wire.messages import CoordinatorStatus, RowsPart
 from fairbed.wire.topics import Topics
 from tests.coordinator.store.fake_run import FakeRun
