@@ -133,12 +133,12 @@ def waiting_line(registry: Registry, now: float, wanted: int, left_s: float) -> 
 
 
 def empty_line(registry: Registry, now: float, round_id: int) -> str:
-    """Return one line: why no device is available for a round, and what the round counts for."""
+    """Return one line: why no device can be selected for a round, and what the round counts for."""
     statuses = Counter(device.status(now) for device in registry)
     found = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
     return (
-        f"no device is available for round {round_id} ({found}); rounds without one count for the "
-        "queues, not as rounds of the experiment"
+        f"no device can be selected for round {round_id} ({found}); rounds without one count for "
+        "the queues, not as rounds of the experiment"
     )
 
 
