@@ -128,7 +128,7 @@ class LiveFleet:
     def __init__(
         self, folder: Path, setup: Setup, broker: BrokerKind, devices: int, seed: int
     ) -> None:
-        self.setup, self.devices = setup, devices
+        self.setup, self.broker, self.devices = setup, broker, devices
         self._disk = folder / "disk"
         self.folder = self._disk / f"chaos-{setup}-{broker}-{os.getpid()}"
         self.belongings = Belongings(self.folder.name)
