@@ -309,7 +309,8 @@ class TrainingLoop:
             FleetMissingError: Too few devices joined in time.
             NothingAggregatedError: No update entered the model in any round.
         """
-        await self._wait_for_fleet(is_over=first_round > self._end_of_run)
+        is_over = first_round > self._end_of_run
+        await self._wait_for_fleet(is_first=first_round == 1, is_over=is_over)
         self._services.alerts.begin_training()
         # The model of a checkpoint was encoded before, so it is published unchanged.
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
@@ -427,10 +428,13 @@ class TrainingLoop:
                     self._services.on_waiting(line)
                 await self._fleet.wait_change(CONTACT_POLL_S)
 
-    async def _wait_for_fleet(self, *, is_over: bool) -> None:
+    async def _wait_for_fleet(self, *, is_first: bool, is_over: bool) -> None:
         """Wait for the devices of round 1; report it when their number changes, and at intervals.
 
+        A resumed run waits for them, too, but they need not be willing: its rounds may be empty.
+
         Args:
+            is_first: The next round is the first of the run.
             is_over: No round is left, so devices are only needed if they test the last model.
 
         Raises:
@@ -445,7 +449,10 @@ class TrainingLoop:
             now = self._event_log.now()
             wanted = self._registry.attainable(self._config.min_devices)
             ready, left = int(self._registry.available(now).sum()), deadline - now
-            if ready >= wanted:
+            is_enough = ready >= wanted
+            if not (is_first or is_over):
+                is_enough = self._registry.linked(now) >= wanted
+            if is_enough:
                 return
             if left <= 0 and is_over:
                 return
@@ -458,7 +465,8 @@ class TrainingLoop:
                     "round.min_devices, or raise round.join_timeout_s"
                 )
             if not reports.is_due(ready, now):
-                await self._fleet.wait_change(min(left, reports.due(ready) - now))
+                until_report_s = reports.due(ready) - now
+                await self._fleet.wait_change(min(left, until_report_s, CONTACT_POLL_S))
                 continue
             line = waiting_line(self._registry, now, wanted, left)
             self._event_log.event("waiting", line)

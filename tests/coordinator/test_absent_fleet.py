@@ -90,8 +90,9 @@ async def be_unwilling(place: Lab) -> None:
                 await link.subscribe(Topics().coordinator, qos=1)
             elif isinstance(event, Packet) and b"on" in event.payload:
                 break
-        await link.publish(Topics().up("asleep"), encode(hello(n_k=40)), qos=1)
         for seq in range(1, 10_000):
+            if seq % 20 == 1:  # each coordinator gets it
+                await link.publish(Topics().up("asleep"), encode(hello(n_k=40)), qos=1)
             message = context(seq=seq, is_willing=False)
             await link.publish(Topics().telemetry("asleep"), encode(message))
             await anyio.sleep(0.5)
@@ -164,7 +165,7 @@ async def test_a_minute_of_unwilling_devices_moves_the_queues_but_uses_up_no_rou
 
 async def test_a_resumed_run_ends_with_the_round_of_an_uninterrupted_one(tmp_path: Path) -> None:
     config = make_config(rounds=4, devices=1, round=FEW)
-    async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
+    async with lab(tmp_path, agents=1, limit_s=200.0) as place, anyio.create_task_group() as group:
         store = place.open_store()
         first = place.coordinator(config, store)
 
@@ -179,13 +180,18 @@ async def test_a_resumed_run_ends_with_the_round_of_an_uninterrupted_one(tmp_pat
         await first.run()
         store.close()
         place.on_progress = lambda progress: None
-        place.start_agent("pi-0")
-        assert await place.run(config) == "done"
+
+        async def come_back() -> None:
+            await anyio.sleep(2 * config.join_timeout_s)
+            place.start_agent("pi-0")
+
+        group.start_soon(come_back)
+        assert await place.run(config) == "done", "the unwilling device is enough to go on"
         group.cancel_scope.cancel()
     with place.reader() as reader:
         rounds = reader.rounds()
     assert sum(row.selected > 0 for row in rounds) == 4
-    assert rounds[-1].rounds_empty == sum(row.is_empty for row in rounds) >= 3
+    assert rounds[-1].rounds_empty == sum(row.is_empty for row in rounds) >= 50
 
 
 async def test_a_run_can_be_stopped_while_all_devices_are_unwilling(tmp_path: Path) -> None:
