@@ -19,7 +19,7 @@ import anyio.abc
 import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
-from textual._binary_encode import load  # of the web driver's packets `P`; Textual is pinned
+from textual._binary_encode import DecodeError, load  # of packets `P`; Textual is pinned
 
 from fairbed.testbed.host.guard import guarded
 
@@ -167,13 +167,25 @@ class Session:
                 if length > MAX_PACKET_BYTES:
                     return f"a packet of the control room must be at most 16 MiB, got {length:,} B"
                 payload = await stdout.receive_exactly(length) if length else b""
-                if head[:1] == b"D":
-                    await self._send_bytes(payload)
-                elif head[:1] == b"M":
-                    await self._handle_meta(msgspec.json.decode(payload))
-                elif head[:1] == b"P":
-                    await self._handle_chunk(cast("tuple[str, str, Chunk]", load(payload)))
+                try:
+                    await self._handle_packet(head[:1], payload)
+                except (DecodeError, msgspec.DecodeError) as exc:
+                    return f"a packet of the control room must be readable, got: {exc}"
         return ""
+
+    async def _handle_packet(self, kind: bytes, payload: bytes) -> None:
+        """Pass a packet on, or use it.
+
+        Raises:
+            textual._binary_encode.DecodeError: It is no piece of a file.
+            msgspec.DecodeError: It is no JSON.
+        """
+        if kind == b"D":
+            await self._send_bytes(payload)
+        elif kind == b"M":
+            await self._handle_meta(msgspec.json.decode(payload))
+        elif kind == b"P":
+            await self._handle_chunk(cast("tuple[str, str, Chunk]", load(payload)))
 
     async def _handle_meta(self, meta: dict[str, str]) -> None:
         """Begin to receive a file; a control room opens no address, and reports its end itself."""
@@ -232,7 +244,7 @@ def _bounded(size: Cells) -> Cells:
     return Cells(*(min(max(cells, 1), MAX_CELLS) for cells in (size.width, size.height)))
 
 
-WEB_DRIVER = "textual.drivers.web_driver:WebDriver"
+WEB_DRIVER = "fairbed.testbed.web.driver:WholePacketDriver"
 
 
 def is_web_child() -> bool:

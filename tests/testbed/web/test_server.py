@@ -43,6 +43,10 @@ while head := sys.stdin.buffer.read(5):
         sys.exit(0)
     elif data == b"fail":
         sys.exit("a traceback\\nfairbed: runs/x: no run there")
+    elif data == b"mixed":
+        send(b"P", b"t13:deliver_chunk3:key65536" + b"x")
+    elif data == b"no JSON":
+        send(b"M", b"{")
     elif data == b"huge":
         sys.stdout.buffer.write(b"D" + b"\\xff" * 4)
         sys.stdout.buffer.flush()
@@ -266,7 +270,12 @@ async def test_a_session_without_input_ends_after_a_while() -> None:
 
 @pytest.mark.parametrize(
     ("key", "reason"),
-    [("fail", "fairbed: runs/x: no run there"), ("huge", "at most 16 MiB, got 4,294,967,295 B")],
+    [
+        ("fail", "fairbed: runs/x: no run there"),
+        ("huge", "at most 16 MiB, got 4,294,967,295 B"),
+        ("mixed", "a packet of the control room must be readable, got: "),
+        ("no JSON", "a packet of the control room must be readable, got: "),
+    ],
 )
 async def test_a_page_shows_why_its_child_failed(key: str, reason: str) -> None:
     async with served() as site:
