@@ -16,10 +16,10 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 import psutil
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -27,6 +27,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from fairbed.device_agent.cgroup import memory_limit_bytes
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.host.broker_usage import (
+    Connections,
+    ConnzAnswer,
     Usage,
     connz_request,
     mosquitto_sessions,
@@ -79,6 +81,11 @@ MAX_ANSWER_BYTES = 256 << 20
 
 POLL_S = 0.01
 LOG_LINES = 3
+
+GUARD_IS_REPLACED = sys.platform == "linux"
+"""The broker replaces its guard (`testbed.host.guard`); elsewhere it is a child of the guard."""
+
+_ANSWERS = msgspec.json.Decoder(ConnzAnswer)
 
 
 def find_mosquitto() -> list[str] | None:
@@ -234,9 +241,8 @@ class BrokerProcess:
             anyio.EndOfStream,
             anyio.IncompleteRead,
             anyio.DelimiterNotFound,
-            ValueError,  # its answer is another one than that of known versions
-            LookupError,
-            TypeError,
+            msgspec.DecodeError,  # its answer is another one than that of known versions
+            ValueError,
         )
         with anyio.move_on_after(USAGE_S), suppress(*problems):
             if self._name == "mosquitto":
@@ -248,8 +254,7 @@ class BrokerProcess:
     async def _mosquitto_usage(self) -> dict[str, Usage]:
         if self._process is None:
             return {}
-        pid = self._process.pid
-        broker = next(iter(psutil.Process(pid).children()), psutil.Process(pid))  # of a guard
+        broker = _program(self._process.pid)
         broker.send_signal(signal.SIGUSR2)
         size, settled = -1, 0
         while settled < TREE_SETTLED_POLLS:
@@ -268,9 +273,9 @@ class BrokerProcess:
         sessions = mosquitto_sessions((x for log in logs for x in _lines(log)), connected)
         return mosquitto_usage(sessions, _lines(self._tree))
 
-    async def _nats_connections(self, password: str) -> list[dict[str, Any]]:
+    async def _nats_connections(self, password: str) -> list[Connections]:
         """Return what a NATS server answers about its open, and about its closed connections."""
-        found = list[dict[str, Any]]()
+        found = list[Connections]()
         login = {"user": SYSTEM_USER, "pass": password, "verbose": False, "pedantic": False}
         async with await anyio.connect_tcp("127.0.0.1", self._system_port) as stream:
             lines = BufferedByteReceiveStream(stream)
@@ -289,8 +294,8 @@ class BrokerProcess:
                 if size > MAX_ANSWER_BYTES:
                     raise ValueError(size)
                 body = await lines.receive_exactly(size + len(b"\r\n"))
-                answer = await anyio.to_thread.run_sync(json.loads, body)
-                found.append(answer["data"])
+                answer = await anyio.to_thread.run_sync(_ANSWERS.decode, body)
+                found.append(answer.data)
         return found
 
     def _log_bytes(self) -> int:
@@ -361,11 +366,19 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line.rstrip(b"\n")
 
 
+def _program(pid: int) -> psutil.Process:
+    """Return the process of a broker, given that of its guard."""
+    guard = psutil.Process(pid)
+    if GUARD_IS_REPLACED:  # a look for children reads all processes of the machine
+        return guard
+    return next(iter(guard.children()), guard)
+
+
 def _memory_bytes(pid: int) -> int:
-    """Return the resident memory of a broker, whose guard may be its parent."""
+    """Return the resident memory of a broker, given the process of its guard."""
     with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return sum(one.memory_info().rss for one in (process, *process.children()))
+        memory: int = _program(pid).memory_info().rss
+        return memory
     return 0
 
 

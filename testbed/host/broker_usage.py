@@ -16,7 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+
+from msgspec import Struct
 
 MAX_SUBSCRIPTIONS = 1_000
 """Of a login at mosquitto, of a connection at NATS. A device has about 10, and a coordinator 10 for
@@ -145,28 +146,55 @@ def mosquitto_usage(sessions: Iterable[Session], tree: Iterable[bytes]) -> dict[
     return dict(usage)
 
 
-def nats_usage(answers: Iterable[Mapping[str, Any]]) -> dict[str, Usage]:
+class Connection(Struct, frozen=True):
+    """A connection of NATS."""
+
+    authorized_user: str = ""
+    """User that it claimed to be; empty before its login."""
+    mqtt_client: str = ""
+    """Its client id."""
+    subscriptions: int = 0
+    stop: str | None = None
+    """Its end, ISO 8601; None if it is open."""
+    reason: str = ""
+    """Of its end."""
+
+
+class Connections(Struct, frozen=True):
+    """Open or closed connections of NATS."""
+
+    now: str
+    """ISO 8601."""
+    connections: list[Connection]
+
+
+class ConnzAnswer(Struct, frozen=True):
+    """The answer to `connz_request`; other keys are ignored."""
+
+    data: Connections
+
+
+def nats_usage(answers: Iterable[Connections]) -> dict[str, Usage]:
     """Return what each login of a NATS server keeps.
 
     A closed connection may have left a session, so each of its client ids counts for `KEPT_S`.
 
     Args:
-        answers: `data` of answers to `connz_request`.
+        answers: Its open and its closed connections.
     """
     usage: defaultdict[str, Usage] = defaultdict(Usage)
     ids: defaultdict[str, set[str]] = defaultdict(set)
     for answer in answers:
-        since = _second(answer["now"]) - timedelta(seconds=KEPT_S)
-        for one in answer["connections"]:
-            user, stop = one.get("authorized_user"), one.get("stop")
-            subscriptions = one.get("subscriptions", 0)
+        since = _second(answer.now) - timedelta(seconds=KEPT_S)
+        for one in answer.connections:
+            user = one.authorized_user
             if not user:
                 continue
-            if stop is None:
-                usage[user].subscriptions += subscriptions
-            elif _second(stop) < since or not (subscriptions or one.get("reason") in ACCEPTED):
+            if one.stop is None:
+                usage[user].subscriptions += one.subscriptions
+            elif _second(one.stop) < since or not (one.subscriptions or one.reason in ACCEPTED):
                 continue
-            ids[user].add(one.get("mqtt_client", ""))
+            ids[user].add(one.mqtt_client)
     for user, found in ids.items():
         usage[user].sessions = len(found)
     return dict(usage)

@@ -2,11 +2,14 @@
 real ones).
 """
 
+import msgspec
 import pytest
 
 from fairbed.testbed.host.broker_usage import (
     MAX_SESSIONS,
     MAX_SUBSCRIPTIONS,
+    Connection,
+    Connections,
     Session,
     Usage,
     connz_request,
@@ -89,14 +92,17 @@ def test_sessions_of_nats_are_client_ids_and_closed_connections_have_no_subscrip
         {"authorized_user": "pi", "mqtt_client": "e", "subscriptions": 7, "stop": earlier},
     ]
     answers = [{"now": now, "connections": connections} for connections in (opened, closed)]
-    assert nats_usage(answers) == {"pi": Usage(3, 15), "nano": Usage(1, 0)}
+    assert nats_usage(msgspec.convert(answers, list[Connections])) == {
+        "pi": Usage(3, 15),
+        "nano": Usage(1, 0),
+    }
 
 
 @pytest.mark.parametrize("reason", ["Authentication Failure", "Protocol Violation", "Other"])
 def test_a_connection_that_claims_to_be_of_a_device_does_not_count_for_it(reason: str) -> None:
     now = "2026-11-28T14:37:50.503Z"
-    closed = {"authorized_user": "pi", "mqtt_client": "a", "stop": now, "reason": reason}
-    assert nats_usage([{"now": now, "connections": [closed]}]) == {}
+    closed = Connection("pi", "a", stop=now, reason=reason)
+    assert nats_usage([Connections(now, [closed])]) == {}
 
 
 def test_a_request_to_nats_states_its_length() -> None:
