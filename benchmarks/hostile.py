@@ -311,9 +311,9 @@ def attack(broker: str, *, messages: int, agents: int, rounds: int, seed: int) -
             )
         )
         closings = run.rounds()
+        # Before the first round: a short run would be over.
+        attacker = _attacker(run, run.endpoint(), agents, seed, stack)
         next(closings)
-        endpoint = run.endpoint()
-        attacker = _attacker(run, endpoint, agents, seed, stack)
         attacker.join()
         hostile = _hostile_rounds(rounds)
         quota = -(-messages // len(hostile))
