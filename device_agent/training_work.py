@@ -131,16 +131,7 @@ class _StoppableMeter:
 class TrainingWork:
     """What the training thread of one device does, its session and data.
 
-    Args:
-        host: The machine.
-        cache: Tasks and data on the disk.
-        state: Folder of the vectors that stay on the device, which may not exist yet.
-        open_engine: Opens the engine of a task; None opens it by its kind.
-        threads: Threads of one training step.
-        allowed_rules: Paths of local rules that a coordinator may ask for.
-        min_noise_multiplier: Least noise that the owner accepts (`device_agent.privacy`); 0 accepts
-            training without noise.
-        allowed_models: Python modules with torch models whose code the owner allows to run.
+    The arguments are those of `TrainingThread`, which makes it.
     """
 
     def __init__(
