@@ -11,17 +11,16 @@ import secrets
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from fairbed.device_agent.assignment import CurrentAssignment
 from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.errors import AgentRefused
+from fairbed.device_agent.example_count import count_examples
 from fairbed.device_agent.host import Host, Sensors
 from fairbed.device_agent.installed import (
     engine_version,
@@ -137,17 +136,6 @@ def capabilities(
     )
 
 
-def _count_examples(own_data: Path) -> int:
-    """Return the number of examples in the device's own data; imports numpy, which reads them.
-
-    Raises:
-        DataError: The file cannot be read, or its arrays break a rule.
-    """
-    from fairbed.device_agent.examples import OwnData
-
-    return OwnData(own_data).count()
-
-
 def agent_version() -> str:
     """Return the version of this package, or `unknown` if it is not installed."""
     return installed_version(DISTRIBUTION) or "unknown"
@@ -227,7 +215,7 @@ class Agent:
             AgentRefused: The coordinator or the broker refused this device for good.
         """
         own_data = self._config.data_path
-        n_k = await anyio.to_thread.run_sync(_count_examples, own_data) if own_data else None
+        n_k = await count_examples(own_data) if own_data else None
         self._hello = Hello(
             boot=self._boot,
             n_k=n_k,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import numpy as np
+import psutil
 import pytest
 
 from fairbed.coordinator.task.catalogue import load_task
@@ -38,9 +39,10 @@ pytestmark = [
 _log = logging.getLogger(__name__)
 
 NAME = "pi-07"
+AGENT = [sys.executable, "-m", "fairbed.device_agent.cli"]
 MIB = 1024**2 // os.sysconf("SC_PAGE_SIZE")
 MAX_IDLE_PAGES = 40 * MIB
-"""Bound of the resident memory of an agent without a task: 28 MiB with Python 3.10, 34 with 3.14;
+"""Bound of the resident memory of an agent without a task: 28 MiB with Python 3.10, 35 with 3.14;
 11 to 14 of them are mapped library files, whose share in memory depends on what else runs."""
 MAX_IDLE_OWN_PAGES = 23 * MIB
 """Bound of the private memory of an agent without a task: 17 MiB with Python 3.10, 20 with 3.14."""
@@ -49,15 +51,7 @@ MAX_IDLE_OWN_PAGES = 23 * MIB
 @contextmanager
 def agent_process(broker: Broker, folder: Path, *args: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run `device-agent` for the duration of a block."""
-    command = [
-        sys.executable,
-        "-m",
-        "fairbed.device_agent.cli",
-        "--broker",
-        broker.url,
-        "--name",
-        NAME,
-    ]
+    command = [*AGENT, "--broker", broker.url, "--name", NAME]
     with (folder / "agent.log").open("wb") as log:
         process = subprocess.Popen([*command, "--cache", str(folder / "cache"), *args], stderr=log)
     try:
@@ -65,6 +59,13 @@ def agent_process(broker: Broker, folder: Path, *args: str) -> Iterator[subproce
     finally:
         process.kill()
         process.wait()
+
+
+def data_file(folder: Path, value: float = 0.5) -> Path:
+    """Write 60 examples of a device; return their file."""
+    path = folder / "own.npz"
+    np.savez(path, x=np.full((60, 1, 8, 8), value, np.float32), y=np.arange(60) % 10)
+    return path
 
 
 @asynccontextmanager
@@ -105,16 +106,18 @@ async def test_trains_the_shipped_cnn_over_mosquitto(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("has_data", [False, True])
 async def test_needs_little_memory_before_its_first_task_and_stops_at_a_signal(
-    tmp_path: Path,
+    tmp_path: Path, has_data: bool
 ) -> None:
+    args = ("--data", str(data_file(tmp_path))) if has_data else ()
     imports = (
         "import anyio._backends._asyncio, fairbed.device_agent.cli, fairbed.device_agent.process"
     )
     await anyio.run_process([sys.executable, "-c", imports])  # compiling would keep 4 MiB
     async with broker_and_coordinator(tmp_path) as (broker, coordinator):
-        with agent_process(broker, tmp_path) as process:
-            await coordinator.expect(Hello)
+        with agent_process(broker, tmp_path, *args) as process:
+            assert (await coordinator.expect(Hello)).n_k == (60 if has_data else None)
             statm = Path(f"/proc/{process.pid}/statm").read_text()  # noqa: ASYNC240  # no disk
             resident, shared = map(int, statm.split()[1:3])
             own = resident - shared
@@ -129,6 +132,48 @@ async def test_needs_little_memory_before_its_first_task_and_stops_at_a_signal(
             while status.state == "on":
                 status = await coordinator.expect(Status)
             assert await ended(process) == 0
+
+
+async def test_names_the_rule_that_the_data_of_the_device_breaks(tmp_path: Path) -> None:
+    path = data_file(tmp_path, value=np.nan)
+    with anyio.fail_after(TIMEOUT_S):
+        done = await anyio.run_process(
+            [*AGENT, "--broker", "mqtt://127.0.0.1:9", "--name", NAME, "--data", str(path)],
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.decode() == (
+        f"device-agent: {path}: every value of x must be a finite float32, got NaN or inf\n"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+async def test_the_process_that_reads_the_data_ends_with_the_agent(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    os.mkfifo(path)  # nobody writes: reading it takes for ever
+    async with start_broker("mosquitto", folder=tmp_path) as broker:
+        for stop in (signal.SIGKILL, signal.SIGTERM):
+            with agent_process(broker, tmp_path, "--data", str(path)) as process:
+                reader = await child_of(process)
+                process.send_signal(stop)
+                assert await ended(process) == (0 if stop == signal.SIGTERM else -stop)
+                assert psutil.wait_procs([reader], TIMEOUT_S)[1] == []
+        with agent_process(broker, tmp_path, "--data", str(path)) as process:
+            (await child_of(process)).kill()
+            assert await ended(process) == 2
+    assert (tmp_path / "agent.log").read_text().splitlines()[-1] == (
+        f"device-agent: {path}: must be read by a process of its own, which was ended by signal 9;"
+        " use fewer examples, or free memory"
+    )
+
+
+async def child_of(process: subprocess.Popen[bytes]) -> psutil.Process:
+    """Wait until a process has a child; return it."""
+    with anyio.fail_after(TIMEOUT_S):
+        # No event tells.
+        while not (children := psutil.Process(process.pid).children()):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+    return children[0]
 
 
 async def test_the_broker_publishes_the_will_of_a_killed_agent(tmp_path: Path) -> None:
@@ -158,9 +203,9 @@ def test_only_the_password_gives_the_client_id() -> None:
 async def test_an_agent_for_one_run_that_the_broker_refuses_ends(tmp_path: Path) -> None:
     async with start_broker("mosquitto", folder=tmp_path) as broker:
         broker_url = broker.url.replace(broker.password, "wrong")
-        command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", broker_url]
+        command = [*AGENT, "--broker", broker_url, "--name", NAME, "--once"]
         with anyio.fail_after(TIMEOUT_S):
-            done = await anyio.run_process([*command, "--name", NAME, "--once"], check=False)
+            done = await anyio.run_process(command, check=False)
     stderr = done.stderr.decode()
     assert done.returncode == 3
     assert stderr.splitlines()[-1].startswith("device-agent: mqtt://")
