@@ -19,6 +19,9 @@ _NO_MEMORY_LIMIT = 1 << 60
 MAX_BYTES = 1 << 20
 """Of a small file; the longest here, /proc/self/mounts, has tens of kilobytes on a busy host."""
 
+PART_BYTES = 1 << 16
+"""Read at once. Python allocates as much before each reading, and a sensor is read for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class CpuQuota:
@@ -72,7 +75,7 @@ def read_text(path: Path) -> str | None:
         return None
     found = b""
     try:
-        while len(found) < MAX_BYTES and (part := os.read(file, MAX_BYTES - len(found))):
+        while part := os.read(file, min(PART_BYTES, MAX_BYTES - len(found))):
             found += part
     except OSError:
         return None

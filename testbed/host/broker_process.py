@@ -211,10 +211,11 @@ class BrokerProcess:
             Why: the end of its log, or its memory.
         """
         process, least = self._process, sys.maxsize
+        most = MEMORY_RATIO * _machine_memory_bytes()
         while process is not None and process.returncode is None:
             with anyio.move_on_after(MEMORY_POLL_S):
                 await process.wait()
-            used, most = _memory_bytes(process.pid), MEMORY_RATIO * _machine_memory_bytes()
+            used = _memory_bytes(process.pid)
             if process.returncode is None and used > most:
                 await self.kill()
                 return (

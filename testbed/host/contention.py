@@ -286,7 +286,9 @@ class ContentionMonitor:
                 for pid in self._timelines.keys() - self._pids:
                     del self._timelines[pid]
             for pid in self._pids:
-                self._timelines.setdefault(pid, WaitTimeline()).add(self._now(), self._read(pid))
+                if pid not in self._timelines:
+                    self._timelines[pid] = WaitTimeline()
+                self._timelines[pid].add(self._now(), self._read(pid))
 
     def _read_until(self, is_over: threading.Event) -> None:
         while not is_over.wait(PERIOD_S):

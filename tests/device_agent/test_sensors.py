@@ -1,12 +1,13 @@
 """Sensors on machines described by folders."""
 
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from fairbed.device_agent import sensors
-from fairbed.device_agent.cgroup import cpu_quotas, memory_limit_bytes
+from fairbed.device_agent.cgroup import MAX_BYTES, cpu_quotas, memory_limit_bytes, read_text
 from fairbed.device_agent.sensors import CpuReading, FreeCores, RealSensors, mu_cores
 
 V2 = "0::/user/app\n"
@@ -49,6 +50,21 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Return a machine with four cores and nothing else."""
     monkeypatch.setattr(sensors, "_affinity", lambda: [0, 1, 2, 3])
     return Machine(tmp_path)
+
+
+def test_a_small_file_is_read_whole_and_needs_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "temp"
+    path.write_text("47000\n")
+    tracemalloc.start()
+    try:
+        assert read_text(path) == "47000"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MAX_BYTES / 8
+    for n in (100_000, MAX_BYTES, MAX_BYTES + 1):
+        path.write_bytes(b"x" * n)
+        assert read_text(path) == "x" * min(n, MAX_BYTES)
 
 
 def test_a_machine_without_files_has_only_its_affinity(machine: Machine) -> None:

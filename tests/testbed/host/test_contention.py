@@ -86,6 +86,18 @@ def test_a_whole_cohort_needs_one_reading_of_the_processes() -> None:
     assert [at for at, _ in machine.readings] == [0.0] * 3 + [READING_S] * 3
 
 
+def test_a_later_reading_makes_no_new_timelines() -> None:
+    machine = FakeMachine()
+    machine.pass_s(READING_S)
+    tracemalloc.start()
+    try:
+        machine.pass_s(READING_S)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * 8 * KEPT_PERIODS / 2
+
+
 def test_only_the_processes_on_the_path_of_a_device_delay_it() -> None:
     machine = FakeMachine()
     machine.pass_s(0.01)
