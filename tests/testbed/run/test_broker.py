@@ -152,9 +152,12 @@ async def test_is_killed_before_it_takes_the_memory_of_the_machine(
         async with start_broker(kind, folder=tmp_path) as broker:
             assert broker.pid is not None
             process = psutil.Process(broker.pid)
+            reads = list[Path]()
+            monkeypatch.setattr(broker_process, "memory_limit_bytes", reads.append)
             with anyio.move_on_after(0.1) as waits:
                 await broker.wait()
             assert waits.cancelled_caught, "it takes less than half of this machine"
+            assert len(reads) == 1, "it reads all mounts"
             monkeypatch.setattr(broker_process, "MEMORY_RATIO", 1e-5)
             assert "its memory must stay below" in await broker.wait()
             assert is_gone(process)
