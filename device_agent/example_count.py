@@ -32,8 +32,10 @@ async def count_examples(own_data: Path) -> int:
     if "numpy" in sys.modules:  # that of all emulated devices
         return await anyio.to_thread.run_sync(_count, own_data)
     command = [sys.executable, "-m", __name__, str(own_data)]
-    # A module in the current folder must not take the place of numpy (from Python 3.11 on).
-    environment = os.environ | {"PYTHONSAFEPATH": "1"}
+    # It finds the modules that the agent finds. From Python 3.11 on a file in the current folder
+    # takes the place of one of them only if it does so in the agent.
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
     async with await anyio.open_process(
         command, stdin=subprocess.PIPE, stderr=None, env=environment
     ) as process:

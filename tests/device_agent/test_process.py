@@ -38,6 +38,7 @@ pytestmark = [
 
 _log = logging.getLogger(__name__)
 
+REPOSITORY = Path(__file__).parents[2]
 NAME = "pi-07"
 AGENT = [sys.executable, "-m", "fairbed.device_agent.cli"]
 MIB = 1024**2 // os.sysconf("SC_PAGE_SIZE")
@@ -134,12 +135,19 @@ async def test_needs_little_memory_before_its_first_task_and_stops_at_a_signal(
             assert await ended(process) == 0
 
 
-async def test_names_the_rule_that_the_data_of_the_device_breaks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_installed", [True, False])
+async def test_names_the_rule_that_the_data_of_the_device_breaks(
+    tmp_path: Path, is_installed: bool
+) -> None:
     path = data_file(tmp_path, value=np.nan)
+    python, environment = sys.executable, dict(os.environ)
+    if not is_installed:  # only the current folder has the package, only a path its dependencies
+        python = getattr(sys, "_base_executable", python)
+        environment["PYTHONPATH"] = str(Path(anyio.__file__).parents[1])
+    command = [python, *AGENT[1:], "--broker", "mqtt://127.0.0.1:9", "--name", NAME]
     with anyio.fail_after(TIMEOUT_S):
         done = await anyio.run_process(
-            [*AGENT, "--broker", "mqtt://127.0.0.1:9", "--name", NAME, "--data", str(path)],
-            check=False,
+            [*command, "--data", str(path)], env=environment, cwd=REPOSITORY, check=False
         )
     assert done.returncode == 2
     assert done.stderr.decode() == (
