@@ -1,7 +1,7 @@
-"""The number of examples in a device's own data, read in a process that ends then.
+"""The number of examples in a device's own data, counted in a process of its own.
 
-numpy reads them, and with numpy an agent that waits for its first task would need 15 MiB more. The
-process ends with the agent: its standard input is a pipe, which breaks then.
+numpy reads them, which an agent that waits for its first task has no memory for. The process ends
+when it has counted, and with the agent: its standard input is a pipe that breaks then.
 """
 
 import os
@@ -17,7 +17,7 @@ from anyio.abc import Process
 from fairbed.device_agent.errors import DataError, one_line
 
 COUNT_S = 600.0
-"""Longest time to read the data, seconds: 2 GB from a slow SD card take 200."""
+"""Longest time to read the data, seconds; 2 GB at 10 MB/s take 200."""
 
 BROKEN_RULE = 2
 """Exit status of the process if its output is a message, not a number."""

@@ -16,8 +16,10 @@ import psutil
 import pytest
 
 from fairbed.coordinator.task.catalogue import load_task
+from fairbed.device_agent import example_count
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig
+from fairbed.device_agent.errors import DataError
 from fairbed.device_agent.process import client_id, link
 from fairbed.testbed.run.broker import Broker, start_broker
 from fairbed.wire.artifact import encode_artifact, initial_vector
@@ -158,7 +160,7 @@ async def test_names_the_rule_that_the_data_of_the_device_breaks(
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 async def test_the_process_that_reads_the_data_ends_with_the_agent(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
-    os.mkfifo(path)  # nobody writes: reading it takes for ever
+    os.mkfifo(path)  # without a writer a read has no end
     async with start_broker("mosquitto", folder=tmp_path) as broker:
         for stop in (signal.SIGKILL, signal.SIGTERM):
             with agent_process(broker, tmp_path, "--data", str(path)) as process:
@@ -173,6 +175,19 @@ async def test_the_process_that_reads_the_data_ends_with_the_agent(tmp_path: Pat
         f"device-agent: {path}: must be read by a process of its own, which was ended by signal 9;"
         " use fewer examples, or free memory"
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a pipe with a name")
+async def test_data_that_cannot_be_read_in_time_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(path := tmp_path / "own.npz")
+    before = psutil.Process().children()
+    monkeypatch.delitem(sys.modules, "numpy")  # as in an agent
+    monkeypatch.setattr(example_count, "COUNT_S", 0.1)
+    with anyio.fail_after(TIMEOUT_S), pytest.raises(DataError, match="must be readable within"):
+        await example_count.count_examples(path)
+    assert psutil.Process().children() == before
 
 
 async def child_of(process: subprocess.Popen[bytes]) -> psutil.Process:
