@@ -1,0 +1,1 @@
+"""Small inputs that were once accepted or answered wrongly, each with its right value."""
