@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.host.loopback import free_port
+from fairbed.testbed.host.loopback import free_ports
 from fairbed.testbed.lab.folder import ENVIRONMENT, Lab, LabSettings, init_lab
 from fairbed.testbed.lab.identities import COORDINATOR, Identities, user_of
 
@@ -62,7 +62,7 @@ def benchmark_lab(folder: Path, names: Sequence[str]) -> Iterator[BenchmarkLab]:
     Raises:
         SystemExit: The lab does not start.
     """
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports(3)
     settings = LabSettings(
         broker="mosquitto",
         port=ports[0],

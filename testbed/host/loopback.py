@@ -1,6 +1,7 @@
 """Whether this machine reaches itself, which brokers and proxies need; its free ports."""
 
 import socket
+from contextlib import ExitStack
 
 from fairbed.testbed.errors import BrokerError
 
@@ -23,13 +24,25 @@ def free_port(host: str = "127.0.0.1") -> int:
     Raises:
         BrokerError: This machine does not have the address.
     """
+    return free_ports(1, host)[0]
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Return different ports of an address of this machine that are free now.
+
+    Raises:
+        BrokerError: This machine does not have the address.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError as exc:
-            raise BrokerError(
-                f"broker: must listen on an address of this machine, got {host}: {exc.strerror}"
-            ) from exc
-        port: int = probe.getsockname()[1]
-        return port
+    with ExitStack() as probes:
+        ports = list[int]()
+        for _ in range(count):
+            probe = probes.enter_context(socket.socket(family))
+            try:
+                probe.bind((host, 0))
+            except OSError as exc:
+                raise BrokerError(
+                    f"broker: must listen on an address of this machine, got {host}: {exc.strerror}"
+                ) from exc
+            ports.append(probe.getsockname()[1])
+        return ports

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairbed.testbed.host.loopback import free_port
+from fairbed.testbed.host.loopback import free_ports
 from fairbed.testbed.lab.folder import Lab, LabBroker, LabSettings, init_lab
 
 FAIRBED = [sys.executable, "-m", "fairbed.testbed.cli.main"]
@@ -22,7 +22,7 @@ def make_lab(
     folder: Path, broker: LabBroker = "mosquitto", *, addresses: tuple[str, ...] = ("127.0.0.1",)
 ) -> Lab:
     """Return a new lab in `folder`/lab on free ports; its pointer stays in `folder`."""
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports(3)
     settings = LabSettings(
         broker=broker,
         port=ports[0],

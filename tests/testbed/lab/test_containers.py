@@ -22,7 +22,7 @@ import pytest
 
 from fairbed.testbed.backends.containers.engine import LIMITS, find_engine
 from fairbed.testbed.errors import BackendUnavailable
-from fairbed.testbed.host.loopback import free_port
+from fairbed.testbed.host.loopback import free_ports
 from fairbed.testbed.lab.folder import Lab
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import wait_until
@@ -163,11 +163,12 @@ class Composed:
 def composed(tmp_path: Path, tag: str) -> Iterator[Composed]:
     (tmp_path / "work").mkdir()
     (tmp_path / "lab-ca.pem").touch()
+    port, enrol_port = free_ports(2)
     environ = {
         "FAIRBED_TAG": tag,
         "FAIRBED_ADDRESS": "127.0.0.1",
-        "FAIRBED_PORT": str(free_port()),
-        "FAIRBED_ENROL_PORT": str(free_port()),
+        "FAIRBED_PORT": str(port),
+        "FAIRBED_ENROL_PORT": str(enrol_port),
     }
     composed = Composed(tmp_path, environ)
     try:
@@ -390,7 +391,7 @@ def test_a_lab_is_a_service_that_restarts_and_stops(
         command = f"{systemctl} show fairbed-lab --value --property={properties}"
         return lab_machine.type(command, *login).split()
 
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     address = f"--address=127.0.0.1 --port={ports[0]} --enrol-port={ports[1]}"
     fairbed(f"lab init --broker=nats {address}")
     assert fairbed("lab up --service") == (

@@ -18,7 +18,7 @@ import pytest
 
 from fairbed.device_agent.name_conflict import LASTED_S, SHORT_S
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.host.loopback import free_port
+from fairbed.testbed.host.loopback import free_ports
 from fairbed.testbed.lab.folder import LabBroker
 from tests.brokers import PRODUCTION_BROKERS
 from tests.processes import end
@@ -169,7 +169,8 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
     broker: LabBroker, wheel: Path, tmp_path: Path
 ) -> None:
     host = LabHost(tmp_path)
-    ports = ["--port", str(free_port()), "--enrol-port", str(free_port())]
+    port, enrol_port = free_ports(2)
+    ports = ["--port", str(port), "--enrol-port", str(enrol_port)]
     host.fairbed("lab", "init", "--broker", broker, "--address", "127.0.0.1", *ports)
     shutil.copy(wheel, tmp_path / "lab" / "wheels")
     for name in ("kitchen", "attic"):
