@@ -34,7 +34,8 @@ from fairbed.profiles import LinkQueue
 from fairbed.testbed.backends.network.network import open_network
 from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.emulation.queues import depth_bytes
-from fairbed.testbed.emulation.tcp import TcpPath, TcpSender, transfer_end
+from fairbed.testbed.emulation.tcp import TcpPath, TcpSender
+from fairbed.testbed.emulation.tcp_transfer import transfer_end
 
 PAUSE_S = 0.7
 """After a transfer: more than a retransmission time-out, as in an exchange."""
