@@ -87,10 +87,10 @@ def _serve_device(connection: socket.socket, plan: Transfers, times: Times) -> N
     block = bytes(plan.n_bytes)
     with connection:
         for _ in range(plan.count):
-            _receive(connection, 1)
+            receive(connection, 1)
             times.down.append(time.monotonic())
             connection.sendall(block)
-            _receive(connection, plan.n_bytes)
+            receive(connection, plan.n_bytes)
             times.up.append(time.monotonic())
             connection.sendall(b"r")
         connection.recv(1)  # the end of the connection
@@ -101,16 +101,17 @@ def _be_device(connection: socket.socket, plan: Transfers, times: Times) -> None
     with connection:
         for _ in range(plan.count):
             connection.sendall(b"r")
-            _receive(connection, plan.n_bytes)
+            receive(connection, plan.n_bytes)
             times.down.append(time.monotonic())
             time.sleep(plan.pause_s)
             times.up.append(time.monotonic())
             connection.sendall(block)
-            _receive(connection, 1)
+            receive(connection, 1)
             time.sleep(plan.pause_s)
 
 
-def _receive(connection: socket.socket, n_bytes: int) -> None:
+def receive(connection: socket.socket, n_bytes: int) -> None:
+    """Receive so many bytes, and drop them."""
     buffer, left = memoryview(bytearray(min(n_bytes, READ_BYTES))), n_bytes
     while left:
         got = connection.recv_into(buffer[: min(left, READ_BYTES)])
@@ -151,6 +152,23 @@ def measure(host: str, namespaces: Sequence[str], transfers: Sequence[Transfers]
         )
         for near, far in zip(here, there, strict=True)
     ]
+
+
+def plain_table(lines: Sequence[Sequence[str]], waited: float) -> str:
+    """Return a table as text; `waited` is the greatest share of the time of a waiting process."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+    return "\n".join([*text, "", f"longest wait of a process: {100 * waited:.1f} % of the time"])
+
+
+def markdown_table(command: str, lines: Sequence[Sequence[str]]) -> str:
+    """Return a table of a document; the first line is its header."""
+    header, *body = lines
+    table = "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *body])
+    return f"`{command}`, {time.strftime('%d %B %Y').lstrip('0')}.\n\n{table}"
 
 
 def main() -> None:

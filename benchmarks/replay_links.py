@@ -2,6 +2,8 @@
 
     fairbed bench replay-links [--rates 2,10] [--delays 20,60] [--losses 0.1,1,3] [--sizes 100,1000]
                                [--transfers 30] [--json] [--from FILE ...] [--write FILE ...]
+    fairbed bench replay-links --cliffs [--transfers 40] [--json] [--from ...] [--write ...]
+    fairbed bench replay-links --sweep 100000 [--seed 1] [--processes 2]
 
 A cell is a rate (Mbit/s, both ways), a one-way delay (ms), a loss (%, each way) and a size (kB).
 Devices in network namespaces make transfers of that size over one TCP connection each, in both
@@ -9,6 +11,11 @@ directions by turns, with a pause after each. The model repeats the same sequenc
 times. A row of the result compares the medians of one cell: of its downloads, of its uploads, and
 of both together, as an exchange has one of each. The limits are those of exchanges. Cells run at
 the same time, as far as this machine carries their packets. Needs root on Linux.
+
+`--cliffs` compares transfers whose link changes while they run (`benchmarks/_link_cliffs.py`), by
+their means, 95th percentiles and retransmission time-outs. `--sweep` makes so many transfers of the
+model alone over hostile links, and checks the statements of `testbed/emulation/tcp_transfer.py` at
+each event (`benchmarks/_tcp_sweep.py`); it needs no root.
 """
 
 import argparse
@@ -16,7 +23,7 @@ import os
 import random
 import secrets
 import statistics
-import time
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,14 +34,16 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from benchmarks import _link_cliffs, _tcp_sweep
 from benchmarks._fidelity.host_contention import HostContention, children, watch
 from benchmarks._fidelity.table import placed
-from benchmarks._link_transfers import Transfers, measure
+from benchmarks._link_transfers import Transfers, markdown_table, measure, plain_table
 from fairbed.profiles import LinkQueue
 from fairbed.testbed.backends.network.network import open_network
 from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.emulation.queues import depth_bytes
-from fairbed.testbed.emulation.tcp import TcpPath, TcpSender, transfer_end
+from fairbed.testbed.emulation.tcp import TcpPath, TcpSender
+from fairbed.testbed.emulation.tcp_transfer import transfer_end
 
 PAUSE_S = 0.7
 """After a transfer: more than a retransmission time-out, as in an exchange."""
@@ -60,7 +69,7 @@ MAX_WAIT_SHARE = 0.05
 LIMITS = ((0.011, 0.1), (0.031, 0.2))
 """Greatest error of the median of exchanges, by loss."""
 
-MARK = "replay links"
+MARK, CLIFFS_MARK = "replay links", "cliffs"
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +146,18 @@ def main(arguments: list[str]) -> int:
         help="rows of earlier measurements (--json), compared with the model as it is now",
     )
     add("--write", nargs="+", type=Path, default=[], metavar="FILE")
+    add("--cliffs", action="store_true", help="links that change during a transfer")
+    add("--sweep", type=int, metavar="N", help="check N transfers of the model alone")
+    add("--seed", type=int, default=1, help="of the sweep")
+    add("--processes", type=int, default=os.cpu_count() or 1, help="of the sweep")
     options = parser.parse_args(arguments)
-    if options.transfers < 1:
-        parser.error(f"--transfers: must be at least 1, got {options.transfers}")
+    for name in ("transfers", "processes"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}: must be at least 1, got {getattr(options, name)}")
+    if options.sweep is not None:
+        return _swept(options)
+    if options.cliffs:
+        return _cliffs(options)
     if options.sources:
         rows = [
             compared(row)
@@ -163,6 +181,34 @@ def main(arguments: list[str]) -> int:
     for path in options.write:
         document = path.read_text(encoding="utf-8")
         path.write_text(placed(document, MARK, markdown(rows)), encoding="utf-8")
+    return 0
+
+
+def _swept(options: argparse.Namespace) -> int:
+    """Check transfers of the model; return 1 if a statement does not hold."""
+    data = _tcp_sweep.folder(os.environ)
+    if not _tcp_sweep.drives(data):
+        print(f"no drives: FAIRBED_DATA/{_tcp_sweep.DRIVES} does not exist", file=sys.stderr)
+    found = _tcp_sweep.sweep(options.sweep, options.seed, data, options.processes)
+    print(msgspec.json.encode(found).decode() if options.json else found.text())
+    return 1 if found.broken else 0
+
+
+def _cliffs(options: argparse.Namespace) -> int:
+    """Measure links that change, or read earlier rows; print them."""
+    if options.sources:
+        rows = [
+            _link_cliffs.compared(row)
+            for source in options.sources
+            for row in msgspec.json.decode(source.read_bytes(), type=list[_link_cliffs.CliffRow])
+        ]
+    else:
+        rows = _link_cliffs.measured(_link_cliffs.CLIFFS, options.transfers)
+    print(msgspec.json.encode(rows).decode() if options.json else _link_cliffs.plain(rows))
+    for path in options.write:
+        document = path.read_text(encoding="utf-8")
+        text = _link_cliffs.markdown(rows)
+        path.write_text(placed(document, CLIFFS_MARK, text), encoding="utf-8")
     return 0
 
 
@@ -316,21 +362,13 @@ def _cells(row: Row) -> list[str]:
 
 def plain(rows: Sequence[Row]) -> str:
     """Return the rows as text."""
-    lines = [HEADER, *map(_cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    text = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
     waited = max((row.waited for row in rows), default=0.0)
-    return "\n".join([*text, "", f"longest wait of a process: {100 * waited:.1f} % of the time"])
+    return plain_table([HEADER, *map(_cells, rows)], waited)
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a table of a document."""
-    lines = [HEADER, ["---"] * len(HEADER), *map(_cells, rows)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"`fairbed bench replay-links`, {time.strftime('%d %B %Y').lstrip('0')}.\n\n{table}"
+    return markdown_table("fairbed bench replay-links", [HEADER, *map(_cells, rows)])
 
 
 def _numbers(text: str) -> list[float]:

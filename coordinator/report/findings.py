@@ -13,7 +13,7 @@ from fairbed.coordinator.report.quantities import clock, energy, percent, ratio,
 from fairbed.coordinator.report.summary_schema import DeviceSummary, Errors, RunSummary
 from fairbed.coordinator.report.summary_table import alert_lines, counted_rate, is_kept
 from fairbed.coordinator.store.reader import LIVE, TIMED_PHASES, ExperimentExcerpt, RunReader
-from fairbed.coordinator.store.tables import ExchangeRow, MetricRow, RoundRow
+from fairbed.coordinator.store.tables import INTERNAL_ERROR, ExchangeRow, MetricRow, RoundRow
 
 NEARLY = 0.95
 """Share of the last accuracy of which the first round is named."""
@@ -400,6 +400,10 @@ def _problems(s: RunSummary) -> list[Finding]:
         f"{counted(x.failed, 'exchange')} of {x.count:,} failed, were lost or were rejected."
         if x.failed
         else "",
+        f"Fairbed itself failed {counted(s.internal_errors, 'time')} by an internal error, and the "
+        f"replay went on: please report the events {INTERNAL_ERROR}."
+        if s.internal_errors
+        else "",
         f"{counted(x.late + x.aggregated_late, 'exchange')} missed the deadline{merged_late}."
         if x.late or x.aggregated_late
         else "",
@@ -415,7 +419,13 @@ def _problems(s: RunSummary) -> list[Finding]:
     if s.changes:
         texts.append(f"An operator changed the run {counted(len(s.changes), 'time')}.")
     found = [text for text in texts if text]
-    is_bad = bool(x.failed or s.alerts or s.rounds_void or s.status in ("failed", "interrupted"))
+    is_bad = bool(
+        x.failed
+        or s.internal_errors
+        or s.alerts
+        or s.rounds_void
+        or s.status in ("failed", "interrupted")
+    )
     if found:
         return [Finding("Problems", " ".join(found), is_bad=is_bad)]
     return [Finding("Problems", "None: no exchange failed or was late, and no alert was raised.")]

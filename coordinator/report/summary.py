@@ -65,6 +65,7 @@ from fairbed.coordinator.store.reader import (
 )
 from fairbed.coordinator.store.store import Provenance
 from fairbed.coordinator.store.tables import (
+    INTERNAL_ERROR,
     CommandRow,
     DeviceMetricRow,
     DeviceRow,
@@ -150,6 +151,7 @@ def summarise_run(
         queues = {row.device: row.queue for row in reader.selections(last)}
         queries = reader.columns(LossQueryRow, ("outcome", "duration_s"))
         audits = len(reader.audits())
+        internal_errors = reader.event_count(INTERNAL_ERROR)
         plan = info.plan.privacy
         releases = {} if plan.clip is None else reader.releases()
         spent_s = device_seconds(reader)
@@ -211,6 +213,7 @@ def summarise_run(
         rounds_void=len(rounds) - len(lasted),
         rounds_empty=info.rounds_empty,
         changes=changes_of(commands),
+        internal_errors=internal_errors,
         alerts=[
             AlertSummary(kind=row.kind, begin_s=row.begin_s, end_s=row.end_s, text=row.text)
             for row in alerts

@@ -457,6 +457,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Commands of operators that changed the run, oldest first."""
     alerts: list[AlertSummary]
     """The newest hundred, oldest first."""
+    internal_errors: int = 0
+    """Internal errors of Fairbed in models of devices, each of which has failed one exchange, loss
+    query or link probe of a replay."""
     clock: str
     """real, or virtual for a replay."""
     costs_from: str | None

@@ -25,6 +25,7 @@ from fairbed.coordinator.report.summary_schema import (
 )
 from fairbed.coordinator.report.text_table import TextColumn, table_lines
 from fairbed.coordinator.store.store import Calibration, Provenance
+from fairbed.coordinator.store.tables import INTERNAL_ERROR
 
 MAX_DEVICES = 40
 """Maximum number of devices listed."""
@@ -88,6 +89,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *([("continue", s.resume_command)] if s.resume_command else []),
         *[("changed", change_line(change)) for change in s.changes],
         *[("alert", line) for line in alert_lines(s.alerts)],
+        *_internal_errors(s.internal_errors),
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
@@ -455,6 +457,20 @@ def _queries(s: RunSummary) -> list[tuple[str, str]]:
     if s.audits:
         pairs.append(("audit", f"{s.audits} exchanges of uniformly drawn devices"))
     return pairs
+
+
+def _internal_errors(count: int) -> list[tuple[str, str]]:
+    """Return a warning about exchanges that Fairbed itself has failed, if any."""
+    if not count:
+        return []
+    what = "an exchange" if count == 1 else f"{count} exchanges, queries or probes"
+    return [
+        (
+            "warning",
+            f"{what} failed through an internal error of Fairbed, and the replay went on; "
+            f"events {INTERNAL_ERROR} name it: please report them",
+        )
+    ]
 
 
 def _refused(x: ExchangeSummary) -> list[tuple[str, str]]:

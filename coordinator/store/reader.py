@@ -992,6 +992,10 @@ class RunReader:
         count = self._number(f"SELECT count(*) FROM event {where}", device, until_s)
         return int(count), newest[0] if newest else None
 
+    def event_count(self, kind: str) -> int:
+        """Return the number of events of a kind."""
+        return int(self._number("SELECT count(*) FROM event WHERE kind = ?", kind))
+
     def device_log(
         self, device: str, since_id: int = 0, limit: int = 200, until_s: float = inf
     ) -> list[tuple[int, DeviceLogRow]]:

@@ -694,6 +694,10 @@ class TelemetryRow:
     """Causes that throttle the processor, comma-separated; empty: no throttling, None: unknown."""
 
 
+INTERNAL_ERROR = "internal-error"
+"""Kind of the events about internal errors that a replay survived."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:
     """One event of the run, for display."""

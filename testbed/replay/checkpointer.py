@@ -1,5 +1,6 @@
 """Writes a replay into its store: rows of each round, and checkpoints to resume from."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -13,8 +14,10 @@ from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import fleet_rows
 from fairbed.coordinator.store import Checkpoint, Store
+from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
+    INTERNAL_ERROR,
     EventRow,
     ExchangeRow,
     FleetStatsRow,
@@ -40,6 +43,10 @@ MAX_LISTED = 1_000
 have rows of the cohort only (`RunRow.selection_rows`), and rows of all devices in the last round;
 a vector fleet has statistics instead (`FleetStatsRow`)."""
 
+
+REPORT_IT = "please report it with the experiment and this line; --debug prints the traceback"
+
+_LOG = logging.getLogger(__name__)
 
 DeviceRecords: TypeAlias = Callable[[int], Sequence[Record]]
 """Returns the records of the device of a row."""
@@ -160,6 +167,12 @@ class Checkpointer:
                 store.add(query_row)
         for row, text in replayed.reached_limits:
             store.add(self._warning(replayed, "misses", text, self._names[row]))
+        for fault in replayed.faults:
+            _LOG.debug("%s: %s\n%s", self._names[fault.row], fault.reason, fault.trace)
+            text = f"{fault.reason}; {REPORT_IT}"
+            store.add(
+                self._warning(replayed, INTERNAL_ERROR, text, self._names[fault.row], "error")
+            )
         for change in replayed.context_changes:
             device, text = self._names[change.row], change.text()
             store.add(self._warning(replayed, "context check", text, device))
@@ -203,12 +216,17 @@ class Checkpointer:
         return selection_rows(replayed, decisions, self._names, all_devices=self._lists_all)
 
     def _warning(
-        self, replayed: ReplayedRound, kind: str, text: str, device: str | None = None
+        self,
+        replayed: ReplayedRound,
+        kind: str,
+        text: str,
+        device: str | None = None,
+        level: Level = "warning",
     ) -> EventRow:
         return EventRow(
             at_s=replayed.after.now,
             wall=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            level="warning",
+            level=level,
             kind=kind,
             round=replayed.choice.round,
             device=device,

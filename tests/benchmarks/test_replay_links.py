@@ -1,16 +1,20 @@
 """The grid of lossy links: its plan, its model, its tables, and one real cell."""
 
 import os
+import socket
+import statistics
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from benchmarks import replay_links
+from benchmarks import _link_cliffs, _tcp_sweep, replay_links
+from benchmarks._link_cliffs import CLIFFS, Cliff, CliffRow, timeouts_of
 from benchmarks._link_transfers import Transfers
 from benchmarks.replay_links import (
     BUDGET_BPS,
+    CLIFFS_MARK,
     MARK,
     Cell,
     Row,
@@ -122,3 +126,97 @@ def test_a_real_cell_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     for found in rows:
         assert found.count >= 6
         assert 0.03 < found.live_s < 1.0
+
+
+SLOW = Cliff(
+    name="4 to 0.5", rates_bps=(4e6, 5e5), changes_s=(0.4,), loss_ratio=0.0, n_bytes=300_000
+)
+
+
+def test_without_loss_a_cliff_has_the_integral_of_its_rates() -> None:
+    """The first 0.4 s carry 1.6 Mbit less what slow start leaves idle, then 0.5 Mbit/s."""
+    for direction in ("down", "up"):
+        found, timeouts = _link_cliffs.modelled(SLOW, direction, turns=3, least=6)
+        idle = 4e6 * 3 * 2 * SLOW.delay_s
+        least_s = 0.4 + (8.0 * SLOW.n_bytes - 4e6 * 0.4) / 5e5
+        assert len(found) == 6
+        for took_s in found:
+            assert least_s < took_s < least_s + idle / 5e5
+        assert timeouts == 0
+
+
+def test_the_model_has_time_outs_where_a_packet_takes_longer_than_one() -> None:
+    slow = next(cliff for cliff in CLIFFS if min(cliff.rates_bps) == 4e4)
+    _, timeouts = _link_cliffs.modelled(slow, "down", turns=3, least=30)
+    assert timeouts >= 5
+
+
+def test_earlier_cliffs_are_compared_again_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_link_cliffs, "MODELLED", 5)
+    row = CliffRow(
+        cliff=SLOW,
+        direction="up",
+        count=10,
+        changed_s=(0.4,),
+        live_mean_s=4.0,
+        live_p95_s=5.0,
+        live_timeouts=0.5,
+        waited=0.01,
+    )
+    file, document = tmp_path / "rows.json", tmp_path / "page.md"
+    file.write_bytes(msgspec.json.encode([row]))
+    document.write_text(f"<!-- {CLIFFS_MARK} -->\nold\n<!-- end of {CLIFFS_MARK} -->\n")
+    assert main(["--cliffs", "--from", str(file), "--write", str(document)]) == 0
+    expected_s = statistics.mean(_link_cliffs.modelled(SLOW, "up", 2, 5)[0])
+    assert f"{expected_s:.2f} s" in capsys.readouterr().out
+    assert "| 4.00 s (5.00) |" in document.read_text()
+    assert f"{100 * (expected_s / 4.0 - 1.0):+.0f} % | 0.50, 0.00 |" in document.read_text()
+
+
+def test_a_sweep_prints_its_transfers_and_fails_for_a_broken_statement(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--sweep", "40", "--seed", "2", "--processes", "1"]
+    assert main(arguments) == 0
+    assert "0 broken statements" in capsys.readouterr().out
+
+    def broken(*_: object, **__: object) -> float:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(_tcp_sweep, "transfer_end", broken)
+    assert main(arguments) == 1
+    assert "connection 0, 0: IndexError('list index out of range')" in capsys.readouterr().out
+
+
+def test_a_kernel_that_counts_no_time_outs_has_none() -> None:
+    class Old:
+        """A socket of Linux 6.6."""
+
+        def getsockopt(self, *_: object) -> bytes:
+            """Return a shorter TCP_INFO."""
+            return bytes(240)
+
+    assert timeouts_of(Old()) == -1  # type: ignore[arg-type]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as connection,
+    ):
+        assert timeouts_of(connection) in (-1, 0)
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="network namespaces need root on Linux"
+)
+def test_a_real_cliff_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_link_cliffs, "PAUSE_S", 0.5)
+    monkeypatch.setattr(_link_cliffs, "MODELLED", 10)
+    monkeypatch.setattr(_link_cliffs, "DEVICES", 2)
+    fast = msgspec.structs.replace(SLOW, n_bytes=150_000, rates_bps=(4e6, 1e6), changes_s=(0.2,))
+    rows = _link_cliffs.measured([fast], 2)
+    assert [(row.direction, row.count) for row in rows] == [("down", 2), ("up", 2)]
+    for row in rows:
+        assert 0.4 < row.live_mean_s < 5.0
+        assert 0.2 <= row.changed_s[0] < 2.0

@@ -28,7 +28,13 @@ from fairbed.testbed.replay.engine.claims import Claims
 from fairbed.testbed.replay.engine.in_flight import InFlight
 from fairbed.testbed.replay.engine.loss_query import QueriedLosses, query_losses
 from fairbed.testbed.replay.engine.training import Cohort, VersionBatch
-from fairbed.testbed.replay.world.world import FleetSnapshot, LastRound, ReplayedExchange, World
+from fairbed.testbed.replay.world.world import (
+    FleetSnapshot,
+    LastRound,
+    ModelFault,
+    ReplayedExchange,
+    World,
+)
 from fairbed.wire.messages import COMPUTE_PHASES
 
 OVER = "the run is over"
@@ -91,6 +97,8 @@ class ReplayedRound:
     """Rows of devices that have reached a miss limit for the first time, and their events."""
     context_changes: Sequence[ContextChange] = ()
     """Claims that the context check began or ceased to replace."""
+    faults: Sequence[ModelFault] = ()
+    """Internal errors in models of devices."""
     why: Explanation | None = None
     """Why the devices were selected, or not; None: it was not asked for."""
 
@@ -151,6 +159,7 @@ class ReplayContext:
     snapshot: FleetSnapshot = field(init=False)
     selections: SelectionBuilder = field(init=False)
     queried: QueriedLosses | None = None
+    faults: list[ModelFault] = field(default_factory=list)
 
 
 class ReplayEngine:
@@ -238,6 +247,7 @@ class ReplayEngine:
             queried=current.queried,
             reached_limits=self.decisions.reached_limits,
             context_changes=self.decisions.context_changes,
+            faults=(*current.faults, *flight.take_faults()),
             why=why,
         )
 
@@ -305,6 +315,7 @@ class ReplayEngine:
         flight = self._in_flight
         flight.notify_world()
         snapshot = self._claims.of(self.world.observe(current.id, flight.now, current.last))
+        current.faults += snapshot.faults
         if not flight.table.all_exchanges():
             return snapshot
         busy = flight.busy(len(self.world))
@@ -317,6 +328,7 @@ class ReplayEngine:
             self.decisions, self.world, current.snapshot, current.id, flight.now, self.cohort
         )
         if current.queried is not None:
+            current.faults += current.queried.faults
             end = flight.clock + current.queried.lasted_s
             while flight.step(end):
                 pass
@@ -472,7 +484,7 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
     has_offered = is_done | flags(over, "has_trained")
     is_seen = np.stack([has_offered, has_offered, has_offered, is_done, is_done], axis=1)
     refused = ExchangeState.FAILED, ExchangeState.REJECTED
-    is_wasted = np.array([x.entry.state in refused for x in over], dtype=np.bool_)
+    is_wasted = np.array([x.entry.state in refused and not x.fault for x in over], dtype=np.bool_)
     context = np.full((k, CONTEXT), np.nan)
     for at, x in enumerate(over):
         if x.round != round_id:

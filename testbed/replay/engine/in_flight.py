@@ -30,6 +30,7 @@ from fairbed.coordinator.state.round import (
     Action,
     Arrived,
     Checked,
+    DeviceFailed,
     DeviceLost,
     Event,
     GrantUpload,
@@ -42,6 +43,7 @@ from fairbed.testbed.replay.world.phases import PHASES
 from fairbed.testbed.replay.world.world import (
     Exchanges,
     FleetSnapshot,
+    ModelFault,
     ReplayedExchange,
     SharingWorld,
     World,
@@ -57,7 +59,7 @@ ENOUGH = "enough updates had arrived"
 NO_LIMIT = 1 << 30
 """Upload slots of a world that does not limit concurrent uploads."""
 
-EventName: TypeAlias = Literal["offered", "gone", "arrived"]
+EventName: TypeAlias = Literal["offered", "gone", "arrived", "failed"]
 """Event of an exchange."""
 
 _PLANNED = (*PHASES, "was_cold", "bytes_down", "bytes_up", "chunk_bytes", "steps")
@@ -100,6 +102,7 @@ class InFlight:
         self._sharing = world if isinstance(world, SharingWorld) else None
         self._stopped = 0
         """Number of the table's ended exchanges whose transfers in cells were stopped."""
+        self._faults: list[ModelFault] = []
 
     @property
     def now(self) -> float:
@@ -129,13 +132,21 @@ class InFlight:
         self._pulling += dispatched
         for x in dispatched:
             self._exchanges[x.entry.device, x.round] = x
-        if not self._needs_no_events:
-            for x in dispatched:
-                if self._sharing is not None and x.in_cell and x.download_s == np.inf:
+        if self._needs_no_events:
+            return
+        self._faults += planned.faults.values()
+        for x in dispatched:
+            if x.fault:
+                self._push(self.clock + self._config.round.void_wait_s, x.entry, "failed")
+                continue
+            if self._sharing is not None and x.in_cell and x.download_s == np.inf:
+                try:
                     self._sharing.begin_transfer(x, None)
-                else:
-                    self._push(self.clock + x.ready_s, x.entry, "offered")
-                self._push(self.clock + x.gone_s, x.entry, "gone")
+                except Exception as exc:  # a bug of a model ends one exchange, and not the replay
+                    self._fail(x, ModelFault.of(x.row, "download", exc))
+            else:
+                self._push(self.clock + x.ready_s, x.entry, "offered")
+            self._push(self.clock + x.gone_s, x.entry, "gone")
 
     def run_round(self) -> None:
         """Process a synchronous round up to its end."""
@@ -186,6 +197,11 @@ class InFlight:
             self._world.on_pulled(pulled)
         if over:
             self._world.on_over(over)
+
+    def take_faults(self) -> Sequence[ModelFault]:
+        """Return the internal errors in models of exchanges since the last call."""
+        faults, self._faults = self._faults, []
+        return faults
 
     def busy(self, n: int) -> Bools:
         """Return which of `n` devices have an exchange that is open or of this version, (n,)."""
@@ -312,7 +328,12 @@ class InFlight:
         self.clock = at
         for carried in self._sharing.air.step():
             x = self._exchanges[str(carried.key.row), carried.key.round]
-            self._sharing.on_carried(x, carried)
+            try:
+                self._sharing.on_carried(x, carried)
+            except Exception as exc:  # a bug of a model ends one exchange, and not the replay
+                during = "download" if carried.direction == "down" else "upload"
+                self._fail(x, ModelFault.of(x.row, during, exc))
+                continue
             if carried.direction == "down":
                 self._push(max(x.entry.dispatched + x.ready_s, at), x.entry, "offered")
             else:
@@ -337,6 +358,8 @@ class InFlight:
                 return Arrived(device, at=self.clock, bytes_up=x.bytes_up, duplicates=0)
             case "gone":
                 return DeviceLost(device, GONE)
+            case "failed":
+                return DeviceFailed(device, x.fault)
 
     def _offer(self, x: ReplayedExchange) -> Offer:
         return _offer(0 if self._world.slots is None else x.bytes_up, x.chunk_bytes)
@@ -356,12 +379,22 @@ class InFlight:
         entry = self.table.find(device)
         assert entry is not None, "an action belongs to an exchange"
         x = self.of(entry)
-        if self._sharing is not None and x.in_cell:
-            self._sharing.begin_transfer(x, self.clock - entry.dispatched)
-            return
-        if x.is_upload_seen and entry.granted != entry.offered:
-            x.upload_s = self._world.upload_s(x, self.clock - entry.dispatched)
-        self._push(self.clock + x.upload_s, entry, "arrived")
+        try:
+            if self._sharing is not None and x.in_cell:
+                self._sharing.begin_transfer(x, self.clock - entry.dispatched)
+                return
+            if x.is_upload_seen and entry.granted != entry.offered:
+                x.upload_s = self._world.upload_s(x, self.clock - entry.dispatched)
+        except Exception as exc:  # a bug of a model ends one exchange, and not the replay
+            self._fail(x, ModelFault.of(x.row, "upload", exc))
+        else:
+            self._push(self.clock + x.upload_s, entry, "arrived")
+
+    def _fail(self, x: ReplayedExchange, fault: ModelFault) -> None:
+        """Let an exchange fail at the next check for devices, so that time passes until then."""
+        self._faults.append(fault)
+        x.fault = fault.reason
+        self._push(self.clock + self._config.round.void_wait_s, x.entry, "failed")
 
     def _push(self, at: float, entry: Exchange, name: EventName) -> None:
         if at < np.inf:
@@ -372,10 +405,11 @@ class InFlight:
 def needs_no_events(planned: Exchanges, deadline_s: float, slots: int | None) -> bool:
     """Return whether a synchronous round of these exchanges has a closed form.
 
-    It has one if every upload is granted at once, no device is lost and none shares a cell. A
+    It has one if every upload is granted at once, no device is lost or fails, and none shares a
+    cell. A
     round with an event at exactly the deadline is left to the table.
     """
-    if np.isfinite(planned.until_gone_s).any():
+    if planned.faults or np.isfinite(planned.until_gone_s).any():
         return False
     if planned.in_cell is not None:
         return False
@@ -442,15 +476,16 @@ def _exchanges_of(
     now: float,
 ) -> list[ReplayedExchange]:
     """Return the exchanges of devices that are dispatched `now`, in the order of the choice."""
-    rows = choice.rows
+    rows, k = choice.rows, len(choice.rows)
     columns = {name: getattr(planned, name).tolist() for name in _PLANNED}
     columns |= {
         "row": rows.tolist(),
         "codec_down": planned.codec_down,
         "gone_s": planned.until_gone_s.tolist(),
-        "in_cell": [False] * len(rows) if planned.in_cell is None else planned.in_cell.tolist(),
+        "in_cell": [False] * k if planned.in_cell is None else planned.in_cell.tolist(),
         "n_k": snapshot.examples[rows].tolist(),
         "known": _known_before(choice, snapshot),
+        "fault": [planned.faults[at].reason if at in planned.faults else "" for at in range(k)],
         "context": [tuple(context) for context in choice.context[rows].tolist()],
         "entry": entries,
     }

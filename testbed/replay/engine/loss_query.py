@@ -17,7 +17,7 @@ from fairbed.coordinator.records.rows import loss_query_rows
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.testbed.replay.engine.in_flight import GONE
-from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, World
+from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, ModelFault, World
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 NO_LOSS = "the loss of the model must be finite; lower learning_rate"
@@ -77,6 +77,9 @@ class QueriedLosses:
     rows: Sequence[LossQueryRow]
     """One per device; its name is its row, as text."""
 
+    faults: Sequence[ModelFault] = ()
+    """Queries whose model had an internal error."""
+
     @property
     def bytes_down(self) -> int:
         """Model bytes sent to the devices that replied."""
@@ -135,6 +138,7 @@ def query_losses(
         losses=reported,
         lasted_s=float(over_s.max(initial=0.0)),
         rows=loss_query_rows(table, _requests(demand, planned, table)),
+        faults=tuple(planned.faults.values()),
     )
 
 
@@ -150,10 +154,13 @@ def _resolve(table: LossQuery, planned: Exchanges, found: Floats, n: Ints, now: 
     """
     took_s, gone_s = planned.ready_s, planned.until_gone_s
     over_s: Floats = np.minimum(np.minimum(took_s, gone_s), table.limit_s)
+    over_s[list(planned.faults)] = 0.0
     devices = list(table.devices)
     for at in np.argsort(over_s, kind="stable").tolist():
         device = devices[at]
-        if over_s[at] >= table.limit_s:
+        if at in planned.faults:
+            table.end(device, QueryOutcome.FAILED, planned.faults[at].reason)
+        elif over_s[at] >= table.limit_s:
             table.pass_limit(now + table.limit_s)
         elif gone_s[at] < took_s[at]:
             table.end(device, QueryOutcome.LOST, GONE)

@@ -9,6 +9,7 @@ on a link of 20 Mbit/s with 50 ms each way it measures 2.5 Mbit/s. The measureme
 varies includes its changes and outages.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import LinkIntegral
 from fairbed.testbed.replay.world.tcp_links import TcpLinks
+from fairbed.testbed.replay.world.world import ModelFault
 
 
 class MeasuredRates:
@@ -125,6 +127,7 @@ class Probes:
         self._links = varying.links
         self._varies: Bools = np.zeros(len(means), dtype=np.bool_)
         self._varies[list(varying.links)] = True
+        self._faults: list[ModelFault] = []
 
     def measure(self, direction: Direction, rows: Ints, t: Floats) -> tuple[Floats, Floats]:
         """Return the rates that probes measure, and when they end, each of shape (K,).
@@ -140,17 +143,28 @@ class Probes:
         trip_s, took_s = self._trip_s[rows], self._constant_s[direction][rows]
         for at in np.flatnonzero(self._varies[rows]).tolist():
             row, start = int(rows[at]), float(t[at] + trip_s[at])
-            if row in self._tcp:
-                end = self._tcp.probe(row, direction, start, _BITS, GIVE_UP_S)
-                took_s[at] = max(end - start - trip_s[at] / 2.0, 0.0)
-            else:
-                link = LinkIntegral(self._links[row], GIVE_UP_S)
-                took_s[at] = link.transfer(start, _BITS, direction) - start
+            try:
+                took_s[at] = self._probe_s(row, direction, start, float(trip_s[at]))
+            except Exception as exc:  # a bug of a model ends one probe, and not the replay
+                took_s[at] = np.inf
+                self._faults.append(ModelFault.of(row, "link probe", exc))
         elapsed_s = took_s + trip_s
         least_s = np.maximum(MIN_TRANSFER_RATIO * elapsed_s, _BITS / MAX_BPS)
         rates: Floats = _BITS / np.maximum(took_s, least_s)
         ends: Floats = t + trip_s + np.minimum(elapsed_s, GIVE_UP_S)
         return np.where(elapsed_s <= GIVE_UP_S, rates, 0.0), ends
+
+    def take_faults(self) -> Sequence[ModelFault]:
+        """Return the probes whose model had an internal error, once; they have no reply."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def _probe_s(self, row: int, direction: Direction, start: float, trip_s: float) -> float:
+        """Return the duration of a probe beyond the round trip."""
+        if row in self._tcp:
+            end = self._tcp.probe(row, direction, start, _BITS, GIVE_UP_S)
+            return max(end - start - trip_s / 2.0, 0.0)
+        return LinkIntegral(self._links[row], GIVE_UP_S).transfer(start, _BITS, direction) - start
 
 
 def _probe_s(rate_bps: Floats, trip_s: Floats) -> Floats:

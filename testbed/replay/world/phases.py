@@ -17,6 +17,7 @@ others, rate and speed are integrated over time, device by device
 (`testbed.replay.world.integrals`), and only for the devices that are selected.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -33,7 +34,7 @@ from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditio
 from fairbed.testbed.replay.world.integrals import ComputeIntegral, LinkIntegral
 from fairbed.testbed.replay.world.tcp_links import StreamDraws, TcpLinks
 from fairbed.testbed.replay.world.work import Sizes, Work
-from fairbed.testbed.replay.world.world import Exchanges
+from fairbed.testbed.replay.world.world import Exchanges, ModelFault
 from fairbed.wire.chunks import suitable_chunk_bytes
 from fairbed.wire.messages import DEVICE_PHASES
 
@@ -158,6 +159,7 @@ class PhaseModel:
         work: Work of a round, device by device.
         give_up_s: A phase that takes longer never ends.
         tcp: Connections of the devices whose packets are lost.
+        during: What these phases are of, in an internal error.
     """
 
     means: MeanConditions
@@ -166,6 +168,7 @@ class PhaseModel:
     work: Work
     give_up_s: float
     tcp: TcpLinks
+    during: str = "exchange"
 
     def base_s(
         self, rows: "Ints | slice", speed: Floats, down_bps: Floats, up_bps: Floats
@@ -228,10 +231,14 @@ class PhaseModel:
         varying = [(at, row) for at, row in enumerate(request.rows.tolist()) if self._varies(row)]
         if not varying:
             return exchanges
-        integrators = {at: self._integrator(request, at, row, heats) for at, row in varying}
         columns = {name: getattr(exchanges, name).copy() for name in PHASES}
-        for at, integrator in integrators.items():
-            for name, value in integrator.phases_s().items():
+        gone_s, faults = np.full(len(request.rows), np.inf), dict[int, ModelFault]()
+        for at, row in varying:
+            try:
+                phases_s, gone_s[at] = self._of_one(request, at, row, heats)
+            except Exception as exc:  # a bug of a model ends one exchange, and not the replay
+                phases_s, faults[at] = _ENDLESS, ModelFault.of(row, self.during, exc)
+            for name, value in phases_s.items():
                 columns[name][at] = value
         in_cell = np.isin(request.rows, list(self.varying.sharers))
         if in_cell.any():  # `SharedAir` computes when their transfers end
@@ -239,12 +246,19 @@ class PhaseModel:
             columns["upload_s"][in_cell] = np.inf
             exchanges = replace(exchanges, in_cell=in_cell)
 
-        gone_s = np.full(len(request.rows), np.inf)
-        for at, row in varying:
-            if row in self.varying.interrupted:
-                over_s = sum(columns[name][at] for name in columns)
-                gone_s[at] = integrators[at].gone_s(min(over_s, self.give_up_s))
-        return replace(exchanges, **columns, gone_s=gone_s)
+        return replace(exchanges, **columns, gone_s=gone_s, faults=faults)
+
+    def _of_one(
+        self, request: CohortRequest, at: int, row: int, heats: dict[int, Heat]
+    ) -> tuple[Mapping[str, float], float]:
+        """Return the phases of one exchange, and when its device is lost, after the request."""
+        integrator = self._integrator(request, at, row, heats)
+        phases_s = integrator.phases_s()
+        if row not in self.varying.interrupted:
+            return phases_s, np.inf
+        shares = row in self.varying.sharers
+        over_s = np.inf if shares else sum(phases_s[name] for name in PHASES)
+        return phases_s, integrator.gone_s(min(over_s, self.give_up_s))
 
     def upload_s(
         self, request: CohortRequest, heats: dict[int, Heat], granted_s: float
@@ -495,3 +509,6 @@ class _PhaseIntegrator:
 
 PHASES = ("signal_s", *(f"{phase}_s" for phase in DEVICE_PHASES), "upload_s")
 """Phases of an exchange, by column name; waiting for an upload slot is not one."""
+
+_ENDLESS: Mapping[str, float] = {**dict.fromkeys(PHASES, 0.0), "signal_s": np.inf}
+"""Phases of an exchange whose model had an internal error."""

@@ -95,7 +95,7 @@ class ProfileWorld:
             encode_s=0.0,
         )
         self._query_phases = PhaseModel(
-            means, varying, sizes, query, GIVE_UP_RATIO * limit_s, self._tcp
+            means, varying, sizes, query, GIVE_UP_RATIO * limit_s, self._tcp, "loss query"
         )
         self._conditions = FleetConditions(means, varying)
         self._draining = Draining(means, varying, GIVE_UP_RATIO * deadline_s)
@@ -157,6 +157,7 @@ class ProfileWorld:
             examples=self._work.examples,
             true_tau_s=self._expected_s(now),
             last=last,
+            faults=self._probes.take_faults(),
         )
 
     def available_from_s(self, round_id: int, now: float) -> float:
@@ -288,6 +289,7 @@ class ProfileWorld:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a state that `to_state` returned."""
+        self._probes.take_faults()  # those of the first probes are in the store
         self._down.load_state(state["down"])
         self._up.load_state(state["up"])
         for row, (now, share) in state["heats"].items():

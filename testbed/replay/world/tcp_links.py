@@ -21,8 +21,8 @@ from fairbed.testbed.emulation.tcp import (
     TcpPath,
     TcpSender,
     message_s,
-    transfer_end,
 )
+from fairbed.testbed.emulation.tcp_transfer import transfer_end
 from fairbed.testbed.replay.world.columns import VaryingConditions
 
 _BLOCK = 256

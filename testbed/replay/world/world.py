@@ -5,9 +5,11 @@ seconds on the virtual clock; phases of an exchange are durations.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +20,39 @@ from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import transfer_times
 from fairbed.testbed.replay.world.shared_air import Carried, SharedAir
 from fairbed.wire.messages import DEVICE_PHASES
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFault:
+    """An internal error in a model of one device: its exchange fails, and the replay goes on."""
+
+    raises: ClassVar[bool] = False
+    """The error is raised instead, as in the tests of Fairbed."""
+
+    row: int
+    """Row of the device."""
+    during: str
+    """Work of the model: an exchange, an upload, a loss query or a link probe."""
+    error: str
+    """One line: the error, and the line of code that raised it."""
+    trace: str
+    """The whole traceback."""
+
+    @classmethod
+    def of(cls, row: int, during: str, error: Exception) -> "ModelFault":
+        """Return the fault of an error that was caught; raise it where errors are raised."""
+        if cls.raises:
+            raise error
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{'/'.join(PurePath(last.filename).parts[-3:])}:{last.lineno}"
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        trace = "".join(traceback.format_exception(error))
+        return cls(row, during, f"{line} ({where})", trace)
+
+    @property
+    def reason(self) -> str:
+        """Why the exchange has failed."""
+        return f"internal error in the model of the {self.during}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +101,8 @@ class FleetSnapshot:
     true_tau_s: Floats
     """True expected exchange time under the conditions of this instant, seconds."""
     last: LastRound
+    faults: Sequence[ModelFault] = ()
+    """Link probes since the last snapshot whose model had an internal error."""
 
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
         """Return c = [1/mu, s, M_down/B_down, M_up/B_up] of each device, shape (N, 4)."""
@@ -122,6 +159,8 @@ class Exchanges:
     in_cell: Bools | None = None
     """Devices whose transfers share a cell: download and upload are `inf` until they have ended.
     None is no device."""
+    faults: Mapping[int, ModelFault] = field(default_factory=dict)
+    """Internal errors of models, by position; these exchanges have no durations."""
 
     @property
     def until_gone_s(self) -> Floats:
@@ -181,6 +220,8 @@ class ReplayedExchange:
     """Its transfers share a cell with others; they are `inf` until they have ended."""
     cell_wait_s: float = 0.0
     """Time that its transfers lost to others of the cell."""
+    fault: str = ""
+    """Why it fails, if its model had an internal error."""
 
     @property
     def ready_s(self) -> float:

@@ -19,8 +19,8 @@ from fairbed.testbed.emulation.tcp import (
     expected_lossy_s,
     idles_after_overflow,
     message_s,
-    transfer_end,
 )
+from fairbed.testbed.emulation.tcp_transfer import transfer_end
 
 PACKET_BITS = 8.0 * 1448
 RATE_BPS = 1e9

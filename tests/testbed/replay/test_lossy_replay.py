@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.engine.engine import ReplayEngine
+from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
+from fairbed.testbed.replay.world.tcp_links import TcpLinks
 from tests.testbed.replay.fleets import experiment, replay_rounds
 
 LINK = """
@@ -112,3 +116,48 @@ def test_a_short_queue_makes_large_transfers_longer(group: Any) -> None:
         _, rounds = replay_rounds(experiment(group(0.0) | more, model={"name": "cnn"}), 6)
         of[name] = statistics.median(x.download_s for one in rounds for x in one.exchanges)
     assert of["short"] > 1.05 * of["usual"]
+
+
+def starlink(seed: int, rounds: int) -> Experiment:
+    """Return eight boards behind satellites on a road, whose rate falls to 0 within seconds."""
+    group = {"profile": "raspberry-pi-4b", "count": 8, "link": "starlink-driving"}
+    more = {"model": {"name": "cnn"}, "selection": {"policy": "rbcs-f", "per_round": 4}}
+    return experiment(group, seed=seed, rounds=rounds, replay={"training": False}, **more)
+
+
+@pytest.mark.parametrize(
+    ("seed", "rounds"),
+    [(6, 20), *(pytest.param(seed, 400, marks=pytest.mark.full) for seed in range(1, 9))],
+)
+def test_a_replay_over_satellites_ends_and_resumes_where_it_crashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, rounds: int
+) -> None:
+    """Retransmissions of delivered packets once filled a window, and the replay crashed.
+
+    A replay that crashed in such a transfer has the rounds of one without a crash after its resume.
+    """
+    of, sound, transfers = starlink(seed, rounds), TcpLinks.transfer, 0
+
+    def transfer(*arguments: Any) -> float:
+        nonlocal transfers
+        transfers += 1
+        if transfers == 2 * rounds:
+            raise IndexError("list index out of range")
+        return sound(*arguments)
+
+    def replay(name: str, checkpoint_s: float = 30.0) -> list[Any]:
+        replay_experiment(of, tmp_path / name, name, lambda _: None, checkpoint_s=checkpoint_s)
+        with RunReader(tmp_path / name) as reader:
+            rows = [(row.round, row.duration_s, row.aggregated) for row in reader.rounds()]
+            return [rows, [(x.device, x.outcome, x.tau_s) for x in reader.exchanges()]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TcpLinks, "transfer", transfer)
+        with pytest.raises(IndexError, match="list index"):
+            replay("crashed", checkpoint_s=0.0)
+    with RunReader(tmp_path / "crashed") as reader:
+        assert reader.run().status == "failed"
+        assert 0 < len(reader.rounds()) < rounds
+    whole = replay("whole")
+    assert len(whole[0]) == rounds
+    assert replay("crashed") == whole
