@@ -41,6 +41,7 @@ from fairbed.coordinator.algorithms.aggregation.running_sum import (
 from fairbed.coordinator.algorithms.aggregation.server_step import Plain
 from fairbed.coordinator.algorithms.aggregation.weighting import Weighting, Weights
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from fairbed.coordinator.algorithms.columns import grown
 
 HEADROOM = 512
 """Most powers of two by which a coefficient may exceed the unit of its sum; float64 has 1023."""
@@ -99,6 +100,7 @@ class Aggregator:
         models: Callable[[], Models],
         registered: int = 0,
         round_id: int = 0,
+        not_drawn: Bools | None = None,
     ) -> Accumulator:
         """Return the empty merge of a round.
 
@@ -109,8 +111,10 @@ class Aggregator:
             models: Opens storage for all models of the round; called if the merge cannot stream.
             registered: Number of all devices, selected or not; 0 if unknown.
             round_id: Number of the round, from 1; 0 if unknown.
+            not_drawn: Devices that the round could have drawn and did not, shape (registered,);
+                None: all that do not report.
         """
-        begun = _Begun(vector, n_params, learning_rate, registered, round_id)
+        begun = _Begun(vector, n_params, learning_rate, registered, round_id, not_drawn)
         return (
             RunningMerge(self, begun) if self.is_streaming else StoredMerge(self, begun, models())
         )
@@ -141,6 +145,7 @@ class _Begun:
     learning_rate: float
     registered: int
     round: int
+    not_drawn: Bools | None
 
 
 class _Arrivals:
@@ -193,6 +198,8 @@ class _Arrivals:
         parts = [updates for updates, _ in self._columns]
         rows = np.concatenate([part.rows for part in parts])
         order = np.argsort(rows, kind="stable")
+        registered = max(self._begun.registered, int(rows.max()) + 1)
+        not_drawn = self._begun.not_drawn
         together = Updates(
             rows=rows,
             n_k=np.concatenate([part.n_k for part in parts]),
@@ -201,14 +208,15 @@ class _Arrivals:
             losses=np.concatenate([part.losses for part in parts]),
             squared_norms=np.concatenate([part.squared_norms for part in parts]),
             learning_rate=self._begun.learning_rate,
-            registered=max(self._begun.registered, int(rows.max()) + 1),
+            registered=registered,
             round=self._begun.round,
+            not_drawn=None if not_drawn is None else grown(not_drawn, registered),
         )
         return together.of(order), order, is_usable
 
     def observe(self, updates: Updates) -> None:
         """Count a round that is merged, for weights by the rate of participation."""
-        self._parts.weighting.observe(updates.rows, self._begun.registered)
+        self._parts.weighting.observe(updates)
 
 
 class RunningMerge:

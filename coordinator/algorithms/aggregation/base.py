@@ -208,6 +208,9 @@ class Updates:
     """D_k; None unless `needs_models`."""
     round: int = 0
     """Number of the round, from 1; 0 if unknown."""
+    not_drawn: Bools | None = None
+    """Devices that the round could have drawn and did not, shape (registered,): neither those that
+    failed nor those that were away. None: all that do not report."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -224,6 +227,7 @@ class Updates:
             learning_rate=self.learning_rate,
             registered=self.registered,
             round=self.round,
+            not_drawn=self.not_drawn,
         )
 
     def treated(self, at: Ints, scale: Floats) -> "Updates":

@@ -306,6 +306,7 @@ def _read_only(updates: Updates) -> Updates:
         shares=_read_only_column(updates.shares),
         losses=_read_only_column(updates.losses),
         squared_norms=_read_only_column(updates.squared_norms),
+        not_drawn=None if updates.not_drawn is None else _read_only_column(updates.not_drawn),
     )
 
 
