@@ -36,6 +36,13 @@ class RowIndex:
         self._place: Ints = np.zeros(0, dtype=np.int64)
         """1 + the place of each row, or 0 for a row without a place, shape (N,)."""
 
+    @classmethod
+    def restored(cls, rows: Ints) -> "RowIndex":
+        """Return an index whose places have these rows, all different, shape (M,)."""
+        index = cls()
+        index._give_places(rows)
+        return index
+
     def known(self, n: int) -> tuple[Ints | slice, Ints]:
         """Return places and rows, for those of the first `n` rows that have a place."""
         if len(self._place) <= n:
@@ -48,7 +55,12 @@ class RowIndex:
         self._place = grown(self._place, int(rows.max()) + 1)
         unknown = rows[self._place[rows] == 0]
         if unknown.size:
-            new, known = np.unique(unknown), len(self.rows)
-            self.rows = np.concatenate([self.rows, new])
-            self._place[new] = 1 + np.arange(known, len(self.rows))
+            self._give_places(np.unique(unknown))
         return self._place[rows] - 1
+
+    def _give_places(self, new: Ints) -> None:
+        """Add rows without a place, shape (n,), in this order."""
+        known = len(self.rows)
+        self._place = grown(self._place, int(new.max(initial=-1)) + 1)
+        self.rows = np.concatenate([self.rows, new])
+        self._place[new] = 1 + np.arange(known, len(self.rows))

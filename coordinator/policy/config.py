@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from fairbed.coordinator.algorithms.aggregation.base import Step
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
@@ -63,6 +64,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
 LOCAL_RULES = ("sgd", "propfair")
 """Built-in local rules."""
+RESCALING_LOCAL_RULES = ("propfair",)
+"""Local rules whose steps are shorter or longer than those of SGD, whatever the merge does."""
 
 
 class TrainingConfig(Section, frozen=True, kw_only=True):
@@ -449,9 +452,6 @@ SERVERS_WITH: Mapping[str, tuple[str, ...]] = {
 }
 """Server steps that read a key of `[aggregation]`."""
 
-RULES_WITH_OWN_STEP = ("q-fedavg", "q-fedsgd", "fedmgda+", "corefed")
-"""Rules whose weights also set the length of the step, so that fednova cannot set it."""
-
 KEYS_OF_METHODS: Mapping[str, str] = {
     "fednova": 'pseudo_gradient = "fednova"',
     "fedavgm": 'server = "momentum"',
@@ -533,8 +533,9 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     previous round, which is unbiased."""
     M: PositiveFloat = 3.0
     """corefed, propfair: utilities are M - F, in nats; must be above every loss."""
-    normalise: bool = False
-    """corefed: scale the weights to sum 1, so that the step is as long as fedavg's."""
+    step: Step = "as-published"
+    """Length of the step: as rule and pseudo-gradient are published, or normalised to that of the
+    mean of the same updates with equal weights, so that rules differ in the direction alone."""
 
     def __post_init__(self) -> None:
         for key, servers in SERVERS_WITH.items():
@@ -682,24 +683,6 @@ def rule_problem(
         return (
             "selection.per_round must be at least 2 with aggregation.rule 'aaggff-d', got 1: the "
             'mean of one device is its own value; or set aggregation.impute = "previous_mean"'
-        )
-    return ""
-
-
-def step_problem(aggregation: AggregationConfig, training: TrainingConfig) -> str:
-    """Return why the pseudo-gradient fits neither the rule nor the training; empty if it fits."""
-    if aggregation.pseudo_gradient != "fednova":
-        return ""
-    if aggregation.rule in RULES_WITH_OWN_STEP:
-        return (
-            f'aggregation.pseudo_gradient must be "average" with rule {aggregation.rule!r}, got '
-            "'fednova': this rule sets the length of the step itself; remove one of the two"
-        )
-    if (shrinkage := training.learning_rate * training.proximal) > 1.0:
-        return (
-            "training.proximal must be at most 1 / learning_rate with aggregation.pseudo_gradient "
-            f"'fednova', got {training.proximal:g} (product {shrinkage:g}): a local step would "
-            "overshoot the model that was sent; lower it"
         )
     return ""
 

@@ -115,6 +115,8 @@ class Decisions:
         """Claims that the last call of `learn` began or ceased to replace, by row."""
         self._registered = 0
         """Number of devices at the last selection."""
+        self._not_drawn: Bools = np.zeros(0, dtype=np.bool_)
+        """Devices that the first selection of the round could have drawn and did not, (N,)."""
 
     def reconfigure(self, config: CoordinatorConfig) -> None:
         """Continue under another configuration of the same algorithms, with all that they learnt.
@@ -180,6 +182,9 @@ class Decisions:
         if probability:  # without an audit nothing is drawn
             stream = self._stream(seed, round_id, _AUDIT)
         audited = audit(picked, is_available, probability, stream)
+        if selections_before == 0:
+            self._not_drawn = allowed.is_available.copy()
+            self._not_drawn[audited.rows] = False
         return Selection(
             round=round_id,
             rows=audited.rows,
@@ -419,7 +424,7 @@ class Decisions:
         half = self.local_half
         sent = vector if half is None else half.padded(vector, n_params)
         merge = self.aggregator.begin(
-            sent, n_params, learning_rate, models, self._registered, round_id
+            sent, n_params, learning_rate, models, self._registered, round_id, self._not_drawn
         )
         if half is None:
             return merge

@@ -1,6 +1,7 @@
 """Makes the selector, the estimator and the aggregator of a configuration."""
 
 import math
+from contextlib import suppress
 
 import msgspec
 
@@ -13,6 +14,7 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     PseudoGradient,
     ServerStep,
     WeightRule,
+    rescales_step,
 )
 from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
 from fairbed.coordinator.algorithms.aggregation.defence import (
@@ -56,6 +58,7 @@ from fairbed.coordinator.algorithms.selection.uniform import Uniform
 from fairbed.coordinator.algorithms.selection.weighted import Weighted
 from fairbed.coordinator.policy.config import (
     LOCAL_RULES,
+    RESCALING_LOCAL_RULES,
     RULES,
     AggregationConfig,
     SelectionConfig,
@@ -69,6 +72,7 @@ from fairbed.coordinator.policy.plugins import (
     SELECTOR,
     SERVER_STEP,
 )
+from fairbed.wire.plugins import PluginError
 
 
 def make_estimator(config: SelectionConfig) -> Estimator:
@@ -123,6 +127,7 @@ def make_aggregator(
         make_server_step(config),
         training.local_steps,
         make_defence(config),
+        config.step,
     )
 
 
@@ -150,6 +155,43 @@ def defence_problem(config: AggregationConfig, per_round: int) -> str:
     if not problem and config.pseudo_gradient == "trimmed-mean":
         problem = TrimmedMean(config.malicious_share).problem(per_round)
     return problem
+
+
+def step_problem(aggregation: AggregationConfig, training: TrainingConfig) -> str:
+    """Return why the pseudo-gradient fits neither the rule nor the training; empty if it fits."""
+    if aggregation.pseudo_gradient != "fednova":
+        return ""
+    if aggregation.rule in RULES and rescales_step(make_rule(aggregation, per_round=2)):
+        return (
+            f'aggregation.pseudo_gradient must be "average" with rule {aggregation.rule!r}, got '
+            "'fednova': this rule sets the length of the step itself; remove one of the two"
+        )
+    if (shrinkage := training.learning_rate * training.proximal) > 1.0:
+        return (
+            "training.proximal must be at most 1 / learning_rate with aggregation.pseudo_gradient "
+            f"'fednova', got {training.proximal:g} (product {shrinkage:g}): a local step would "
+            "overshoot the model that was sent; lower it"
+        )
+    return ""
+
+
+def rescaling_parts(aggregation: AggregationConfig, training: TrainingConfig) -> list[str]:
+    """Return the parts that set the length of the step, as `rule "corefed"`; empty if none does.
+
+    With `aggregation.step = "normalised"` only training can set it. A plug-in that cannot be loaded
+    here is left out.
+    """
+    parts = []
+    if aggregation.step == "as-published":
+        with suppress(PluginError):
+            if rescales_step(make_rule(aggregation, per_round=2)):
+                parts.append(f'rule "{aggregation.rule}"')
+        with suppress(PluginError):
+            if rescales_step(make_pseudo_gradient(aggregation, training)):
+                parts.append(f'pseudo_gradient "{aggregation.pseudo_gradient}"')
+    if training.rule in RESCALING_LOCAL_RULES:
+        parts.append(f'training.rule "{training.rule}"')
+    return parts
 
 
 NOISY_RULES = ("fedavg", "fedmgda+")
@@ -217,7 +259,7 @@ def _make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
                 weights="n_over_pi" if config.weighting == "n_over_pi" else "equal",
             )
         case "corefed":
-            return CoreFed(config.M, normalise=config.normalise)
+            return CoreFed(config.M)
         case name:
             return guarded_rule(name, RULE.make(name, config.rule_options))
 

@@ -537,7 +537,7 @@ def _merge(s: RunSummary) -> str:
     defence = f"defence {a.defence}, " if a.defence != "none" else ""
     return (
         f"{defence}{a.rule} with weights {a.weights}, pseudo-gradient {a.pseudo_gradient}, "
-        f"server step {a.server}"
+        f"server step {a.server}, step length {a.step}"
     )
 
 

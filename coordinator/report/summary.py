@@ -267,6 +267,7 @@ def _aggregation(planned: PlannedAggregation) -> AggregationSummary:
         defence=planned.defence,
         pseudo_gradient=planned.pseudo_gradient,
         server=planned.server,
+        step=planned.step,
     )
 
 

@@ -403,6 +403,8 @@ class AggregationSummary(Struct, frozen=True, kw_only=True):
     defence: str
     pseudo_gradient: str
     server: str
+    step: str
+    """Length of the step: as-published, or normalised to that of the equal-weight mean."""
 
 
 class LiveChange(Struct, frozen=True, kw_only=True):

@@ -371,7 +371,7 @@ def _merge(s: RunSummary) -> list[tuple[str, str]]:
         (
             "merge",
             f"{defence}{a.rule} with weights {a.weights}, pseudo-gradient {a.pseudo_gradient}, "
-            f"server step {a.server}",
+            f"server step {a.server}, step length {a.step}",
         )
     ]
 

@@ -84,14 +84,16 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
     defence: str = "none"
     pseudo_gradient: str = "average"
     server: str = "plain"
+    step: str = "as-published"
     M: float = 3.0
     """Upper bound of losses, nats, from which utilities are counted."""
 
     @property
     def steps(self) -> str:
         """Rule, and the other steps that are not FedAvg's, as in `aaggff-d, fednova, adam`."""
-        steps = (self.rule, self.defence, self.pseudo_gradient, self.server)
-        return ", ".join(step for step in steps if step not in (None, "none", "average", "plain"))
+        steps = (self.rule, self.defence, self.pseudo_gradient, self.server, self.step)
+        usual = (None, "none", "average", "plain", "as-published")
+        return ", ".join(step for step in steps if step not in usual)
 
 
 class PlannedTraining(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.policy.factories import rescaling_parts
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.grid import BUDGETS, Arm, Grid, TargetConfig
 from fairbed.testbed.compare.measures import (
@@ -96,6 +97,10 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
     """Weight of each device in the aggregation before its loss counts: equal, n or n_over_pi."""
     weights_from: str
     """The rule whose default these weights are; empty if the experiment sets them."""
+    step: str
+    """Length of the step: as-published, or normalised."""
+    rescaled_by: list[str]
+    """Parts of the arm that set the length of the step by another law than a mean of updates."""
     seeds: list[int]
     """Seeds of its finished cells."""
     is_on_front: bool | None
@@ -208,6 +213,23 @@ class Comparison(Struct, frozen=True, kw_only=True):
             f"{weights} in {', '.join(names)}" for weights, names in arms_by_weights.items()
         )
 
+    @property
+    def steps(self) -> str:
+        """One line with the length of the step in each arm; empty if all are those of a mean."""
+        if not self.has_training or not any(
+            arm.rescaled_by or arm.step != "as-published" for arm in self.arms
+        ):
+            return ""
+        arms_by_step: dict[str, list[str]] = {}
+        for arm in self.arms:
+            by = f" (set by {' and '.join(arm.rescaled_by)})" if arm.rescaled_by else ""
+            arms_by_step.setdefault(f"{arm.step}{by}", []).append(arm.name)
+        if len(arms_by_step) == 1:
+            return f"aggregation.step: {next(iter(arms_by_step))} in all arms"
+        return "aggregation.step: " + "; ".join(
+            f"{step} in {', '.join(names)}" for step, names in arms_by_step.items()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _FinishedCells:
@@ -247,6 +269,8 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
             beta=arm.experiment.selection.beta,
             weights=arm.experiment.aggregation.weighting,
             weights_from=_weights_from(arm),
+            step=arm.experiment.aggregation.step,
+            rescaled_by=rescaling_parts(arm.experiment.aggregation, arm.experiment.training),
             seeds=sorted(done.values[arm.name]),
             is_on_front=front.get(arm.name),
             reached={t.key: _reached(done.curves[arm.name], t.accuracy) for t in targets},
@@ -495,6 +519,32 @@ def _estimate(values: Values) -> Estimate:
     return Estimate(mean=interval.mean, low=interval.low, high=interval.high, n=interval.n)
 
 
+KEYS_OF_STEP = (
+    *("rule", "rule_options", "q", "lipschitz", "M", "epsilon"),
+    *("pseudo_gradient", "pseudo_gradient_options"),
+)
+"""Keys of `[aggregation]` that change the length of a step as published."""
+
+
+def _step_warning(arms: Sequence[Arm], summaries: Sequence[ArmSummary]) -> str:
+    """Return that the arms differ in a law for the length of the step; empty if they do not."""
+    laws = []
+    for arm, summary in zip(arms, summaries, strict=True):
+        values = [getattr(arm.experiment.aggregation, key) for key in KEYS_OF_STEP]
+        law = (*summary.rescaled_by, *values, arm.experiment.training.M)
+        laws.append(law if summary.rescaled_by else ())
+    if all(law == laws[0] for law in laws):
+        return ""
+    own = [f"{arm.name} ({' and '.join(arm.rescaled_by)})" for arm in summaries if arm.rescaled_by]
+    others = [arm.name for arm in summaries if not arm.rescaled_by]
+    beside = f", beside {', '.join(others)}" if others else ""
+    return (
+        f"step: arms must have steps of the length of a mean, got other lengths in "
+        f"{', '.join(own)}{beside}: a difference may come from the length alone; set "
+        'aggregation.step = "normalised", or tune training.learning_rate in each arm'
+    )
+
+
 def _warnings(
     grid: Grid, arms: Sequence[ArmSummary], metrics: Sequence[Metric], *, has_training: bool
 ) -> list[str]:
@@ -516,6 +566,8 @@ def _warnings(
         warnings.append(
             f"seeds without a result: {names}; differences use the seeds that both arms have"
         )
+    if has_training and (line := _step_warning(grid.arms, arms)):
+        warnings.append(line)
     if metrics and not any(grid.primary in arm.values for arm in arms):
         warnings.append(
             f"primary: must be a metric of these runs, got {grid.primary!r}, which none has; "

@@ -128,6 +128,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         yield f"Times to a target are means of min(T, {limit} s); {targets}."
     if comparison.weightings:
         yield f"{comparison.weightings}."
+    if comparison.steps:
+        yield f"{comparison.steps}."
     yield from comparison.warnings
 
 

@@ -116,6 +116,8 @@ def notes(comparison: Comparison) -> list[str]:
         )
     if comparison.weightings:
         lines.append(f"{comparison.weightings}.")
+    if comparison.steps:
+        lines.append(f"{comparison.steps}.")
     return [*lines, *(f"warning: {line}" for line in comparison.warnings)]
 
 

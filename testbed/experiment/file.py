@@ -39,9 +39,8 @@ from fairbed.coordinator.policy.config import (
     merge_problem,
     misnamed_rule,
     rule_problem,
-    step_problem,
 )
-from fairbed.coordinator.policy.factories import defence_problem, privacy_problem
+from fairbed.coordinator.policy.factories import defence_problem, privacy_problem, step_problem
 from fairbed.coordinator.policy.plugins import (
     ESTIMATOR,
     LOCAL_RULE,

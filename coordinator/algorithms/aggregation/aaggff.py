@@ -13,6 +13,7 @@ from fairbed.coordinator.algorithms.aggregation.base import Updates
 from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS, least_on_simplex
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.aggregation.weighting import (
+    JoinedDevices,
     Participation,
     joined,
     weights_of,
@@ -132,13 +133,36 @@ class AAggFFS:
         self.p = least_on_simplex(self._A, self._c, self.p)
 
     def grow(self, clients: int) -> None:
-        """Give each new client the weight 1/K, and scale the others down."""
+        """Give each of j new clients the weight 1/(K+j), and scale the others down.
+
+        The past of a new client is the mean of the others'; it would lose all weight without one,
+        because they share a history that it lacks.
+
+            A' = M (A - alpha I) M^T + alpha I,   M = [I; 1^T/K; ...; 1^T/K], j rows 1^T/K
+            c' = [c; x],   x so that the minimiser over the simplex has 1/(K+j) for each new client
+
+        Let q be the minimiser over the others' weights with sum K/(K+j) if the new ones are
+        1/(K+j), and mu the slope that its positive weights share. Then x is the value for which the
+        slope of a new weight is mu, too. The minimiser is unique, so x is.
+
+        Source:
+            Own.
+        """
         K = len(self.p)
-        if clients > K:
-            A = ALPHA * np.eye(clients)
-            A[:K, :K] = self._A
-            self._A, self._c = A, np.concatenate([self._c, np.zeros(clients - K)])
-            self.p = joined(self.p, clients)
+        if clients <= K:
+            return
+        new, total = np.full(clients - K, 1.0 / clients), K / clients
+        mean = (self._A - ALPHA * np.eye(K)).sum(axis=0) / K
+        A: Floats = ALPHA * np.eye(clients)
+        A[:K, :K] = self._A
+        A[K:, :K], A[:K, K:] = mean, mean[:, np.newaxis]
+        A[K:, K:] += mean.sum() / K
+        rest = self._c - (A[:K, K:] * new).sum(axis=1)
+        q = total * least_on_simplex(total * A[:K, :K], rest, self.p)
+        slope = total_of((q / total) * ((A[:K, :K] * q).sum(axis=1) - rest))
+        x = float((A[K, :] * np.concatenate([q, new])).sum()) - slope
+        self._A, self._c = A, np.concatenate([self._c, np.full(len(new), x)])
+        self.p = joined(self.p, clients)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -265,26 +289,43 @@ class AAggFFD:
         Returns:
             The gradient that was added, shape (K,).
         """
-        K = len(self.p)
+        K, C = len(self.p), self.inclusion(len(rows))
         mean = total_of(r) / len(r)
         is_first = self._impute == "mean" or self._previous is None
-        b = mean if is_first or self._previous is None else self._previous
-        inclusion = self.inclusion(len(rows)) if pi is None else pi
+        b = mean if is_first or self._previous is None else self._previous * C
+        inclusion = C if pi is None else pi
         g = linearised_gradient(self.p, doubly_robust(r, rows, K, inclusion, b), b)
         self._G += g
+        scores = -self._step(K) * self._G
         self._t += 1
-        self._previous = mean
-        lipschitz = 2.0 + min(self._per_round, K) / K
-        scores = -math.sqrt(math.log(K) / (self._t + 1)) / lipschitz * self._G
+        self._previous = mean / C  # Responses are up to C, which changes with K and the reports.
         p = np.exp(scores - scores.max())
         self.p = p / p.sum()  # in the order of rows; an exact sum of a million takes 30 ms
         return g
 
+    def _step(self, K: int) -> float:
+        """Return eta of the next update of K weights: sqrt(log K / (t + 1)) / L, t from 1."""
+        lipschitz = 2.0 + min(self._per_round, K) / K
+        return math.sqrt(math.log(K) / (self._t + 2)) / lipschitz
+
     def grow(self, clients: int) -> None:
-        """Give each new client the weight 1/K, and scale the others down."""
-        if clients > len(self.p):
-            self._G = np.concatenate([self._G, np.zeros(clients - len(self.p))])
-            self.p = joined(self.p, clients)
+        """Give each of j new clients the weight 1/(K+j), and scale the others down.
+
+            G_new = -1/eta log(1/K sum_i exp(-eta G_i)),   eta of the next update
+
+        This is the sum that keeps the weight 1/(K+j): with G_new = 0 a new client would lack the
+        history that the others share, and would have no weight. It costs O(K).
+
+        Source:
+            Own.
+        """
+        K = len(self.p)
+        if clients <= K:
+            return
+        eta, least = self._step(clients), self._G.min()
+        G_new = least - math.log(float(np.exp(-eta * (self._G - least)).mean())) / eta
+        self._G = np.concatenate([self._G, np.full(clients - K, G_new)])
+        self.p = joined(self.p, clients)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -307,6 +348,8 @@ class AAggFF:
         r = responses(F(w_t)),   p' = learn(r),   a_i = p'_i / sum_R p'
 
     A missing silo has the mean response of the others; a device that fails counts as not drawn.
+    K counts the devices that have joined (`JoinedDevices`). One that joins gets 1/K, and its loss
+    counts in the same round; one that leaves keeps its place, and continues when it returns.
 
     Source:
         Hahn et al., ICML 2024, Algorithms 2 and 3 (arXiv:2405.20821).
@@ -340,6 +383,7 @@ class AAggFF:
         self.max_devices = MOST_WEIGHTS if kind == "s" else None
         self._per_round, self._beta_cap, self._impute = per_round, beta_cap, impute
         self._participation = Participation() if weights == "n_over_pi" and kind == "d" else None
+        self._joined = JoinedDevices()
         self._rule: AAggFFS | AAggFFD | None = None
 
     def decide(self, updates: Updates) -> Floats:
@@ -348,7 +392,9 @@ class AAggFF:
         Raises:
             ValueError: One device alone is drawn.
         """
-        rows, losses, clients = updates.rows, updates.losses, updates.registered
+        self._joined.add(updates)
+        rows, losses = self._joined.places(updates.rows), updates.losses
+        clients = len(self._joined)
         rule = self._rule = self._rule or self._made(clients)
         rule.grow(clients)
         if isinstance(rule, AAggFFS):
@@ -359,8 +405,9 @@ class AAggFF:
         else:
             inclusion, pi = rule.inclusion(len(rows)), None
             if self._participation:
-                pi = np.minimum(inclusion * self._participation.relative_rates(rows), 1.0)
-                self._participation.observe(rows, clients)
+                rates = self._participation.relative_rates(updates.rows)
+                pi = np.minimum(inclusion * rates, 1.0)
+                self._participation.observe(updates)
             rule.learn(rows, responses(losses, self._cdf, inclusion), pi)
         return weights_of(rule.p, rows)
 
@@ -368,12 +415,14 @@ class AAggFF:
         """Return the state as plain numbers and lists, for the checkpoint."""
         return {
             "rule": self._rule.to_state() if self._rule else None,
+            "joined": self._joined.to_state(),
             "participation": self._participation.to_state() if self._participation else None,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `to_state` returned."""
         self._rule = None
+        self._joined.load_state(state["joined"])
         if state["rule"]:
             self._rule = self._made(len(state["rule"]["p"]))
             self._rule.load_state(state["rule"])

@@ -25,6 +25,7 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     SeparableRule,
     ServerStep,
     Stack,
+    Step,
     Updates,
     WeightRule,
     notes_of,
@@ -37,10 +38,12 @@ from fairbed.coordinator.algorithms.aggregation.running_sum import (
     squared_distance,
     total_of,
     weighted_sum,
+    with_length_of,
 )
 from fairbed.coordinator.algorithms.aggregation.server_step import Plain
 from fairbed.coordinator.algorithms.aggregation.weighting import Weighting, Weights
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from fairbed.coordinator.algorithms.columns import grown
 
 HEADROOM = 512
 """Most powers of two by which a coefficient may exceed the unit of its sum; float64 has 1023."""
@@ -61,6 +64,9 @@ class Aggregator:
             (K,). Devices' own counts are not used, because a device that understated them would
             count more; not given: 1 each.
         defence: Leaves out or shortens updates before they are weighted; not given: all count.
+        step: "normalised" gives step 2 the length of the equal-weight mean of the updates that
+            count, d' = d |mean_k D_k| / |d| over the parameters, whatever the sum of the weights. A
+            d without a direction stays. Buffers are averages and stay, too.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class Aggregator:
         server: ServerStep | None = None,
         local_steps: Callable[[Ints], Ints] = np.ones_like,
         defence: Filter | None = None,
+        step: Step = "as-published",
     ) -> None:
         self.rule = rule
         self.pseudo_gradient: PseudoGradient | LinearPseudoGradient = pseudo_gradient or Average()
@@ -78,6 +85,7 @@ class Aggregator:
         self.weighting = Weighting(weights)
         self.local_steps = local_steps
         self.defence = defence
+        self.is_normalised = step == "normalised"
 
     @property
     def needs_loss(self) -> bool:
@@ -99,6 +107,7 @@ class Aggregator:
         models: Callable[[], Models],
         registered: int = 0,
         round_id: int = 0,
+        not_drawn: Bools | None = None,
     ) -> Accumulator:
         """Return the empty merge of a round.
 
@@ -109,8 +118,10 @@ class Aggregator:
             models: Opens storage for all models of the round; called if the merge cannot stream.
             registered: Number of all devices, selected or not; 0 if unknown.
             round_id: Number of the round, from 1; 0 if unknown.
+            not_drawn: Devices that the round could have drawn and did not, shape (registered,);
+                None: all that do not report.
         """
-        begun = _Begun(vector, n_params, learning_rate, registered, round_id)
+        begun = _Begun(vector, n_params, learning_rate, registered, round_id, not_drawn)
         return (
             RunningMerge(self, begun) if self.is_streaming else StoredMerge(self, begun, models())
         )
@@ -141,6 +152,7 @@ class _Begun:
     learning_rate: float
     registered: int
     round: int
+    not_drawn: Bools | None
 
 
 class _Arrivals:
@@ -193,6 +205,8 @@ class _Arrivals:
         parts = [updates for updates, _ in self._columns]
         rows = np.concatenate([part.rows for part in parts])
         order = np.argsort(rows, kind="stable")
+        registered = max(self._begun.registered, int(rows.max()) + 1)
+        not_drawn = self._begun.not_drawn
         together = Updates(
             rows=rows,
             n_k=np.concatenate([part.n_k for part in parts]),
@@ -201,14 +215,15 @@ class _Arrivals:
             losses=np.concatenate([part.losses for part in parts]),
             squared_norms=np.concatenate([part.squared_norms for part in parts]),
             learning_rate=self._begun.learning_rate,
-            registered=max(self._begun.registered, int(rows.max()) + 1),
+            registered=registered,
             round=self._begun.round,
+            not_drawn=None if not_drawn is None else grown(not_drawn, registered),
         )
         return together.of(order), order, is_usable
 
     def observe(self, updates: Updates) -> None:
         """Count a round that is merged, for weights by the rate of participation."""
-        self._parts.weighting.observe(updates.rows, self._begun.registered)
+        self._parts.weighting.observe(updates)
 
 
 class RunningMerge:
@@ -216,7 +231,7 @@ class RunningMerge:
 
     The coefficients c_k are in units of 2^unit. The unit grows when one arrives that would overflow
     it; as it is a power of two, the change causes no rounding. Buffers have the coefficients of the
-    rule alone.
+    rule alone. A normalised step needs a second sum, that of the models with equal weights.
     """
 
     def __init__(self, parts: Aggregator, begun: _Begun) -> None:
@@ -224,6 +239,7 @@ class RunningMerge:
         self._arrivals = _Arrivals(parts, begun)
         self._params = RunningSum(begun.n_params)
         self._buffers = RunningSum(begun.sent.size - begun.n_params)
+        self._equal = RunningSum(begun.n_params) if parts.is_normalised else None
         self._unit: int | None = None
 
     def add(self, report: Report) -> None:
@@ -252,6 +268,8 @@ class RunningMerge:
         n_params = self._begun.n_params
         self._params.add_all(c * self._gradient.factors(updates), models[:, :n_params])
         self._buffers.add_all(c, models[:, n_params:])
+        if self._equal is not None:
+            self._equal.add_all(np.ones(len(models)), models[:, :n_params])
 
     def finish(self) -> Merge:
         """Return the next model; the same one if no update is usable or all weights are 0."""
@@ -269,16 +287,21 @@ class RunningMerge:
         vector = self._begun.sent.copy()
         if a.any():
             total_b = total_of(self._gradient.coefficients(updates, a))
-            params = self._next_params(total_c, total_b)
+            params = self._next_params(total_c, total_b, len(updates))
             vector = np.concatenate([params, self._buffers.divided_by(total_of(c))])
         return _merge(vector, is_usable, order, a, updates.n_k, np.ones(len(updates)), notes)
 
-    def _next_params(self, total_c: float, total_b: float) -> Vector:
+    def _next_params(self, total_c: float, total_b: float, n_updates: int) -> Vector:
         """Return the next parameters, shape (n_params,).
 
         d = sum_k b_k (w_k - w) with b_k = c_k `total_b` / `total_c`; `total_c` is sum c.
         """
         server, sent = self._parts.server, self._begun.sent[: self._begun.n_params]
+        if self._equal is not None:
+            self._params.add(-total_c, sent)
+            self._equal.add(-float(n_updates), sent)
+            d, mean = self._params.scaled(total_b / total_c), self._equal.scaled(1.0 / n_updates)
+            return server.step(sent, with_length_of(d, mean))
         if _replaces(server):
             # w + d without the difference, which would round: (sum c_k w_k + (H - C) w) / H.
             divisor = total_c / total_b
@@ -361,32 +384,48 @@ class StoredMerge:
         begun, parts, gradient = self._begun, self._parts, self._parts.pseudo_gradient
         n_params = begun.n_params
         if isinstance(gradient, LinearPseudoGradient):
-            params = self._next_params(models, gradient.coefficients(updates, a) * scale)
+            b = gradient.coefficients(updates, a) * scale
+            params = self._next_params(models, b, scale)
             c = a * scale
             buffers = weighted_sum(c, [model[n_params:] for model in models])
             buffers /= total_of(c)
         else:
             d = gradient.combine(updates, a)
+            if parts.is_normalised:
+                with_length_of(d[:n_params], self._mean_change(models, scale))
             params = parts.server.step(begun.sent[:n_params], d[:n_params])
             buffers = begun.sent[n_params:] + d[n_params:]
         return np.concatenate([params, buffers.astype(np.float32)])
 
-    def _next_params(self, models: Sequence[Vector], b: Floats) -> Vector:
+    def _next_params(self, models: Sequence[Vector], b: Floats, scale: Floats) -> Vector:
         """Return the next parameters, shape (n_params,), of d = sum_k b_k (w_k - w).
 
         The order of the models is that of their rows, so a plain sum does not depend on arrivals.
         """
         server, sent = self._parts.server, self._begun.sent[: self._begun.n_params]
-        d, total = weighted_sum(b, [model[: len(sent)] for model in models]), total_of(b)
-        if not _replaces(server):
-            add_scaled(d, -total, sent)
+        if self._parts.is_normalised:
+            d = with_length_of(self._change(models, b), self._mean_change(models, scale))
             return server.step(sent, d)
+        if not _replaces(server):
+            return server.step(sent, self._change(models, b))
+        d, total = weighted_sum(b, [model[: len(sent)] for model in models]), total_of(b)
         if abs(total - 1.0) > SUM_TOLERANCE:
             add_scaled(d, 1.0 - total, sent)
         else:
             d /= total
         with np.errstate(over="ignore"):  # diverged models are sent as such
             return d.astype(np.float32)
+
+    def _mean_change(self, models: Sequence[Vector], scale: Floats) -> Floats:
+        """Return the equal-weight mean of the changes times their factors, shape (n_params,)."""
+        return self._change(models, scale / len(scale))
+
+    def _change(self, models: Sequence[Vector], b: Floats) -> Floats:
+        """Return sum_k b_k (w_k - w) of the parameters, shape (n_params,)."""
+        sent = self._begun.sent[: self._begun.n_params]
+        d = weighted_sum(b, [model[: len(sent)] for model in models])
+        add_scaled(d, -total_of(b), sent)
+        return d
 
 
 def _unchanged(begun: _Begun, is_usable: Bools) -> Merge:

@@ -10,7 +10,7 @@ pseudo-gradient that asks for the models needs all of them at once.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -208,6 +208,9 @@ class Updates:
     """D_k; None unless `needs_models`."""
     round: int = 0
     """Number of the round, from 1; 0 if unknown."""
+    not_drawn: Bools | None = None
+    """Devices that the round could have drawn and did not, shape (registered,): neither those that
+    failed nor those that were away. None: all that do not report."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -224,6 +227,7 @@ class Updates:
             learning_rate=self.learning_rate,
             registered=self.registered,
             round=self.round,
+            not_drawn=self.not_drawn,
         )
 
     def treated(self, at: Ints, scale: Floats) -> "Updates":
@@ -295,6 +299,20 @@ def max_updates_of(rule: WeightRule) -> int | None:
     """Return the largest round that a rule is made for, its `max_updates`; None: any."""
     limit: int | None = getattr(rule, "max_updates", None)
     return limit
+
+
+Step: TypeAlias = Literal["as-published", "normalised"]
+"""Length of the step: as rule and pseudo-gradient are published, or that of the equal-weight mean
+of the same updates."""
+
+
+def rescales_step(part: object) -> bool:
+    """Return whether a rule or a pseudo-gradient sets the length of the step, `rescales_step`.
+
+    The attribute is optional. It is True if the weights do not sum to 1, so that the part is
+    comparable with others only at a learning rate of its own, or with `Step` "normalised".
+    """
+    return bool(getattr(part, "rescales_step", False))
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     WeightRule,
     max_devices_of,
     max_updates_of,
+    rescales_step,
 )
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.guarded import (
@@ -43,6 +44,8 @@ SEEDS = range(6)
 """Seeds of the random runs."""
 LARGE_K, LARGE_MODEL = 1000, 1_000_000
 """Updates of a timed round unless the rule declares fewer, and parameters of a timed step."""
+SUM_OF_A_MEAN = 1e-6
+"""How far from 1 the sum of weights may be that are those of a mean."""
 BATCH = 20
 """Examples of a mini-batch: a device with n_k examples makes ceil(n_k / 20) local steps."""
 
@@ -441,6 +444,24 @@ def _step_is_fast(make: Callable[[], ServerStep], clock: Clock) -> str:
     return check_speed(make, run, clock, f"a step of {LARGE_MODEL:,} parameters")
 
 
+def _declares_step(make: Callable[[], WeightRule], clock: Clock) -> str:
+    sums = []
+    for seed in SEEDS:
+        for trial in trial_rounds(seed):
+            total = float(merged(of_rule(make()), trial).weights.sum())
+            sums += [total] if total > 0.0 else []
+    lowest, highest = min(sums, default=1.0), max(sums, default=1.0)
+    is_mean = max(abs(lowest - 1.0), abs(highest - 1.0)) <= SUM_OF_A_MEAN
+    if rescales_step(make()):
+        return f"declared: weights sum to {lowest:.3g} to {highest:.3g}"
+    if not is_mean:
+        raise Broken(
+            "rescales_step must be True, because the weights sum to "
+            f"{lowest:.3g} to {highest:.3g} and not to 1: the rule sets the length of the step"
+        )
+    return "that of a mean: the weights sum to 1"
+
+
 def _composed(
     compose: Callable[[Part], Aggregator], properties: Mapping[str, Check]
 ) -> Properties[Part]:
@@ -474,6 +495,7 @@ RULE_PROPERTIES: Properties[WeightRule] = {
     "unusual losses": _unusual,
     "a common factor of shares has no effect": _common_factor,
     "factors do not depend on other updates": _each_alone,
+    "the length of the step is declared": _declares_step,
 }
 """The contract of a weight rule."""
 

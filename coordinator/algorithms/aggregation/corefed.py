@@ -25,9 +25,7 @@ def utilities(losses: Floats, M: float | Floats) -> Floats:
     return u
 
 
-def corefed_weights(
-    losses: Floats, M: float | Floats, w: Floats | None = None, *, normalise: bool = False
-) -> Floats:
+def corefed_weights(losses: Floats, M: float | Floats, w: Floats | None = None) -> Floats:
     """Return the step of the model towards each client model.
 
         maximise  sum_i w_i log u_i,   u_i = max(M_i - F_i, M_i / 20)
@@ -41,7 +39,6 @@ def corefed_weights(
         losses: F_k(theta) before local training, nats, shape (K,), at least 0.
         M: Upper bound of the losses, nats, a scalar or shape (K,).
         w: Weight of each client, shape (K,), all positive, usually n_k; None is 1 each.
-        normalise: Always normalise the a_i: the same direction, a step as long as FedAvg's.
 
     Returns:
         a, shape (K,).
@@ -61,7 +58,7 @@ def corefed_weights(
     share = np.ones(len(losses)) if w is None else w
     a: Floats = share / utilities(losses, M)
     longest = LONGEST_STEP * max(1.0, 1.0 / float(np.min(M)))
-    a /= total_of(a) if normalise else max(total_of(share), total_of(a) / longest)
+    a /= max(total_of(share), total_of(a) / longest)
     return a
 
 
@@ -77,10 +74,11 @@ class CoreFed(Stateless):
 
     needs_loss = True
     needs_norms = needs_models = False
+    rescales_step = True
 
-    def __init__(self, M: float, *, normalise: bool = False) -> None:
+    def __init__(self, M: float) -> None:
         """Set the upper bound of losses; see `corefed_weights`."""
-        self._M, self._normalise = M, normalise
+        self._M = M
 
     def factors(self, updates: Updates) -> tuple[Floats, Ints]:
         """Return w_k / u_k, shape (K,), and exponents of 0."""
@@ -89,7 +87,7 @@ class CoreFed(Stateless):
 
     def decide(self, updates: Updates) -> Floats:
         """Return a_k, shape (K,)."""
-        return corefed_weights(updates.losses, self._M, updates.shares, normalise=self._normalise)
+        return corefed_weights(updates.losses, self._M, updates.shares)
 
     def notes(self, updates: Updates) -> list[Note]:
         """Return a note if losses are above 0.95 M."""

@@ -52,6 +52,7 @@ class FedMgda(Stateless):
 
     needs_models = True
     needs_loss = needs_norms = False
+    rescales_step = True
     max_updates = MOST_WEIGHTS
 
     def __init__(self, epsilon: float) -> None:

@@ -32,6 +32,17 @@ NEEDS = {
 class _Guarded(Guard):
     doctor, page = "--aggregator", "own-aggregator.md"
 
+    def _rescales_step(self) -> bool:
+        """Return the optional attribute of a rule or a pseudo-gradient.
+
+        Raises:
+            PluginError: It is not a boolean.
+        """
+        value: object = getattr(self.plugin, "rescales_step", False)
+        if not isinstance(value, bool):
+            self.fail("rescales_step", f"must be True or False, got {value!r}")
+        return value
+
     def _column(self, where: str, returned: object, updates: Updates) -> Floats:
         """Return K numbers, one for each update.
 
@@ -101,6 +112,7 @@ class GuardedRule(_Guarded):
                 self.fail(need, f"must be True or False, got {value!r}")
         self.max_devices = self._limit("max_devices")
         self.max_updates = self._limit("max_updates")
+        self.rescales_step = self._rescales_step()
         self.needs_loss: bool = self.plugin.needs_loss
         self.needs_norms: bool = self.plugin.needs_norms
         self.needs_models: bool = self.plugin.needs_models
@@ -188,6 +200,10 @@ class GuardedPseudoGradient(_Guarded):
     noun = "pseudo-gradient"
     verbs: ClassVar[tuple[str, ...]] = ("combine",)
 
+    def __init__(self, name: str, gradient: object) -> None:
+        super().__init__(name, gradient)
+        self.rescales_step = self._rescales_step()
+
     def combine(self, updates: Updates, a: Floats) -> Floats:
         """Return d, shape (n_values,).
 
@@ -206,6 +222,10 @@ class GuardedLinearPseudoGradient(_Guarded):
 
     noun = "pseudo-gradient"
     verbs: ClassVar[tuple[str, ...]] = ("factors", "coefficients")
+
+    def __init__(self, name: str, gradient: object) -> None:
+        super().__init__(name, gradient)
+        self.rescales_step = self._rescales_step()
 
     def factors(self, updates: Updates) -> Floats:
         """Return f_k, shape (K,), all positive.
@@ -306,6 +326,7 @@ def _read_only(updates: Updates) -> Updates:
         shares=_read_only_column(updates.shares),
         losses=_read_only_column(updates.losses),
         squared_norms=_read_only_column(updates.squared_norms),
+        not_drawn=None if updates.not_drawn is None else _read_only_column(updates.not_drawn),
     )
 
 

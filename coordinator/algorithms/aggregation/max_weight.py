@@ -11,6 +11,7 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     max_devices_of,
     max_updates_of,
     notes_of,
+    rescales_step,
 )
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Floats
@@ -64,6 +65,7 @@ class MaxWeight:
         self.needs_loss, self.needs_norms = rule.needs_loss, rule.needs_norms
         self.needs_models = rule.needs_models
         self.max_devices, self.max_updates = max_devices_of(rule), max_updates_of(rule)
+        self.rescales_step = rescales_step(rule)
 
     def decide(self, updates: Updates) -> Floats:
         """Return a_k, shape (K,)."""

@@ -35,8 +35,9 @@ class FedNova(Average):
 
     |a_k|_1 counts the tau_k local steps of device k as `effective_steps` does. A device with many
     local steps moves far, and FedAvg would follow it; here each device counts by its direction.
-    With a proximal term tau_eff is sum_k a_k tau_k, as in the authors' code: then the step is
-    longer than FedAvg's even for equal tau_k.
+    The b_k sum to at least 1, and to more where devices differ in their steps. With a proximal term
+    tau_eff is sum_k a_k tau_k, as in the authors' code: then the step is longer than FedAvg's even
+    for equal tau_k.
 
     Source:
         Wang et al., NeurIPS 2020 (arXiv:2007.07481); tau_eff with a proximal term after the
@@ -45,6 +46,8 @@ class FedNova(Average):
         The authors' code has one recursion for momentum and one for a proximal term; here both
         together follow the recursion of the local steps, see `effective_steps`.
     """
+
+    rescales_step = True
 
     def __init__(self, momentum: float = 0.0, proximal: float = 0.0) -> None:
         """Set how devices train.

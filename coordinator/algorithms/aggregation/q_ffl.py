@@ -87,6 +87,7 @@ class QFedAvg(Stateless):
         if not (math.isfinite(q) and q >= 0.0):
             raise ValueError(f"q-fedavg: q must be finite and >= 0, got {q}; 0 is FedAvg")
         self._q, self._lipschitz = q, lipschitz
+        self.rescales_step = q != 0.0 or lipschitz is not None
 
     def factors(self, updates: Updates) -> tuple[Floats, Ints]:
         """Return p_k F_k^q as mantissas and binary exponents, two arrays of shape (K,)."""

@@ -110,6 +110,22 @@ def add_scaled(total: Floats, factor: float, x: Vector) -> None:
         total[part] += term
 
 
+SHORTEST_STEP = 1e-12
+"""A shorter vector has no direction."""
+
+
+def with_length_of(d: Floats, other: Floats) -> Floats:
+    """Return d |other| / |d|, in place, both of shape (size,); d itself if it has no direction."""
+    length = math.sqrt(_squared_norm(d))
+    if length >= SHORTEST_STEP and math.isfinite(length):
+        d *= math.sqrt(_squared_norm(other)) / length
+    return d
+
+
+def _squared_norm(x: Floats) -> float:
+    return math.fsum(float(np.square(x[part]).sum()) for part in blocks(x.size))
+
+
 def squared_distance(one: Vector, other: Vector) -> float:
     """Return |one - other|^2 of two vectors of the same shape, in float64."""
     return math.fsum(

@@ -4,9 +4,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from fairbed.coordinator.algorithms.aggregation.base import Updates
 from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.columns import grown
+from fairbed.coordinator.algorithms.columns import RowIndex, grown
 
 Weights: TypeAlias = Literal["equal", "n", "n_over_pi"]
 """p_k of a rule, up to a common factor: 1, n_k or n_k / pi_k."""
@@ -17,12 +18,56 @@ variance: it counts at most five times as much as that of an average device. Wit
 is below the lower bound if beta is at least a fifth of the mean rate."""
 
 
+def taking_part(updates: Updates) -> Ints:
+    """Return the rows of the devices that take part in a round, ascending: Q of `Afl`.
+
+    A device joins in the first such round. Until then no rule counts it: one that the experiment
+    expects has a row from the start, but no history.
+    """
+    if updates.not_drawn is None:
+        return np.arange(updates.registered)
+    takes_part = updates.not_drawn.copy()
+    takes_part[updates.rows] = True
+    return np.flatnonzero(takes_part)
+
+
+class JoinedDevices:
+    """Numbers devices in the order in which they join, those of one round by row."""
+
+    def __init__(self) -> None:
+        self._places = RowIndex()
+
+    def __len__(self) -> int:
+        """Return K, the number of devices that have joined."""
+        return len(self._places.rows)
+
+    def add(self, updates: Updates) -> Ints:
+        """Add the devices that take part in a round; return their numbers, by row."""
+        return self._places.of(taking_part(updates))
+
+    def places(self, rows: Ints) -> Ints:
+        """Return the numbers of devices that have joined, same shape."""
+        return self._places.of(rows)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the rows in the order of joining, for the checkpoint: 0, 1, ..., then others."""
+        rows = self._places.rows
+        is_other = rows != np.arange(len(rows))
+        n = int(is_other.argmax()) if is_other.any() else len(rows)
+        return {"first": n, "others": rows[n:].tolist()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that `to_state` returned."""
+        others = np.array(state["others"], dtype=np.int64)
+        self._places = RowIndex.restored(np.concatenate([np.arange(state["first"]), others]))
+
+
 class Participation:
     """Counts aggregated updates per row, to estimate how probable it is that a device has one.
 
         rho_k = pi_k / C = (a_k + 1) / (C t_k + 1),   between 1 / RATIO_CAP and RATIO_CAP
 
-    a_k counts the rounds that aggregated the device, of t_k rounds since its registration;
+    a_k counts the rounds that aggregated the device, of t_k rounds since it joined (`taking_part`);
     C = sum a / sum t is the mean rate. The added ones are a prior of 1 / C rounds with one update:
     a new device has the mean rate. Counts of the current round are not included, so an update does
     not change its own weight.
@@ -42,18 +87,14 @@ class Participation:
         rho = (aggregated + 1.0) / (self._mean * rounds + 1.0)
         return np.clip(rho, 1.0 / RATIO_CAP, RATIO_CAP)
 
-    def observe(self, rows: Ints, registered: int) -> None:
-        """Count a round that aggregates `rows`, shape (K,), of the `registered` first rows.
-
-        If `registered` is 0 (unknown), rounds of a device count from its first update.
-        """
-        n = max(registered, int(rows.max()) + 1)
+    def observe(self, updates: Updates) -> None:
+        """Count a round that aggregates these updates."""
+        n = max(updates.registered, int(updates.rows.max()) + 1)
         self._aggregated, self._rounds = grown(self._aggregated, n), grown(self._rounds, n)
-        exists = self._rounds > 0
-        exists[:registered] = True
-        exists[rows] = True
-        self._rounds[exists] += 1
-        self._aggregated[rows] += 1
+        has_joined = self._rounds > 0
+        has_joined[taking_part(updates)] = True
+        self._rounds[has_joined] += 1
+        self._aggregated[updates.rows] += 1
         self._mean = float(self._aggregated.sum() / self._rounds.sum())
 
     def to_state(self) -> dict[str, Any]:
@@ -93,10 +134,10 @@ class Weighting:
             p /= self._participation.relative_rates(rows)
         return p
 
-    def observe(self, rows: Ints, registered: int) -> None:
-        """Count a round that aggregates `rows`, shape (K,); see `Participation.observe`."""
+    def observe(self, updates: Updates) -> None:
+        """Count a round that aggregates these updates; see `Participation.observe`."""
         if self._weights == "n_over_pi":
-            self._participation.observe(rows, registered)
+            self._participation.observe(updates)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""

@@ -324,7 +324,7 @@ def test_the_table_has_the_steps_of_the_aggregation_and_device_seconds(tmp_path:
     run = FakeRun(
         tmp_path / "r",
         aggregation='rule = "aaggff-d"\npseudo_gradient = "fednova"\nserver = "adam"\n'
-        'defence = "clip"\n',
+        'defence = "clip"\nstep = "normalised"\n',
     )
     run.play(4)
     run.store.flush()
@@ -336,12 +336,13 @@ def test_the_table_has_the_steps_of_the_aggregation_and_device_seconds(tmp_path:
         "defence": "clip",
         "pseudo_gradient": "fednova",
         "server": "adam",
+        "step": "normalised",
     }
-    assert plan.aggregation.steps == plan.steps == "aaggff-d, clip, fednova, adam"
+    assert plan.aggregation.steps == plan.steps == "aaggff-d, clip, fednova, adam, normalised"
     table = summary_table(summary)
     assert (
         "\nmerge      defence clip, aaggff-d with weights equal, pseudo-gradient fednova, server "
-        "step adam\n" in table
+        "step adam, step length normalised\n" in table
     )
     assert f" in total; {summary.device_s:.1f} device-seconds\n" in table
     large = structs.replace(summary, device_s=1_204_310.7, clock="virtual")
@@ -349,7 +350,10 @@ def test_the_table_has_the_steps_of_the_aggregation_and_device_seconds(tmp_path:
 
 
 def test_the_table_of_fedavg_names_its_steps(summary: RunSummary) -> None:
-    line = "\nmerge      fedavg with weights n, pseudo-gradient average, server step plain\n"
+    line = (
+        "\nmerge      fedavg with weights n, pseudo-gradient average, server step plain, "
+        "step length as-published\n"
+    )
     assert line in summary_table(summary)
     assert "local rule" not in summary_table(summary)
     changed = structs.replace(summary, local_rule="scaffold:Scaffold")

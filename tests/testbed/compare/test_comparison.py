@@ -402,6 +402,62 @@ def test_latex_escapes_any_text() -> None:
     )
 
 
+def steps_compared(tmp_path: Path, uniform: str, shared: str = "") -> Comparison:
+    """Return a comparison with keys for the arm `uniform`, and others for all arms."""
+    text = GRID.format(seeds=5, target="").replace('"uniform" }', f'"uniform", {uniform} }}')
+    text = text.replace("[experiment]", f"[experiment]\naggregation = {{ {shared} }}")
+    path = tmp_path / "grid.toml"
+    path.write_text(text, encoding="utf-8")
+    grid = load_grid(path)
+    return compared(grid, results(grid, lambda arm, seed: result(arm, seed, slope=0.05)))
+
+
+COREFED = '"aggregation.rule" = "corefed"'
+
+
+def test_arms_with_steps_of_another_length_give_a_warning(tmp_path: Path) -> None:
+    """CoreFed at M = 5 takes a third of FedAvg's step, and looks worse for that alone."""
+    found = steps_compared(tmp_path, f'{COREFED}, "aggregation.M" = 5.0')
+    line = (
+        f'aggregation.step: as-published (set by rule "corefed") in uniform; as-published in {FAST}'
+    )
+    assert line in plain(found)
+    assert [arm.rescaled_by for arm in found.arms] == [['rule "corefed"'], [], []]
+    (warning,) = [one for one in found.warnings if one.startswith("step: ")]
+    assert f'other lengths in uniform (rule "corefed"), beside {FAST}, {FASTER}: ' in warning
+    assert warning in plain(found)
+    untrained = compare(load_grid(tmp_path / "grid.toml"), "hash", "1.0", [])
+    assert untrained.steps == ""
+    assert not any("step: " in one for one in untrained.warnings)
+
+
+@pytest.mark.parametrize(
+    ("uniform", "shared", "line"),
+    [
+        ('"aggregation.rule" = "fedavg"', "", ""),
+        (f'{COREFED}, "aggregation.step" = "normalised"', "", "aggregation.step: normalised in "),
+        (
+            '"selection.V" = 1.0',
+            'rule = "corefed"',
+            'aggregation.step: as-published (set by rule "corefed") in all arms',
+        ),
+    ],
+    ids=["means", "normalised", "one law"],
+)
+def test_arms_whose_steps_have_one_law_give_no_warning(
+    tmp_path: Path, uniform: str, shared: str, line: str
+) -> None:
+    found = steps_compared(tmp_path, uniform, shared)
+    assert not any(one.startswith("step: ") for one in found.warnings)
+    assert found.steps.startswith(line)
+    assert bool(found.steps) == bool(line)
+
+
+def test_one_rule_with_two_bounds_has_steps_of_two_lengths(tmp_path: Path) -> None:
+    found = steps_compared(tmp_path, '"aggregation.M" = 9.0', 'rule = "corefed"')
+    assert any(one.startswith("step: ") for one in found.warnings)
+
+
 def test_the_weights_of_updates_are_named_where_arms_differ(tmp_path: Path) -> None:
     """A difference between rules may come from their weights alone."""
     text = GRID.format(seeds=5, target="").replace(

@@ -107,6 +107,11 @@ class Unnormalised(Honest):
         return updates.shares / 1e3
 
 
+class Halves(Honest):
+    def decide(self, updates: Updates) -> Floats:
+        return 0.5 * super().decide(updates)
+
+
 class Overflows(Honest):
     def decide(self, updates: Updates) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -171,6 +176,7 @@ BROKEN_RULES: list[tuple[Callable[[], Honest], str, str]] = [
     ),
     (OwnDice, "faulty updates are left out", "faulty updates must be left out, got"),
     (DoubleAlone, "factors do not depend on other updates", "must not depend on the other updates"),
+    (Halves, "the length of the step is declared", "rescales_step must be True, because the weig"),
     (ByBatch, "factors do not depend on other updates", "that does not depend on the other"),
 ]
 

@@ -23,8 +23,9 @@ def test_worked_example() -> None:
     assert (corefed_weights(LOSSES, 3.0) @ D).tolist() == pytest.approx([0.01, 0.24], abs=1e-6)
 
 
-def test_worked_example_normalised() -> None:
-    a = corefed_weights(LOSSES, 3.0, normalise=True)
+def test_worked_example_of_the_shares() -> None:
+    a = corefed_weights(LOSSES, 3.0)
+    a /= a.sum()
     assert a.tolist() == pytest.approx([0.263158, 0.526316, 0.210526], abs=1e-6)
     assert (a @ D).tolist() == pytest.approx([0.015789, 0.378947], abs=1e-6)
 
@@ -41,22 +42,18 @@ def test_equal_weights_are_the_plain_rule(losses: list[float], scale: float) -> 
     np.testing.assert_allclose(weighted, corefed_weights(one, 3.0), rtol=1e-12)
 
 
-@given(count=st.integers(1, 9), loss=st.floats(0.0, 7.0), normalise=st.booleans())
-def test_equal_losses_are_the_mean_as_long_as_the_step_is(
-    count: int, loss: float, normalise: bool
-) -> None:
-    a = corefed_weights(np.full(count, loss), 6.0, normalise=normalise)
-    length = 1.0 if normalise else 1.0 / max(6.0 - loss, 0.5)
+@given(count=st.integers(1, 9), loss=st.floats(0.0, 7.0))
+def test_equal_losses_are_the_mean_as_long_as_the_step_is(count: int, loss: float) -> None:
+    a = corefed_weights(np.full(count, loss), 6.0)
+    length = 1.0 / max(6.0 - loss, 0.5)
     np.testing.assert_allclose(a, length / count, rtol=1e-12)
 
 
-@given(losses=losses_below_m, more=st.floats(0.0, 3.0), normalise=st.booleans())
-def test_a_larger_loss_never_lowers_a_share(
-    losses: list[float], more: float, normalise: bool
-) -> None:
-    before = corefed_weights(np.array(losses), 3.0, normalise=normalise)
+@given(losses=losses_below_m, more=st.floats(0.0, 3.0))
+def test_a_larger_loss_never_lowers_a_share(losses: list[float], more: float) -> None:
+    before = corefed_weights(np.array(losses), 3.0)
     higher = np.array([losses[0] + more, *losses[1:]])
-    after = corefed_weights(higher, 3.0, normalise=normalise)
+    after = corefed_weights(higher, 3.0)
     assert after[0] / after.sum() >= before[0] / before.sum() - 1e-12
 
 
@@ -76,27 +73,25 @@ def test_a_loss_near_m_or_above_it_does_not_reverse_an_update(loss: float) -> No
         assert (1.0 / (1.0 - losses)).min() < 0.0
 
 
-@given(losses=any_losses, more=st.floats(0.0, 3.0), M=any_m, normalise=st.booleans())
-@example(losses=[2.84, 0.5], more=0.1, M=3.0, normalise=False)
+@given(losses=any_losses, more=st.floats(0.0, 3.0), M=any_m)
+@example(losses=[2.84, 0.5], more=0.1, M=3.0)
 def test_a_larger_loss_never_lowers_its_weight_or_the_step_and_never_raises_another_weight(
-    losses: list[float], more: float, M: float, normalise: bool
+    losses: list[float], more: float, M: float
 ) -> None:
-    before = corefed_weights(np.array(losses), M, normalise=normalise)
-    after = corefed_weights(np.array([losses[0] + more, *losses[1:]]), M, normalise=normalise)
+    before = corefed_weights(np.array(losses), M)
+    after = corefed_weights(np.array([losses[0] + more, *losses[1:]]), M)
     assert after[0] >= before[0] * (1.0 - 1e-12)
     assert after.sum() >= before.sum() * (1.0 - 1e-12)
     assert (after[1:] <= before[1:] * (1.0 + 1e-12)).all()
 
 
-@given(losses=any_losses, M=any_m, small=st.floats(0.0, 1e-6), normalise=st.booleans())
-@example(losses=[2.85, 0.5], M=3.0, small=1e-6, normalise=False)
-def test_weights_are_continuous_in_each_loss(
-    losses: list[float], M: float, small: float, normalise: bool
-) -> None:
+@given(losses=any_losses, M=any_m, small=st.floats(0.0, 1e-6))
+@example(losses=[2.85, 0.5], M=3.0, small=1e-6)
+def test_weights_are_continuous_in_each_loss(losses: list[float], M: float, small: float) -> None:
     """A utility is at least M / 20, so the slope of 1 / u is at most 400 / M^2."""
-    before = corefed_weights(np.array(losses), M, normalise=normalise)
+    before = corefed_weights(np.array(losses), M)
     for at in (losses[0] + small, 0.95 * M, 0.95 * M + small):
-        after = corefed_weights(np.array([at, *losses[1:]]), M, normalise=normalise)
+        after = corefed_weights(np.array([at, *losses[1:]]), M)
         slope = 400.0 / M**2 * max(1.0, M)
         assert np.abs(after - before).max() <= slope * abs(at - losses[0]) + 1e-9
 
@@ -138,8 +133,10 @@ def test_worked_example_as_a_rule() -> None:
     assert merge.vector.tolist() == pytest.approx([1.01, 1.24, 3.7 / 1.9], abs=1e-6)
     merge = merged(Aggregator(CoreFed(3.0), "n"), SENT, 2, BACK)
     assert merge.vector.tolist() == pytest.approx([1.0075, 1.33, 5.7 / 2.9], abs=1e-6)
-    merge = merged(Aggregator(CoreFed(3.0, normalise=True), "equal"), SENT, 2, BACK)
-    assert merge.vector.tolist() == pytest.approx([1.015789, 1.378947, 3.7 / 1.9], abs=1e-6)
+    merge = merged(Aggregator(CoreFed(3.0), "equal", step="normalised"), SENT, 2, BACK)
+    step = 0.3 * np.array([0.01, 0.24]) / np.hypot(0.01, 0.24)
+    assert merge.vector[:2].tolist() == pytest.approx((1.0 + step).tolist(), abs=1e-6)
+    assert merge.vector[2] == pytest.approx(3.7 / 1.9, abs=1e-6), "buffers are averaged"
 
 
 def test_a_step_may_be_longer_than_every_update() -> None:

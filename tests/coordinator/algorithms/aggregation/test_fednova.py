@@ -12,15 +12,16 @@ from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import FedNova, 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.config import (
     RULES,
-    RULES_WITH_OWN_STEP,
     AggregationConfig,
     TrainingConfig,
-    step_problem,
 )
-from fairbed.coordinator.policy.factories import make_aggregator
+from fairbed.coordinator.policy.factories import make_aggregator, step_problem
 from tests.coordinator.algorithms.aggregation.rounds import Reports, merged, reports, vector
 from tests.coordinator.algorithms.aggregation.test_every_aggregator import reordered
 from tests.strategies import client_models
+
+OWN_STEP = ("q-fedavg", "q-fedsgd", "fedmgda+", "corefed")
+"""Rules that set the length of the step."""
 
 
 def nova(momentum: float = 0.0, proximal: float = 0.0) -> Aggregator:
@@ -72,7 +73,7 @@ def test_plain_steps_are_counted_exactly() -> None:
     assert effective_steps(tau, 0.0, 0.0).tolist() == tau.tolist()
 
 
-@pytest.mark.parametrize("rule", sorted({*RULES} - {*RULES_WITH_OWN_STEP}))
+@pytest.mark.parametrize("rule", sorted({*RULES} - {*OWN_STEP}))
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @given(given_=client_models(), tau=st.integers(1, 1000))
 def test_equal_steps_are_fedavg(rule: str, momentum: float, given_: Reports, tau: int) -> None:
@@ -145,5 +146,5 @@ def test_it_fits_the_rules_whose_weights_sum_to_1(rule: str) -> None:
     given_ = reports([[1, 2], [3, 0], [0, 1]], losses=[0.5, 1.0, 2.0], n_k=[1, 2, 6])
     average = make_aggregator(AggregationConfig(rule=rule))
     total = merged(average, vector(0.5, 0), 2, given_).weights.sum()
-    assert bool(problem) == (rule in RULES_WITH_OWN_STEP)
+    assert bool(problem) == (rule in OWN_STEP)
     assert problem or total == pytest.approx(1.0)
