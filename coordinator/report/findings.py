@@ -409,13 +409,20 @@ def _problems(s: RunSummary) -> list[Finding]:
         if s.loss_queries.late
         else "",
         *(f"{_upper(line)}." for line in alert_lines(s.alerts)),
+        "" if s.divergence is None else f"{_upper(s.divergence.text)}.",
         *(f"{_upper(note)}." for note in s.evaluation_notes),
     ]
     texts += _attacks(s)
     if s.changes:
         texts.append(f"An operator changed the run {counted(len(s.changes), 'time')}.")
     found = [text for text in texts if text]
-    is_bad = bool(x.failed or s.alerts or s.rounds_void or s.status in ("failed", "interrupted"))
+    is_bad = bool(
+        x.failed
+        or s.alerts
+        or s.divergence
+        or s.rounds_void
+        or s.status in ("failed", "interrupted")
+    )
     if found:
         return [Finding("Problems", " ".join(found), is_bad=is_bad)]
     return [Finding("Problems", "None: no exchange failed or was late, and no alert was raised.")]
