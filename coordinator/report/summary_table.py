@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from textwrap import TextWrapper
 
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
+from fairbed.coordinator.policy.combinations import are_weights_ignored
 from fairbed.coordinator.report.quantities import (
     MISSING,
     age,
@@ -88,6 +89,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *([("continue", s.resume_command)] if s.resume_command else []),
         *[("changed", change_line(change)) for change in s.changes],
         *[("alert", line) for line in alert_lines(s.alerts)],
+        *([] if s.divergence is None else [("diverged", s.divergence.text)]),
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
@@ -312,7 +314,11 @@ def change_line(x: LiveChange) -> str:
 
 
 def alert_lines(alerts: Sequence[AlertSummary]) -> list[str]:
-    """Return one line for each alert that stands, then one for each kind of those that are over."""
+    """Return one line for each alert that stands, then one for each kind of those that are over.
+
+    Without the alert `diverged`: `RunSummary.divergence` has more.
+    """
+    alerts = [x for x in alerts if x.kind != "diverged"]
     lines = [f"{x.kind} since {clock(x.begin_s)}: {x.text}" for x in alerts if x.end_s is None]
     lasted_s: dict[str, list[float]] = {}
     for x in alerts:
@@ -365,11 +371,12 @@ def _merge(s: RunSummary) -> list[tuple[str, str]]:
     if a.rule is None:
         return []
     defence = "" if a.defence == "none" else f"defence {a.defence}, "
+    ignored = " (no effect)" if are_weights_ignored(a.defence, a.pseudo_gradient) else ""
     return [
         (
             "merge",
-            f"{defence}{a.rule} with weights {a.weights}, pseudo-gradient {a.pseudo_gradient}, "
-            f"server step {a.server}",
+            f"{defence}{a.rule} with weights {a.weights}{ignored}, pseudo-gradient "
+            f"{a.pseudo_gradient}, server step {a.server}",
         )
     ]
 
