@@ -27,6 +27,9 @@ class FedDyn:
         h <- h - alpha / N sum over the cohort of (w_k - w_t)
         w_{t+1} = mean over the cohort of w_k - h / alpha
 
+    g_k is the gradient of F_k at w_k, whichever steps of SGD lead there: momentum, weight decay as
+    a part of F_k, and clipped steps are possible. Another proximal term is not in the update of
+    g_k, and h needs the mean of the w_k, with weights that stay, and no other server step.
     h has float64 values: 8 bytes per parameter in each checkpoint.
 
     Source:
@@ -37,6 +40,15 @@ class FedDyn:
     sent = ()
     kept = ("g_k",)
     returned = ()
+    defined_for = (
+        "epochs",
+        "momentum",
+        "weight_decay",
+        "clip_norm",
+        "learning_rate_decay",
+        "partial_participation",
+        "weights",
+    )
 
     def __init__(self, alpha: float = 0.1) -> None:
         """Take the keys of `[training.rule_options]` by name."""

@@ -25,7 +25,10 @@ class Scaffold:
         c_k <- c_k - c + (x - y) / (K eta)               option II
         c <- c + |S| / N mean of the changes of c_k      at the coordinator
 
-    Local steps must be plain: momentum, weight decay, `clip_norm` and `proximal` are 0 or not set.
+    (x - y) / (K eta) is the mean of the corrected gradients only if each step is -eta times one, so
+    momentum, weight decay, `clip_norm` and `proximal` are refused. c is the mean of all c_k only if
+    the weight of a device stays, so fair rules are refused, too. It is exact for equal weights, and
+    for weights by examples with all devices in each round. The server step may be any.
     A device that made no step keeps its c_k.
 
     Source:
@@ -36,6 +39,7 @@ class Scaffold:
     sent = ("c",)
     kept = ("c_k",)
     returned = ("change",)
+    defined_for = ("epochs", "learning_rate_decay", "partial_participation", "weights", "server")
 
     def gradient(self, step: Step) -> None:
         """Correct the gradient of a mini-batch."""

@@ -22,7 +22,7 @@ from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.policy.factories import make_local_half
 from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.device_agent.trainer import Descent
-from fairbed.wire.local_training import NOUN
+from fairbed.wire.local_training import EXTRAS, NOUN
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.plugins import PluginError
 
@@ -213,6 +213,16 @@ def _shown(values: Vector) -> str:
     return f"[{shown}{', ...' if values.size > 8 else ''}]"
 
 
+def _declares(make: Make, clock: Clock) -> str:
+    server = make().server
+    if server is None:
+        return "built in: for every setting"
+    refused = ", ".join(extra for extra in EXTRAS if extra not in server.defined_for) or "nothing"
+    if not server.is_declared:
+        return f"declares no defined_for, so it counts as one for plain SGD; refused: {refused}"
+    return f"for plain SGD, {', '.join(server.defined_for) or 'alone'}; refused: {refused}"
+
+
 def _forms(make: Make, clock: Clock) -> str:
     for seed in SEEDS:
         halves = make()
@@ -348,6 +358,7 @@ def _speed(make: Make, clock: Clock) -> str:
 
 
 PROPERTIES: Properties[Halves] = {
+    "settings that it is defined for": _declares,
     "vectors are complete, inputs stay": _forms,
     "a device alone trains as among others": _alone,
     "a diverging device changes no other": _diverging,

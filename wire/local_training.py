@@ -16,12 +16,15 @@ Vectors beside the model, each as long as its parameters, float32, and zero befo
 A rule with vectors needs rounds that merge no late updates: a device may begin its next exchange
 before the last one is merged, or with vectors of another model version.
 
+`defined_for` names the settings beyond plain SGD and FedAvg for which the formulas of a rule hold
+(`Extra`). An experiment with another one is refused before its first round.
+
 `docs/own-local-training.md` has examples.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +35,37 @@ from fairbed.wire.plugins import PluginError
 NOUN = "local rule"
 
 Floats32 = NDArray[np.float32]
+
+Extra: TypeAlias = Literal[
+    "epochs",
+    "momentum",
+    "weight_decay",
+    "proximal",
+    "clip_norm",
+    "learning_rate_decay",
+    "partial_participation",
+    "weights",
+    "changing_weights",
+    "pseudo_gradient",
+    "defence",
+    "server",
+]
+"""A setting beyond plain SGD and FedAvg that a local rule may be defined for: several epochs;
+momentum; weight decay; a proximal term; clipped gradients; a learning rate that changes between
+rounds; rounds with a part of the fleet; weights by examples; weights that change between rounds, by
+another rule than fedavg or by n_over_pi; another pseudo-gradient than the average; a defence;
+another server step than w + d."""
+
+EXTRAS: tuple[Extra, ...] = get_args(Extra)
+
+UNDECLARED: tuple[Extra, ...] = (
+    "epochs",
+    "learning_rate_decay",
+    "partial_participation",
+    "weights",
+)
+"""Settings of a rule that declares nothing: it sees each mini-batch, its learning rate and the
+merged mean, so that these do not enter its formulas by themselves."""
 
 
 @dataclass(slots=True)
@@ -112,10 +146,27 @@ def vector_names(name: str, rule: object, kind: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def defined_for(name: str, rule: object) -> tuple[Extra, ...] | None:
+    """Return the settings that a rule declares to be defined for; None if it declares nothing.
+
+    Raises:
+        PluginError: The declaration is no tuple of names of settings.
+    """
+    names = getattr(rule, "defined_for", None)
+    if names is None:
+        return None
+    if not isinstance(names, (tuple, list)) or not set(map(str, names)) <= set(EXTRAS):
+        raise PluginError(
+            f"{NOUN} {name}: defined_for must be a tuple of {', '.join(EXTRAS)}, got {names!r}"
+        )
+    return tuple(extra for extra in EXTRAS if extra in names)
+
+
 class LocalRule(Protocol):
     """Changes local training. A plug-in is a class with these members; options are its arguments.
 
-    All names of vectors are distinct.
+    All names of vectors are distinct. The attribute `defined_for`, a tuple of `Extra`, is optional:
+    settings beyond plain SGD and FedAvg for which the formulas hold; not given: `UNDECLARED`.
     """
 
     sent: tuple[str, ...]

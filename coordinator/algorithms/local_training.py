@@ -13,7 +13,14 @@ import numpy as np
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report, Stack
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.algorithms.plugin import Guard
-from fairbed.wire.local_training import NOUN, Merged, vector_names
+from fairbed.wire.local_training import (
+    NOUN,
+    UNDECLARED,
+    Extra,
+    Merged,
+    defined_for,
+    vector_names,
+)
 from fairbed.wire.plugins import described
 
 
@@ -25,7 +32,7 @@ class ServerHalf(Guard):
         plugin: The rule.
 
     Raises:
-        PluginError: It lacks a member, or its vectors are not named properly.
+        PluginError: It lacks a member, or a declaration is not made of known names.
     """
 
     noun: ClassVar[str] = NOUN
@@ -37,6 +44,11 @@ class ServerHalf(Guard):
         self.sent = vector_names(name, plugin, "sent")
         self.kept = vector_names(name, plugin, "kept")
         self.returned = vector_names(name, plugin, "returned")
+        declared = defined_for(name, plugin)
+        self.is_declared = declared is not None
+        """The rule states the settings that it is defined for."""
+        self.defined_for: tuple[Extra, ...] = UNDECLARED if declared is None else declared
+        """Settings beyond plain SGD and FedAvg for which its formulas hold."""
         self._vectors: Vector | None = None
         super().__init__(name, plugin)
 

@@ -40,6 +40,7 @@ from fairbed.coordinator.algorithms.selection.base import (
 )
 from fairbed.coordinator.algorithms.selection.explanation import Explain, Explanation, Reason
 from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS, MissLimit
+from fairbed.coordinator.policy.combinations import local_rule_problem, weights_problem
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import (
     make_aggregator,
@@ -417,9 +418,11 @@ class Decisions:
         local rule that returns vectors, they follow each update, and not the next model.
 
         Raises:
-            FleetSizeError: More devices have joined than the rule is made for.
+            FleetSizeError: More devices have joined than a rule is made for.
         """
         check_size(self.config, self.aggregator.rule, self._registered)
+        if problem := local_rule_problem(self.local_half, self.config, self._registered):
+            raise FleetSizeError(problem)
         learning_rate = self.config.training.learning_rate_at(round_id)
         half = self.local_half
         sent = vector if half is None else half.padded(vector, n_params)
@@ -556,7 +559,7 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
     """Return the decisions of a configuration, with empty state, for a fleet of `devices` or more.
 
     Raises:
-        PluginError: A plug-in cannot be loaded, or does not fit late updates.
+        PluginError: A plug-in cannot be loaded, or does not fit the other settings.
         FleetSizeError: The weight rule is made for fewer devices or smaller rounds.
     """
     selector = make_selector(config.selection)
@@ -567,8 +570,10 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
             "round is open; remove round.mode"
         )
     aggregator = make_aggregator(config.aggregation, config.training, config.selection.per_round)
-    rule = aggregator.rule
+    rule, updates = aggregator.rule, config.updates_per_version
     check_size(config, rule, devices)
+    if problem := weights_problem(config.aggregation, updates, aggregator.pseudo_gradient):
+        raise PluginError(problem)
     needs_one_version = rule.needs_loss or rule.needs_norms or rule.needs_models
     if config.round.merges_late_updates and needs_one_version:
         raise PluginError(
@@ -577,6 +582,8 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
             'versions; use round.mode = "sync" and round.late = "drop"'
         )
     local_half = make_local_half(config.training)
+    if problem := local_rule_problem(local_half, config, devices):
+        raise PluginError(problem)
     # A device may begin its next exchange before the round that merges the last one has closed.
     has_vectors = local_half is not None and (
         local_half.sent or local_half.kept or local_half.returned

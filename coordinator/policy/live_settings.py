@@ -10,6 +10,7 @@ import msgspec
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, shortage
+from fairbed.coordinator.policy.combinations import built_in_gradient, weights_problem
 from fairbed.coordinator.policy.config import (
     CoordinatorConfig,
     RoundConfig,
@@ -115,6 +116,11 @@ def changed(
             rule_problem(new.aggregation, selection, new.training, devices)
             or merge_problem(settings, new.aggregation, selection)
             or defence_problem(new.aggregation, new.updates_per_version)
+            or weights_problem(
+                new.aggregation,
+                new.updates_per_version,
+                built_in_gradient(new.aggregation, new.training),
+            )
         ):
             raise SettingError(problem)
     if name in ("beta", "per_round") and selection.has_queues and devices:

@@ -413,6 +413,7 @@ def _problems(s: RunSummary) -> list[Finding]:
         if s.loss_queries.late
         else "",
         *(f"{_upper(line)}." for line in alert_lines(s.alerts)),
+        "" if s.divergence is None else f"{_upper(s.divergence.text)}.",
         *(f"{_upper(note)}." for note in s.evaluation_notes),
     ]
     texts += _attacks(s)
@@ -423,6 +424,7 @@ def _problems(s: RunSummary) -> list[Finding]:
         x.failed
         or s.internal_errors
         or s.alerts
+        or s.divergence
         or s.rounds_void
         or s.status in ("failed", "interrupted")
     )

@@ -38,6 +38,7 @@ from fairbed.coordinator.report.summary_schema import (
     Bytes,
     DefenceSummary,
     DeviceSummary,
+    DivergenceSummary,
     EnergySummary,
     Errors,
     EstimatorError,
@@ -55,6 +56,7 @@ from fairbed.coordinator.report.summary_schema import (
     Utility,
 )
 from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.state.alerts import Divergence
 from fairbed.coordinator.store.reader import (
     LIVE,
     ExperimentExcerpt,
@@ -144,6 +146,7 @@ def summarise_run(
         alerts = reader.alerts()
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
+        diverged = reader.divergence()
         malicious = reader.malicious() if reveals or info.status not in LIVE else {}
         device_metrics = {row.device: row for row in reader.device_metrics()}
         personal = {row.device: row for row in reader.personal_scores()}
@@ -218,6 +221,7 @@ def summarise_run(
             AlertSummary(kind=row.kind, begin_s=row.begin_s, end_s=row.end_s, text=row.text)
             for row in alerts
         ],
+        divergence=_divergence(diverged),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -422,6 +426,20 @@ def _evaluation_notes(
     if any(row.loss is None for row in rows):
         notes.append("the model has diverged: the loss of a device is not finite")
     return notes
+
+
+def _divergence(found: Divergence | None) -> DivergenceSummary | None:
+    if found is None:
+        return None
+    return DivergenceSummary(
+        round=found.round,
+        worst_round=found.worst_round,
+        worst_loss=found.worst_loss,
+        first_round=found.first_round,
+        first_loss=found.first_loss,
+        is_over=found.is_over,
+        text=found.text,
+    )
 
 
 def _or_infinite(value: float | None) -> float:

@@ -426,12 +426,31 @@ class AlertSummary(Struct, frozen=True, kw_only=True):
     """A condition that lasted while the run was live."""
 
     kind: str
-    """broker lost, disk low, no device, infeasible, host busy."""
+    """broker lost, disk low, no device, diverged, infeasible, host busy."""
     begin_s: float
     """Instant on the clock of the run."""
     end_s: float | None
     """Null while it lasts, and if the run ended with it."""
     text: str
+
+
+class DivergenceSummary(Struct, frozen=True, kw_only=True):
+    """A global model whose loss grew above 10 times its first evaluated value, or is not finite."""
+
+    round: int
+    """First evaluation that shows it; the last time, if the model recovered between."""
+    worst_round: int
+    """Evaluation with the largest loss since."""
+    worst_loss: float | None
+    """Nats; null if it is not finite."""
+    first_round: int
+    """First evaluation of the run."""
+    first_loss: float | None
+    """Nats; null if it is not finite."""
+    is_over: bool
+    """A later loss was at most 5 times the first one."""
+    text: str
+    """The same in one line."""
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
@@ -462,6 +481,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     internal_errors: int = 0
     """Internal errors of Fairbed in models of devices, each of which has failed one exchange, loss
     query or link probe of a replay."""
+    divergence: DivergenceSummary | None
+    """Null if the loss of the global model stayed within 10 times its first value."""
     clock: str
     """real, or virtual for a replay."""
     costs_from: str | None

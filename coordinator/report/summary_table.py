@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from textwrap import TextWrapper
 
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
+from fairbed.coordinator.policy.combinations import are_weights_ignored
 from fairbed.coordinator.report.quantities import (
     MISSING,
     age,
@@ -90,6 +91,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *[("changed", change_line(change)) for change in s.changes],
         *[("alert", line) for line in alert_lines(s.alerts)],
         *_internal_errors(s.internal_errors),
+        *([] if s.divergence is None else [("diverged", s.divergence.text)]),
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
@@ -314,7 +316,11 @@ def change_line(x: LiveChange) -> str:
 
 
 def alert_lines(alerts: Sequence[AlertSummary]) -> list[str]:
-    """Return one line for each alert that stands, then one for each kind of those that are over."""
+    """Return one line for each alert that stands, then one for each kind of those that are over.
+
+    Without the alert `diverged`: `RunSummary.divergence` has more.
+    """
+    alerts = [x for x in alerts if x.kind != "diverged"]
     lines = [f"{x.kind} since {clock(x.begin_s)}: {x.text}" for x in alerts if x.end_s is None]
     lasted_s: dict[str, list[float]] = {}
     for x in alerts:
@@ -367,11 +373,12 @@ def _merge(s: RunSummary) -> list[tuple[str, str]]:
     if a.rule is None:
         return []
     defence = "" if a.defence == "none" else f"defence {a.defence}, "
+    ignored = " (no effect)" if are_weights_ignored(a.defence, a.pseudo_gradient) else ""
     return [
         (
             "merge",
-            f"{defence}{a.rule} with weights {a.weights}, pseudo-gradient {a.pseudo_gradient}, "
-            f"server step {a.server}, step length {a.step}",
+            f"{defence}{a.rule} with weights {a.weights}{ignored}, pseudo-gradient "
+            f"{a.pseudo_gradient}, server step {a.server}, step length {a.step}",
         )
     ]
 

@@ -18,6 +18,7 @@ from fairbed.coordinator.state.alerts import (
     Alerts,
     AvailabilityWindow,
     HostLoad,
+    LossGrowth,
     broker_lost,
     disk_low,
     infeasible,
@@ -25,7 +26,7 @@ from fairbed.coordinator.state.alerts import (
 )
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.coordinator.store.tables import AlertRow, ExchangeRow
+from fairbed.coordinator.store.tables import AlertRow, ExchangeRow, MetricRow
 
 PERIOD_S = 1.0
 """Time between two examinations."""
@@ -88,6 +89,7 @@ class AlertMonitor:
         self._alerts = Alerts()
         self._availability = AvailabilityWindow()
         self._host = HostLoad()
+        self._loss = LossGrowth(event_log.store.task, event_log.store.earlier_losses())
         self._is_training = False
         self._down_reason: str | None = None
         self._first_round_bytes: tuple[int, int] | None = None
@@ -128,6 +130,11 @@ class AlertMonitor:
                 "host busy": self._host.text(is_standing=is_standing),
             }
         )
+
+    def evaluate(self, metric: MetricRow) -> None:
+        """Examine an evaluation of the global model."""
+        self._loss.add(metric.round, metric.loss_mean)
+        self._update({"diverged": self._loss.text})
 
     async def run(self) -> None:
         """Examine link, devices and disk until cancelled."""

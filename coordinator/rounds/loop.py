@@ -734,6 +734,7 @@ class TrainingLoop:
             log.add(row)
         if metric is not None:
             log.add(metric)
+            self._services.alerts.evaluate(metric)
         return metric
 
     async def _wait_for_personal_scores(self, closed: ClosedRound) -> None:

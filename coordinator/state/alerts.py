@@ -3,6 +3,7 @@
     broker lost   the coordinator has no link to the broker
     disk low      the disk is full before the last round
     no device     no device is available or at work
+    diverged      the loss of the global model is far above its first value, or not finite
     infeasible    the guaranteed selection rate cannot hold for this fleet
     host busy     this machine delays the exchanges that it measures
 
@@ -10,9 +11,10 @@ Each rule returns the text of its alert while its condition holds. `Alerts` turn
 and ends: a condition must hold for some time first, and be over for some time.
 """
 
+import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -20,7 +22,9 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, shortage
 
-AlertKind: TypeAlias = Literal["broker lost", "disk low", "no device", "infeasible", "host busy"]
+AlertKind: TypeAlias = Literal[
+    "broker lost", "disk low", "no device", "diverged", "infeasible", "host busy"
+]
 ALERT_KINDS: tuple[AlertKind, ...] = get_args(AlertKind)
 """The most important first."""
 
@@ -44,6 +48,14 @@ Z_95 = 1.96
 HOST_WINDOW, HOST_BEGIN, HOST_END = 20, 5, 1
 """Newest exchanges that count; delayed ones among them from which `host busy` begins, and down to
 which it ends: a single one is no reason to act."""
+
+DIVERGED, RECOVERED = 10.0, 5.0
+"""Multiples of the first evaluated loss above which the global model has diverged, and up to which
+it has recovered."""
+
+GUESS_LOSS = 12.0
+"""Loss of a guess among e^12, 160,000 classes, nats: a first loss of a classifier above it counts
+as this one, because the first round may diverge, too."""
 
 MIN_FREE_BYTES = 250_000_000
 """Free space below which any run is at risk: a write-ahead log, logs of devices, the system."""
@@ -230,6 +242,113 @@ def infeasible(
     if rare:
         remedy = f"bring back {some(rare)}, exclude what stays away, or {remedy}"
     return f"selection.beta {beta:g} cannot be guaranteed: {lacks}; {remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A global model whose loss has grown far above its first value, or is not finite."""
+
+    round: int
+    """First evaluation that shows it."""
+    worst_round: int
+    """Evaluation with the largest loss."""
+    worst_loss: float | None
+    """Nats; None: not finite."""
+    first_round: int
+    """First evaluation of the run."""
+    first_loss: float | None
+    """Nats; None: not finite."""
+    reference: float
+    """What the loss must exceed `DIVERGED` times, nats: the first one, or `GUESS_LOSS` for a
+    classifier whose first one is larger; infinite if the first one is not finite."""
+    is_over: bool
+    """A later evaluation had a loss of at most `RECOVERED` times the reference."""
+
+    @property
+    def text(self) -> str:
+        """What holds and what to do, in one line."""
+        highest, reference = "is not finite", ""
+        if self.worst_loss is not None:
+            ratio = self.worst_loss / self.reference
+            highest = f"is {self.worst_loss:.4g} ({ratio:.3g} times)"
+        if self.first_loss is not None and self.reference == self.first_loss:
+            reference = f"its first value, {self.first_loss:.4g} after round {self.first_round}"
+        elif self.worst_loss is not None:
+            reference = f"the {self.reference:g} nats of a guess"
+        text = f"the loss of the global model {highest} after round {self.worst_round}"
+        if reference:
+            text += f"; it was above {DIVERGED:g} times {reference}, from round {self.round} on"
+        over = ", and has recovered" if self.is_over else ""
+        return (
+            f"{text}{over}; lower training.learning_rate or the server's, or set training.clip_norm"
+        )
+
+
+class LossGrowth:
+    """The loss of the global model against its first value, over the evaluations of a run.
+
+    Args:
+        task: Kind of the task: only a classifier has a loss that is too large from the first
+            evaluation on.
+        earlier: Round and loss of the evaluations so far, as `add` takes them, in their order.
+    """
+
+    def __init__(self, task: str, earlier: Iterable[tuple[int, float | None]] = ()) -> None:
+        self._largest_first = math.inf if task == "regression" else GUESS_LOSS
+        self._first: tuple[int, float | None] | None = None
+        self.divergence: Divergence | None = None
+        """The last divergence, which may be over; None without any."""
+        for round_id, loss in earlier:
+            self.add(round_id, loss)
+
+    def add(self, round_id: int, loss: float | None) -> None:
+        """Count one more evaluation.
+
+        Args:
+            round_id: The round after which it was.
+            loss: Mean loss over devices, nats; None if it is not finite.
+        """
+        found = self.divergence
+        if self._first is None:
+            self._first = round_id, loss
+        first_round, first = self._first
+        reference = min(_size(first), self._largest_first)
+        if found is not None and not found.is_over:
+            is_worse = _size(loss) >= _size(found.worst_loss)
+            self.divergence = replace(
+                found,
+                worst_round=round_id if is_worse else found.worst_round,
+                worst_loss=loss if is_worse else found.worst_loss,
+                is_over=loss is not None and loss <= RECOVERED * reference,
+            )
+        elif loss is None or (reference and loss > DIVERGED * reference):
+            self.divergence = Divergence(
+                round=round_id,
+                worst_round=round_id,
+                worst_loss=loss,
+                first_round=first_round,
+                first_loss=first,
+                reference=reference,
+                is_over=False,
+            )
+
+    @property
+    def text(self) -> str | None:
+        """Text of the alert while the model has diverged."""
+        found = self.divergence
+        return None if found is None or found.is_over else found.text
+
+
+def _size(loss: float | None) -> float:
+    return math.inf if loss is None else loss
+
+
+def divergence(task: str, evaluations: Iterable[tuple[int, float | None]]) -> Divergence | None:
+    """Return when and how far the global model of a run diverged; None if it did not.
+
+    The arguments are those of `LossGrowth`, with all evaluations of the run.
+    """
+    return LossGrowth(task, evaluations).divergence
 
 
 class HostLoad:

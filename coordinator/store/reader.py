@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from msgspec import DecodeError, Struct, toml
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.state.alerts import ALERT_KINDS
+from fairbed.coordinator.state.alerts import ALERT_KINDS, Divergence, divergence
 from fairbed.coordinator.store.connection import (
     CONFIG,
     DATABASE,
@@ -931,6 +931,11 @@ class RunReader:
     def alerts(self, limit: int = 100) -> list[AlertRow]:
         """Return the newest `limit` alerts, oldest first."""
         return self._select(AlertRow, "ORDER BY begin_s DESC LIMIT ?", (limit,))[::-1]
+
+    def divergence(self) -> Divergence | None:
+        """Return how far the global model has diverged, by its evaluations; None if it has not."""
+        task = str(self._query("SELECT task FROM run")[0][0])
+        return divergence(task, self.columns(MetricRow, ("round", "loss_mean"), "ORDER BY round"))
 
     def standing_alerts(self, at_s: float | None = None) -> list[AlertRow]:
         """Return the alerts that have begun and are not over, the most important first.

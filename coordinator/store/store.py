@@ -307,9 +307,12 @@ class Store:
         self._dropped_before = int(
             connection.execute("SELECT telemetry_dropped FROM run").fetchone()[0]
         )
-        evaluated = connection.execute("SELECT max(round) FROM metric").fetchone()[0]
-        self._evaluated_round = int(evaluated or 0)
+        self._evaluations: list[tuple[int, float | None]] = connection.execute(
+            "SELECT round, loss_mean FROM metric ORDER BY round"
+        ).fetchall()
         self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
+        self.task = str(connection.execute("SELECT task FROM run").fetchone()[0])
+        """Kind of the task of the model."""
         self._streamed: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()
         """Log lines of each device since this process began."""
@@ -503,7 +506,12 @@ class Store:
 
     def evaluated_round(self) -> int:
         """Return the last round whose model an earlier process evaluated; 0 if none."""
-        return self._evaluated_round
+        return self._evaluations[-1][0] if self._evaluations else 0
+
+    def earlier_losses(self) -> list[tuple[int, float | None]]:
+        """Return round and mean loss of the evaluations up to the checkpoint, in their order."""
+        last = 0 if self._checkpoint is None else self._checkpoint.round
+        return [pair for pair in self._evaluations if pair[0] <= last]
 
     def earlier_commands(self) -> list[CommandRow]:
         """Return the operator commands of earlier processes of the run, oldest first."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.report.figure_style import SIZE_IN
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.api.cluster import joined
@@ -35,6 +36,7 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError, plain_d
 from fairbed.testbed.experiment.fleet import check_fleet
 from fairbed.testbed.progress import Bar
 from fairbed.testbed.replay.setup import linear_fleet_of
+from fairbed.wire.plugins import PluginError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -291,7 +293,8 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
     """Check that an arm can be run.
 
     Raises:
-        ExperimentError: The arm needs a feature that this kind of fleet lacks.
+        ExperimentError: The arm needs a feature that this kind of fleet lacks, a plug-in cannot be
+            loaded, or its settings do not go together.
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
     """
     selection, replay = experiment.selection, experiment.replay
@@ -312,6 +315,10 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
         )
     if not experiment.fleet:
         raise ExperimentError("fleet: a grid needs devices, got none; add [[fleet]]")
+    try:
+        make_decisions(experiment.coordinator(), experiment.devices)
+    except (PluginError, ValueError) as exc:
+        raise ExperimentError(str(exc)) from exc
     if is_known_fleet:
         return
     if kind == "replay" and any(group.model is not None for group in experiment.fleet):

@@ -175,7 +175,7 @@ def plan_replay(
         origin=named.origin,
         origins=named.origins,
         notify=_notify_of(named.experiment),
-        warnings=(*changes, *(finding.text for finding in setup.findings())),
+        warnings=(*changes, *(f.text for f in setup.findings() if f.level != "info")),
     )
 
 

@@ -14,6 +14,11 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from fairbed.coordinator.policy.combinations import (
+    built_in_gradient,
+    local_step_problem,
+    weights_problem,
+)
 from fairbed.coordinator.policy.config import (
     EMULATED_JOIN_TIMEOUT_S,
     JOIN_TIMEOUT_S,
@@ -391,6 +396,7 @@ class Experiment(Section, frozen=True, kw_only=True):
             rule_problem(self.aggregation, self.selection, self.training, devices)
             or step_problem(self.aggregation, self.training)
             or merge_problem(self.round, self.aggregation, self.selection)
+            or local_step_problem(self.training)
         ):
             raise ValueError(problem)
         if problem := self.personalisation.problem(self.training):
@@ -398,6 +404,9 @@ class Experiment(Section, frozen=True, kw_only=True):
         updates = self.round.buffer or self.selection.per_round
         if problem := defence_problem(self.aggregation, updates):
             raise ValueError(f"aggregation: {problem}")
+        gradient = built_in_gradient(self.aggregation, self.training)
+        if problem := weights_problem(self.aggregation, updates, gradient):
+            raise ValueError(problem)
         problem = privacy_problem(self.selection, self.aggregation)
         if self.privacy.is_on and problem:
             raise ValueError(problem)

@@ -13,14 +13,17 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import fleet_rows
+from fairbed.coordinator.state.alerts import Alerts, LossGrowth
 from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
     INTERNAL_ERROR,
+    AlertRow,
     EventRow,
     ExchangeRow,
     FleetStatsRow,
+    MetricRow,
     Record,
     SelectionRow,
 )
@@ -129,6 +132,7 @@ class Checkpointer:
         self._spent_s = 0.0
         """Time that this replay took before the checkpoint from which it resumed."""
         self._latest: ReplayedRound | None = None
+        self._alerts, self._loss = Alerts(), LossGrowth(store.task, store.earlier_losses())
 
     def restore(self) -> None:
         """Restore the state of the last checkpoint, if there is one.
@@ -157,6 +161,8 @@ class Checkpointer:
         store, cohort, self._latest = self._store, self._engine.cohort, replayed
         for score in score_rows(replayed, 0.0 if cohort is None else cohort.evaluate_s):
             store.add(score)
+            if isinstance(score, MetricRow):
+                self._watch(replayed, score)
         if cohort is not None:
             store.add_all(personal_rows(cohort.personal_scores, self._names))
         if self._lists_all:
@@ -190,6 +196,17 @@ class Checkpointer:
             store.add_all(self._exchanges(replayed))
             # Last, so that a reader never sees a closed round without its exchanges.
             store.add(round_row(replayed, self._engine.decisions, self._names))
+
+    def _watch(self, replayed: ReplayedRound, metric: MetricRow) -> None:
+        """Begin or end the alert about a global model that diverges."""
+        self._loss.add(metric.round, metric.loss_mean)
+        for change in self._alerts.update({"diverged": self._loss.text}, metric.at_s):
+            row = AlertRow(
+                kind=change.kind, begin_s=change.begin_s, end_s=change.end_s, text=change.text
+            )
+            self._store.add(row)
+            if change.is_new:
+                self._store.add(self._warning(replayed, change.kind, change.text))
 
     def finish(self) -> None:
         """Write the rows of the last round, and the duration of the replay."""

@@ -12,6 +12,7 @@ import msgspec
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.provenance import difference, provenance
@@ -117,14 +118,14 @@ def _replay(
                 aggregated = sum(row.aggregated for row in reader.rounds())
                 before = msgspec.json.decode(reader.run().row.provenance, type=Provenance)
             if (text := difference(before, found)) is not None:
-                store.add(_warning("provenance", text))
+                store.add(_event("provenance", text, "warning"))
         store.set_status("running")
         for row in setup.rows:
             store.add(row)
             store.wait_for_disk()
         if engine.at.round == 0:
             for finding in setup.findings():
-                store.add(_warning(finding.kind, finding.text))
+                store.add(_event(finding.kind, finding.text, finding.level))
         for replayed in engine.replay(experiment.rounds):
             checkpointer.write(replayed)
             listener(replayed)
@@ -143,12 +144,10 @@ def _replay(
     return rounds
 
 
-def _warning(kind: str, text: str) -> EventRow:
-    """Return a warning of a replay before its first round, as an event."""
+def _event(kind: str, text: str, level: Level) -> EventRow:
+    """Return a fact about a replay before its first round, as an event."""
     wall = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    return EventRow(
-        at_s=0.0, wall=wall, level="warning", kind=kind, round=None, device=None, text=text
-    )
+    return EventRow(at_s=0.0, wall=wall, level=level, kind=kind, round=None, device=None, text=text)
 
 
 def _open_store(

@@ -211,7 +211,8 @@ def _linear_fleet_setup(experiment: Experiment) -> ReplaySetup:
         law, n_k = fleet.laws[row], int(examples[row])
         return linear_rows(row, fleet.names[row], fleet.groups[row], law, n_k, attacks.get(row))
 
-    is_listed, decisions = not is_vector_fleet(experiment), make_decisions(experiment.coordinator())
+    is_listed = not is_vector_fleet(experiment)
+    decisions = make_decisions(experiment.coordinator(), experiment.devices)
     ratio, settings = _query_ratio(experiment, decisions, examples), experiment.replay
     bits, coding = settings.update_bits, settings.cold_start_coding
     return ReplaySetup(
@@ -371,7 +372,8 @@ def _world(
     examples: Ints,
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""
-    config, decisions = experiment.coordinator(), make_decisions(experiment.coordinator())
+    config = experiment.coordinator()
+    decisions = make_decisions(config, experiment.devices)
     costs = experiment.replay.task_costs
     assert costs is not None, "with_costs has set it"
     world = ProfileWorld(

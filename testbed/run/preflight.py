@@ -5,7 +5,7 @@ infeasible_rate       why the guaranteed selection rate beta cannot hold for thi
 counted_twice         why selection and aggregation both count the examples of a device
 no_benign_device      why metrics on benign devices are unknown
 defaults_of           numbers that a profile lacks, and the values that the emulation takes
-settings_findings     the warnings that follow from the experiment alone
+settings_findings     the warnings and remarks that follow from the experiment alone
 not_emulated          settings of profiles that the backend does not emulate
 preflight_findings    the results for the event log of a run
 """
@@ -21,7 +21,9 @@ import numpy as np
 from fairbed import profiles
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, shortage
+from fairbed.coordinator.policy.combinations import unread_keys, without_effect
 from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
+from fairbed.coordinator.policy.factories import make_pseudo_gradient
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
 from fairbed.testbed.backends.choice import BackendChoice
@@ -281,7 +283,7 @@ class PreflightFinding:
 def settings_findings(
     experiment: Experiment, *, trains: bool, n_k: Ints | None = None
 ) -> Iterator[PreflightFinding]:
-    """Yield the warnings about settings, such as an infeasible rate or unknown numbers.
+    """Yield warnings and remarks about settings, such as an infeasible rate or unread keys.
 
     Args:
         experiment: The experiment.
@@ -297,6 +299,13 @@ def settings_findings(
         problem = mini_batch_problem(experiment.aggregation, experiment.training, n_k)
         if problem:
             yield PreflightFinding("mini-batch", problem, "warning")
+    config = experiment.coordinator()
+    if trains:
+        gradient = make_pseudo_gradient(config.aggregation, config.training)
+        for problem in without_effect(config, gradient):
+            yield PreflightFinding("no effect", problem, "warning")
+    for remark in unread_keys(config):
+        yield PreflightFinding("not read", remark)
     if (problem := no_benign_device(experiment)) is not None:
         yield PreflightFinding("all-malicious", problem, "warning")
     for line in dict.fromkeys(map(defaults_of, experiment.fleet)):

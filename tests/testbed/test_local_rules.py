@@ -17,6 +17,7 @@ from fairbed.testbed.local_rules import PROPERTIES, Halves, make_halves
 from fairbed.wire.local_training import Floats32, Merged, Step, Trained
 from tests.testbed.cli.test_mistakes import error_of
 
+DECLARES = "settings that it is defined for"
 FORM = "vectors are complete, inputs stay"
 ALONE = "a device alone trains as among others"
 DIVERGING = "a diverging device changes no other"
@@ -55,6 +56,10 @@ class Honest:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.rounds = state["rounds"]
+
+
+class Misspelt(Honest):
+    defined_for = ("momentun",)
 
 
 class Float64(Honest):
@@ -197,6 +202,7 @@ class NormalisesMove(Honest):
 
 
 BROKEN: list[tuple[type[Honest], str, str]] = [
+    (Misspelt, DECLARES, "defined_for must be a tuple of epochs, momentum, "),
     (Float64, FORM, "gradient() must leave float32 of shape (3, 5), got float64 of shape (3, 5)"),
     (OtherShape, FORM, "got float32 of shape (3, 1)"),
     (ChangesModel, FORM, "gradient() must not raise, got ValueError: output array is read-only"),
@@ -249,6 +255,19 @@ def test_every_property_has_a_rule_that_violates_it() -> None:
 def test_our_plug_ins_keep_the_contract(make: Callable[[], Any]) -> None:
     found = check_contract(PROPERTIES, lambda: Halves.of(make), time.perf_counter)
     assert [finding for finding in found if not finding.is_ok] == []
+
+
+def test_doctor_states_what_a_rule_refuses() -> None:
+    class Declared(Honest):
+        defined_for = ("epochs", "momentum")
+
+    assert find(Declared, DECLARES).found.startswith(
+        "for plain SGD, epochs, momentum; refused: weight_decay, proximal, clip_norm, "
+    )
+    found = find(Honest, DECLARES).found
+    assert found.startswith(
+        "declares no defined_for, so it counts as one for plain SGD; refused: mom"
+    )
 
 
 @pytest.mark.full

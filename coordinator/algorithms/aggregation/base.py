@@ -356,6 +356,10 @@ class Filter(Guarantee, Protocol):
     needs_loss: bool
     """It needs F_k(w_t)."""
 
+    def kept(self, m: int) -> int:
+        """Return how many of m updates it leaves, at least 1."""
+        ...
+
     def treat(self, updates: Updates) -> Treatment:
         """Return what happens to each of the K updates, given with changes and norms."""
         ...
@@ -364,7 +368,8 @@ class Filter(Guarantee, Protocol):
 class PseudoGradient(Stateful, Protocol):
     """Step 2: combines the changes of the devices into the change of the model.
 
-    One that is no weighted sum needs all changes at once.
+    One that is no weighted sum needs all changes at once. `uses_weights = False`, an attribute that
+    is optional, states that the weights have no effect on it.
     """
 
     def combine(self, updates: Updates, a: Floats) -> Floats:
@@ -392,6 +397,12 @@ class LinearPseudoGradient(Stateful, Protocol):
     def coefficients(self, updates: Updates, a: Floats) -> Floats:
         """Return b_k, shape (K,)."""
         ...
+
+
+def uses_weights_of(gradient: PseudoGradient | LinearPseudoGradient) -> bool:
+    """Return whether the weights of the updates have an effect on a pseudo-gradient."""
+    uses_weights: bool = getattr(gradient, "uses_weights", True)
+    return uses_weights
 
 
 class ServerStep(Stateful, Protocol):

@@ -25,6 +25,7 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     max_devices_of,
     max_updates_of,
     rescales_step,
+    uses_weights_of,
 )
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.guarded import (
@@ -424,6 +425,28 @@ def _each_alone(make: Callable[[], WeightRule], clock: Clock) -> str:
     return "updates are added as they arrive"
 
 
+def _weights(make: Callable[[], PseudoGradient | LinearPseudoGradient], clock: Clock) -> str:
+    uses_weights, counts = True, False
+    for seed in SEEDS:
+        trial, models = trial_rounds(seed, 1)[0], []
+        for examples in (1, 1 + 100 * np.arange(len(trial.stack.rows))):
+            n_k = np.broadcast_to(examples, len(trial.stack.rows))
+            aggregator = of_pseudo_gradient(make())
+            uses_weights = uses_weights_of(aggregator.pseudo_gradient)
+            models.append(merged(aggregator, trial.with_stack(n_k=n_k)).vector)
+        counts |= not np.array_equal(models[0], models[1])
+    if uses_weights and not counts:
+        raise Broken(
+            "other weights must give another model, got the same bits; declare uses_weights = False"
+        )
+    if counts and not uses_weights:
+        raise Broken(
+            "with uses_weights = False other weights must give the same bits, got another model; "
+            "remove the attribute"
+        )
+    return "weights count" if counts else "weights have no effect: a rule for them is refused"
+
+
 def _moves(make: Callable[[], ServerStep], clock: Clock) -> str:
     largest = 0.0
     for seed in SEEDS:
@@ -499,9 +522,10 @@ RULE_PROPERTIES: Properties[WeightRule] = {
 }
 """The contract of a weight rule."""
 
-PSEUDO_GRADIENT_PROPERTIES: Properties[PseudoGradient | LinearPseudoGradient] = _composed(
-    of_pseudo_gradient, _ANY | _OF_UPDATES
-)
+PSEUDO_GRADIENT_PROPERTIES: Properties[PseudoGradient | LinearPseudoGradient] = {
+    **_composed(of_pseudo_gradient, _ANY | _OF_UPDATES),
+    "weights count, or are declared to have no effect": _weights,
+}
 """The contract of a pseudo-gradient."""
 
 SERVER_STEP_PROPERTIES: Properties[ServerStep] = {

@@ -34,6 +34,10 @@ class Clip:
 
     needs_loss = False
 
+    def kept(self, m: int) -> int:
+        """Return m: every update counts."""
+        return m
+
     def treat(self, updates: Updates) -> Treatment:
         """Keep all updates; scale those longer than the median norm down to it."""
         norms = np.sqrt(updates.squared_norms)
@@ -56,11 +60,15 @@ class KNorm:
     def __init__(self, malicious_share: float) -> None:
         self._share = malicious_share
 
+    def kept(self, m: int) -> int:
+        """Return m - f, at least 1."""
+        return max(m - expected_malicious(m, self._share), 1)
+
     def treat(self, updates: Updates) -> Treatment:
         """Keep the m - f shortest changes; of equal norms the lower row."""
         m = len(updates)
         order = np.argsort(updates.squared_norms, kind="stable")
-        return _keep(m, order[: max(m - expected_malicious(m, self._share), 1)])
+        return _keep(m, order[: self.kept(m)])
 
     def problem(self, m: int) -> str:
         """Return why no update would be left."""
@@ -78,6 +86,10 @@ class KLoss:
 
     def __init__(self, malicious_share: float) -> None:
         self._share = malicious_share
+
+    def kept(self, m: int) -> int:
+        """Return 1."""
+        return 1
 
     def treat(self, updates: Updates) -> Treatment:
         """Keep the update with the (m - f)-th smallest loss; of equal losses the higher row."""
@@ -105,13 +117,17 @@ class Krum:
     def __init__(self, malicious_share: float, *, is_multiple: bool = False) -> None:
         self._share, self._is_multiple = malicious_share, is_multiple
 
+    def kept(self, m: int) -> int:
+        """Return 1, or m - f for Multi-Krum."""
+        return max(m - expected_malicious(m, self._share), 1) if self._is_multiple else 1
+
     def treat(self, updates: Updates) -> Treatment:
         """Keep the updates with the lowest scores; of equal scores the lower row."""
         m, f = len(updates), expected_malicious(len(updates), self._share)
         assert updates.changes is not None, "krum needs the changes"
         scores = krum_scores(updates.changes.squared_distances(), f)
         order = np.argsort(scores, kind="stable")
-        return _keep(m, order[: max(m - f, 1) if self._is_multiple else 1])
+        return _keep(m, order[: self.kept(m)])
 
     def problem(self, m: int) -> str:
         """Return why the theorem does not hold: it needs 2 f + 3 <= m."""
@@ -159,6 +175,8 @@ class Median:
         Yin et al., ICML 2018 (arXiv:1803.01498), Algorithm 1, option I.
     """
 
+    uses_weights = False
+
     def combine(self, updates: Updates, a: Floats) -> Floats:
         """Return d, shape (n_values,)."""
         assert updates.changes is not None, "the median needs the changes"
@@ -175,11 +193,15 @@ class Median:
 
 
 class TrimmedMean:
-    """The mean of each value without the b smallest and the b largest ones; b is f.
+    """The mean of each value without the b smallest and the b largest ones, whatever their weights.
+
+    b is f, the expected number of malicious updates.
 
     Source:
         Yin et al., ICML 2018 (arXiv:1803.01498), Algorithm 1, option II.
     """
+
+    uses_weights = False
 
     def __init__(self, malicious_share: float) -> None:
         self._share = malicious_share

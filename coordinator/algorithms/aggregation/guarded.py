@@ -203,6 +203,10 @@ class GuardedPseudoGradient(_Guarded):
     def __init__(self, name: str, gradient: object) -> None:
         super().__init__(name, gradient)
         self.rescales_step = self._rescales_step()
+        uses_weights: object = getattr(gradient, "uses_weights", True)
+        if not isinstance(uses_weights, bool):
+            self.fail("uses_weights", f"must be True or False, got {uses_weights!r}")
+        self.uses_weights: bool = uses_weights
 
     def combine(self, updates: Updates, a: Floats) -> Floats:
         """Return d, shape (n_values,).

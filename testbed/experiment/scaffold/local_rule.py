@@ -25,6 +25,9 @@ class Template:
     sent = ("mean",)  # from the coordinator, with the model; each is as long as its parameters
     kept = ("own",)  # on the device until its next round; zero before the first
     returned = ("now",)  # from the device, with the update
+    # Settings for which the formulas hold, beyond plain SGD and FedAvg; others are refused. Here
+    # momentum, weight_decay, clip_norm and proximal would enter `own`, which is a mean gradient.
+    defined_for = ("epochs", "learning_rate_decay", "partial_participation", "weights", "server")
 
     def __init__(self, strength: float = 0.5) -> None:
         if strength < 0.0:

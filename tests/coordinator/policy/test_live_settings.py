@@ -103,6 +103,18 @@ def test_changes_one_setting_and_nothing_else(name: str, value: float, got: Any)
             "aggregation.max_weight must be at least 1 / selection.per_round",
         ),
         (
+            {
+                "aggregation": AggregationConfig(
+                    rule="term", defence="k-norm", malicious_share=0.6
+                ),
+                "selection": SelectionConfig(policy="uniform", per_round=4),
+            },
+            "per_round",
+            2.0,
+            "aggregation.rule must be \"fedavg\" where weights have no effect, got 'term': "
+            "aggregation.defence 'k-norm' keeps one update of a round",
+        ),
+        (
             {"selection": SelectionConfig(policy="power-of-choice", per_round=2, candidates=3)},
             "per_round",
             4.0,

@@ -6,14 +6,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fairbed.coordinator.policy.config import CoordinatorConfig, SelectionConfig
+from fairbed.coordinator.policy.config import (
+    AggregationConfig,
+    CoordinatorConfig,
+    SelectionConfig,
+)
 from fairbed.coordinator.rounds.alert_monitor import DISK_PERIOD_S, AlertMonitor, DiskUse, disk_use
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.coordinator.store.tables import AlertRow
+from fairbed.coordinator.store.tables import AlertRow, MetricRow
 from tests.coordinator.builders import context, hello
 from tests.coordinator.lab import NAMES, lab, make_config
 from tests.coordinator.store.fake_run import FakeRun, make_store
@@ -29,7 +33,7 @@ class Monitored:
 
     def __init__(self, folder: Path, config: CoordinatorConfig) -> None:
         self.clock = LoopClock()
-        self.store = make_store(folder)
+        self.store = Store.reopen(folder) if folder.exists() else make_store(folder)
         self.log = EventLog(self.store, self.clock.now, self.on_failure)
         self.registry = Registry()
         self.registry.expect(["pi-0", "pi-1"])
@@ -190,6 +194,64 @@ async def test_exchanges_that_this_machine_delayed_are_an_alert(tmp_path: Path) 
     assert run.changes[-1].is_over
     run.store.close()
     made.store.close()
+
+
+def metric(round_id: int, loss: float | None) -> MetricRow:
+    return MetricRow(
+        round=round_id,
+        at_s=float(round_id),
+        accuracy_mean=0.5,
+        accuracy_pooled=0.5,
+        accuracy_worst10=0.5,
+        accuracy_best10=0.5,
+        accuracy_variance=0.0,
+        accuracy_gini=0.0,
+        accuracy_gap=0.0,
+        loss_mean=loss,
+        loss_std=None,
+        evaluate_s=0.1,
+    )
+
+
+async def test_a_model_that_diverges_is_an_alert_until_it_recovers(tmp_path: Path) -> None:
+    run = Monitored(tmp_path / "run", make_config())
+    for round_id, loss in enumerate((2.0, 21.0, None, 9.0), start=1):
+        run.monitor.evaluate(metric(round_id, loss))
+    begin, end = run.changes
+    assert begin.line.startswith("diverged: the loss of the global model is 21 (10.5 times) after")
+    assert end.is_over
+    run.store.flush()
+    with RunReader(tmp_path / "run") as reader:
+        (alert,) = reader.alerts()
+        assert "is not finite after round 3" in alert.text
+        events = [(e.kind, e.level) for _, e in reader.events()]
+        assert events == [("diverged", "warning"), ("diverged", "info")]
+    run.store.close()
+
+
+async def test_a_live_run_that_diverges_goes_on_with_an_alert(tmp_path: Path) -> None:
+    aggregation = AggregationConfig(server="momentum", server_learning_rate=900.0)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=3, aggregation=aggregation)) == "done"
+    with place.reader() as reader:
+        (alert,) = [row for row in reader.standing_alerts() if row.kind == "diverged"]
+        found = reader.divergence()
+        assert found is not None
+        assert alert.text == found.text
+
+
+async def test_a_resumed_run_compares_with_the_first_loss_of_the_run(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.play(2)
+    run.finish("failed")
+    with RunReader(tmp_path / "run") as reader:
+        first = reader.metrics()[0].loss_mean
+    assert first is not None
+    resumed = Monitored(tmp_path / "run", make_config())
+    resumed.monitor.evaluate(metric(3, 10.1 * first))
+    (change,) = resumed.changes
+    assert f"its first value, {first:.4g} after round 1, from round 3 on" in change.text
+    resumed.store.close()
 
 
 def test_an_alert_ends_at_the_latest_when_its_run_is_resumed(tmp_path: Path) -> None:

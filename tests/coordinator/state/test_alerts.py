@@ -15,8 +15,10 @@ from fairbed.coordinator.state.alerts import (
     Alerts,
     AvailabilityWindow,
     HostLoad,
+    LossGrowth,
     broker_lost,
     disk_low,
+    divergence,
     infeasible,
     no_device,
     some,
@@ -196,3 +198,61 @@ def test_a_reserve_must_be_free_whatever_a_run_writes(per_round: float | None) -
 def test_a_line_names_a_few_devices() -> None:
     assert some(["a", "b"]) == "a, b"
     assert some([str(i) for i in range(7)]) == "0, 1, 2, 3, 4 and 2 more"
+
+
+NOT_FINITE = None
+
+
+@pytest.mark.parametrize(
+    ("task", "losses", "rounds"),
+    [
+        ("classification", [2.3, 1.0, 22.9], []),
+        ("classification", [2.3, 1.0, 23.1], [3]),
+        ("classification", [2.3, 23.1, 11.6, 11.4, 12.0], [2, 3]),
+        ("classification", [2.3, NOT_FINITE, 1.0], [2]),
+        ("classification", [NOT_FINITE, 50.0, 2.0], [1]),
+        ("classification", [NOT_FINITE, NOT_FINITE], [1, 2]),
+        ("classification", [119.0, 119.0], []),
+        ("classification", [121.0, 59.0], [1]),
+        ("regression", [121.0, 1200.0], []),
+        ("regression", [121.0, 1211.0], [2]),
+        ("regression", [0.0, 1.0], []),
+        ("regression", [0.0, NOT_FINITE], [2]),
+        ("binary", [], []),
+    ],
+)
+def test_a_model_has_diverged_above_10_times_its_first_loss_until_5_times(
+    task: str, losses: list[float | None], rounds: list[int]
+) -> None:
+    growth = LossGrowth(task)
+    found = []
+    for round_id, loss in enumerate(losses, start=1):
+        growth.add(round_id, loss)
+        found += [round_id] if growth.text is not None else []
+    assert found == rounds
+    pairs = list(enumerate(losses, start=1))
+    assert divergence(task, pairs) == growth.divergence
+    assert (growth.divergence is None) == (rounds == [])
+    resumed = LossGrowth(task, pairs[:1])
+    for round_id, loss in pairs[1:]:
+        resumed.add(round_id, loss)
+    assert resumed.divergence == growth.divergence
+
+
+def test_the_text_of_a_divergence_has_its_numbers() -> None:
+    remedy = "; lower training.learning_rate or the server's, or set training.clip_norm"
+    found = divergence("classification", [(1, 2.0), (5, 30.0), (6, 400.0), (7, 50.0)])
+    assert found is not None
+    assert found.text == (
+        "the loss of the global model is 400 (200 times) after round 6; it was above 10 times its "
+        f"first value, 2 after round 1, from round 5 on{remedy}"
+    )
+    over = divergence("classification", [(1, 2.0), (5, 30.0), (6, 1.0)])
+    assert over is not None
+    assert over.text.endswith(f"from round 5 on, and has recovered{remedy}")
+    infinite = divergence("classification", [(1, None)])
+    assert infinite is not None
+    assert infinite.text == f"the loss of the global model is not finite after round 1{remedy}"
+    guess = divergence("classification", [(1, 240.0)])
+    assert guess is not None
+    assert "is 240 (20 times) after round 1; it was above 10 times the 12 nats of a g" in guess.text

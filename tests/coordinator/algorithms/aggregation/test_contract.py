@@ -327,6 +327,38 @@ def test_a_correct_part_has_every_property(properties: Any, make: Callable[[], o
     assert [finding for finding in found if not finding.is_ok] == []
 
 
+class Counts(Sum):
+    """Weights have no effect, as it declares."""
+
+    uses_weights = False
+
+    def combine(self, updates: Updates, a: Floats) -> Floats:
+        return super().combine(updates, np.full(len(a), 1.0 / len(a)))
+
+
+class CountsInSilence(Counts):
+    uses_weights = True
+
+
+class Claims(Sum):
+    uses_weights = False
+
+
+def test_a_pseudo_gradient_declares_whether_weights_count() -> None:
+    name = "weights count, or are declared to have no effect"
+
+    def finding(make: Callable[[], Sum]) -> Any:
+        return check_property(PSEUDO_GRADIENT_PROPERTIES, name, make, time.perf_counter)
+
+    assert finding(Sum).found == "weights count"
+    assert finding(Counts).found == "weights have no effect: a rule for them is refused"
+    silent, claims = finding(CountsInSilence), finding(Claims)
+    assert not silent.is_ok
+    assert silent.found.endswith("got the same bits; declare uses_weights = False")
+    assert not claims.is_ok
+    assert claims.found.endswith("got another model; remove the attribute")
+
+
 def test_remarks_say_what_a_part_does() -> None:
     def remark(properties: Any, name: str, make: Callable[[], object]) -> str:
         return check_property(properties, name, make, time.perf_counter).found

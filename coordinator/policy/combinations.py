@@ -1,0 +1,288 @@
+"""Settings that exclude each other, and settings that have no effect beside others.
+
+weights_problem     why a rule of weights cannot matter: the experiment is refused
+local_rule_problem  which setting a local rule is not defined for: likewise
+local_step_problem  why local training diverges whatever the data: likewise
+without_effect      settings whose formulas run and change nothing: warnings at the start
+unread_keys         keys that differ from their defaults and are not read: a remark at the start
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from fairbed.coordinator.algorithms.aggregation.base import (
+    LinearPseudoGradient,
+    PseudoGradient,
+    uses_weights_of,
+)
+from fairbed.coordinator.algorithms.aggregation.defence import expected_malicious
+from fairbed.coordinator.algorithms.local_training import ServerHalf
+from fairbed.coordinator.policy.config import (
+    PSEUDO_GRADIENTS,
+    RULES_WITH_OWN_STEP,
+    AggregationConfig,
+    CoordinatorConfig,
+    TrainingConfig,
+)
+from fairbed.coordinator.policy.factories import make_defence, make_pseudo_gradient
+from fairbed.wire.local_training import Extra
+
+Gradient = PseudoGradient | LinearPseudoGradient
+
+FAIRNESS_FREE = "fedavg"
+"""The rule that does not need its weights to have an effect."""
+
+MANY = 1_000_000
+"""Updates of a round of which a defence that keeps several keeps more than one."""
+
+EXACT = 1e-9
+"""Tolerance of a bound on weights for rounding."""
+
+
+def built_in_gradient(config: AggregationConfig, training: TrainingConfig) -> Gradient | None:
+    """Return the pseudo-gradient of a configuration; None for a plug-in, which is not imported."""
+    if config.pseudo_gradient not in PSEUDO_GRADIENTS:
+        return None
+    return make_pseudo_gradient(config, training)
+
+
+def ignored_weights(
+    config: AggregationConfig, updates: int, gradient: Gradient | None
+) -> tuple[str, str] | None:
+    """Return why the weights of the updates have no effect, and what to do; None if they have.
+
+    Args:
+        config: `[aggregation]`.
+        updates: Updates of a round.
+        gradient: Its pseudo-gradient; None: one that uses weights.
+    """
+    filter_ = make_defence(config)
+    if filter_ is not None and updates > 1 and filter_.kept(updates) == 1:
+        return (
+            f"aggregation.defence {config.defence!r} keeps one update of a round",
+            'set defence = "multi-krum", which keeps several',
+        )
+    if gradient is not None and not uses_weights_of(gradient):
+        return (
+            f"aggregation.pseudo_gradient {config.pseudo_gradient!r} ignores the weights of "
+            "updates",
+            'set pseudo_gradient = "geometric-median", which counts them',
+        )
+    return None
+
+
+def are_weights_ignored(defence: str, pseudo_gradient: str) -> bool:
+    """Return whether the built-in parts with these names ignore the weights of updates."""
+    config = AggregationConfig(defence=defence, pseudo_gradient=pseudo_gradient)  # type: ignore[arg-type] # of a stored run
+    gradient = built_in_gradient(config, TrainingConfig())
+    return ignored_weights(config, MANY, gradient) is not None
+
+
+def weights_problem(config: AggregationConfig, updates: int, gradient: Gradient | None) -> str:
+    """Return why a rule has no effect because nothing reads its weights; empty if it has.
+
+    The arguments are those of `ignored_weights`.
+    """
+    found = ignored_weights(config, updates, gradient)
+    if found is None or config.rule == FAIRNESS_FREE:
+        return ""
+    why, remedy = found
+    return (
+        f'aggregation.rule must be "{FAIRNESS_FREE}" where weights have no effect, got '
+        f"{config.rule!r}: {why}, so every rule gives the same model; {remedy}, or set rule = "
+        f'"{FAIRNESS_FREE}"'
+    )
+
+
+def _needed(config: CoordinatorConfig, devices: int) -> Iterator[tuple[Extra, str, str, object]]:
+    """Yield the settings beyond plain SGD and FedAvg: name, key, value without it, and value."""
+    training, merge, updates = config.training, config.aggregation, config.updates_per_version
+    if training.epochs > 1:
+        yield "epochs", "training.epochs", "1", training.epochs
+    for name in ("momentum", "weight_decay", "proximal"):
+        if (value := getattr(training, name)) != 0.0:
+            yield name, f"training.{name}", "0", value
+    if training.clip_norm is not None:
+        yield "clip_norm", "training.clip_norm", "unset", training.clip_norm
+    if training.learning_rate_decay != 1.0:
+        key = "training.learning_rate_decay"
+        yield "learning_rate_decay", key, "1", training.learning_rate_decay
+    if updates < devices:
+        key = "selection.per_round" if config.round.buffer is None else "round.buffer"
+        yield "partial_participation", key, f"all {devices} devices", updates
+    if merge.rule != FAIRNESS_FREE:
+        yield "changing_weights", "aggregation.rule", f'"{FAIRNESS_FREE}"', merge.rule
+    elif merge.weighting == "n_over_pi":
+        yield "changing_weights", "aggregation.weights", '"n" or "equal"', merge.weighting
+    elif merge.weighting == "n":
+        yield "weights", "aggregation.weights", '"equal"', merge.weighting
+    if merge.pseudo_gradient != "average":
+        yield "pseudo_gradient", "aggregation.pseudo_gradient", '"average"', merge.pseudo_gradient
+    if merge.defence != "none":
+        yield "defence", "aggregation.defence", '"none"', merge.defence
+    if merge.server != "plain":
+        yield "server", "aggregation.server", '"plain"', merge.server
+    elif merge.server_learning_rate not in (None, 1.0):
+        yield "server", "aggregation.server_learning_rate", "1", merge.server_learning_rate
+
+
+def local_rule_problem(half: ServerHalf | None, config: CoordinatorConfig, devices: int) -> str:
+    """Return which setting a local rule is not defined for; empty if it is defined for all.
+
+    Args:
+        half: The rule; None: it is built in, and defined for every setting.
+        config: The experiment.
+        devices: Devices of the fleet, or those that have joined so far; 0: unknown.
+    """
+    if half is None:
+        return ""
+    for name, key, plain, value in _needed(config, devices):
+        if name in half.defined_for:
+            continue
+        got = f"{value:g}" if isinstance(value, float) else f"{value!r}".replace("'", '"')
+        reason = (
+            "the rule does not declare that its formulas hold for other values"
+            if half.is_declared
+            else "the rule declares nothing (defined_for), so it counts as one for plain SGD"
+        )
+        return (
+            f"{key} must be {plain} with local rule {half.name}, got {got}: {reason}; change the "
+            f"setting, or add {name!r} to defined_for of the rule if they do"
+        )
+    return ""
+
+
+def local_step_problem(training: TrainingConfig) -> str:
+    """Return why local steps diverge whatever the data are; empty if that is not certain.
+
+    On a convex loss a step eta of momentum rho is stable if its curvature is below
+    2 (1 + rho) / eta. `proximal` and `weight_decay` alone are curvatures.
+
+    Source:
+        Polyak, USSR Comput. Math. Math. Phys. 4(5), 1964: the heavy-ball method.
+    """
+    if training.clip_norm is not None:  # a step has a bound
+        curvature, keys = training.weight_decay, "weight_decay"
+    else:
+        curvature = training.proximal + training.weight_decay
+        used = [name for name in ("proximal", "weight_decay") if getattr(training, name)]
+        keys = " + ".join(used)
+    step, limit = training.learning_rate * curvature, 2.0 * (1.0 + training.momentum)
+    if step < limit:
+        return ""
+    return (
+        f"training.{keys} times training.learning_rate must be below 2 (1 + momentum) = {limit:g}, "
+        f"got {curvature:g} x {training.learning_rate:g} = {step:g}: local training would diverge "
+        "on any data; lower one of them"
+    )
+
+
+def without_effect(config: CoordinatorConfig, gradient: Gradient | None) -> Iterator[str]:
+    """Yield the settings of training and aggregation that cancel each other, one line each.
+
+    Args:
+        config: The experiment.
+        gradient: Its pseudo-gradient; None: one that uses weights.
+    """
+    merge, updates = config.aggregation, config.updates_per_version
+    found, cap = ignored_weights(merge, updates, gradient), merge.max_weight
+    if found is not None:
+        verb = "has" if cap is None else f"and max_weight {cap:g} have"
+        keys = f"aggregation.weights {merge.weighting!r} {verb}"
+        yield f"{keys} no effect: {found[0]}; to weight updates, {found[1]}"
+    elif cap is not None and updates > 1 and cap * updates <= 1.0 + EXACT:
+        yield (
+            f"aggregation.rule {merge.rule!r} and weights {merge.weighting!r} do not weight "
+            f"updates: aggregation.max_weight {cap:g} leaves each of the {updates} of a round the "
+            "same weight; raise it"
+        )
+    if updates == 1 and merge.rule not in (FAIRNESS_FREE, *RULES_WITH_OWN_STEP):
+        yield (
+            f"aggregation.rule {merge.rule!r} has no effect with one update per round, which has "
+            "the whole weight; raise selection.per_round"
+        )
+    f = expected_malicious(updates, merge.malicious_share)
+    reads = {merge.defence: "defence", merge.pseudo_gradient: "pseudo_gradient"}
+    for name in ("k-norm", "multi-krum", "trimmed-mean"):
+        if f == 0 and name in reads:
+            yield (
+                f"aggregation.{reads[name]} {name!r} leaves out nothing: f = floor(malicious_share "
+                f"{merge.malicious_share:g} x {updates} updates) = 0; raise "
+                "aggregation.malicious_share, or selection.per_round"
+            )
+    if merge.pseudo_gradient == "geometric-median" and merge.rule in RULES_WITH_OWN_STEP:
+        yield (
+            f"the length of the step of aggregation.rule {merge.rule!r} has no effect: "
+            "aggregation.pseudo_gradient 'geometric-median' sets it; its weights count"
+        )
+    if merge.pseudo_gradient == "fednova" and config.privacy.is_on:
+        yield (
+            "aggregation.pseudo_gradient 'fednova' divides each update by its number of local "
+            "steps, and [privacy] has clipped it to one length before: devices with many steps "
+            'count less than by FedNova; use "average"'
+        )
+    if config.training.rule == "propfair" and merge.rule == "propfair":
+        yield (
+            "training.rule and aggregation.rule are both 'propfair', so devices with large losses "
+            "count twice as PropFair; set one of them"
+        )
+
+
+READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "aggregation.q": ("aggregation.rule", ("q-fedavg", "q-fedsgd")),
+    "aggregation.lipschitz": ("aggregation.rule", ("q-fedsgd",)),
+    "aggregation.gamma": ("aggregation.rule", ("afl",)),
+    "aggregation.tilt": ("aggregation.rule", ("term",)),
+    "aggregation.epsilon": ("aggregation.rule", ("fedmgda+",)),
+    "aggregation.cdf": ("aggregation.rule", ("aaggff-s", "aaggff-d")),
+    "aggregation.beta_cap": ("aggregation.rule", ("aaggff-s",)),
+    "aggregation.impute": ("aggregation.rule", ("aaggff-d",)),
+    "aggregation.M": ("aggregation.rule", ("corefed", "propfair")),
+    "training.M": ("training.rule", ("propfair",)),
+    "selection.beta": ("selection.policy", ("rbcs-f", "rbcs-f-known")),
+    "selection.V": ("selection.policy", ("rbcs-f", "rbcs-f-known")),
+    "selection.alpha": ("selection.policy", ("rbcs-f", "rbcs-f-known")),
+    "selection.lcb_floor": ("selection.policy", ("rbcs-f", "rbcs-f-known")),
+    "selection.z_max": ("selection.policy", ("rbcs-f", "rbcs-f-known")),
+    "selection.queue_counts": ("selection.policy", ("rbcs-f", "rbcs-f-known")),
+    "selection.deadline_s": ("selection.policy", ("fedcs", "fedcs-oracle")),
+    "selection.uploads": ("selection.policy", ("fedcs", "fedcs-oracle")),
+    "selection.candidates": ("selection.policy", ("power-of-choice",)),
+    "selection.variant": ("selection.policy", ("power-of-choice",)),
+    "selection.oort": ("selection.policy", ("oort",)),
+    "exchange.top_k": ("exchange.up", ("top-k",)),
+    "personalisation.lambda_": ("personalisation.method", ("ditto",)),
+    "personalisation.lambda_choice": ("personalisation.method", ("ditto",)),
+    "personalisation.lambda_candidates": ("personalisation.lambda_choice", ("local", "dynamic")),
+    "personalisation.epochs": ("personalisation.method", ("ditto", "local-only")),
+    "personalisation.max_steps": ("personalisation.method", ("ditto", "local-only")),
+}
+"""Keys that are read only if another key has one of some values."""
+
+
+def unread_keys(config: CoordinatorConfig) -> Iterator[str]:
+    """Yield a line for each key that differs from its default and that nothing reads."""
+    for key, (by, values) in READ_BY.items():
+        value = _value(config, key)
+        if value != _default(config, key) and _value(config, by) not in values:
+            shown = key.rstrip("_")
+            given = "" if isinstance(value, Struct) else f" {value!r}"
+            yield (
+                f"{shown}{given} has no effect with {by} {_value(config, by)!r}: it is for "
+                f"{' and '.join(map(repr, values))}"
+            )
+
+
+def _value(config: CoordinatorConfig, key: str) -> object:
+    section, _, name = key.partition(".")
+    value: object = getattr(getattr(config, section), name)
+    return value
+
+
+def _default(config: CoordinatorConfig, key: str) -> object:
+    section, _, name = key.partition(".")
+    found = next(field for field in fields(getattr(config, section)) if field.name == name)
+    value: object = found.default
+    return value
