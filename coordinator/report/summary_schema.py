@@ -432,6 +432,15 @@ class AlertSummary(Struct, frozen=True, kw_only=True):
     text: str
 
 
+class ContextCheckSummary(Struct, frozen=True, kw_only=True):
+    """What the context check judged."""
+
+    judged: int
+    """Exchanges of which it judged a claim."""
+    unjudged: int
+    """Exchanges too short, or too little known, to show a false claim."""
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Summary of a run."""
 
@@ -487,6 +496,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     estimator: EstimatorError
     queues: Queues
     loss_queries: LossQuerySummary
+    context_check: ContextCheckSummary | None
+    """Null without `selection.context_check`."""
     audits: int
     """Exchanges of uniformly drawn devices."""
     weights: MergeWeights
