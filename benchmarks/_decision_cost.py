@@ -41,6 +41,10 @@ class RandomFleet:
         """Return the contexts, shape (N, 4); they include the bits already."""
         return self._context
 
+    def cores(self) -> Floats:
+        """Return the cores of each device, shape (N,); unknown."""
+        return np.full(len(self._n_k), np.inf)
+
     def available(self, now: float) -> Bools:
         """Return the availability of each device, shape (N,)."""
         return self._is_available

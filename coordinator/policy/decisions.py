@@ -28,7 +28,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
     Prediction,
 )
-from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
+from fairbed.coordinator.algorithms.estimation.context_check import ContextChange, Evidence
 from fairbed.coordinator.algorithms.local_training import LocalMerge, ServerHalf
 from fairbed.coordinator.algorithms.random_streams import seeds
 from fairbed.coordinator.algorithms.selection.audit import audit
@@ -81,6 +81,10 @@ class Roster(Protocol):
         """Return the context of each device before the selection, shape (N, 4)."""
         ...
 
+    def cores(self) -> Floats:
+        """Return the cores that a training of each device may use, shape (N,); `inf`: unknown."""
+        ...
+
     def available(self, now: float) -> Bools:
         """Return I_{t,n}, shape (N,)."""
         ...
@@ -114,6 +118,11 @@ class Decisions:
         """Replaces claims that exchanges contradict; None: contexts are used as claimed."""
         self.context_changes: list[ContextChange] = []
         """Claims that the last call of `learn` began or ceased to replace, by row."""
+        self.contexts_judged: tuple[int, int] | None = None
+        """Exchanges of the last call of `learn` that the check judged, and those that it could not
+        judge; None without a check."""
+        self._cores: Floats = np.zeros(0)
+        """Cores of each device at the last selection, by its hello, shape (N,); empty before it."""
         self._registered = 0
         """Number of devices at the last selection."""
         self._not_drawn: Bools = np.zeros(0, dtype=np.bool_)
@@ -278,6 +287,8 @@ class Decisions:
         """Return the input of a selector, the contexts, shape (N, 4), and the prediction."""
         context = roster.contexts(*transfer_bits, self.config.selection.cold_start_coding)
         self._registered = len(context)
+        if self.context_check is not None:
+            self._cores = roster.cores()
         is_available, loss = roster.available(now), None
         if losses is not None:
             loss = np.full(len(context), np.nan)
@@ -340,6 +351,7 @@ class Decisions:
             missed=observed.rows[_is_missed(observed) & ~observed.is_aggregated],
         )
         self.context_changes = []
+        self.contexts_judged = None if self.context_check is None else (0, 0)
         is_of_this_round: Bools = np.logical_and.reduce(np.isnan(observed.context), axis=1)
         self._update_estimator(selection, observed, ~is_of_this_round)
         self._update_estimator(selection, observed, is_of_this_round)
@@ -357,12 +369,20 @@ class Decisions:
         context = observed.context[at]
         context = np.where(np.isnan(context), selection.context[rows], context)
         if self.context_check is not None:
-            steps = self.config.training.local_steps(selection.n_k[rows])
-            cold, phases_s = observed.was_cold[at], observed.phases_s[at]
-            context, changes = self.context_check.observe(
-                rows, context, cold, phases_s, steps, selection.round
+            coding = self.config.selection.cold_start_coding
+            evidence = Evidence(
+                claims_cold=observed.was_cold[at],
+                is_cold=(context[:, COLD] > 0.0) != (coding == "literal_seed"),
+                phases_s=observed.phases_s[at],
+                steps=self.config.training.local_steps(selection.n_k[rows]),
+                cores=self._cores[rows] if self._cores.size else np.full(len(rows), np.inf),
             )
-            self.context_changes += changes
+            found = self.context_check.observe(rows, context, evidence, selection.round)
+            context = found.context
+            self.context_changes += found.changes
+            judged, unjudged = self.contexts_judged or (0, 0)
+            more = int(found.is_judged.sum())
+            self.contexts_judged = judged + more, unjudged + len(rows) - more
         is_bound: Bools = np.isnan(observed.tau_s[at])
         self.estimator.observe(rows, context, Measured(time_s[at], observed.phases_s[at], is_bound))
 

@@ -361,7 +361,7 @@ def round_row(
         coordinator_encode_s: Time to encode the next model; None if it was not encoded.
         rounds_empty: Empty rounds up to this one.
         loss_query_s: Duration of the loss query; 0 without one.
-        choice: The columns of `choice_columns`.
+        choice: The columns of `choice_columns` and `judged_columns`.
     """
     own = [x for x in ended if x.round == table.id]
     arrivals = [x.tau_wall_s for x in own if x.tau_wall_s is not None]
@@ -443,6 +443,12 @@ def selection_rows(
             "margin": None if why is None else finite_or_nan(why.margin[rows]),
         },
     )
+
+
+def judged_columns(decisions: Decisions) -> dict[str, Any]:
+    """Return the columns of a round about the context check."""
+    judged, unjudged = decisions.contexts_judged or (None, None)
+    return {"contexts_judged": judged, "contexts_unjudged": unjudged}
 
 
 def choice_columns(why: Explanation | None, names: Sequence[str]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from fairbed.coordinator.report.summary_schema import (
     Attackers,
     Auroc,
     Bytes,
+    ContextCheckSummary,
     DefenceSummary,
     DeviceSummary,
     DivergenceSummary,
@@ -240,6 +241,7 @@ def summarise_run(
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds),
         loss_queries=_loss_queries(queries, rounds),
+        context_check=_context_check(rounds),
         audits=audits,
         weights=_weights(exchanges, weight_ratios),
         defence=_defence(exchanges, left_out),
@@ -692,6 +694,12 @@ def _loss_queries(
         median_s=_median([took_s for _, took_s in queries if took_s is not None]),
         total_s=sum(row.loss_query_s for row in rounds),
     )
+
+
+def _context_check(rounds: Sequence[RoundRow]) -> ContextCheckSummary | None:
+    judged = [row.contexts_judged for row in rounds if row.contexts_judged is not None]
+    unjudged = [row.contexts_unjudged for row in rounds if row.contexts_unjudged is not None]
+    return ContextCheckSummary(judged=sum(judged), unjudged=sum(unjudged)) if judged else None
 
 
 def fairness_of(reader: RunReader, counts: Mapping[str, SelectionCounts] | None = None) -> Fairness:

@@ -453,6 +453,15 @@ class DivergenceSummary(Struct, frozen=True, kw_only=True):
     """The same in one line."""
 
 
+class ContextCheckSummary(Struct, frozen=True, kw_only=True):
+    """What the context check judged."""
+
+    judged: int
+    """Exchanges of which it judged a claim."""
+    unjudged: int
+    """Exchanges too short, or too little known, to show a false claim."""
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Summary of a run."""
 
@@ -513,6 +522,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     estimator: EstimatorError
     queues: Queues
     loss_queries: LossQuerySummary
+    context_check: ContextCheckSummary | None
+    """Null without `selection.context_check`."""
     audits: int
     """Exchanges of uniformly drawn devices."""
     weights: MergeWeights

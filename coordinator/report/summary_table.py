@@ -127,6 +127,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *_weights(s),
         *_defence(s),
         *_attackers(s),
+        *_context_check(s),
         *_queries(s),
         (
             "traffic",
@@ -447,6 +448,17 @@ def _attackers(s: RunSummary) -> list[tuple[str, str]]:
             f"standard deviation {ratio(a.accuracy_std)}; {benign}"
         )
     return [("malicious", text), ("benign", benign)]
+
+
+def _context_check(s: RunSummary) -> list[tuple[str, str]]:
+    """Return a line about the exchanges that the context check could judge; none without it."""
+    found = s.context_check
+    if found is None:
+        return []
+    text = f"{found.judged} of {found.judged + found.unjudged} exchanges judged"
+    if found.unjudged:
+        text += f"; {found.unjudged} too short, or too little known, to show a false claim"
+    return [("contexts", text)]
 
 
 def _queries(s: RunSummary) -> list[tuple[str, str]]:

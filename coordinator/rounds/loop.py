@@ -32,6 +32,7 @@ from fairbed.coordinator.records.rows import (
     choice_columns,
     exchange_row,
     fleet_rows,
+    judged_columns,
     metric_rows,
     observation,
     release_row,
@@ -690,7 +691,7 @@ class TrainingLoop:
             coordinator_encode_s=self._versions.encode_s if closed.merged else None,
             rounds_empty=closed.rounds_empty,
             loss_query_s=queries.duration_s(closed.started),
-            choice=choice_columns(why, self._registry.names()),
+            choice=choice_columns(why, self._registry.names()) | judged_columns(self._decisions),
         )
         records: list[Record] = [*fleet_rows(selection), *queries.rows]
         for record in records:

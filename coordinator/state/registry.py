@@ -112,6 +112,12 @@ class Device:
         )
 
     @property
+    def training_cores(self) -> float:
+        """Cores that its training may use, by its hello; `inf` before it."""
+        known = self.capabilities
+        return math.inf if known is None else float(min(known.cores, known.engine_threads))
+
+    @property
     def can_report_loss(self) -> bool:
         """The device supports loss queries."""
         return self.capabilities is not None and "loss" in self.capabilities.skills
@@ -212,6 +218,7 @@ class _Columns:
     inverse_mu: Floats
     rates_bps: Floats
     """Shape (N, 2)."""
+    cores: Floats
     n_k: Ints
     trained_last: Bools
     selected_last: Bools
@@ -223,6 +230,7 @@ class _Columns:
             is_open=np.zeros(size, dtype=np.bool_),
             inverse_mu=np.ones(size),
             rates_bps=np.full((size, 2), np.nan),
+            cores=np.full(size, np.inf),
             n_k=np.zeros(size, dtype=np.int64),
             trained_last=np.zeros(size, dtype=np.bool_),
             selected_last=np.zeros(size, dtype=np.bool_),
@@ -426,6 +434,11 @@ class Registry:
         n_k: Ints = self._up_to_date().n_k[: len(self)].copy()
         return n_k
 
+    def cores(self) -> Floats:
+        """Return the cores that a training of each device may use, shape (N,); `inf`: unknown."""
+        cores: Floats = self._up_to_date().cores[: len(self)].copy()
+        return cores
+
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
         """Return c = [1/mu, s, M_down/B_down, M_up/B_up] of each device, shape (N, 4).
 
@@ -469,6 +482,7 @@ class Registry:
             )
             columns.inverse_mu[row] = 1.0 / clamped_mu(device)
             columns.rates_bps[row] = _rates_bps(device)
+            columns.cores[row] = device.training_cores
             columns.n_k[row] = bounded_n_k(device)
             columns.trained_last[row] = device.trained_last
             columns.selected_last[row] = device.selected_last
@@ -567,15 +581,21 @@ def clamped_values(device: Device) -> dict[str, str]:
         if rate is not None and not slowest <= rate <= fastest:
             used = min(max(rate, slowest), fastest)
             clamped[name] = f"{rate:g} bit/s, counts as {used:g}"
-    if context.n_k > device.n_registered > 0:
+    if context.is_ready and context.n_k > device.n_registered > 0:
         clamped["n_k"] = f"{context.n_k} examples, counts as {device.n_registered}"
     return clamped
 
 
 def bounded_n_k(device: Device) -> int:
-    """Return n_k of a device: the last reported number, at most the one in its hello."""
-    n_k = device.context.n_k if device.context is not None else device.n_registered
-    return max(0, min(n_k, device.n_registered) if device.n_registered else n_k)
+    """Return n_k of a device: the last reported number, at most that of its shard or hello.
+
+    A device that is not ready has not received the shard of this run: its report is of an earlier
+    run, or 0, and the number of the shard counts.
+    """
+    context, known = device.context, device.n_registered
+    if context is None or (not context.is_ready and known):
+        return known
+    return max(0, min(context.n_k, known) if known else context.n_k)
 
 
 def cold_start(device: Device, coding: str) -> int:

@@ -317,6 +317,10 @@ class RoundRow:
     """The device that the alternative cohort lacks; None if there is none."""
     alternative_in: str | None = None
     """The device that the alternative cohort has instead; None if there is none."""
+    contexts_judged: int | None = None
+    """Exchanges whose claims the context check judged; None without the check."""
+    contexts_unjudged: int | None = None
+    """Exchanges that it could not judge; None without the check."""
     rounds_empty: int = 0
     """Empty rounds up to this one: no device was selected or queried, and no update arrived. They
     count for the queues, but not towards `rounds` of the experiment."""

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 DEVICES = 5
 LIAR = "pi-1"
 TRAIN_S = 0.1
-ROUNDS = 8
+ROUNDS = 12
 
 
 class OneFreeCore(RealSensors):
@@ -43,11 +43,11 @@ class Wiretap(MemoryBroker):
         super().route(topic, payload, qos, retain)
 
 
-@pytest.mark.parametrize("speed", [50.0, 0.05])
+@pytest.mark.parametrize(("speed", "honest"), [(50.0, 0), (0.05, 5)])
 async def test_a_lying_context_is_distrusted_and_no_honest_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: float, honest: int
 ) -> None:
-    attack = Attack(kind="lying-context", speed=speed)
+    attack = Attack(kind="lying-context", speed=speed, honest_exchanges=honest)
     selection = SelectionConfig(policy="uniform", per_round=DEVICES, context_check=5.0)
     patient = RoundConfig(min_devices=DEVICES, deadline_s=30.0, join_timeout_s=30.0)
     config = make_config(ROUNDS, DEVICES, selection=selection, round=patient)
@@ -73,12 +73,12 @@ async def test_a_lying_context_is_distrusted_and_no_honest_one(
         store.close()
     with place.reader() as reader:
         events = [e for _, e in reader.events() if e.kind == "context check"]
-        valid = [x.round for x in reader.exchanges(0) if x.device == LIAR and x.is_valid]
+        lies = [x.round for x in reader.exchanges(0) if x.is_valid and x.mu_cores == speed]
     [found] = events
-    assert (found.device, found.round) == (LIAR, valid[2])
+    assert (found.device, found.round) == (LIAR, lies[2])
     claimed, shown = f"claims {speed:g} free cores, but its exchange shows ", found.text
     assert shown.startswith(claimed)
-    assert float(shown[len(claimed) :].split(";")[0]) == pytest.approx(1.0, rel=0.2)
+    assert float(shown[len(claimed) :].split(";")[0]) == pytest.approx(1.0, rel=0.5)
     # The truth stays in the agent: no message has it, and the selector gets no more than usual.
     known = {"round", "is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k"}
     assert len(received) == ROUNDS

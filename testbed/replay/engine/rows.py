@@ -119,6 +119,7 @@ def round_row(replayed: ReplayedRound, decisions: Decisions, names: Sequence[str
         cancelled=states[ExchangeState.CANCELLED],
         rounds_empty=replayed.after.rounds_empty,
         **records.choice_columns(replayed.why, names),
+        **records.judged_columns(decisions),
     )
 
 

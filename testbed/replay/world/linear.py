@@ -145,6 +145,7 @@ class LinearWorld:
         return FleetSnapshot(
             is_available=draws.is_available,
             inverse_mu=draws.inverse_mu,
+            training_cores=np.full(len(self), np.inf),
             down_bps=np.full(len(self), np.inf),
             up_bps=draws.bandwidth_bps,
             link_age_s=None,

@@ -100,6 +100,7 @@ class ProfileWorld:
         self._conditions = FleetConditions(means, varying)
         self._draining = Draining(means, varying, GIVE_UP_RATIO * deadline_s)
         n = len(means)
+        self._training_cores: Floats = np.minimum(means.cores, means.threads)
         rows = np.arange(n, dtype=np.int64)
         self._first_context_s = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
         self._probes = Probes(means, varying, self._tcp)
@@ -150,6 +151,7 @@ class ProfileWorld:
         return FleetSnapshot(
             is_available=is_connected & is_willing & self._draining.is_idle(now),
             inverse_mu=1.0 / mu,
+            training_cores=self._training_cores,
             down_bps=np.clip(self._down.bps(), *LINK_BOUNDS_BPS),
             up_bps=np.clip(self._up.bps(), *LINK_BOUNDS_BPS),
             link_age_s=np.maximum(self._down.age_s(now), self._up.age_s(now)),

@@ -90,6 +90,8 @@ class FleetSnapshot:
     """I_{t,n}."""
     inverse_mu: Floats
     """1 / free cores."""
+    training_cores: Floats
+    """Cores that a training may use; `inf` if unknown."""
     down_bps: Floats
     """NaN for a rate that was never measured; `inf` for a transfer that takes no time."""
     up_bps: Floats
@@ -112,6 +114,10 @@ class FleetSnapshot:
         context[:, COLD] = self.last.cold_start(coding)
         context[:, [DOWN, UP]] = transfer_times(down_bits, up_bits, rates_bps)
         return context
+
+    def cores(self) -> Floats:
+        """Return the cores that a training of each device may use, shape (N,); `inf`: unknown."""
+        return self.training_cores
 
     def available(self, now: float) -> Bools:
         """Return I_{t,n}, shape (N,)."""
