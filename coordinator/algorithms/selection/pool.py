@@ -39,9 +39,7 @@ def shuffled_rows(rng: np.random.Generator, is_candidate: Bools) -> Ints:
     return rows
 
 
-def weighted_draw(
-    rng: np.random.Generator, weights: Floats | Ints, rows: Ints, size: int
-) -> Ints:
+def weighted_draw(rng: np.random.Generator, weights: Floats | Ints, rows: Ints, size: int) -> Ints:
     """Draw rows without replacement, each in proportion to its weight.
 
         keys_i = E_i / w_i,  E_i exponential;  the `size` smallest keys
@@ -67,7 +65,9 @@ def weighted_draw(
     keys = waits / np.where(has_weight, weights, 1.0)
     heavy, light = np.flatnonzero(has_weight), np.flatnonzero(~has_weight)
     first = heavy[smallest(keys[heavy], size)]
-    return rows[np.concatenate([first, light[smallest(keys[light], size - len(first))]])]
+    at = np.concatenate([first, light[smallest(keys[light], size - len(first))]])
+    drawn: Ints = rows[at]
+    return drawn
 
 
 def smallest(values: Floats, k: int) -> Ints:

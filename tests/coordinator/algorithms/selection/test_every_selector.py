@@ -123,8 +123,8 @@ def test_a_device_that_is_absent_and_not_selected_changes_nothing_for_the_others
             chance.choice([0.0, 0.5, 1.0, 2.0], n).tolist(), width_s=chance.random(n).tolist()
         )
         selector = make_selector(CONFIGS[name])
-        losses = {"loss": chance.random(n)} if isinstance(selector, TwoStepSelector) else {}
-        everyone = replace(everyone, n_k=chance.integers(1, 50, n), **losses)
+        loss = chance.random(n) if isinstance(selector, TwoStepSelector) else None
+        everyone = replace(everyone, n_k=chance.integers(1, 50, n), loss=loss)
         rows = selector.select(everyone, 2, stream(seed))
         is_available = everyone.is_available.copy()
         absent = chance.choice(np.setdiff1d(np.arange(n), rows))
