@@ -5,22 +5,13 @@ Only the duration of each exchange is left to the replay: the study measures its
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.store.tables import ExchangeRow, RoundRow
-from fairbed.testbed.replay.world.shared_air import Carried
-from fairbed.testbed.replay.world.world import (
-    Exchanges,
-    FleetSnapshot,
-    LastRound,
-    ReplayedExchange,
-    SharingWorld,
-    World,
-)
+from fairbed.testbed.replay.imposed import ImposedInstants
+from fairbed.testbed.replay.world.world import FleetSnapshot, LastRound, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +60,10 @@ def live_rounds(
     }
 
 
-class ImposedCohorts:
-    """Selects the cohorts of a live run; queues and learning are those of the policy."""
+class LiveTimedWorld(ImposedInstants):
+    """A world at instants of a live run's clock, with contexts to impose by round.
 
-    def __init__(self, policy: Selector, rounds: Mapping[int, LiveRound]) -> None:
-        self._policy, self._rounds = policy, rounds
-
-    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        """Return the rows of the round's live cohort, whether available or not."""
-        cohort: Ints = self._rounds[candidates.round].rows.copy()
-        return cohort
-
-    def observe(self, outcomes: Outcomes) -> None:
-        """Pass the outcomes to the policy, as in the live run."""
-        self._policy.observe(outcomes)
-
-    def queues(self, n: int) -> Floats:
-        """Return the virtual queues of the policy, shape (n,)."""
-        return self._policy.queues(n)
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the state of the policy."""
-        return self._policy.to_state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state of the policy."""
-        self._policy.load_state(state)
-
-
-class LiveTimedWorld:
-    """A world whose rounds take place at instants of a live run's clock.
-
-    Args:
-        world: The devices.
-        instant_s: Returns the instant on the live run's clock, from the round and the replay's
-            clock, seconds.
-        imposed: Contexts to impose, by round; rounds without an entry have those of the world.
+    Rounds without imposed contexts have those of the world.
     """
 
     def __init__(
@@ -113,74 +72,21 @@ class LiveTimedWorld:
         instant_s: Callable[[int, float], float],
         imposed: Mapping[int, LiveRound] | None = None,
     ) -> None:
-        self._world, self._instant_s, self._imposed = world, instant_s, imposed or {}
-        self.slots = world.slots
-        self.air = world.air if isinstance(world, SharingWorld) else None
-
-    def __len__(self) -> int:
-        return len(self._world)
-
-    @property
-    def transfer_bits(self) -> tuple[float | Floats, float | Floats]:
-        """Sizes of an exchange down and up, bits."""
-        return self._world.transfer_bits
+        super().__init__(world, instant_s)
+        self._imposed = imposed or {}
 
     def observe(self, round_id: int, now: float, last: LastRound) -> FleetSnapshot:
         """Return the fleet at the live instant of a selection, with the imposed contexts."""
-        at_s = self._instant_s(round_id, now)
         live = self._imposed.get(round_id)
         if live is None:
-            return self._world.observe(round_id, at_s, last)
-        snapshot = self._world.observe(round_id, at_s, _with_live_cohort(last, live))
+            return super().observe(round_id, now, last)
+        snapshot = super().observe(round_id, now, _with_live_cohort(last, live))
         return replace(
             snapshot,
             inverse_mu=_with_known(snapshot.inverse_mu, live.rows, 1.0 / live.mu_cores),
             down_bps=_with_known(snapshot.down_bps, live.rows, live.down_bps),
             up_bps=_with_known(snapshot.up_bps, live.rows, live.up_bps),
         )
-
-    def available_from_s(self, round_id: int, now: float) -> float:
-        """Return an instant on the replay's clock before which no device is available."""
-        at_s = self._instant_s(round_id, now)
-        return now + self._world.available_from_s(round_id, at_s) - at_s
-
-    def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
-        """Return the exchanges of a cohort that is dispatched at the live instant."""
-        return self._world.exchange(round_id, self._instant_s(round_id, now), rows)
-
-    def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
-        """Return the duration of an upload that is granted `granted_s` after the dispatch."""
-        return self._world.upload_s(exchange, granted_s)
-
-    def begin_transfer(self, exchange: ReplayedExchange, granted_s: float | None) -> None:
-        """Begin a transfer in a cell of the world."""
-        assert isinstance(self._world, SharingWorld)
-        self._world.begin_transfer(exchange, granted_s)
-
-    def on_carried(self, exchange: ReplayedExchange, carried: Carried) -> None:
-        """Set the phases of an exchange whose transfer in a cell has ended."""
-        assert isinstance(self._world, SharingWorld)
-        self._world.on_carried(exchange, carried)
-
-    def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Note the devices that have the model."""
-        self._world.on_pulled(exchanges)
-
-    def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Note the exchanges that have ended."""
-        self._world.on_over(exchanges)
-
-    def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
-        """Note the model version that the next round trains."""
-        self._world.on_version(rows, versions, version)
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the state of the world."""
-        return self._world.to_state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state of the world."""
-        self._world.load_state(state)
 
 
 def imposed_world(world: World, rounds: Mapping[int, LiveRound]) -> LiveTimedWorld:

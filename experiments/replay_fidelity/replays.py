@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from experiments.replay_fidelity.imposed import (
-    ImposedCohorts,
     imposed_world,
     live_rounds,
     paused_world,
@@ -16,6 +15,7 @@ from experiments.replay_fidelity.imposed import (
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.replay.imposed import ImposedCohorts
 from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 
@@ -36,7 +36,9 @@ def replay_forced(
     rows = {name: row for row, name in enumerate(setup.names)}
     with RunReader(live) as reader:
         rounds = live_rounds(reader.rounds(), reader.exchanges(), rows)
-    setup.decisions.selector = ImposedCohorts(setup.decisions.selector, rounds)
+    setup.decisions.selector = ImposedCohorts(
+        setup.decisions.selector, {round_id: one.rows for round_id, one in rounds.items()}
+    )
     setup = _with_rounds(setup, sum(one.rows.size > 0 for one in rounds.values()))
     return _replay_once(replace(setup, world=imposed_world(setup.world, rounds)), folder, log)
 

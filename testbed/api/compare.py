@@ -244,6 +244,11 @@ def joined_for(
             '--cluster: is for a grid of replays, got fleet = "run"; leave it out, or set fleet = '
             '"replay"'
         )
+    if address is not None and any(arm.cohorts_of for arm in grid.arms):
+        raise UsageError(
+            '--cluster: is for cells that need no other cell, got cohorts = "fixed"; leave it out, '
+            'or set cohorts = "own"'
+        )
     experiments = (arm.experiment for arm in grid.arms)
     with joined(address, experiments, lambda line: note(f"warning: {line}")) as cluster:
         if cluster is not None:

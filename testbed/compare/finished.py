@@ -56,8 +56,14 @@ class FinishedRun:
 
     @property
     def arm(self) -> str:
-        """Hash of what makes its arm: the experiment without seed and name, and the clock."""
-        shared = msgspec.structs.replace(self.experiment, seed=0, name="arm")
+        """Hash of what makes its arm: the experiment without seed and name, and the clock.
+
+        Cohorts of another run differ with the seed, too.
+        """
+        replay = self.experiment.replay
+        if replay.cohorts_from is not None:
+            replay = msgspec.structs.replace(replay, cohorts_from="fixed")
+        shared = msgspec.structs.replace(self.experiment, seed=0, name="arm", replay=replay)
         return hashlib.sha256(f"{shared.hash()} {self.clock}".encode()).hexdigest()
 
 

@@ -14,7 +14,7 @@ from fairbed.testbed.compare.grid import Fleet, Grid, TargetConfig
 from fairbed.testbed.experiment.file import ExperimentError
 
 MANIFEST = "grid.json"
-RUNS, ARMS = "runs", "arms"
+ARMS = "arms"
 
 
 class GridManifest(Struct, frozen=True, kw_only=True):
@@ -38,7 +38,8 @@ def manifest_of(grid: Grid) -> GridManifest:
     for cell in grid.cells():
         cells.setdefault(cell.arm.name, {})[str(cell.seed)] = cell.experiment.hash()
     metrics = (grid.primary, grid.budget_metric)
-    content = (grid.fleet, grid.baseline, grid.target, metrics, cells)
+    cohorts = [arm.cohorts_of for arm in grid.arms]
+    content = (grid.fleet, grid.baseline, grid.target, metrics, cohorts, cells)
     digest = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
     return GridManifest(
         grid=digest,

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -55,9 +55,12 @@ Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63
 Share: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
 Values: TypeAlias = Annotated[list[Any], Meta(min_length=1)]
 Fleet: TypeAlias = Literal["replay", "run"]
+Cohorts: TypeAlias = Literal["own", "fixed"]
 Document: TypeAlias = dict[str, Any]
 """A parsed TOML document, or a part of it."""
 
+RUNS = "runs"
+"""Folder of the runs, below that of the grid."""
 MAX_CELLS = 10_000
 MAX_ARM_NAME = 120
 """Maximum length of an arm's name, which is also the name of a folder."""
@@ -124,6 +127,9 @@ class GridConfig(Section, frozen=True, kw_only=True):
     axes: dict[str, Values] = msgspec.field(default_factory=dict)
     arm: tuple[ArmConfig, ...] = ()
     target: TargetConfig = TargetConfig()
+    cohorts: Cohorts = "own"
+    """`fixed`: arms that select alike have the cohorts of one of them, the baseline or the first;
+    `own`: each arm selects for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,8 @@ class Arm:
     """Keys and values from the axes."""
     experiment: Experiment
     """The experiment, with the first seed of the grid."""
+    cohorts_of: str | None = None
+    """The arm whose cohorts this one has; None: it selects for itself."""
 
     @property
     def front_value(self) -> float | None:
@@ -159,7 +167,16 @@ class GridCell:
 
     def folder(self, out: Path) -> Path:
         """Return the folder of this run."""
-        return out / "runs" / self.arm.name / str(self.seed)
+        return out / RUNS / self.arm.name / str(self.seed)
+
+    def experiment_in(self, out: Path) -> Experiment:
+        """Return the experiment of this run, with the cohorts of another run of the grid."""
+        experiment, leader = self.experiment, self.arm.cohorts_of
+        if leader is None:
+            return experiment
+        folder = str((out / RUNS / leader / str(self.seed)).resolve())
+        replay = msgspec.structs.replace(experiment.replay, cohorts_from=folder)
+        return msgspec.structs.replace(experiment, replay=replay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +197,13 @@ class Grid:
     def cells(self) -> list[GridCell]:
         """Return all cells, seed by seed, so that an interrupted grid has complete seeds."""
         return [GridCell(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def stages(self) -> list[list[GridCell]]:
+        """Return the cells that may run at once, after those of the stages before."""
+        leading, following = list[GridCell](), list[GridCell]()
+        for cell in self.cells():
+            (leading if cell.arm.cohorts_of is None else following).append(cell)
+        return [leading, following] if following else [leading]
 
 
 def load_grid(path: Path, settings: Settings = (), seeds: int | None = None) -> Grid:
@@ -271,6 +295,8 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
             "remove some"
         )
     baseline = _known("baseline", config.baseline or names[0], names)
+    if config.cohorts == "fixed":
+        arms = _with_fixed_cohorts(arms, baseline, config.fleet)
     _known("target.of", config.target.of or baseline, names)
     quality = FINAL_ACCURACY
     if all(arm.experiment.model.task == "regression" for arm in arms):
@@ -303,6 +329,39 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
             [*(SCORES if trains else ()), UPDATES],
         ),
         target=config.target,
+    )
+
+
+def _with_fixed_cohorts(arms: Sequence[Arm], baseline: str, fleet: Fleet) -> list[Arm]:
+    """Return the arms, of which those that select alike have the cohorts of one of them.
+
+    Raises:
+        ValueError: They run live, or an arm has cohorts of another run already.
+    """
+    if fleet == "run":
+        raise ValueError(
+            'cohorts: must be "own" with fleet = "run", got "fixed": only replays can have the '
+            'cohorts of another run; set fleet = "replay"'
+        )
+    leaders = dict[bytes, str]()
+    for arm in sorted(arms, key=lambda one: one.name != baseline):
+        if arm.experiment.replay.cohorts_from is not None:
+            raise ValueError(
+                f"arm {arm.name!r}: replay.cohorts_from must not be set with cohorts = "
+                f'"fixed", got {arm.experiment.replay.cohorts_from!r}; remove one of them'
+            )
+        leaders.setdefault(_selects_by(arm.experiment), arm.name)
+    names = [leaders[_selects_by(arm.experiment)] for arm in arms]
+    return [
+        arm if name == arm.name else replace(arm, cohorts_of=name)
+        for arm, name in zip(arms, names, strict=True)
+    ]
+
+
+def _selects_by(experiment: Experiment) -> bytes:
+    """Return what arms with the same cohorts have in common."""
+    return msgspec.json.encode(
+        (experiment.selection, experiment.round, experiment.rounds, experiment.fleet)
     )
 
 

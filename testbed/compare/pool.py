@@ -6,6 +6,7 @@ closes its run and ends when its standard input ends.
 docs/decisions/0011-a-cohort-trains-in-cache.md explains why this is not loky.
 """
 
+import itertools
 import os
 import signal
 import subprocess
@@ -76,9 +77,7 @@ async def run_cells(
     Returns:
         Whether all cells have a result; False after a signal.
     """
-    cells = grid.cells()
-    rest = iter(cells)
-    cell_of = {_job(cell, out).folder: cell for cell in cells}
+    cell_of = {_job(cell, out).folder: cell for cell in grid.cells()}
     is_whole = False
 
     def report_job(job: CellJob, outcome: CellOutcome) -> None:
@@ -87,15 +86,17 @@ async def run_cells(
     async with anyio.create_task_group() as group:
         if handles_signals:
             await group.start(_watch_signals, group.cancel_scope, name="compare.signals")
-        async with anyio.create_task_group() as workers:
-            if grid.fleet == "run":
-                workers.start_soon(_run, rest, out, report, name="compare.fleet")
-            elif cluster is not None:
-                pool = CellPool(cluster, [_job(cell, out) for cell in cells], report_job, note)
-                workers.start_soon(pool.run, jobs, name="compare.cluster")
-            else:
-                for number in range(min(jobs or free_cores(), len(cells))):
-                    workers.start_soon(_replay, rest, out, report, name=f"compare.{number}")
+        for cells in grid.stages():
+            rest = iter(cells)
+            async with anyio.create_task_group() as workers:
+                if grid.fleet == "run":
+                    workers.start_soon(_run, rest, out, report, name="compare.fleet")
+                elif cluster is not None:
+                    pool = CellPool(cluster, [_job(cell, out) for cell in cells], report_job, note)
+                    workers.start_soon(pool.run, jobs, name="compare.cluster")
+                else:
+                    for number in range(min(jobs or free_cores(), len(cells))):
+                        workers.start_soon(_replay, rest, out, report, name=f"compare.{number}")
         is_whole = True
         group.cancel_scope.cancel()
     return is_whole
@@ -118,7 +119,7 @@ def run_cells_here(grid: Grid, out: Path, report: ReportResult) -> None:
         out: Its folder.
         report: Called with each result as soon as it is known.
     """
-    for cell in grid.cells():
+    for cell in itertools.chain(*grid.stages()):
         report(_result(cell, out, run_job(_job(cell, out), threads=None)))
 
 
@@ -126,7 +127,7 @@ def _job(cell: GridCell, out: Path) -> CellJob:
     return CellJob(
         run_id=f"{cell.arm.name}-{cell.seed}",
         folder=str(cell.folder(out)),
-        experiment=cell.experiment,
+        experiment=cell.experiment_in(out),
     )
 
 

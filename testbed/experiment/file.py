@@ -287,6 +287,9 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     it."""
     task_costs: TaskCosts | None = None
     """The cost of local training itself; a replay records here the cost from `costs_from`."""
+    cohorts_from: Annotated[str, Meta(min_length=1)] | None = None
+    """Folder of a finished replay of the same fleet: each round has its cohort, and the links and
+    the availability of the instant at which it was dispatched; not set: the policy selects."""
     examples: PositiveInt | None = None
     """Training examples of every device, and no training; not set: the data are divided, as in
     a run."""

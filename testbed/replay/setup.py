@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -139,9 +140,16 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
             "that needs no loss, such as uniform"
         )
     _check_attacks(experiment)
-    if all(group.model is None for group in experiment.fleet):
-        return _profile_fleet_setup(experiment)
-    return _linear_fleet_setup(experiment)
+    has_profiles = all(group.model is None for group in experiment.fleet)
+    setup = (_profile_fleet_setup if has_profiles else _linear_fleet_setup)(experiment)
+    cohorts_from = experiment.replay.cohorts_from
+    if cohorts_from is None:
+        return setup
+    from fairbed.testbed.replay.imposed import impose_cohorts
+
+    world, folder = setup.world, Path(cohorts_from)
+    world = impose_cohorts(setup.decisions, world, setup.names, experiment.rounds, folder)
+    return replace(setup, world=world)
 
 
 def _check_attacks(experiment: Experiment) -> None:

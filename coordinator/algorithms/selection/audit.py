@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.selection.pool import shuffled_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def audit(rows: Ints, is_available: Bools, probability: float, rng: np.random.Ge
     propensity[rows] = 1.0 - probability * (a - m) / (a * m)
     if rng.random() >= probability:
         return Audited(rows, None, propensity)
-    drawn = int(rng.choice(available))
+    drawn = int(shuffled_rows(rng, is_available)[0])
     if drawn not in rows:
         rows = rows.copy()
         rows[rng.integers(m)] = drawn

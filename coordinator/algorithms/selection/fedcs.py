@@ -121,7 +121,7 @@ class FedCs:
         Raises:
             ValueError: `k` is negative, or a prediction of an available device is not finite.
         """
-        rows = rng.permutation(available_rows(candidates, k))
+        rows = available_rows(candidates, k, shuffled_by=rng)
         if k == 0 or rows.size == 0:
             return rows[:0]
         tau_s, half_s, update_s = self._times_s(candidates, rows)

@@ -15,7 +15,11 @@ from fairbed.coordinator.algorithms.selection.explanation import (
     explain_draw,
     spread,
 )
-from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
+from fairbed.coordinator.algorithms.selection.pool import (
+    available_rows,
+    shuffled_rows,
+    weighted_draw,
+)
 
 CONFIDENCE = 0.1
 """Factor under the root of the bonus for devices not selected for long (oort.py)."""
@@ -104,15 +108,16 @@ class Oort:
         rows = available_rows(candidates, k)
         if k >= len(rows):
             return rows
-        tried, fresh = self._split(rows, len(candidates.is_available))
+        n = len(candidates.is_available)
+        tried, fresh = self._split(rows, n)
         n_exploit = self._n_exploit(k, len(tried), candidates.round)
-        chosen = self._exploit(tried, n_exploit, candidates.round, rng)
-        explored = fresh[weighted_draw(rng, candidates.n_k[fresh], k - n_exploit)]
+        chosen = self._exploit(tried, n_exploit, n, candidates.round, rng)
+        explored = weighted_draw(rng, candidates.n_k, fresh, k - n_exploit)
         taken = np.concatenate([chosen, explored])
         if len(taken) < k:
-            is_free = np.ones(len(candidates.is_available), dtype=np.bool_)
+            is_free = candidates.is_available.copy()
             is_free[taken] = False
-            others = rng.permutation(rows[is_free[rows]])[: k - len(taken)]
+            others = shuffled_rows(rng, is_free)[: k - len(taken)]
             taken = np.concatenate([taken, others])
         return np.sort(taken)
 
@@ -150,8 +155,8 @@ class Oort:
         preferred_s = self._preferred_s()
         duration_s = self._duration_s[rows]
         slow = duration_s > preferred_s
-        factor = (preferred_s / np.where(slow, duration_s, 1.0)) ** self._settings.penalty
-        return np.where(slow, score * factor, score)
+        score[slow] *= (preferred_s / duration_s[slow]) ** self._settings.penalty
+        return score
 
     def observe(self, outcomes: Outcomes) -> None:
         """Learn losses and durations; move the pacer at the end of each window."""
@@ -194,13 +199,15 @@ class Oort:
         self._last = np.array(state["last"], dtype=np.int64)
         self._exploited = [float(value) for value in state["exploited"]]
 
-    def _exploit(self, tried: Ints, size: int, round_id: int, rng: np.random.Generator) -> Ints:
-        """Return `size` tried rows, drawn by score among those above the cut-off."""
+    def _exploit(
+        self, tried: Ints, size: int, n: int, round_id: int, rng: np.random.Generator
+    ) -> Ints:
+        """Return `size` tried rows of n, drawn by score among those above the cut-off."""
         if size == 0:
             return tried[:0]
-        score = self.score(tried, round_id)
-        good = np.flatnonzero(score >= self._cut_off(score, size))
-        return tried[good[weighted_draw(rng, score[good], size)]]
+        score, weights = self.score(tried, round_id), np.zeros(n)
+        weights[tried] = score
+        return weighted_draw(rng, weights, tried[score >= self._cut_off(score, size)], size)
 
     def _split(self, rows: Ints, n: int) -> tuple[Ints, Ints]:
         """Return which of `rows` were tried, and which never."""

@@ -30,7 +30,7 @@ class Fastest:
         Raises:
             ValueError: `k` is negative, or a prediction of an available device is not finite.
         """
-        rows = rng.permutation(available_rows(candidates, k))
+        rows = available_rows(candidates, k, shuffled_by=rng)
         tau_s = require_finite("tau_hat_s", candidates.tau_hat_s, rows)
         return np.sort(rows[smallest(tau_s, k)])
 

@@ -1,45 +1,73 @@
-"""Available rows, and draws from them, for the selectors."""
+"""Available rows, and draws from them, for the selectors.
+
+Every draw takes one number for each row of the fleet, available or not. A device that is absent in
+one arm of a comparison, and not in another, therefore changes no draw of the other devices.
+"""
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates
 
 
-def available_rows(candidates: Candidates, k: int) -> Ints:
-    """Return the rows that are available, ascending, shape (<= N,).
+def available_rows(
+    candidates: Candidates, k: int, shuffled_by: np.random.Generator | None = None
+) -> Ints:
+    """Return the rows that are available, shape (<= N,): ascending, or in random order.
 
     Raises:
         ValueError: `k` is negative.
     """
     if k < 0:
         raise ValueError(f"selection: k must be >= 0, got {k}; raise per_round")
+    if shuffled_by is not None:
+        return shuffled_rows(shuffled_by, candidates.is_available)
     return np.flatnonzero(candidates.is_available).astype(np.int64)
 
 
-def weighted_draw(rng: np.random.Generator, weights: Floats | Ints, size: int) -> Ints:
-    """Draw positions without replacement, each in proportion to its weight.
+def shuffled_rows(rng: np.random.Generator, is_candidate: Bools) -> Ints:
+    """Return the rows of the candidates in random order, shape (<= N,).
 
-        keys_i = E_i / w_i,  E_i exponential;  the `size` smallest keys
+    The order of two candidates does not depend on which other rows are candidates.
 
     Args:
         rng: Random number generator.
-        weights: At least 0, shape (N,); positions of weight 0 are drawn last, uniformly.
-        size: Number of positions; all N if it is larger.
+        is_candidate: Shape (N,).
+    """
+    order = rng.permutation(len(is_candidate))
+    rows: Ints = order[is_candidate[order]]
+    return rows
+
+
+def weighted_draw(rng: np.random.Generator, weights: Floats | Ints, rows: Ints, size: int) -> Ints:
+    """Draw rows without replacement, each in proportion to its weight.
+
+        keys_i = E_i / w_i,  E_i exponential;  the `size` smallest keys
+
+    E_i depends on the row i only, not on which other rows may be drawn.
+
+    Args:
+        rng: Random number generator.
+        weights: Of the whole fleet, at least 0, shape (N,); rows of weight 0 are drawn last,
+            uniformly.
+        rows: The rows that may be drawn, shape (M,).
+        size: Number of rows to draw; all M if it is larger.
 
     Returns:
-        Positions in the order drawn, shape (size,).
+        Rows in the order drawn, shape (<= size,).
 
     Source:
         Efraimidis & Spirakis, Information Processing Letters 97 (2006), in logarithms.
     """
-    weights = weights.astype(np.float64)
-    waits = rng.exponential(size=len(weights))
+    waits = rng.exponential(size=len(weights))[rows]
+    weights = weights[rows].astype(np.float64)
     has_weight = weights > 0.0
     keys = waits / np.where(has_weight, weights, 1.0)
     heavy, light = np.flatnonzero(has_weight), np.flatnonzero(~has_weight)
     first = heavy[smallest(keys[heavy], size)]
-    return np.concatenate([first, light[smallest(keys[light], size - len(first))]])
+    at = np.concatenate([first, light[smallest(keys[light], size - len(first))]])
+    drawn: Ints = rows[at]
+    return drawn
 
 
 def smallest(values: Floats, k: int) -> Ints:

@@ -12,7 +12,11 @@ from fairbed.coordinator.algorithms.selection.explanation import (
     Reason,
     explain_largest,
 )
-from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
+from fairbed.coordinator.algorithms.selection.pool import (
+    available_rows,
+    shuffled_rows,
+    weighted_draw,
+)
 
 
 class PowD:
@@ -57,7 +61,7 @@ class PowD:
         rows = available_rows(fleet, k)
         if k == 0:
             return rows[:0]
-        return np.sort(rows[weighted_draw(rng, fleet.n_k[rows], max(self._candidates, k))])
+        return np.sort(weighted_draw(rng, fleet.n_k, rows, max(self._candidates, k)))
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return min(k, replies) distinct rows, ascending; changes no state.
@@ -65,13 +69,14 @@ class PowD:
         Raises:
             ValueError: `k` is negative, or no losses were queried.
         """
-        rows = available_rows(candidates, k)
+        available_rows(candidates, k)
         if candidates.loss is None:
             raise ValueError(
                 "power-of-choice: losses must be queried before the selection, got None; "
                 'use variant = "rpow-d" where no model is trained'
             )
-        answered = rng.permutation(rows[np.isfinite(candidates.loss[rows])])
+        has_replied = candidates.is_available & np.isfinite(candidates.loss)
+        answered = shuffled_rows(rng, has_replied)
         worst_first = np.argsort(-candidates.loss[answered], kind="stable")
         return np.sort(answered[worst_first[:k]])
 

@@ -95,7 +95,7 @@ class PowerOfChoice:
     def _draw(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return A in the order drawn, shape (max(d, k),) or smaller."""
         rows = available_rows(candidates, k)
-        return rows[weighted_draw(rng, candidates.n_k[rows], max(self._candidates, k))]
+        return weighted_draw(rng, candidates.n_k, rows, max(self._candidates, k))
 
     def _ranks(self, n: int) -> Floats:
         """Return the last losses, infinite for a device that has never taken part, shape (n,)."""

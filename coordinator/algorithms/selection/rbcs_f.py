@@ -207,7 +207,7 @@ class RbcsF:
         rows = available_rows(candidates, k)
         if k >= len(rows):
             return rows
-        rows = rng.permutation(rows)
+        rows = available_rows(candidates, k, shuffled_by=rng)
         queues = self.queues(len(candidates.is_available))[rows]
         return np.sort(rows[solve_p4(self._tau_bar_s(candidates, rows), queues, k, self._V)])
 

@@ -19,8 +19,7 @@ class Uniform:
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return min(k, available) distinct rows, ascending; changes no state."""
-        rows = available_rows(candidates, k)
-        return np.sort(rng.permutation(rows)[:k])
+        return np.sort(available_rows(candidates, k, shuffled_by=rng)[:k])
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator

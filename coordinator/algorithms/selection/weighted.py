@@ -59,7 +59,7 @@ class Weighted:
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return min(k, available) distinct rows, ascending; changes no state."""
         rows = available_rows(candidates, k)
-        return np.sort(rows[weighted_draw(rng, self._of(candidates)[rows], k)])
+        return np.sort(weighted_draw(rng, self._of(candidates), rows, k))
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator

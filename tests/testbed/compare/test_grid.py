@@ -216,3 +216,44 @@ def test_energy_is_a_metric_where_every_device_has_a_power(
     else:
         with pytest.raises(ExperimentError, match="primary: must be a metric of this grid"):
             small(folder, top)
+
+
+RULES = """
+[axes]
+"aggregation.rule" = ["fedavg", "q-fedavg", "term"]
+"""
+
+
+def test_with_fixed_cohorts_arms_that_select_alike_follow_one_of_them(folder: Path) -> None:
+    grid = small(folder, 'seeds = 2\ncohorts = "fixed"', ARMS + RULES)
+    leader_of = {arm.name: arm.cohorts_of for arm in grid.arms}
+    for stem in ("uniform", "rbcs-f"):
+        leads = [name for name in leader_of if name.startswith(stem) and leader_of[name] is None]
+        assert len(leads) == (1 if stem == "uniform" else 2), leads
+    followers = [arm for arm in grid.arms if arm.cohorts_of is not None]
+    assert len(followers) == 6
+    for arm in followers:
+        leader = next(one for one in grid.arms if one.name == arm.cohorts_of)
+        assert leader.experiment.selection == arm.experiment.selection
+        assert leader.experiment.aggregation.rule == "fedavg"
+    leading, following = grid.stages()
+    assert {cell.arm.cohorts_of for cell in leading} == {None}
+    assert len(leading) + len(following) == len(grid.cells())
+
+
+def test_the_baseline_gives_its_cohorts(folder: Path) -> None:
+    top = 'seeds = 1\ncohorts = "fixed"\nbaseline = "rule=term"'
+    grid = small(folder, top, RULES)
+    assert [arm.cohorts_of for arm in grid.arms] == ["rule=term", "rule=term", None]
+
+
+@pytest.mark.parametrize(
+    ("top", "problem"),
+    [
+        ('fleet = "run"', r'cohorts: must be "own" with fleet = "run"'),
+        ('set = { "replay.cohorts_from" = "x" }', r"replay\.cohorts_from must not be set"),
+    ],
+)
+def test_cohorts_that_cannot_be_fixed_are_one_line(folder: Path, top: str, problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
+        small(folder, f'seeds = 1\ncohorts = "fixed"\n{top}', RULES)

@@ -125,17 +125,17 @@ def digest(parts: Iterable[bytes]) -> str:
     [
         (
             ["selection.policy=uniform"],
-            "773ea56c967c5775",
-            "df4dfdaa48e4ef73",
+            "37e0a67b00f915d9",
+            "c7e81ad383ab7d3c",
             "2f6dc701086f702c",
-            "0x1.9b8c7ff544bb4p+11",
+            "0x1.971786a338230p+11",
         ),
         (
             ["selection.policy=uniform", "round.over_select=3", "round.deadline_s=4.0"],
-            "29accebf4489a875",
-            "1a2d6e9db4bf0865",
-            "dbd9f31eda4faee0",
-            "0x1.d85d475b8eda9p+10",
+            "abf52544ed32fc64",
+            "2c37e3307b5f768a",
+            "1f51184f2af91b79",
+            "0x1.d6f26f4994d2dp+10",
         ),
     ],
     ids=["waits for all", "takes the first"],
@@ -208,13 +208,14 @@ def test_a_replay_is_stored_and_summarised_like_any_run(tmp_path: Path) -> None:
     seen = list[ReplayedRound]()
     replay_experiment(experiment, tmp_path / "run", "run", seen.append)
     with RunReader(tmp_path / "run") as reader:
-        summary, rows = summarise_run(reader), reader.exchanges()
+        summary, rows, devices = summarise_run(reader), reader.exchanges(), reader.devices()
     assert (summary.status, summary.rounds_completed, summary.devices) == ("done", 50, 40)
     assert summary.virtual_s == pytest.approx(total_s(seen))
     assert 0.0 < summary.wall_s < summary.virtual_s, "a minute of it takes far less than a minute"
     assert summary.dilation == pytest.approx(summary.wall_s / summary.virtual_s)
     assert summary.fairness.invariant_holds
-    assert [row.tau_s for row in rows if row.round == 7] == pytest.approx(seen[6].tau_s.tolist())
+    tau_s = {devices[row].name: at for row, at in zip(seen[6].choice.rows, seen[6].tau_s, strict=True)}
+    assert {row.device: row.tau_s for row in rows if row.round == 7} == pytest.approx(tau_s)
     for row in rows:
         parts = (row.train_s or 0.0) + (row.load_s or 0.0) + (row.upload_s or 0.0)
         assert parts == pytest.approx(row.tau_s)

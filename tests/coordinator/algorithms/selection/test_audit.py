@@ -73,3 +73,12 @@ def test_the_cohort_keeps_its_size_and_is_available(
     assert audited.propensity.sum() == pytest.approx(len(picked))
     assert ((audited.propensity >= 0.0) & (audited.propensity <= 1.0 + 1e-12)).all()
     assert audited.audit_row is None or audited.audit_row in audited.rows
+
+
+def test_an_absent_device_changes_the_draw_only_if_it_was_drawn() -> None:
+    for seed in range(30):
+        drawn = audit(PICKED, AVAILABLE, 1.0, rng(seed)).audit_row
+        for absent in set(np.flatnonzero(AVAILABLE)) - {drawn, *PICKED.tolist()}:
+            fewer = AVAILABLE.copy()
+            fewer[absent] = False
+            assert audit(PICKED, fewer, 1.0, rng(seed)).audit_row == drawn

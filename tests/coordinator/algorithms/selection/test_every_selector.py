@@ -2,6 +2,7 @@
 
 import inspect
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,3 +105,33 @@ def test_outcomes_keep_their_shape() -> None:
     rbcs_f.observe(outcomes(3, []))
     with pytest.raises(ValueError, match="each of 3 known devices, got 2"):
         rbcs_f.observe(outcomes(2, []))
+
+
+OORT_CUTS_OFF = {"oort", "oort, eager"}
+"""A cut-off by the scores of those available: an absent device may change who passes it."""
+FITS_A_DEADLINE = {"fedcs, sequential"}
+"""The greedy order depends on all that are available."""
+
+
+@pytest.mark.parametrize("name", sorted(set(OURS) - OORT_CUTS_OFF - FITS_A_DEADLINE))
+def test_a_device_that_is_absent_and_not_selected_changes_nothing_for_the_others(name: str) -> None:
+    """Arms of a comparison that share a seed draw the same, also after their clocks differ."""
+    for seed in range(40):
+        chance = stream(seed)
+        n = int(chance.integers(3, 12))
+        everyone = fleet(
+            chance.choice([0.0, 0.5, 1.0, 2.0], n).tolist(), width_s=chance.random(n).tolist()
+        )
+        selector = make_selector(CONFIGS[name])
+        loss = chance.random(n) if isinstance(selector, TwoStepSelector) else None
+        everyone = replace(everyone, n_k=chance.integers(1, 50, n), loss=loss)
+        rows = selector.select(everyone, 2, stream(seed))
+        is_available = everyone.is_available.copy()
+        absent = chance.choice(np.setdiff1d(np.arange(n), rows))
+        is_available[absent] = False
+        fewer = replace(everyone, is_available=is_available)
+        assert selector.select(fewer, 2, stream(seed)).tolist() == rows.tolist(), (seed, absent)
+        if isinstance(selector, TwoStepSelector):
+            queried = selector.candidates(everyone, 2, stream(seed))
+            kept = np.isin(queried, selector.candidates(fewer, 2, stream(seed)))
+            assert kept[queried != absent].all()

@@ -22,7 +22,7 @@ def test_a_draw_is_without_replacement_and_takes_the_weightless_last(
     weights: list[float], size: int
 ) -> None:
     column = np.array(weights, dtype=np.float64)
-    drawn = weighted_draw(np.random.default_rng(3), column, size)
+    drawn = weighted_draw(np.random.default_rng(3), column, np.arange(len(column)), size)
     assert len(drawn) == len(set(drawn.tolist())) == min(size, len(weights))
     heavy = int((column > 0.0).sum())
     assert (column[drawn[:heavy]] > 0.0).all()
@@ -31,6 +31,7 @@ def test_a_draw_is_without_replacement_and_takes_the_weightless_last(
 
 def test_a_draw_follows_the_weights() -> None:
     rng, weights = np.random.default_rng(8), np.array([1.0, 2.0, 5.0])
-    first = np.array([weighted_draw(rng, weights, 2)[0] for _ in range(8000)])
+    rows = np.arange(3)
+    first = np.array([weighted_draw(rng, weights, rows, 2)[0] for _ in range(8000)])
     shares = np.bincount(first, minlength=3) / len(first)
     np.testing.assert_allclose(shares, weights / weights.sum(), atol=0.02)

@@ -53,7 +53,7 @@ def test_only_the_candidates_that_were_drawn_are_compared() -> None:
 def test_weights_are_the_probabilities_of_the_first_draw() -> None:
     weights, first = np.array([1.0, 2.0, 0.0, 5.0]), np.zeros(4)
     for seed in range(4000):
-        first[weighted_draw(rng(seed), weights, 1)] += 1
+        first[weighted_draw(rng(seed), weights, np.arange(4), 1)] += 1
     np.testing.assert_allclose(first / 4000, weights / 8.0, atol=0.025)
 
 
@@ -61,7 +61,7 @@ def test_a_draw_without_replacement_is_one_after_the_other() -> None:
     """P(second = 1 | first = 0) = w_1 / (w_1 + w_2)."""
     weights, seconds = np.array([6.0, 1.0, 3.0]), list[int]()
     for seed in range(4000):
-        drawn = weighted_draw(rng(seed), weights, 3)
+        drawn = weighted_draw(rng(seed), weights, np.arange(3), 3)
         assert sorted(drawn.tolist()) == [0, 1, 2]
         if drawn[0] == 0:
             seconds.append(int(drawn[1]))
