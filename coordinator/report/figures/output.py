@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from fairbed.coordinator.report.figure_style import COLOURS, GREY, INK, save, styled
+from fairbed.coordinator.report.figure_style import COLOURS, FORMATS, GREY, INK, save, styled
 from fairbed.coordinator.report.figures.catalogue import FIGURES, HEIGHT_IN
 from fairbed.coordinator.report.figures.data import RunFigures
 from fairbed.coordinator.report.figures.panels import shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
-
-FORMATS = ("svg", "pdf", "png")
-"""Formats of a figure file."""
 
 WIDTH_IN = 7.2
 LEGEND_LINE_IN = 0.2
