@@ -123,6 +123,42 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
         TaskError: Its model is not available.
         BackendError: The cost of training cannot be measured.
     """
+    _check(experiment)
+    if all(group.model is None for group in experiment.fleet):
+        return _profile_fleet_setup(experiment)
+    return _linear_fleet_setup(experiment)
+
+
+def check_setup(experiment: Experiment, worlds: set[bytes]) -> None:
+    """Check that a replay can be set up, without a round.
+
+    Args:
+        experiment: The experiment.
+        worlds: What was set up before, which is extended. Experiments that differ only in
+            `[selection]` and `[aggregation]` have the same data, devices and costs: of these, the
+            first is set up, and for the others the decisions.
+
+    Raises:
+        ExperimentError: As for `setup_of`; likewise the other errors.
+    """
+    sections = msgspec.to_builtins(experiment)
+    world = msgspec.json.encode(
+        {key: sections[key] for key in sections if key not in ("name", "selection", "aggregation")}
+    )
+    if world not in worlds:
+        setup_of(experiment)
+        worlds.add(world)
+        return
+    _check(experiment)
+    make_decisions(experiment.coordinator())
+
+
+def _check(experiment: Experiment) -> None:
+    """Check the settings of a replay by themselves.
+
+    Raises:
+        ExperimentError: They do not fit together.
+    """
     if not experiment.fleet:
         raise ExperimentError(
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a population "
@@ -139,9 +175,6 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
             "that needs no loss, such as uniform"
         )
     _check_attacks(experiment)
-    if all(group.model is None for group in experiment.fleet):
-        return _profile_fleet_setup(experiment)
-    return _linear_fleet_setup(experiment)
 
 
 def _check_attacks(experiment: Experiment) -> None:
