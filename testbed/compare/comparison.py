@@ -266,9 +266,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def has_clipped(self) -> bool:
         """An end of an interval was outside the range of its metric."""
         return any(
-            found.is_clipped
+            any(found.is_clipped for found in arm.values.values())
+            or any(gap.is_clipped for gap in arm.differences.values())
             for arm in self.arms
-            for found in (*arm.values.values(), *arm.differences.values())
         )
 
     @property

@@ -30,7 +30,7 @@ from fairbed.testbed.compare.comparison import (
     MetricSummary,
 )
 from fairbed.testbed.compare.measures import RunCurves
-from fairbed.testbed.compare.table import heading_of, shown_value
+from fairbed.testbed.compare.table import heading_of, of_seeds, shown_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -195,7 +195,7 @@ def _front(axes: "Axes", comparison: Comparison) -> None:
             linestyle=style.dash,
             elinewidth=0.8,
             clip_on=False,
-            label=name,
+            label=_label(name, known, FRONT_RATE),
         )
         side = 1 if index % 2 else -1  # so that labels of neighbouring curves do not overlap
         for arm, time, rate in zip(known, times, rates, strict=True):
@@ -253,7 +253,8 @@ def _means(
     if metric.key in baseline.values:
         axes.axvline(baseline.values[metric.key].mean, color=GREY, linestyle=":", linewidth=1.0)
     axes.set_yticks(range(len(arms)), [arm.name for arm in arms])
-    axes.set(xlabel=heading_of(metric), ylim=(-0.5, len(arms) - 0.5))
+    mean = " (geometric mean)" if metric.scale == "log" else ""
+    axes.set(xlabel=f"{heading_of(metric)}{mean}", ylim=(-0.5, len(arms) - 0.5))
     if metric.unit == "s":
         axes.set(xlim=(0.0, None))
 
@@ -269,7 +270,8 @@ def _queue_against_v(axes: "Axes", comparison: Comparison) -> None:
             continue
         means = [arm.values[QUEUE].mean for arm in known]
         if known[0].front_value is None:
-            axes.axhline(means[0], color=style.colour, linestyle=style.dash, label=name)
+            label = _label(name, known, QUEUE)
+            axes.axhline(means[0], color=style.colour, linestyle=style.dash, label=label)
             continue
         beside = step * (index - (len(curves) - 1) / 2.0)
         axes.errorbar(
@@ -280,7 +282,7 @@ def _queue_against_v(axes: "Axes", comparison: Comparison) -> None:
             marker=style.marker,
             linestyle=style.dash,
             capsize=3,
-            label=name,
+            label=_label(name, known, QUEUE),
         )
     axes.set(xlabel="V", ylabel="sum of the queues, mean over rounds", ylim=(0.0, None))
     _legend(axes)
@@ -314,18 +316,47 @@ def _draw_curves(
         if len(known) <= MAX_BANDS:
             band(axes, curve.x, curve.lowest, curve.mean, curve.highest, label=label, style=style)
             continue
-        look = {"color": style.colour, "marker": style.marker, "markersize": 4.0}
         axes.plot(curve.x, curve.mean, color=style.colour, linestyle=style.dash, linewidth=1.1)
         share = (np.arange(WHISKERS) + (at + 0.5) / len(known)) / WHISKERS
         places = curve.x[0] + share * (curve.x[-1] - curve.x[0])
         lowest, mean, highest = (
             np.interp(places, curve.x, y) for y in (curve.lowest, curve.mean, curve.highest)
         )
-        spread = [mean - lowest, highest - mean]
-        axes.errorbar(places, mean, spread, linestyle="", elinewidth=0.7, capsize=1.5, **look)
-        axes.plot([], [], linestyle=style.dash, linewidth=1.1, label=label, **look)
+        axes.errorbar(
+            places,
+            mean,
+            [mean - lowest, highest - mean],
+            color=style.colour,
+            marker=style.marker,
+            markersize=4.0,
+            linestyle="",
+            elinewidth=0.7,
+            capsize=1.5,
+        )
+        axes.plot(
+            [],
+            [],
+            color=style.colour,
+            marker=style.marker,
+            markersize=4.0,
+            linestyle=style.dash,
+            linewidth=1.1,
+            label=label,
+        )
     axes.set(xlabel=xlabel, ylabel=ylabel)
     _legend(axes)
+
+
+def _label(name: str, arms: Sequence[ArmSummary], key: str) -> str:
+    """Return the label of a curve, with the number of seeds of an arm that lacks a metric in some.
+
+    Args:
+        name: Name of the curve.
+        arms: Its arms.
+        key: The metric.
+    """
+    fewest = min(arms, key=lambda arm: arm.values[key].n / arm.n_seeds(key))
+    return f"{name} (n={of_seeds(fewest, key)})" if key in fewest.missing else name
 
 
 def _legend(axes: "Axes") -> None:

@@ -124,7 +124,7 @@ def _notes(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
     arms = comparison.arms
     gaps = [gap for arm in arms for key, gap in arm.differences.items() if key in keys]
     values = [value for arm in arms for key, value in arm.values.items() if key in keys]
-    if any(found.is_clipped for found in (*gaps, *values)):
+    if any(gap.is_clipped for gap in gaps) or any(value.is_clipped for value in values):
         yield f"${CLIPPED}$ Clipped to the range of the metric."
     if any(gap.reason for gap in gaps):
         yield f"${NO_VERDICT}$ Not tested, because a seed lacks this metric or the primary one."

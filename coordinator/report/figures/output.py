@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from fairbed.coordinator.report.figure_style import COLOURS, FORMATS, GREY, INK, save, styled
+from fairbed.coordinator.report.figure_style import COLOURS, GREY, INK, save, styled
 from fairbed.coordinator.report.figures.catalogue import FIGURES, HEIGHT_IN
 from fairbed.coordinator.report.figures.data import RunFigures
 from fairbed.coordinator.report.figures.panels import shown
@@ -112,7 +112,7 @@ def write_figures(
         runs: The runs; a figure for which all of them lack the data is left out.
         folder: Folder of the files; it is created.
         names: Names of figures; None: all.
-        formats: Of `FORMATS`.
+        formats: Of `figure_style.FORMATS`.
 
     Raises:
         NoFigureError: There is no figure of a name.

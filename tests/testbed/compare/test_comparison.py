@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairbed.testbed.compare.cell import CellResult
+from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import Comparison, MetricSummary
 from fairbed.testbed.compare.differences import Difference, Estimate
 from fairbed.testbed.compare.grid import load_grid
@@ -47,16 +47,21 @@ def test_differences_are_taken_seed_by_seed(comparison: Comparison) -> None:
     assert gap.low == pytest.approx(-10.0 - 2.262 * 0.1 / 10**0.5, rel=1e-4)
     assert uniform.differences == {}
     own, gap = fast.values["virtual_s"], fast.differences["virtual_s"]
-    assert None not in (own.low, own.high, gap.low, gap.high)
-    assert own.high - own.low > 30.0
-    assert gap.high - gap.low < 0.1, "the seeds alone differ by far more: 200 s and 15 %"
+    assert width(own) > 30.0
+    assert width(gap) < 0.1, "the seeds alone differ by far more: 30 of 200 s"
+
+
+def width(found: Estimate | Difference) -> float:
+    assert found.low is not None
+    assert found.high is not None
+    return found.high - found.low
 
 
 def test_times_have_geometric_means_and_relative_differences(comparison: Comparison) -> None:
     uniform, fast, _ = comparison.arms
     logs = {
         arm.name: np.log(
-            [cell(arm.name, seed).outcome.measured.values["virtual_s"] for seed in range(10)]
+            [c.values["virtual_s"] or 0.0 for c in comparison.cells if c.arm == arm.name]
         )
         for arm in (uniform, fast)
     }
@@ -289,7 +294,65 @@ def test_a_failed_cell_is_named_and_left_out_of_pairs(tmp_path: Path) -> None:
     assert [one.problem for one in some.problems] == ["no result"]
     assert some.arms[1].differences["virtual_s"].n == 9
     assert some.arms[2].differences["virtual_s"].n == 10
+    judged = {gap.judgement for gap in some.arms[1].differences.values()}
+    assert judged == {"no verdict"}, "the failed seed may be one in which the arm is bad"
+    assert some.arms[2].differences["virtual_s"].judgement == "better"
+    assert some.warnings[1] == (
+        f"primary: total time is undefined in 1 of 10 seeds of {FAST} (the run failed); these "
+        "arms have no verdict"
+    )
+    (row,) = [line for line in plain(some).splitlines() if line.split()[:2] == [FAST, "9/10"]]
+    assert "n=" not in row
     assert "seeds without a result: rbcs_f_V-5 9/10" in some.warnings[0]
+
+
+def test_a_metric_that_some_seeds_lack_has_its_own_n_and_no_verdict(tmp_path: Path) -> None:
+    """Other metrics of the arm do: the seeds without it are chosen by nothing that they measure."""
+    grid = grid_of(tmp_path)
+
+    def known(arm: str, seed: int) -> CellResult:
+        found = cell(arm, seed).outcome.measured
+        assert found is not None
+        is_known = arm != FAST or seed > 3
+        mape = (0.2 if arm == FAST else 0.1) + 0.001 * seed if is_known else None
+        return result(arm, seed, round_s=found.curves.closed_s[0], mape=mape)
+
+    some = compared(grid, results(grid, known))
+    _, fast, faster = some.arms
+    assert fast.values["mape"].n == fast.differences["mape"].n == 6
+    assert fast.differences["mape"].judgement == "no verdict"
+    assert (
+        fast.differences["mape"].reason
+        == f"MAPE is undefined in 4 of 10 seeds of {FAST} (a reason)"
+    )
+    assert fast.differences["virtual_s"].judgement == "better"
+    assert faster.differences["mape"].judgement == "unclear"
+    assert fast.missing["mape"].seeds == [0, 1, 2, 3]
+    text = plain(some)
+    assert f"Undefined: MAPE: 4 of 10 seeds of {FAST} (a reason)." in text
+    (row,) = [line for line in text.splitlines() if line.split()[:2] == [FAST, "0.207"]]
+    assert row.split()[4:5] == ["6/10"]
+
+
+def test_too_few_evaluations_are_no_time_to_a_target(tmp_path: Path) -> None:
+    """The mean of five is unknown, which counted as never reached."""
+    grid = grid_of(tmp_path, 5, "target = { accuracy = [0.01] }")
+
+    def make(arm: str, seed: int) -> CellResult:
+        found = result(arm, seed, slope=0.05)
+        run = found.outcome.measured
+        assert run is not None
+        curves = run.curves
+        if arm == FAST and seed == 2:
+            scores = {key: values[:4] for key, values in curves.scores.items()}
+            curves = msgspec.structs.replace(curves, evaluated=curves.evaluated[:4], scores=scores)
+        measured = msgspec.structs.replace(run, curves=curves)
+        return msgspec.structs.replace(found, outcome=CellOutcome(measured=measured))
+
+    fast = compared(grid, results(grid, make)).arms[1]
+    assert fast.values["time_to_0.01"].n == 4
+    assert fast.reached["time_to_0.01"] == "4/4"
+    assert fast.missing["time_to_0.01"].reason.startswith("it has fewer than 5 evaluations")
 
 
 def test_a_grid_in_which_all_cells_failed_has_a_report(tmp_path: Path) -> None:

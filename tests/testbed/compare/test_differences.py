@@ -50,6 +50,7 @@ def test_a_difference_far_above_the_resolution_is_shown() -> None:
     assert gap.resolution == 1.0 / 500
     t = 0.1 / (1.0 / 500 / math.sqrt(5))
     assert gap.p == pytest.approx(2.0 * stats.t.sf(t, 4))
+    assert gap.p is not None
     assert 0.0 < gap.p < 1e-5
 
 

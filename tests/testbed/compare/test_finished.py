@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbed.coordinator.report.markup import HtmlCell
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.finished import MAX_ARM_NAME, as_grid, name_arms, read_runs
@@ -159,3 +160,21 @@ def test_the_page_says_the_difference_of_the_primary_metric_in_words(make: Make)
     headings = [column.heading for column in table.columns]
     assert headings == ["", "policy-rbcs-f", "policy-uniform", "policy-uniform - policy-rbcs-f"]
     assert any(str(row[0]).endswith("*") for row in table.rows)
+
+
+def test_the_page_has_the_seeds_of_a_metric_that_some_runs_lack(make: Make) -> None:
+    """Neither a sentence nor a cell of the table hides that one seed has no prediction."""
+    folders = [make(f"a{seed}", seed) for seed in (1, 2)]
+    folders += [make(f"b{seed}", seed, replace=UNIFORM) for seed in (1, 2)]
+    with closing(sqlite3.connect(folders[3] / DATABASE)) as connection:
+        connection.execute("UPDATE exchange SET tau_hat_s = NULL")
+        connection.commit()
+    page = side_by_side(folders)
+    rows = {str(row[0]): row for row in page.tables[0].rows}
+    _, own, other, gap = rows["MAPE"]
+    assert "n=" not in str(own)
+    assert str(other).endswith(" n=1/2")
+    assert isinstance(gap, HtmlCell)
+    assert gap.text.endswith(" n=1 no verdict")
+    (note,) = [line for line in page.notes if line.startswith("Undefined: MAPE")]
+    assert "1 of 2 seeds of policy-uniform (too few timed exchanges with a prediction)" in note

@@ -30,11 +30,13 @@ axes = { "aggregation.rule" = ["fedavg", "q-fedavg"], "selection.V" = [1, 2, 5, 
 
 
 def nine(tmp_path: Path) -> tuple[Comparison, list[CellResult]]:
-    """Return the comparison of eleven arms, one of which lacks its accuracy in two seeds."""
+    """Return the comparison of eleven arms: one lacks its accuracy in two seeds, one a run."""
     grid = grid_of(tmp_path, 5, NINE)
     lacks = grid.arms[3].name
 
     def make(arm: str, seed: int) -> CellResult:
+        if arm == grid.arms[0].name and seed == 4:
+            return result(arm, seed, problem="a failure")
         is_known = arm != lacks or seed > 1
         return result(
             arm,
@@ -76,7 +78,9 @@ def test_every_arm_is_in_the_legend_outside_the_axes(
     wanted = 4 if name in ("front", "queue-against-V") else 11
     assert len([label for label in labels if label != "guaranteed"]) == wanted
     (axes,) = figure.axes
-    assert legend.get_window_extent().y1 <= axes.get_tightbbox().y0 + 1.0
+    around = axes.get_tightbbox()
+    assert around is not None
+    assert legend.get_window_extent().y1 <= around.y0 + 1.0
     assert axes.get_window_extent().height > 200.0, "the legend takes no height of the axes"
 
 
@@ -84,8 +88,8 @@ def test_curves_have_distinct_markers_and_whiskers_at_places_of_their_own(
     drawn: Callable[[str], "Figure"],
 ) -> None:
     figure = drawn("accuracy-rounds")
-    handles, _ = figure.axes[0].get_legend_handles_labels()
-    looks = [(line.get_marker(), line.get_color(), line.get_linestyle()) for line in handles]
+    lines = figure.legends[0].get_lines()
+    looks = [(str(line.get_marker()), line.get_color(), line.get_linestyle()) for line in lines]
     assert len(set(looks)) == 11
     places = [set(np.round(found[0].get_xdata(), 9)) for found in figure.axes[0].containers]
     assert len(places) == 11
@@ -97,13 +101,18 @@ def test_an_arm_that_lacks_seeds_has_their_number(drawn: Callable[[str], "Figure
     labels = [text.get_text() for text in drawn("accuracy-rounds").legends[0].get_texts()]
     assert sum(label.endswith(" (n=3/5)") for label in labels) == 1
     beside = [text.get_text() for text in drawn("primary").axes[0].texts]
-    assert [text for text in beside if text] == ["n=3/5"]
+    assert [text for text in beside if text] == ["n=3/5", "n=4/5"]
+    labels = [text.get_text() for text in drawn("front").legends[0].get_texts()]
+    assert "an-arm-with-quite-a-long-name_rule-fedavg (n=4/5)" in labels, "a run failed"
 
 
 def test_seeds_without_a_curve_do_not_hide_those_with_one(tmp_path: Path) -> None:
     _, found = nine(tmp_path)
-    curves = [r.outcome.measured.curves for r in found if r.outcome.measured is not None]
-    of_arm = [curve for curve, r in zip(curves, found, strict=True) if r.arm == found[3].arm]
+    of_arm = [
+        r.outcome.measured.curves
+        for r in found
+        if r.outcome.measured is not None and r.arm == found[3].arm
+    ]
     curve = by_round(of_arm, "accuracy")
     assert curve is not None
     assert curve.n == 3
