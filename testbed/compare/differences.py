@@ -56,8 +56,8 @@ class Difference(Struct, frozen=True, kw_only=True):
     n: int
     """Seeds in which both have the metric."""
     resolution: float
-    """Smallest difference that these runs can show; the standard deviation counts as at least it.
-    On the log scale relative."""
+    """Smallest difference that these runs can show; the standard deviation counts as at least it,
+    unless all differences are 0. On the log scale relative."""
     p: float | None
     """p-value of Student's test of this difference alone; null if it was not tested."""
     p_family: float | None
@@ -117,14 +117,16 @@ def estimate(sample: Sample, quantity: Quantity) -> Estimate:
 def difference(sample: Sample, baseline: Sample, quantity: Quantity) -> Difference | None:
     """Return the mean difference over the common seeds, not yet judged; None without such a seed.
 
-    It has no p-value if a seed of either arm lacks the metric: the seeds that have it may be those
-    in which the arm is good.
+    Unless all differences are 0, their standard deviation counts as at least the resolution. There
+    is no p-value if a seed of either arm lacks the metric: the seeds that have it may be those in
+    which the arm is good.
     """
     paired = _paired(sample.values, baseline.values, is_log=quantity.scale == "log")
     if not paired.size:
         return None
     resolution = max(_resolution(sample, quantity), _resolution(baseline, quantity))
-    found = mean_interval(paired, floor=resolution)
+    floor = resolution if paired.any() else 0.0
+    found = mean_interval(paired, floor=floor)
     mean, low, high, step = (
         math.expm1(end) if quantity.scale == "log" and end is not None else end
         for end in (found.mean, found.low, found.high, resolution)
@@ -143,7 +145,7 @@ def difference(sample: Sample, baseline: Sample, quantity: Quantity) -> Differen
         is_clipped=is_clipped,
         n=found.n,
         resolution=step,
-        p=p_value(paired, floor=resolution) if is_whole else None,
+        p=p_value(paired, floor=floor) if is_whole else None,
         p_family=None,
         judgement="unclear",
         reason="",

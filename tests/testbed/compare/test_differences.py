@@ -54,6 +54,13 @@ def test_a_difference_far_above_the_resolution_is_shown() -> None:
     assert 0.0 < gap.p < 1e-5
 
 
+def test_arms_that_are_the_same_in_every_seed_have_no_difference() -> None:
+    same = sample(0.8, 0.9, 0.7, 0.8, 0.9)
+    gap = difference(same, same, SHARE)
+    assert gap is not None
+    assert (gap.mean, gap.low, gap.high, gap.p) == (0.0, 0.0, 0.0, 1.0)
+
+
 def test_without_a_number_of_test_examples_the_resolution_is_coarse() -> None:
     unknown = RunSize(rounds=100, devices=10, selections=400, test_examples=None)
     assert SHARE.resolution(unknown, 0.5) == 0.01
