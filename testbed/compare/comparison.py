@@ -61,7 +61,7 @@ METRIC_OF_BUDGETS = {metric.key: metric for metric in METRICS} | {
 
 T = TypeVar("T")
 
-REPORTED = ("accuracy_mean", "accuracy_worst10", FINAL_ERROR, FRONT_TIME, FRONT_RATE)
+REPORTED = ("accuracy_mean", "accuracy_worst10", FINAL_ERROR, FRONT_TIME, FRONT_RATE, "device_s")
 """Metrics of the table for a paper, besides the primary one and the first target."""
 MAX_REPORTED = 4
 """Maximum number of them unless the grid file chooses: with intervals, they fit a page."""

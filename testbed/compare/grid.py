@@ -126,7 +126,8 @@ class GridConfig(Section, frozen=True, kw_only=True):
     total time."""
     report: tuple[str, ...] = ()
     """Keys of the metrics of the table for a paper, `compare.tex`, after the primary one; empty
-    takes accuracy, worst tenth, the first target, total time and least rate, as far as they fit.
+    takes accuracy, worst tenth, the first target, total time, least rate and device-seconds, as far
+    as they fit.
     It may change after the first run."""
     budget_metric: str | None = None
     """What is compared at equal rounds, time and device-seconds: a key of `SCORES`, or `updates`;
