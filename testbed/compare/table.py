@@ -367,7 +367,8 @@ def _marked(arm: ArmSummary, metric: MetricSummary) -> str:
         return MISSING
     if arm.values[metric.key].n == len(arm.seeds):
         value = replace(value, n="")
-    return f"{value.mean}{(gap and MARKS[gap.judgement]) or ' '}{value.beside}"
+    mark = MARKS[gap.judgement] if gap else ""
+    return f"{value.mean}{mark}{value.beside}" if mark or value.beside else f"{value.mean} "
 
 
 def _front(comparison: Comparison) -> TextTable:
