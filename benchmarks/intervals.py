@@ -5,12 +5,13 @@
 
 Three tables:
 
-1. Samples of known distributions with mean 1: the share of 95 % intervals that contain it.
-   Student's is that of `fairbed compare`; the others are bootstrap intervals: expanded percentile
-   (Hesterberg, The American Statistician 69(4), 2015, section 4.3), percentile, and BCa of scipy.
+1. Samples of known distributions with mean 1: the share of 95 % intervals that contain it. Those
+   of logarithms are about the geometric mean, as for metrics on the log scale. Student's is that of
+   `fairbed compare`; the others are bootstrap intervals: expanded percentile (Hesterberg, The
+   American Statistician 69(4), 2015, section 4.3), percentile, and BCa of scipy.
 2. A/A differences: the baseline of a grid is replayed with `--runs` seeds. Two of these runs differ
-   by their seeds only, so the mean of their differences is 0. The share of intervals that contain
-   0, by metric, for pairs that are drawn from the runs.
+   by their seeds only, so the mean of their differences is 0. The share of intervals of `fairbed
+   compare` that contain 0, by metric and on its scale, for pairs that are drawn from the runs.
 3. A/A grids: all arms are the same baseline, with other seeds. The share of grids in which
    `fairbed compare` finds any arm better or worse, with and without its correction. The first row
    uses each run once, so its grids are independent; the others draw their runs. `from` and `to`
@@ -32,9 +33,16 @@ from scipy import stats
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
-from fairbed.testbed.compare.comparison import FAMILY_LEVEL, Comparison, compare
+from fairbed.testbed.compare.comparison import Comparison, compare
+from fairbed.testbed.compare.differences import FAMILY_LEVEL, Sample, difference, on_scale
 from fairbed.testbed.compare.grid import Arm, Grid, load_grid
-from fairbed.testbed.compare.measures import MACHINE_TIME, METRICS, RunMeasures
+from fairbed.testbed.compare.measures import (
+    MACHINE_TIME,
+    METRICS,
+    Quantity,
+    RunMeasures,
+    RunSize,
+)
 from fairbed.testbed.compare.pool import run_cells
 from fairbed.testbed.compare.statistics import CONFIDENCE, mean_interval
 from fairbed.testbed.errors import RunError, UsageError
@@ -62,6 +70,10 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
     "uniform": lambda rng, shape: rng.uniform(0.0, 2.0, shape),
     "exponential (skewed)": lambda rng, shape: rng.exponential(1.0, shape),
     "lognormal (more skewed)": lambda rng, shape: rng.lognormal(-0.5, 1.0, shape),
+    "logarithms of exponential": lambda rng, shape: (
+        1.0 + np.euler_gamma + np.log(rng.exponential(1.0, shape))
+    ),
+    "logarithms of lognormal": lambda rng, shape: 1.0 + np.log(rng.lognormal(0.0, 1.0, shape)),
 }
 
 
@@ -211,21 +223,49 @@ def aa_coverage(pool: Sequence[RunMeasures], draws: int) -> list[Row]:
         and metric.key != MACHINE_TIME
         and all(run.values[metric.key] is not None for run in pool)
     ]
-    values = np.array([[run.values[key] for key in keys] for run in pool], dtype=np.float64)
+    quantities = {metric.key: metric.quantity for metric in METRICS}
+    everything = {
+        key: _sample([run.values[key] for run in pool], [run.size for run in pool]) for key in keys
+    }
+    scaled = {key: on_scale(quantities[key], {"": everything[key]}) for key in keys}
     rng, shares = np.random.default_rng(0), dict[int, Floats]()
     for n in SIZES:
         picks = _picks(rng, len(pool), 2 * n, draws)
-        differences = values[picks[:, :n]] - values[picks[:, n:]]
-        hits = [[_covers(one[:, at], 0.0) for at in range(len(keys))] for one in differences]
+        hits = [
+            [_holds_zero(pool, key, scaled[key], row) for key in keys] for row in picks.tolist()
+        ]
         shares[n] = np.mean(hits, axis=0)
     return [
         {
             "metric": key,
-            "distinct values": len(np.unique(values[:, at])),
+            "scale": scaled[key].scale,
+            "distinct values": len(set(everything[key].values.values())),
             **{f"{n} seeds": float(shares[n][at]) for n in SIZES},
         }
         for at, key in enumerate(keys)
     ]
+
+
+def _sample(values: Sequence[float | None], sizes: Sequence[RunSize]) -> Sample:
+    known = {seed: value for seed, value in enumerate(values) if value is not None}
+    return Sample(values=known, sizes=dict(enumerate(sizes)), missing={})
+
+
+def _holds_zero(
+    pool: Sequence[RunMeasures], key: str, quantity: Quantity, picked: Sequence[int]
+) -> bool:
+    """Return whether the interval of the difference of two halves of some runs contains 0."""
+    runs = [pool[at] for at in picked]
+    half = len(runs) // 2
+    one, other = (
+        _sample([run.values[key] for run in part], [run.size for run in part])
+        for part in (runs[:half], runs[half:])
+    )
+    found = difference(one, other, quantity)
+    assert found is not None
+    assert found.low is not None
+    assert found.high is not None
+    return found.low <= 0.0 <= found.high
 
 
 def aa_grids(grid: Grid, pool: Sequence[RunMeasures]) -> list[Row]:
@@ -249,7 +289,7 @@ def _shares(grid: Grid, pool: Sequence[RunMeasures], picks: Ints, arms: int, run
     """Return the shares of grids with a verdict; picks are their runs, shape (grids, runs)."""
     found = [_compared(grid, [pool[at] for at in row], arms) for row in picks.tolist()]
     gaps = [[gap for arm in one.arms for gap in arm.differences.items()] for one in found]
-    shown = [{key for key, gap in one if gap.judgement != "unclear"} for one in gaps]
+    shown = [{key for key, gap in one if gap.judgement in ("better", "worse")} for one in gaps]
     alone = [any(gap.p is not None and gap.p <= FAMILY_LEVEL for _, gap in one) for one in gaps]
     n_shown = sum(bool(keys) for keys in shown)
     low, high = stats.binomtest(n_shown, len(shown)).proportion_ci()

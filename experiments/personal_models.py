@@ -15,7 +15,7 @@ from fairbed.coordinator.report.figure_style import GREY, drawing, series_style
 METRICS = {"mean": "accuracy_mean", "worst tenth": "accuracy_worst10"}
 """Of a personal model with `personal_` before its key."""
 
-LAMBDA = "ditto,lambda="
+LAMBDA = "ditto_lambda-"
 """Begins the name of an arm with a fixed lambda."""
 
 
@@ -50,8 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
             lines = {
                 "global model": values_of(report, key)["local-only"],
                 "local-only": found["local-only"],
-                "chosen in each round": found["chosen,lambda_choice=local"],
-                "chosen in each step": found["chosen,lambda_choice=dynamic"],
+                "chosen in each round": found["chosen_lambda_choice-local"],
+                "chosen in each step": found["chosen_lambda_choice-dynamic"],
             }
             for at, (name, (mean, _, _)) in enumerate(lines.items()):
                 style = series_style(at)

@@ -21,12 +21,15 @@ from fairbed.coordinator.algorithms.aggregation.defence import expected_maliciou
 from fairbed.coordinator.algorithms.local_training import ServerHalf
 from fairbed.coordinator.policy.config import (
     PSEUDO_GRADIENTS,
-    RULES_WITH_OWN_STEP,
     AggregationConfig,
     CoordinatorConfig,
     TrainingConfig,
 )
-from fairbed.coordinator.policy.factories import make_defence, make_pseudo_gradient
+from fairbed.coordinator.policy.factories import (
+    make_defence,
+    make_pseudo_gradient,
+    rule_rescales_step,
+)
 from fairbed.wire.local_training import Extra
 
 Gradient = PseudoGradient | LinearPseudoGradient
@@ -198,7 +201,8 @@ def without_effect(config: CoordinatorConfig, gradient: Gradient | None) -> Iter
             f"updates: aggregation.max_weight {cap:g} leaves each of the {updates} of a round the "
             "same weight; raise it"
         )
-    if updates == 1 and merge.rule not in (FAIRNESS_FREE, *RULES_WITH_OWN_STEP):
+    sets_step = rule_rescales_step(merge) and merge.step == "as-published"
+    if updates == 1 and merge.rule != FAIRNESS_FREE and not sets_step:
         yield (
             f"aggregation.rule {merge.rule!r} has no effect with one update per round, which has "
             "the whole weight; raise selection.per_round"
@@ -212,7 +216,7 @@ def without_effect(config: CoordinatorConfig, gradient: Gradient | None) -> Iter
                 f"{merge.malicious_share:g} x {updates} updates) = 0; raise "
                 "aggregation.malicious_share, or selection.per_round"
             )
-    if merge.pseudo_gradient == "geometric-median" and merge.rule in RULES_WITH_OWN_STEP:
+    if merge.pseudo_gradient == "geometric-median" and sets_step:
         yield (
             f"the length of the step of aggregation.rule {merge.rule!r} has no effect: "
             "aggregation.pseudo_gradient 'geometric-median' sets it; its weights count"

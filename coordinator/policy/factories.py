@@ -157,11 +157,16 @@ def defence_problem(config: AggregationConfig, per_round: int) -> str:
     return problem
 
 
+def rule_rescales_step(aggregation: AggregationConfig) -> bool:
+    """Return whether a built-in rule sets the length of the step as published."""
+    return aggregation.rule in RULES and rescales_step(make_rule(aggregation, per_round=2))
+
+
 def step_problem(aggregation: AggregationConfig, training: TrainingConfig) -> str:
     """Return why the pseudo-gradient fits neither the rule nor the training; empty if it fits."""
     if aggregation.pseudo_gradient != "fednova":
         return ""
-    if aggregation.rule in RULES and rescales_step(make_rule(aggregation, per_round=2)):
+    if rule_rescales_step(aggregation):
         return (
             f'aggregation.pseudo_gradient must be "average" with rule {aggregation.rule!r}, got '
             "'fednova': this rule sets the length of the step itself; remove one of the two"

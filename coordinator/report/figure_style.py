@@ -1,8 +1,8 @@
 """One style for all figures, and files with equal bytes for equal data.
 
-A figure is drawn in `drawing`, which saves it as SVG (text as outlines) and PNG, or in `styled`
-and saved with `save`. The colours are those of Okabe and Ito, distinct for colour-blind readers.
-Every series also has its own marker and dash, so that a print in grey is readable.
+A figure is drawn in `drawing`, which saves it as SVG (text as outlines), PDF and PNG, or in
+`styled` and saved with `save`. The colours are those of Okabe and Ito, distinct for colour-blind
+readers. Every series also has its own marker and dash, so that a print in grey is readable.
 """
 
 import warnings
@@ -33,7 +33,8 @@ BAND = 0.18
 SIZE_IN = (6.0, 3.8)
 """Width and height, inches: the text width of most papers."""
 DPI = 160
-FORMATS = ("svg", "png")
+FORMATS = ("svg", "pdf", "png")
+"""Formats of a figure file."""
 
 _SALT = "fairbed"
 """Seed of the identifiers inside an SVG, which are random otherwise."""
@@ -110,7 +111,7 @@ def styled(changes: Mapping[Any, Any] | None = None) -> Iterator[None]:
 
 @contextmanager
 def drawing(path: Path, size_in: tuple[float, float] = SIZE_IN) -> "Iterator[Figure]":
-    """Yield an empty figure to draw on, then save it as `path` + `.svg` and `.png`.
+    """Yield an empty figure to draw on, then save it as `path` + `.svg`, `.pdf` and `.png`.
 
     Args:
         path: Path without a suffix; its folder is created.

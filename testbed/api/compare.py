@@ -13,29 +13,30 @@ import msgspec
 
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.report.figure_style import SIZE_IN
-from fairbed.profiles.errors import ProfileError
+from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.api.cluster import joined
 from fairbed.testbed.api.errors import in_python
 from fairbed.testbed.api.progress import Progress, shown
 from fairbed.testbed.api.register import registered_parts
 from fairbed.testbed.api.run import Run
 from fairbed.testbed.api.start import followed
-from fairbed.testbed.compare.cell import CellResult
+from fairbed.testbed.compare.cell import CellResult, one_line
 from fairbed.testbed.compare.cluster_pool import check_files
 from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.comparison import compare as compare_cells
 from fairbed.testbed.compare.finished import as_grid, read_runs
 from fairbed.testbed.compare.folder import grid_folder, manifest_of
-from fairbed.testbed.compare.grid import Fleet, Grid, load_grid, make_grid
+from fairbed.testbed.compare.grid import Fleet, Grid, GridCell, load_grid, make_grid
 from fairbed.testbed.compare.plots import figures_of
 from fairbed.testbed.compare.pool import run_cells, run_cells_here
 from fairbed.testbed.compare.report import write_report
 from fairbed.testbed.compare.table import plain, tables
+from fairbed.testbed.compare.worker import CELL_ERRORS
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, plain_document
 from fairbed.testbed.experiment.fleet import check_fleet
 from fairbed.testbed.progress import Bar
-from fairbed.testbed.replay.setup import linear_fleet_of
+from fairbed.testbed.replay.setup import check_setup
 from fairbed.wire.plugins import PluginError
 
 if TYPE_CHECKING:
@@ -166,8 +167,9 @@ def compare(
                     "compare: set, out, seeds, jobs and cluster are for a grid; leave them out"
                 )
             return _of_runs(grid)
-        planned = _planned(grid, set or {}, seeds)
+        planned, path = _planned(grid, set or {}, seeds)
         folder = COMPARISONS / planned.name if out is None else Path(out)
+        check_grid(planned, path, folder)
         with (
             grid_folder(folder, planned),
             shown(progress, len(planned.cells()), "cells", "compare", is_ticking=True) as bar,
@@ -210,8 +212,8 @@ def _planned(
     grid: "str | os.PathLike[str] | Mapping[str, Any]",
     settings: Mapping[str, Any],
     seeds: int | None,
-) -> Grid:
-    """Return a grid whose arms can be run.
+) -> tuple[Grid, Path]:
+    """Return a grid and its file.
 
     Raises:
         ExperimentError: It breaks a rule.
@@ -225,8 +227,7 @@ def _planned(
     else:
         path = Path(grid)
         planned = load_grid(path, settings, seeds)
-    check_grid(planned, path)
-    return planned
+    return planned, path
 
 
 @contextmanager
@@ -278,19 +279,25 @@ def finish(grid: Grid, results: Sequence[CellResult], folder: Path) -> Compariso
     return summary
 
 
-def check_grid(grid: Grid, path: Path) -> None:
-    """Check all arms before the first one runs.
+def check_grid(grid: Grid, path: Path, out: Path) -> None:
+    """Check all arms before the first one runs, with the plan of the first cell of each.
+
+    A replay is set up as its cell would be, without a round: data, fleet, model, costs and
+    plug-ins. Cells that have begun in `out` were set up then.
 
     Raises:
         ExperimentError: An arm cannot be run.
     """
-    fleets = set[bytes]()
+    fleets, worlds = set[bytes](), set[bytes]()
     for arm in grid.arms:
         fleet = msgspec.json.encode(arm.experiment.fleet)
+        cell = GridCell(arm, grid.seeds[0])
         try:
             _check_arm(arm.experiment, grid.fleet, is_known_fleet=fleet in fleets)
-        except (ExperimentError, ProfileError) as exc:
-            raise ExperimentError(f"{path}: arm {arm.name!r}: {exc}") from exc
+            if grid.fleet == "replay" and not (cell.folder(out) / DATABASE).exists():
+                check_setup(cell.experiment, worlds)
+        except CELL_ERRORS as exc:
+            raise ExperimentError(f"{path}: arm {arm.name!r}: {one_line(exc)}") from exc
         fleets.add(fleet)
 
 
@@ -324,9 +331,6 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
         make_decisions(experiment.coordinator(), experiment.devices)
     except (PluginError, ValueError) as exc:
         raise ExperimentError(str(exc)) from exc
-    if is_known_fleet:
-        return
-    if kind == "replay" and any(group.model is not None for group in experiment.fleet):
-        linear_fleet_of(experiment)
-    else:
+    is_linear = kind == "replay" and any(group.model is not None for group in experiment.fleet)
+    if not is_known_fleet and not is_linear:
         check_fleet(experiment, os.environ)

@@ -48,8 +48,8 @@ def main(options: argparse.Namespace) -> int:
     try:
         jobs = count_option("--jobs", options.jobs)
         grid = load_grid(path, options.set, count_option("--seeds", options.seeds))
-        check_grid(grid, path)
         out = options.out or COMPARISONS / grid.name
+        check_grid(grid, path, out)
         with grid_folder(out, grid):
             results = _run_cells(grid, out, jobs, options.cluster)
             if results is None:

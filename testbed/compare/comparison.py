@@ -4,83 +4,78 @@ After the first release, new versions only add keys to the JSON; an unknown numb
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.factories import rescaling_parts
 from fairbed.testbed.compare.cell import CellResult
+from fairbed.testbed.compare.differences import (
+    Difference,
+    Estimate,
+    Sample,
+    difference,
+    estimate,
+    judged,
+    on_scale,
+    without_verdict,
+)
 from fairbed.testbed.compare.grid import BUDGETS, Arm, Grid, TargetConfig
 from fairbed.testbed.compare.measures import (
+    CLOCK_S,
+    COUNT,
     FINAL_ERROR,
     MACHINE_TIME,
     METRICS,
     UPDATES,
     Metric,
+    Quantity,
     RunCurves,
+    RunSize,
+    Scale,
 )
 from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
     LEAST_SEEDS_TO_JUDGE,
     WINDOW,
     final_value,
-    holm,
-    mean_interval,
     on_front,
-    p_value,
     restricted,
     time_to,
     value_at,
 )
 
-FAMILY_LEVEL = 1.0 - CONFIDENCE
-"""Largest probability of a false verdict in a grid of equal arms."""
-PRIMARY_SHARE = 0.8
-"""Share of the level that the primary metric begins with; the other metrics share the rest."""
-ROUNDING = 1e-9
-"""Relative difference that counts as zero: sums of equal numbers can differ by rounding."""
 LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
 """Fewer seeds give a warning, without training (where seeds are cheap) and with training."""
 ADD_SEEDS = "add seeds, finished cells are kept"
 """What to do about too few seeds."""
 FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
 METRIC_OF_BUDGETS = {metric.key: metric for metric in METRICS} | {
-    UPDATES: Metric(UPDATES, "selection", "updates", "updates", "", "more", 0)
+    UPDATES: Metric(UPDATES, "selection", "updates", "updates", "", "more", 0, COUNT)
 }
 """Metrics that can be compared at equal budgets."""
 
-Judgement: TypeAlias = Literal["better", "worse", "unclear"]
-Values: TypeAlias = Mapping[int, float]
-"""Values of one arm and metric, by seed."""
+T = TypeVar("T")
+
+REPORTED = ("accuracy_mean", "accuracy_worst10", FINAL_ERROR, FRONT_TIME, FRONT_RATE, "device_s")
+"""Metrics of the table for a paper, besides the primary one and the first target."""
+MAX_REPORTED = 4
+"""Maximum number of them unless the grid file chooses: with intervals, they fit a page."""
+FAILED = "the run failed"
+"""Why a failed cell lacks every metric; its problem has the details."""
 
 
-class Estimate(Struct, frozen=True, kw_only=True):
-    """A mean over seeds and its interval; the ends are null for fewer than two seeds."""
+class Missing(Struct, frozen=True, kw_only=True):
+    """Seeds of an arm in which a metric is undefined."""
 
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-
-
-class Difference(Struct, frozen=True, kw_only=True):
-    """Mean difference between an arm and the baseline, paired by seed."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-    p: float | None
-    """p-value of Student's test of this difference alone; null for too few seeds."""
-    p_family: float | None
-    """The same, corrected for all comparisons of the grid."""
-    judgement: Judgement
-    """Unclear if `p_family` is above the level of the family, or unknown."""
+    seeds: list[int]
+    reason: str
+    """Why, in one line; empty if unknown."""
 
 
 class ArmSummary(Struct, frozen=True, kw_only=True):
@@ -101,6 +96,8 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
     """Length of the step: as-published, or normalised."""
     rescaled_by: list[str]
     """Parts of the arm that set the length of the step by another law than a mean of updates."""
+    cohorts_of: str | None
+    """The arm whose cohorts it has; null: it selects for itself."""
     seeds: list[int]
     """Seeds of its finished cells."""
     is_on_front: bool | None
@@ -108,9 +105,37 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
     front); None if these are unknown."""
     reached: dict[str, str]
     """Share of runs that reached each target before their end: `7/10`."""
+    missing: dict[str, Missing]
+    """The metrics that a seed of the arm lacks, failed cells included."""
     values: dict[str, Estimate]
     differences: dict[str, Difference]
     """Differences from the baseline; empty for the baseline itself."""
+
+    def n_seeds(self, key: str) -> int:
+        """Seeds of the arm, with and without a metric."""
+        own, lacks = self.values.get(key), self.missing.get(key)
+        return (own.n if own else 0) + (len(lacks.seeds) if lacks else 0)
+
+
+def undefined_in(arms: Sequence[ArmSummary], key: str, *, with_failed: bool = True) -> str:
+    """Return in how many seeds arms lack a metric, and why; empty if all have it.
+
+    Args:
+        arms: The arms.
+        key: The metric.
+        with_failed: Count arms in which failed cells alone lack it.
+    """
+    lacking = [arm for arm in arms if key in arm.missing]
+    if not with_failed:
+        lacking = [arm for arm in lacking if arm.missing[key].reason != FAILED]
+    of_reason: dict[str, list[str]] = {}
+    for arm in lacking:
+        seeds = f"{len(arm.missing[key].seeds)} of {arm.n_seeds(key)} seeds of {arm.name}"
+        of_reason.setdefault(arm.missing[key].reason, []).append(seeds)
+    return "; ".join(
+        f"{', '.join(parts)}{f' ({reason})' if reason else ''}"
+        for reason, parts in of_reason.items()
+    )
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -121,6 +146,11 @@ class Target(Struct, frozen=True, kw_only=True):
     accuracy: float
     rule: str
     """Origin of the number."""
+
+
+def three_digits(value: float) -> str:
+    """Return a positive number with at least three significant digits, and one decimal place."""
+    return f"{value:,.{max(1, 2 - math.floor(math.log10(value)) if value > 0.0 else 1)}f}"
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -134,7 +164,9 @@ class Budget(Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The budget with its unit."""
-        return f"{self.amount:,.{0 if self.unit == 'rounds' else 1}f} {self.unit}"
+        if self.unit == "rounds":
+            return f"{self.amount:,.0f} rounds"
+        return f"{three_digits(self.amount)} {self.unit}"
 
 
 class CellSummary(Struct, frozen=True, kw_only=True):
@@ -146,6 +178,8 @@ class CellSummary(Struct, frozen=True, kw_only=True):
     problem: str
     """One line if the run failed; otherwise empty."""
     values: dict[str, float | None]
+    missing: dict[str, str]
+    """Why a value is null, by its key; empty if unknown."""
 
 
 class MetricSummary(Struct, frozen=True, kw_only=True):
@@ -158,6 +192,11 @@ class MetricSummary(Struct, frozen=True, kw_only=True):
     unit: str
     better: Literal["less", "more"] | None
     digits: int
+    scale: Scale
+    """`log`: means are geometric, and differences relative to the baseline."""
+    lowest: float | None
+    """Range of the metric, to which intervals are clipped; null without a bound."""
+    highest: float | None
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -171,6 +210,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     baseline: str
     primary: str
     """Key of the metric that the grid is about."""
+    report: list[str]
+    """Keys of the metrics of the table for a paper, the primary one first."""
     seeds: list[int]
     has_training: bool
     targets: list[Target]
@@ -198,6 +239,51 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return METRIC_OF_BUDGETS[self.budget_metric].heading.removeprefix("final ")
 
     @property
+    def undefined(self) -> list[str]:
+        """One line for the metrics, besides the primary one, that some seeds lack for one reason.
+
+        Those that failed cells lack have a warning.
+        """
+        metrics: dict[str, list[str]] = {}
+        for metric in self.metrics:
+            text = undefined_in(self.arms, metric.key, with_failed=False)
+            if text and metric.key != self.primary:
+                metrics.setdefault(text, []).append(metric.heading)
+        return [f"Undefined: {', '.join(names)}: {text}." for text, names in metrics.items()]
+
+    @property
+    def scales(self) -> list[str]:
+        """How to read the metrics on the log scale, and which could not be on it."""
+        wanted = {metric.key for metric in METRICS if metric.quantity.scale == "log"}
+        is_log = [metric.heading for metric in self.metrics if metric.scale == "log"]
+        no_log = [m.heading for m in self.metrics if m.key in wanted and m.scale == "linear"]
+        lines = []
+        if is_log:
+            lines.append(
+                f"Geometric means, and differences in % of {self.baseline} (ratios of these means, "
+                f"tested on logarithms): {', '.join(is_log)}."
+            )
+        if no_log:
+            lines.append(
+                f"Arithmetic means and differences, because a value is 0: {', '.join(no_log)}."
+            )
+        return lines
+
+    @property
+    def has_clipped(self) -> bool:
+        """An end of an interval was outside the range of its metric."""
+        return any(
+            any(found.is_clipped for found in arm.values.values())
+            or any(gap.is_clipped for gap in arm.differences.values())
+            for arm in self.arms
+        )
+
+    @property
+    def has_no_verdicts(self) -> bool:
+        """An arm has no verdict because a seed lacks a metric."""
+        return any(gap.reason for arm in self.arms for gap in arm.differences.values())
+
+    @property
     def weightings(self) -> str:
         """One line with the weights of each arm; empty without training."""
         if not self.has_training:
@@ -211,6 +297,19 @@ class Comparison(Struct, frozen=True, kw_only=True):
         differ = " differ" if len({arm.weights for arm in self.arms}) > 1 else ""
         return f"aggregation.weights{differ}: " + "; ".join(
             f"{weights} in {', '.join(names)}" for weights, names in arms_by_weights.items()
+        )
+
+    @property
+    def cohorts(self) -> str:
+        """One line with the arms that have the cohorts of another one; empty if none has."""
+        arms_by_leader: dict[str, list[str]] = {}
+        for arm in self.arms:
+            if arm.cohorts_of is not None:
+                arms_by_leader.setdefault(arm.cohorts_of, []).append(arm.name)
+        if not arms_by_leader:
+            return ""
+        return "cohorts fixed: those of " + "; those of ".join(
+            f"{leader} also in {', '.join(names)}" for leader, names in arms_by_leader.items()
         )
 
     @property
@@ -232,16 +331,46 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _FinishedCells:
-    """Numbers of the finished cells, by arm and seed."""
+class _FinishedCell:
+    """Numbers of a finished cell; those of targets and budgets are added."""
 
-    values: Mapping[str, Mapping[int, dict[str, float | None]]]
-    curves: Mapping[str, Mapping[int, RunCurves]]
+    values: dict[str, float | None]
+    missing: dict[str, str]
+    """Why a value is None, by its key."""
+    size: RunSize
+    curves: RunCurves
 
-    def of(self, arm: str, key: str) -> dict[int, float]:
-        """Return the known values of a metric, by seed."""
-        known = {seed: values.get(key) for seed, values in self.values[arm].items()}
-        return {seed: value for seed, value in known.items() if value is not None}
+    def add(self, key: str, value: float | None, why_none: str) -> None:
+        """Add a metric."""
+        self.values[key] = value
+        if value is None:
+            self.missing[key] = why_none
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """All cells, by arm and seed."""
+
+    finished: Mapping[str, Mapping[int, _FinishedCell]]
+    failed: Mapping[str, Sequence[int]]
+    """Seeds of the failed cells."""
+
+    def all(self) -> Iterator[_FinishedCell]:
+        """Yield the finished cells."""
+        for cells in self.finished.values():
+            yield from cells.values()
+
+    def of(self, arm: str, key: str) -> Sample:
+        """Return a metric of an arm: its value in each seed, or why there is none."""
+        cells = self.finished[arm]
+        values = {seed: cell.values.get(key) for seed, cell in cells.items()}
+        undefined = [seed for seed, value in values.items() if value is None]
+        return Sample(
+            values={seed: value for seed, value in values.items() if value is not None},
+            sizes={seed: cell.size for seed, cell in cells.items()},
+            missing=dict.fromkeys(self.failed[arm], FAILED)
+            | {seed: cells[seed].missing.get(key, "") for seed in undefined},
+        )
 
 
 def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]) -> Comparison:
@@ -255,12 +384,16 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         metrics += _add_times(done, targets, horizon_s)
     budgets = _budgets(done)
     metrics += _add_budgets(done, budgets, grid.budget_metric)
-    shown = [m for m in metrics if any(done.of(arm.name, m.key) for arm in grid.arms)]
-    tested = [metric for metric in shown if metric.better is not None]
+    samples = {m.key: {arm.name: done.of(arm.name, m.key) for arm in grid.arms} for m in metrics}
+    shown = [
+        replace(m, quantity=on_scale(m.quantity, samples[m.key]))
+        for m in metrics
+        if any(sample.values for sample in samples[m.key].values())
+    ]
     has_training = any(metric.key == FINAL_ERROR for metric in shown) or any(
-        run.accuracy for arm in done.curves.values() for run in arm.values()
+        cell.curves.accuracy for cell in done.all()
     )
-    front, differences = _front(grid, done), _differences(grid, tested, done)
+    front = _front(grid, done)
     arms = [
         ArmSummary(
             name=arm.name,
@@ -271,16 +404,25 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
             weights_from=_weights_from(arm),
             step=arm.experiment.aggregation.step,
             rescaled_by=rescaling_parts(arm.experiment.aggregation, arm.experiment.training),
-            seeds=sorted(done.values[arm.name]),
+            cohorts_of=arm.cohorts_of,
+            seeds=sorted(done.finished[arm.name]),
             is_on_front=front.get(arm.name),
-            reached={t.key: _reached(done.curves[arm.name], t.accuracy) for t in targets},
-            values={
-                m.key: _estimate(values) for m in shown if (values := done.of(arm.name, m.key))
+            reached={t.key: _reached(done.finished[arm.name], t.accuracy) for t in targets},
+            missing={
+                m.key: Missing(seeds=sorted(sample.missing), reason=sample.reason)
+                for m in shown
+                if (sample := samples[m.key][arm.name]).missing
             },
-            differences=differences[arm.name],
+            values={
+                m.key: estimate(sample, m.quantity)
+                for m in shown
+                if (sample := samples[m.key][arm.name]).values
+            },
+            differences={},
         )
         for arm in grid.arms
     ]
+    arms = _with_verdicts(arms, shown, grid, _differences(grid, shown, samples))
     order = {(cell.arm.name, cell.seed): index for index, cell in enumerate(grid.cells())}
     return Comparison(
         name=grid.name,
@@ -289,6 +431,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         fleet=grid.fleet,
         baseline=grid.baseline,
         primary=grid.primary,
+        report=_reported(grid, [metric.key for metric in shown]),
         seeds=list(grid.seeds),
         has_training=has_training,
         targets=targets,
@@ -307,6 +450,9 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
                 unit=m.unit,
                 better=m.better,
                 digits=m.digits,
+                scale=m.quantity.scale,
+                lowest=m.quantity.lowest,
+                highest=m.quantity.highest,
             )
             for m in shown
         ],
@@ -317,44 +463,50 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
                 seed=result.seed,
                 folder=result.folder,
                 problem=result.outcome.problem,
-                values=_shown(done.values[result.arm].get(result.seed, {}), shown),
+                values=_shown(cell.values, shown) if cell else {},
+                missing=_shown(cell.missing, shown) if cell else {},
             )
             for result in sorted(results, key=lambda r: order[r.arm, r.seed])
+            for cell in [done.finished[result.arm].get(result.seed)]
         ],
     )
 
 
-def _collect(grid: Grid, results: Sequence[CellResult]) -> _FinishedCells:
-    values: dict[str, dict[int, dict[str, float | None]]] = {arm.name: {} for arm in grid.arms}
-    curves: dict[str, dict[int, RunCurves]] = {arm.name: {} for arm in grid.arms}
+def _collect(grid: Grid, results: Sequence[CellResult]) -> _Cells:
+    finished: dict[str, dict[int, _FinishedCell]] = {arm.name: {} for arm in grid.arms}
+    failed: dict[str, list[int]] = {arm.name: [] for arm in grid.arms}
     for result in results:
-        if result.outcome.measured is not None:
-            values[result.arm][result.seed] = dict(result.outcome.measured.values)
-            curves[result.arm][result.seed] = result.outcome.measured.curves
-    return _FinishedCells(values, curves)
+        found = result.outcome.measured
+        if found is None:
+            failed[result.arm].append(result.seed)
+        else:
+            finished[result.arm][result.seed] = _FinishedCell(
+                dict(found.values), dict(found.missing), found.size, found.curves
+            )
+    return _Cells(finished, failed)
 
 
-def _shown(
-    values: Mapping[str, float | None], metrics: Sequence[Metric]
-) -> dict[str, float | None]:
+def _shown(values: Mapping[str, T], metrics: Sequence[Metric]) -> dict[str, T]:
     return {m.key: values[m.key] for m in metrics if m.key in values}
 
 
-def _targets(config: TargetConfig, of: str, done: _FinishedCells) -> list[Target]:
+def _targets(config: TargetConfig, of: str, done: _Cells) -> list[Target]:
     """Return the accuracies to reach; none if there are too few evaluations."""
     if config.accuracy:
-        if not any(run.accuracy for arm in done.curves.values() for run in arm.values()):
+        if not any(cell.curves.accuracy for cell in done.all()):
             return []
         return [
             Target(key=key, accuracy=accuracy, rule="given")
             for key, accuracy in zip(config.keys, config.accuracy, strict=True)
         ]
-    finals = [final_value(np.array(run.accuracy)) for run in done.curves[of].values()]
+    finals = [final_value(np.array(c.curves.accuracy)) for c in done.finished[of].values()]
     known = [value for value in finals if value is not None]
     if not known:
         return []
     final = float(np.mean(known))
-    mean = f"the mean of the last {WINDOW} evaluations of {of}"
+    n_seeds = len(finals) + len(done.failed[of])
+    some = "" if len(known) == n_seeds else f" in {len(known)} of its {n_seeds} seeds"
+    mean = f"the mean of the last {WINDOW} evaluations of {of}{some}"
     return [
         Target(
             key=key,
@@ -365,30 +517,34 @@ def _targets(config: TargetConfig, of: str, done: _FinishedCells) -> list[Target
     ]
 
 
-def _horizon(config: TargetConfig, done: _FinishedCells) -> float | None:
+def _horizon(config: TargetConfig, done: _Cells) -> float | None:
     """Return the shortest duration of a run, or the configured horizon if that is shorter."""
-    ends = [time for arm in done.values for time in done.of(arm, "virtual_s").values()]
+    ends = [end for cell in done.all() if (end := cell.values[FRONT_TIME]) is not None]
     if not ends:
         return None
     return min(ends) if config.horizon_s is None else min(config.horizon_s, *ends)
 
 
-def _add_times(done: _FinishedCells, targets: Sequence[Target], horizon_s: float) -> list[Metric]:
-    """Add the restricted time to each target to every cell that was evaluated."""
-    for arm, curves in done.curves.items():
-        for seed, run in curves.items():
-            for target in targets:
-                found = time_to(target.accuracy, np.array(run.evaluated_s), np.array(run.accuracy))
-                done.values[arm][seed][target.key] = (
-                    restricted(found, horizon_s) if run.accuracy else None
-                )
+def _add_times(done: _Cells, targets: Sequence[Target], horizon_s: float) -> list[Metric]:
+    """Add the restricted time to each target to every cell with enough evaluations."""
+    too_few = f"it has fewer than {WINDOW} evaluations, whose mean must reach the target"
+    for cell in done.all():
+        run = cell.curves
+        is_known = len(run.accuracy) >= WINDOW
+        for target in targets:
+            found = time_to(target.accuracy, np.array(run.evaluated_s), np.array(run.accuracy))
+            cell.add(target.key, restricted(found, horizon_s) if is_known else None, too_few)
+    quantity = Quantity(0.0, horizon_s, "linear", lambda size, value: CLOCK_S)
     words = {target.key: f"to {target.accuracy:.3f}" for target in targets}
-    return [Metric(key, "accuracy", f"time {to}", to, "s", "less", 1) for key, to in words.items()]
+    return [
+        Metric(key, "accuracy", f"time {to}", to, "s", "less", 1, quantity)
+        for key, to in words.items()
+    ]
 
 
-def _budgets(done: _FinishedCells) -> list[Budget]:
+def _budgets(done: _Cells) -> list[Budget]:
     """Return the largest rounds, time and device-seconds that all finished runs reached."""
-    runs = [run for arm in done.curves.values() for run in arm.values()]
+    runs = [cell.curves for cell in done.all()]
     if not runs or not all(run.rounds for run in runs):
         return []
     rounds, time, device = BUDGETS
@@ -399,20 +555,20 @@ def _budgets(done: _FinishedCells) -> list[Budget]:
     ]
 
 
-def _add_budgets(done: _FinishedCells, budgets: Sequence[Budget], of: str) -> list[Metric]:
+def _add_budgets(done: _Cells, budgets: Sequence[Budget], of: str) -> list[Metric]:
     """Add the metric of equal budgets to every cell, at each budget."""
-    for arm, curves in done.curves.items():
-        for seed, run in curves.items():
-            is_updates = of == UPDATES
-            values = np.array(run.updates if is_updates else run.scores[of], dtype=np.float64)
-            axes = (
-                (run.rounds, run.closed_s, run.device_s)
-                if is_updates
-                else (run.evaluated, run.evaluated_s, run.evaluated_device_s)
-            )
-            for budget, at in zip(budgets, axes, strict=bool(budgets)):
-                found = value_at(budget.amount, np.array(at, dtype=np.float64), values)
-                done.values[arm][seed][budget.key] = found
+    is_updates = of == UPDATES
+    for cell in done.all():
+        run = cell.curves
+        values = np.array(run.updates if is_updates else run.scores[of], dtype=np.float64)
+        axes = (
+            (run.rounds, run.closed_s, run.device_s)
+            if is_updates
+            else (run.evaluated, run.evaluated_s, run.evaluated_device_s)
+        )
+        for budget, at in zip(budgets, axes, strict=bool(budgets)):
+            found = value_at(budget.amount, np.array(at, dtype=np.float64), values)
+            cell.add(budget.key, found, "its first value is after this budget")
     metric = METRIC_OF_BUDGETS[of]
     return [
         replace(
@@ -430,93 +586,86 @@ def _weights_from(arm: Arm) -> str:
     return aggregation.rule if aggregation.weights is None else ""
 
 
-def _reached(curves: Mapping[int, RunCurves], target: float) -> str:
-    evaluated = [run for run in curves.values() if run.accuracy]
-    times = [time_to(target, np.array(c.evaluated_s), np.array(c.accuracy)) for c in evaluated]
-    return f"{sum(time is not None for time in times)}/{len(evaluated)}"
+def _reached(cells: Mapping[int, _FinishedCell], target: float) -> str:
+    runs = [cell.curves for cell in cells.values() if len(cell.curves.accuracy) >= WINDOW]
+    times = [time_to(target, np.array(run.evaluated_s), np.array(run.accuracy)) for run in runs]
+    return f"{sum(time is not None for time in times)}/{len(runs)}"
 
 
-def _front(grid: Grid, done: _FinishedCells) -> dict[str, bool]:
+def _front(grid: Grid, done: _Cells) -> dict[str, bool]:
     """Return whether each arm with known means is on the Pareto front."""
     pairs = {
-        arm.name: (done.of(arm.name, FRONT_TIME), done.of(arm.name, FRONT_RATE))
-        for arm in grid.arms
+        arm.name: [done.of(arm.name, key) for key in (FRONT_TIME, FRONT_RATE)] for arm in grid.arms
     }
-    known = [name for name, (times, rates) in pairs.items() if times and rates]
+    known = [name for name, samples in pairs.items() if all(sample.values for sample in samples)]
     if not known:
         return {}
-    means: list[Floats] = [
-        np.array([np.mean(list(pairs[name][axis].values())) for name in known]) for axis in (0, 1)
-    ]
+    quantities = {metric.key: metric.quantity for metric in METRICS}
+    means: list[Floats] = []
+    for axis, key in enumerate((FRONT_TIME, FRONT_RATE)):
+        of_arms = {name: pairs[name][axis] for name in known}
+        quantity = on_scale(quantities[key], of_arms)
+        means.append(np.array([estimate(sample, quantity).mean for sample in of_arms.values()]))
     return dict(zip(known, on_front(*means).tolist(), strict=True))
 
 
 def _differences(
-    grid: Grid, metrics: Sequence[Metric], done: _FinishedCells
-) -> dict[str, dict[str, Difference]]:
-    """Return the differences from the baseline by arm and metric, with verdicts over the grid."""
-    found: dict[str, dict[str, Difference]] = {arm.name: {} for arm in grid.arms}
-    for arm in grid.arms:
-        for metric in metrics if arm.name != grid.baseline else ():
-            paired = _paired(done.of(arm.name, metric.key), done.of(grid.baseline, metric.key))
-            if paired.size:
-                interval = mean_interval(paired)
-                found[arm.name][metric.key] = Difference(
-                    mean=interval.mean,
-                    low=interval.low,
-                    high=interval.high,
-                    n=interval.n,
-                    p=p_value(paired),
-                    p_family=None,
-                    judgement="unclear",
-                )
-    tested = [(arm, key) for arm, gaps in found.items() for key in gaps if gaps[key].p is not None]
-    if tested:
-        p = np.array([found[arm][key].p for arm, key in tested], dtype=np.float64)
-        corrected = holm(p, _weights(np.array([key == grid.primary for _, key in tested])))
-        better = {metric.key: metric.better for metric in metrics if metric.better is not None}
-        for (arm_name, key), p_family in zip(tested, corrected.tolist(), strict=True):
-            gap = found[arm_name][key]
-            found[arm_name][key] = msgspec.structs.replace(
-                gap, p_family=p_family, judgement=_judge(gap.mean, p_family, better[key])
-            )
-    return found
+    grid: Grid, metrics: Sequence[Metric], samples: Mapping[str, Mapping[str, Sample]]
+) -> dict[tuple[str, str], Difference]:
+    """Return the differences from the baseline by arm and metric, not yet judged.
+
+    Args:
+        grid: The grid.
+        metrics: Those that any cell has.
+        samples: Of each metric and arm.
+    """
+    return {
+        (arm.name, metric.key): gap
+        for arm in grid.arms
+        for metric in metrics
+        if arm.name != grid.baseline and metric.better is not None
+        for own in [samples[metric.key]]
+        if (gap := difference(own[arm.name], own[grid.baseline], metric.quantity)) is not None
+    }
 
 
-def _paired(values: Values, reference: Values) -> Floats:
-    """Return the differences of the seeds that both have, in the order of the seeds."""
-    differences: Floats = np.array(
-        [
-            0.0
-            if math.isclose(values[seed], reference[seed], rel_tol=ROUNDING)
-            else values[seed] - reference[seed]
-            for seed in sorted(values.keys() & reference.keys())
-        ],
-        dtype=np.float64,
-    )
-    return differences
+def _with_verdicts(
+    arms: Sequence[ArmSummary],
+    metrics: Sequence[Metric],
+    grid: Grid,
+    gaps: Mapping[tuple[str, str], Difference],
+) -> list[ArmSummary]:
+    """Return the arms with the differences of the grid, judged together.
+
+    An arm has no verdict by a metric that a seed of it or of the baseline lacks, and none at all if
+    that metric is the primary one.
+    """
+    headings = {metric.key: metric.heading for metric in metrics}
+    baseline = next(arm for arm in arms if arm.name == grid.baseline)
+    by_name = {arm.name: arm for arm in arms}
+    found = dict(gaps)
+    for (name, key), gap in gaps.items():
+        for needed in (key, grid.primary):
+            text = undefined_in([baseline, by_name[name]], needed)
+            if text and needed in headings:
+                reason = f"{headings[needed]} is undefined in {text}"
+                found[name, key] = without_verdict(gap, reason)
+                break
+    better = {metric.key: metric.better for metric in metrics if metric.better is not None}
+    verdicts = judged(found, grid.primary, better)
+    return [
+        msgspec.structs.replace(
+            arm, differences={key: gap for (name, key), gap in verdicts.items() if name == arm.name}
+        )
+        for arm in arms
+    ]
 
 
-def _weights(is_primary: Bools) -> Floats:
-    """Return the weight of each comparison: those of the primary metric sum to PRIMARY_SHARE."""
-    n_primary, n_other = int(is_primary.sum()), int((~is_primary).sum())
-    if n_primary == 0 or n_other == 0:
-        return np.ones(is_primary.shape)
-    weights: Floats = np.where(
-        is_primary, PRIMARY_SHARE / n_primary, (1.0 - PRIMARY_SHARE) / n_other
-    )
-    return weights
-
-
-def _judge(mean: float, p_family: float, better: Literal["less", "more"]) -> Judgement:
-    if p_family > FAMILY_LEVEL:
-        return "unclear"
-    return "better" if (mean < 0.0) == (better == "less") else "worse"
-
-
-def _estimate(values: Values) -> Estimate:
-    interval = mean_interval(np.array([values[seed] for seed in sorted(values)], dtype=np.float64))
-    return Estimate(mean=interval.mean, low=interval.low, high=interval.high, n=interval.n)
+def _reported(grid: Grid, known: Sequence[str]) -> list[str]:
+    """Return the metrics of the table for a paper that the runs have, the primary one first."""
+    default = (*REPORTED[:3], *grid.target.keys[:1], *REPORTED[3:])
+    found = [k for k in dict.fromkeys((grid.primary, *(grid.report or default))) if k in known]
+    return found if grid.report else found[:MAX_REPORTED]
 
 
 KEYS_OF_STEP = (
@@ -568,6 +717,12 @@ def _warnings(
         )
     if has_training and (line := _step_warning(grid.arms, arms)):
         warnings.append(line)
+    primary = next((metric for metric in metrics if metric.key == grid.primary), None)
+    text = undefined_in(arms, grid.primary) if primary else ""
+    if primary is not None and text:
+        of_baseline = undefined_in([a for a in arms if a.name == grid.baseline], grid.primary)
+        effect = "no arm has a verdict" if of_baseline else "these arms have no verdict"
+        warnings.append(f"primary: {primary.heading} is undefined in {text}; {effect}")
     if metrics and not any(grid.primary in arm.values for arm in arms):
         warnings.append(
             f"primary: must be a metric of these runs, got {grid.primary!r}, which none has; "

@@ -1,7 +1,7 @@
 """Runs that exist, as the cells of a grid: runs with equal experiments but the seed are one arm.
 
 The experiments are those that the runs have stored. An arm has the name of its experiment if no
-other arm has it, and else the keys that differ between the arms: `policy=uniform,per_round=2`. Of
+other arm has it, and else the keys that differ between the arms: `policy-uniform_per_round-2`. Of
 many keys these are the first few in which all arms differ.
 """
 
@@ -21,7 +21,7 @@ from fairbed.coordinator.store.connection import CONFIG
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import ADD_SEEDS, Comparison, compare
 from fairbed.testbed.compare.folder import manifest_of
-from fairbed.testbed.compare.grid import FRONT_AXIS, Arm, Grid, TargetConfig, short_keys, slug
+from fairbed.testbed.compare.grid import FRONT_AXIS, Arm, Grid, TargetConfig, arm_name, short_keys
 from fairbed.testbed.compare.measures import (
     FINAL_ACCURACY,
     FINAL_ERROR,
@@ -166,7 +166,7 @@ def name_arms(runs: Sequence[FinishedRun]) -> list[str]:
         for key in first
     }
     one = {key: next(iter(found)) for key, found in names.items() if len(found) == 1}
-    if len(one) == len(first) == len(set(one.values())):
+    if len(one) == len(first) == len({name.casefold() for name in one.values()}):
         return [one[key] for key in hashes]
     values = {key: _flat(run) for key, run in first.items()}
     differ = _differing(list(first.values()))
@@ -174,13 +174,14 @@ def name_arms(runs: Sequence[FinishedRun]) -> list[str]:
 
     def texts(paths: Sequence[str]) -> dict[str, str]:
         return {
-            key: ",".join(f"{words[path]}={slug(found.get(path))}" for path in paths)
+            key: arm_name("", words, [(path, found.get(path)) for path in paths])
             for key, found in values.items()
         }
 
     counts = [len(differ), *range(1, len(differ))]  # all keys, else the first few that suffice
     for named in (texts(differ[:count]) for count in counts):
-        if len(set(named.values())) == len(first) and max(map(len, named.values())) <= MAX_ARM_NAME:
+        distinct = {name.casefold() for name in named.values()}
+        if len(distinct) == len(first) and max(map(len, named.values())) <= MAX_ARM_NAME:
             return [named[key] for key in hashes]
     order = list(dict.fromkeys(hashes))
     return [f"{first[key].experiment.name}-{order.index(key) + 1}" for key in hashes]
@@ -210,7 +211,7 @@ def _arm(name: str, own: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> 
     curve = name
     if FRONT_AXIS in differ:
         axes = ((FRONT_AXIS, experiment.selection.V),)
-        curve = re.sub(r"(^|,)V=[^,]*", "", name).strip(",") or "V"
+        curve = re.sub(r"(^|_)V-[^_]*", "", name).strip("_") or "V"
     return Arm(name=name, curve=curve, axes=axes, experiment=experiment)
 
 

@@ -2,9 +2,13 @@
 
 Arms are listed (`[[arm]]`), made from axes (`[axes]`), or both: every listed arm is combined with
 all values of its own axes and of the grid's. The file is decoded as strictly as an experiment.
+
+Names of arms, given or made from axes, are folders, and never need quotes: letters, digits and
+`._+-`. A name from axes has a part for each of them, `KEY-VALUE`, after `_`: `rbcs-f_V-5`.
 """
 
 import copy
+import hashlib
 import itertools
 import json
 import re
@@ -51,7 +55,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")]
+MAX_ARM_NAME = 120
+"""Maximum length of an arm's name, which is also the name of a folder."""
+MAX_MARK = 7
+"""Characters that make a name from axes distinct, with a hyphen."""
+NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._+-]{{0,{MAX_ARM_NAME - 1}}}$"
+"""Of a grid and of an arm."""
+Name: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Share: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
 Values: TypeAlias = Annotated[list[Any], Meta(min_length=1)]
 Fleet: TypeAlias = Literal["replay", "run"]
@@ -62,8 +72,6 @@ Document: TypeAlias = dict[str, Any]
 RUNS = "runs"
 """Folder of the runs, below that of the grid."""
 MAX_CELLS = 10_000
-MAX_ARM_NAME = 120
-"""Maximum length of an arm's name, which is also the name of a folder."""
 FRONT_AXIS = "selection.V"
 """Arms that differ only in this key are one curve: a selector is compared at all its values."""
 BUDGETS = ("at_equal_rounds", "at_equal_time", "at_equal_device_s")
@@ -119,6 +127,11 @@ class GridConfig(Section, frozen=True, kw_only=True):
     primary: str | None = None
     """Key of the metric that the grid is about; None is the final accuracy, without training the
     total time."""
+    report: tuple[str, ...] = ()
+    """Keys of the metrics of the table for a paper, `compare.tex`, after the primary one; empty
+    takes accuracy, worst tenth, the first target, total time, least rate and device-seconds, as far
+    as they fit.
+    It may change after the first run."""
     budget_metric: str | None = None
     """What is compared at equal rounds, time and device-seconds: a key of `SCORES`, or `updates`;
     None is the accuracy, without training the updates."""
@@ -193,6 +206,8 @@ class Grid:
     budget_metric: str
     """What is compared at equal budgets: a key of `SCORES`, or `UPDATES`."""
     target: TargetConfig
+    report: tuple[str, ...] = ()
+    """Keys of the metrics of the table for a paper; empty takes a few."""
 
     def cells(self) -> list[GridCell]:
         """Return all cells, seed by seed, so that an interrupted grid has complete seeds."""
@@ -237,9 +252,9 @@ def make_grid(raw: Document, path: Path, settings: Settings = (), seeds: int | N
     if seeds is not None:
         config = msgspec.structs.replace(config, seeds=seeds)
     name = config.name or path.stem
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name) is None:
+    if re.search(NAME_PATTERN, name) is None:
         raise ExperimentError(
-            f"{path}: name: must be a text of letters, digits, dot, hyphen and plus, "
+            f"{path}: name: must be a text of letters, digits, dot, underscore, hyphen and plus, "
             f"got {name!r} from the file; set the key name"
         )
     try:
@@ -282,12 +297,14 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     if not config.arm and not config.axes:
         raise ValueError("arm: a grid needs arms, got none; add [[arm]] or [axes]")
     listed: tuple[ArmConfig | None, ...] = config.arm or (None,)
-    arms = [arm for one in listed for arm in _span(one, config.axes, base, seeds[0], path)]
+    arms = distinct([a for one in listed for a in _span(one, config.axes, base, seeds[0], path)])
     names = [arm.name for arm in arms]
+    taken = dict[str, str]()
     for arm in names:
-        if names.count(arm) > 1:
+        if (other := taken.setdefault(arm.casefold(), arm)) != arm or names.count(arm) > 1:
             raise ValueError(
-                f"arm {arm!r}: names must be distinct, got this one twice; rename one of them"
+                f"arm {arm!r}: names must be distinct, also where case does not count, got "
+                f"{'this one twice' if other == arm else repr(other)}; rename one of them"
             )
     if len(arms) * len(seeds) > MAX_CELLS:
         raise ValueError(
@@ -306,23 +323,22 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     groups = [group for arm in arms for group in arm.experiment.fleet]
     has_energy = all(_has_power(group, config.fleet) for group in groups)
     has_attack = any(g.malicious is not None for arm in arms for g in arm.experiment.fleet)
+    compared = _metrics(
+        config,
+        trains=trains,
+        has_attack=has_attack,
+        has_personal=has_personal,
+        has_energy=has_energy,
+    )
+    described = [metric.key for metric in METRICS if metric.better is None]
     return Grid(
         name=name,
         fleet=config.fleet,
         seeds=seeds,
         arms=tuple(arms),
         baseline=baseline,
-        primary=_metric(
-            "primary",
-            config.primary or (quality if trains else TOTAL_TIME),
-            _metrics(
-                config,
-                trains=trains,
-                has_attack=has_attack,
-                has_personal=has_personal,
-                has_energy=has_energy,
-            ),
-        ),
+        primary=_metric("primary", config.primary or (quality if trains else TOTAL_TIME), compared),
+        report=tuple(_metric("report", key, [*compared, *described]) for key in config.report),
         budget_metric=_metric(
             "budget_metric",
             config.budget_metric or (FINAL_ACCURACY if trains else UPDATES),
@@ -414,17 +430,40 @@ def _span(
         raw["seed"] = seed
         for key, value in (*settings.items(), *given):
             _assign(raw, where, key, copy.deepcopy(value))
-        stem = [listed.name] if listed else []
-        parts = {key: f"{words[key]}={slug(value)}" for key, value in given}
-        name = ",".join([*stem, *parts.values()])
-        if len(name) > MAX_ARM_NAME:
+        stem = listed.name if listed else ""
+        name = arm_name(stem, words, given)
+        longest = MAX_ARM_NAME - MAX_MARK
+        if len(name) > longest:
             raise ValueError(
-                f"{where}: names must have at most {MAX_ARM_NAME} characters, got {name!r}; "
+                f"{where}: names must have at most {longest} characters, got {name!r}; "
                 "list the arms one by one"
             )
         experiment = parse_experiment(raw, f"{path}: arm {name!r}")
-        curve = ",".join([*stem, *(text for key, text in parts.items() if key != FRONT_AXIS)])
+        curve = arm_name(stem, words, [(key, value) for key, value in given if key != FRONT_AXIS])
         yield Arm(name, curve or name, given, experiment)
+
+
+def distinct(arms: Sequence[Arm]) -> list[Arm]:
+    """Return the arms with distinct names, whose later ones end in a hash of their values.
+
+    Unequal values can have one text in a name, such as `true` and `"true"`. The names of two arms
+    with equal values, or without axes, stay as they are.
+    """
+    given = {arm.name.casefold() for arm in arms if not arm.axes}
+    values = dict[str, str]()
+    found = []
+    for arm in arms:
+        key, own = arm.name.casefold(), _mark(arm.axes)
+        if arm.axes and (key in given or values.setdefault(key, own) != own):
+            of_curve = _mark([axis for axis in arm.axes if axis[0] != FRONT_AXIS])
+            arm = replace(arm, name=f"{arm.name}-{own}", curve=f"{arm.curve}-{of_curve}")
+        found.append(arm)
+    return found
+
+
+def _mark(values: Sequence[tuple[str, Any]]) -> str:
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[: MAX_MARK - 1]
 
 
 def _assign(raw: Document, where: str, key: str, value: Any) -> None:
@@ -455,7 +494,20 @@ def short_keys(axes: Mapping[str, object]) -> dict[str, str]:
     return {key: word if words.count(word) == 1 else key for key, word in last.items()}
 
 
+def arm_name(stem: str, words: Mapping[str, str], values: Sequence[tuple[str, Any]]) -> str:
+    """Return the name of an arm: its stem, and a part for each key and value.
+
+    Args:
+        stem: Name of a listed arm, or empty.
+        words: The short form of each key.
+        values: Keys and values.
+    """
+    parts = [f"{slug(words[key])}-{slug(value)}" for key, value in values]
+    return "_".join([stem, *parts] if stem else parts).lstrip("._+-")
+
+
 def slug(value: Any) -> str:
-    """Return a value as a part of the name of an arm, which is also the name of a folder."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-") or "none"
+    """Return a key or a value as a part of the name of an arm; unequal ones may have one text."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", text)
+    return (plain if isinstance(value, int | float) else plain.strip("-")) or "none"

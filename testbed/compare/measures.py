@@ -3,7 +3,7 @@
 Virtual queues are computed for policies without queues, too: all arms have the same guarantee.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -15,6 +15,7 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_schema import RunSummary
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.reader import SelectionCounts
 from fairbed.coordinator.store.tables import MetricRow, RoundRow, SelectionRow
@@ -94,6 +95,89 @@ MAX_POINTS = 1_000
 """Maximum number of rounds in the curves of a run; longer runs have every k-th round."""
 
 
+class RunSize(Struct, frozen=True, kw_only=True):
+    """How much of each event a run has: the counts that limit the resolution of its metrics."""
+
+    rounds: int
+    """Closed rounds, at least 1."""
+    devices: int
+    """Devices, at least 1."""
+    selections: int
+    """Selections over all rounds and devices, at least 1."""
+    test_examples: int | None
+    """Held-out examples of all devices in the last evaluation; None if unknown."""
+
+
+Scale: TypeAlias = Literal["linear", "log"]
+Resolution: TypeAlias = Callable[[RunSize, float], float]
+"""Smallest change of a metric that can be observed in a run of this size, near this value."""
+
+CLOCK_S = 1e-3
+"""Resolution of times, seconds: timers of an event loop wait for whole milliseconds."""
+ENERGY_RESOLUTION_J = 0.01
+"""`CLOCK_S` at 10 W, a board at work."""
+RATIO_RESOLUTION = 1e-3
+"""Of the error of predictions, which is a ratio of two times."""
+LEAST_EXAMPLES = 100
+"""Assumed for a run whose number of test examples is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """The kind of number that a metric is."""
+
+    lowest: float | None
+    """Smallest possible value; None without a bound, likewise `highest`."""
+    highest: float | None
+    scale: Scale
+    """`log`: positive, and compared by ratios."""
+    resolution: Resolution
+
+
+def _examples(size: RunSize) -> int:
+    return size.test_examples or LEAST_EXAMPLES
+
+
+def _one_example(size: RunSize, value: float) -> float:
+    return 1.0 / _examples(size)
+
+
+def _one_example_of_the_worst(size: RunSize, value: float) -> float:
+    worst = max(1, size.devices // 10)
+    return size.devices / (worst * _examples(size))
+
+
+def _one_example_of_one_device(size: RunSize, value: float) -> float:
+    return size.devices / _examples(size)
+
+
+def _variance_of_one_example(size: RunSize, value: float) -> float:
+    """Return 2 s / n + 1 / n^2: how one of n examples changes the variance s^2 over devices."""
+    n = _examples(size)
+    return float(2.0 * np.sqrt(max(value, 0.0)) / n + 1.0 / n**2)
+
+
+def _share_of_one_example(size: RunSize, value: float) -> float:
+    return abs(value) / _examples(size)
+
+
+TIME = Quantity(0.0, None, "log", lambda size, value: CLOCK_S)
+ENERGY_SUM = Quantity(0.0, None, "log", lambda size, value: ENERGY_RESOLUTION_J)
+RATE = Quantity(0.0, 1.0, "linear", lambda size, value: 1.0 / size.rounds)
+QUEUE = Quantity(0.0, None, "linear", lambda size, value: 1.0 / size.rounds)
+SELECTIONS = Quantity(0.0, 1.0, "linear", lambda size, value: 1.0 / size.selections)
+PREDICTION_ERROR = Quantity(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
+SHARE = Quantity(0.0, 1.0, "linear", _one_example)
+WORST_SHARE = Quantity(0.0, 1.0, "linear", _one_example_of_the_worst)
+DEVICE_SHARE = Quantity(0.0, 1.0, "linear", _one_example_of_one_device)
+VARIANCE = Quantity(0.0, None, "log", _variance_of_one_example)
+ERROR = Quantity(0.0, None, "linear", _share_of_one_example)
+R_SQUARED = Quantity(None, 1.0, "linear", _one_example)
+LOG_UTILITY = Quantity(None, None, "linear", _one_example_of_one_device)
+COUNT = Quantity(0.0, None, "linear", lambda size, value: 1.0)
+NATS = Quantity(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """Description of a number of a cell."""
@@ -109,50 +193,99 @@ class Metric:
     """None: it describes the arm, and differences are not tested."""
     digits: int
     """Digits after the decimal point."""
+    quantity: Quantity
+    """Range, scale and resolution."""
 
 
 METRICS = (
-    Metric("virtual_s", "time", "total time", "total", "s", "less", 1),
-    Metric("round_median_s", "time", "median round", "round", "s", "less", 3),
-    Metric("device_s", "time", "device-seconds", "device-s", "", "less", 1),
-    Metric("wall_s", "time", "machine time", "machine", "s", "less", 1),
-    Metric("energy_j", "exchange", "energy", "energy", "J", "less", 1),
-    Metric("tau_median_s", "exchange", "median tau", "tau", "s", "less", 3),
-    Metric("tau_p95_s", "exchange", "p95 tau", "p95 tau", "s", "less", 3),
-    Metric("min_rate_selected", "selection", "min rate selected", "min sel", "", "more", 3),
-    Metric("min_rate_aggregated", "selection", "min rate aggregated", "min agg", "", "more", 3),
-    Metric("jain", "selection", "Jain", "Jain", "", "more", 3),
-    Metric("queue_mean_total", "selection", "mean queue total", "queues", "", "less", 1),
-    Metric("queue_max", "selection", "max queue", "max queue", "", "less", 2),
-    Metric("mape", "prediction", "MAPE", "MAPE", "", "less", 3),
-    Metric("median_ape", "prediction", "median APE", "med APE", "", "less", 3),
-    Metric("accuracy_mean", "accuracy", "final accuracy", "acc", "", "more", 3),
-    Metric("accuracy_worst10", "accuracy", "worst 10 %", "worst", "", "more", 3),
-    Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4),
-    Metric("auroc_mean", "quality", "AUROC", "AUROC", "", "more", 3),
-    Metric("auroc_pooled", "quality", "AUROC of all examples", "AUROC all", "", "more", 3),
-    Metric("rmse_mean", "quality", "RMSE", "RMSE", "", "less", 3),
-    Metric("rmse_worst10", "quality", "worst 10 % RMSE", "RMSE worst", "", "less", 3),
-    Metric("r2_pooled", "quality", "R2 of all examples", "R2", "", "more", 3),
-    Metric("accuracy_pooled", "fairness", "accuracy by examples", "acc by n", "", "more", 3),
-    Metric("accuracy_gini", "fairness", "Gini of accuracy", "Gini", "", "less", 4),
-    Metric("accuracy_gap", "fairness", "accuracy parity gap", "gap", "", "less", 3),
+    Metric("virtual_s", "time", "total time", "total", "s", "less", 1, TIME),
+    Metric("round_median_s", "time", "median round", "round", "s", "less", 3, TIME),
+    Metric("device_s", "time", "device-seconds", "device-s", "", "less", 1, TIME),
+    Metric("wall_s", "time", "machine time", "machine", "s", "less", 1, TIME),
+    Metric("energy_j", "exchange", "energy", "energy", "J", "less", 1, ENERGY_SUM),
+    Metric("tau_median_s", "exchange", "median tau", "tau", "s", "less", 3, TIME),
+    Metric("tau_p95_s", "exchange", "p95 tau", "p95 tau", "s", "less", 3, TIME),
+    Metric("min_rate_selected", "selection", "min rate selected", "min sel", "", "more", 3, RATE),
     Metric(
-        "weight_divergence", "fairness", "divergence of weights from n", "KL of n", "nats", None, 3
+        "min_rate_aggregated", "selection", "min rate aggregated", "min agg", "", "more", 3, RATE
     ),
-    Metric("utility_log_product", "fairness", "log U(Multi)", "log U", "", "more", 3),
-    Metric("personal_accuracy_mean", "personal", "personal accuracy", "personal", "", "more", 3),
+    Metric("jain", "selection", "Jain", "Jain", "", "more", 3, SELECTIONS),
+    Metric("queue_mean_total", "selection", "mean queue total", "queues", "", "less", 1, QUEUE),
+    Metric("queue_max", "selection", "max queue", "max queue", "", "less", 2, QUEUE),
+    Metric("mape", "prediction", "MAPE", "MAPE", "", "less", 3, PREDICTION_ERROR),
+    Metric("median_ape", "prediction", "median APE", "med APE", "", "less", 3, PREDICTION_ERROR),
+    Metric("accuracy_mean", "accuracy", "final accuracy", "acc", "", "more", 3, SHARE),
+    Metric("accuracy_worst10", "accuracy", "worst 10 %", "worst", "", "more", 3, WORST_SHARE),
+    Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4, VARIANCE),
+    Metric("auroc_mean", "quality", "AUROC", "AUROC", "", "more", 3, SHARE),
+    Metric("auroc_pooled", "quality", "AUROC of all examples", "AUROC all", "", "more", 3, SHARE),
+    Metric("rmse_mean", "quality", "RMSE", "RMSE", "", "less", 3, ERROR),
+    Metric("rmse_worst10", "quality", "worst 10 % RMSE", "RMSE worst", "", "less", 3, ERROR),
+    Metric("r2_pooled", "quality", "R2 of all examples", "R2", "", "more", 3, R_SQUARED),
+    Metric("accuracy_pooled", "fairness", "accuracy by examples", "acc by n", "", "more", 3, SHARE),
+    Metric("accuracy_gini", "fairness", "Gini of accuracy", "Gini", "", "less", 4, SHARE),
+    Metric("accuracy_gap", "fairness", "accuracy parity gap", "gap", "", "less", 3, DEVICE_SHARE),
     Metric(
-        "personal_accuracy_worst10", "personal", "personal worst 10 %", "p worst", "", "more", 3
+        "weight_divergence",
+        "fairness",
+        "divergence of weights from n",
+        "KL of n",
+        "nats",
+        None,
+        3,
+        NATS,
     ),
-    Metric("personal_accuracy_variance", "personal", "personal variance", "p var", "", "less", 4),
-    Metric("benign_accuracy_mean", "attack", "benign accuracy", "benign", "", "more", 3),
-    Metric("benign_accuracy_worst10", "attack", "benign worst 10 %", "b worst", "", "more", 3),
-    Metric("benign_accuracy_variance", "attack", "benign variance", "b var", "", "less", 4),
-    Metric("benign_loss_mean", "attack", "benign loss", "b loss", "nats", "less", 3),
-    Metric("malicious_selections", "attack", "malicious selections", "mal sel", "", "less", 3),
-    Metric("malicious_weight", "attack", "malicious weight", "mal w", "", "less", 3),
-    Metric("epsilon_max", "privacy", "largest epsilon", "epsilon", "", None, 2),
+    Metric("utility_log_product", "fairness", "log U(Multi)", "log U", "", "more", 3, LOG_UTILITY),
+    Metric(
+        "personal_accuracy_mean", "personal", "personal accuracy", "personal", "", "more", 3, SHARE
+    ),
+    Metric(
+        "personal_accuracy_worst10",
+        "personal",
+        "personal worst 10 %",
+        "p worst",
+        "",
+        "more",
+        3,
+        WORST_SHARE,
+    ),
+    Metric(
+        "personal_accuracy_variance",
+        "personal",
+        "personal variance",
+        "p var",
+        "",
+        "less",
+        4,
+        VARIANCE,
+    ),
+    Metric("benign_accuracy_mean", "attack", "benign accuracy", "benign", "", "more", 3, SHARE),
+    Metric(
+        "benign_accuracy_worst10",
+        "attack",
+        "benign worst 10 %",
+        "b worst",
+        "",
+        "more",
+        3,
+        WORST_SHARE,
+    ),
+    Metric(
+        "benign_accuracy_variance", "attack", "benign variance", "b var", "", "less", 4, VARIANCE
+    ),
+    Metric("benign_loss_mean", "attack", "benign loss", "b loss", "nats", "less", 3, ERROR),
+    Metric(
+        "malicious_selections",
+        "attack",
+        "malicious selections",
+        "mal sel",
+        "",
+        "less",
+        3,
+        SELECTIONS,
+    ),
+    Metric("malicious_weight", "attack", "malicious weight", "mal w", "", "less", 3, RATE),
+    Metric("epsilon_max", "privacy", "largest epsilon", "epsilon", "", None, 2, COUNT),
 )
 """Metrics of every run; those of a target or a budget are added when these are known."""
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
@@ -206,7 +339,10 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
     """Metrics and curves of a finished run."""
 
     values: dict[str, float | None]
-    """Values by the keys of `METRICS`; None is unknown."""
+    """Values by the keys of `METRICS`; None is undefined or unknown."""
+    missing: dict[str, str]
+    """Why a value is None, by its key; the reasons of equal causes are equal texts."""
+    size: RunSize
     curves: RunCurves
 
 
@@ -221,6 +357,7 @@ def measure(folder: Path) -> RunMeasures:
         rounds, counts = reader.rounds(), reader.selection_counts()
         evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
+        tested = sum(row.n for row in reader.device_metrics())
     attackers, personal, energy = summary.attackers, summary.personal, summary.energy
     privacy, auroc, error = summary.privacy, summary.auroc, summary.error
     values = {
@@ -262,8 +399,59 @@ def measure(folder: Path) -> RunMeasures:
         "malicious_weight": attackers.weight_share if attackers else None,
         "epsilon_max": privacy.epsilon_max if privacy else None,
     }
+    if not tested and evaluations and evaluations[-1].test_n is not None:
+        tested = evaluations[-1].test_n
+    size = RunSize(
+        rounds=max(1, len(rounds)),
+        devices=max(1, summary.devices),
+        selections=max(1, sum(count.selected for count in counts)),
+        test_examples=tested or None,
+    )
+    missing = {key: _why_missing(key, summary) for key, value in values.items() if value is None}
     curves = _curves(rounds, device_s, queues, evaluations)
-    return RunMeasures(values=values, curves=curves)
+    return RunMeasures(values=values, missing=missing, size=size, curves=curves)
+
+
+def _why_missing(key: str, summary: RunSummary) -> str:
+    """Return why a run lacks a metric; without numbers of the run, so that equal causes agree."""
+    group = {metric.key: metric.group for metric in METRICS}[key]
+    was_evaluated = summary.accuracy.mean is not None or summary.error is not None
+    if group in ("accuracy", "quality", "fairness") and key != "weight_divergence":
+        if not was_evaluated:
+            return "the model was not evaluated"
+        if key == "utility_log_product":
+            return f"the loss of a device is at least aggregation.M = {summary.utility.M:g}"
+        is_regression = summary.task == "regression"
+        if key.startswith("accuracy") and is_regression:
+            return "the task is regression"
+        if key == "accuracy_gini":
+            return "every accuracy is 0"
+        if key.startswith("auroc"):
+            return "no device has held-out examples of both classes"
+        if key.startswith(("rmse", "r2")):
+            return "the model has diverged" if is_regression else "the task is not regression"
+        return "no device has held-out examples"
+    if key == ENERGY:
+        return "the power of a device is unknown"
+    return _WHY_MISSING.get(key, _WHY_MISSING.get(group, "it was not recorded"))
+
+
+_WHY_MISSING = {
+    "round_median_s": "every round was void",
+    "exchange": "too few timed exchanges",
+    "prediction": "too few timed exchanges with a prediction",
+    "jain": "no device was selected",
+    "queue_mean_total": "the selection history is too large for queues",
+    "queue_max": "the selection history is too large for queues",
+    "selection": "the store has no selections by device",
+    "weight_divergence": "no update was aggregated",
+    "personal": "no personal model was tested",
+    "malicious_selections": "no device is malicious",
+    "malicious_weight": "no update was aggregated, or no device is malicious",
+    "attack": "no benign device has held-out examples, or no device is malicious",
+    "privacy": "no local noise, or its accountant is not installed",
+}
+"""Why a run lacks a metric, by its key or its group."""
 
 
 def _least_rate(

@@ -9,17 +9,26 @@ from pathlib import Path
 
 import msgspec
 
+from fairbed.coordinator.report.quantities import MISSING
 from fairbed.testbed.compare.comparison import (
     ArmSummary,
     Comparison,
-    Difference,
-    Estimate,
     MetricSummary,
+    three_digits,
+    undefined_in,
 )
-from fairbed.testbed.compare.table import cells_csv, enough_digits, heading_of, metrics_csv, number
+from fairbed.testbed.compare.differences import FAMILY_LEVEL
+from fairbed.testbed.compare.table import (
+    Shown,
+    cells_csv,
+    heading_of,
+    metrics_csv,
+    shown_gap,
+    shown_value,
+)
 
-COLUMNS = 4
-"""Maximum number of metrics in one table: with intervals, they fit the width of a page."""
+CLIPPED, NO_VERDICT = r"^{\dagger}", r"^{\ddagger}"
+"""Marks, in math, of a clipped interval, and of a difference that was not tested."""
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -34,85 +43,129 @@ _SPECIAL = {
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    '"': r"\textquotedbl{}",
+    "|": r"\textbar{}",
+    "\u2013": "--",
+    "\u2020": r"$^{\dagger}$",
 }
 
 
 def tex(comparison: Comparison) -> str:
-    """Return tables of at most four metrics each: means, and differences from the baseline."""
-    metrics = comparison.metrics
-    parts = [metrics[start : start + COLUMNS] for start in range(0, len(metrics), COLUMNS)]
+    """Return one table: means of the reported metrics, and differences from the baseline."""
+    metrics = {metric.key: metric for metric in comparison.metrics}
+    reported = [metrics[key] for key in comparison.report]
     head = f"% fairbed compare: {escaped(comparison.name)}, {len(comparison.seeds)} seeds"
-    lines = [head, "% needs \\usepackage{booktabs}"]
-    for index, part in enumerate(parts, 1):
-        lines += ["", *_table(comparison, part, index)]
-    return "\n".join(lines) + "\n"
+    if not reported:
+        return f"{head}: no metric to report\n"
+    return "\n".join([head, "% needs \\usepackage{booktabs}", *_table(comparison, reported)]) + "\n"
 
 
 def escaped(text: str) -> str:
     """Return text with the special characters of LaTeX escaped."""
-    return re.sub(r"[\\{}&%$#_~^<>]", lambda match: _SPECIAL[match[0]], text)
+    return "".join(_SPECIAL.get(character, character) for character in text)
 
 
-def _table(comparison: Comparison, metrics: list[MetricSummary], index: int) -> Iterator[str]:
+def _table(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str]:
     yield r"\begin{table}"
     yield r"\centering"
-    yield rf"\caption{{{_caption(comparison)}}}"
-    yield rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]', '-', comparison.name)}-{index}}}"
+    yield rf"\caption{{{_caption(comparison, metrics)}}}"
+    yield rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]', '-', comparison.name)}}}"
     yield rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}"
     yield r"\toprule"
-    yield _row("arm", (escaped(heading_of(metric)) for metric in metrics))
+    yield _row("", [_heading(comparison, metric) for metric in metrics])
     yield r"\midrule"
     for arm in comparison.arms:
-        yield _row(escaped(arm.name), (_value(arm.values.get(m.key), m.digits) for m in metrics))
-        if arm.differences:
-            yield _row(r"\quad difference", (_gap(arm, metric) for metric in metrics))
+        values = [shown_value(arm, metric, by_interval=True) for metric in metrics]
+        yield _row(escaped(arm.name), [_tex(value) for value in values])
+        if arm.name != comparison.baseline:
+            yield _row(r"\quad difference", [_gap(comparison, arm, metric) for metric in metrics])
     yield r"\bottomrule"
     yield r"\end{tabular}"
+    yield r"\par\smallskip"
+    yield r"\begin{minipage}{\linewidth}"
+    yield rf"\footnotesize {' '.join(_notes(comparison, metrics))}"
+    yield r"\end{minipage}"
     yield r"\end{table}"
 
 
-def _caption(comparison: Comparison) -> str:
-    headings = {metric.key: metric.heading for metric in comparison.metrics}
-    primary = headings.get(comparison.primary, comparison.primary)
-    percent = rf"{100 * comparison.confidence:g}\,\%"
-    text = (
-        f"{escaped(comparison.name)}: means over {len(comparison.seeds)} seeds with {percent} "
-        f"intervals; differences from {escaped(comparison.baseline)}, paired by seed, in bold if "
-        f"shown by Holm's method over {comparison.comparisons} comparisons; the primary metric is "
-        f"{escaped(primary)}."
-    )
-    if comparison.weightings:
-        text += f" {escaped(comparison.weightings)}."
-    if comparison.horizon_s is None:
-        return text
-    horizon = number(comparison.horizon_s, 1)
-    return f"{text} Times to a target are restricted to {horizon}\\,s."
+def _heading(comparison: Comparison, metric: MetricSummary) -> str:
+    star = "$^{*}$" if metric.key == comparison.primary else ""
+    return f"{escaped(heading_of(metric))}{star}"
 
 
-def _row(first: str, cells: Iterator[str]) -> str:
+def _caption(comparison: Comparison, metrics: list[MetricSummary]) -> str:
+    first, n_arms = metrics[0].heading, len(comparison.arms)
+    more = " and other metrics" if len(metrics) > 1 else ""
+    return escaped(f"{first[:1].upper()}{first[1:]}{more} of {n_arms} arms.")
+
+
+def _notes(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str]:
+    """Yield the sentences below the table: what its numbers and marks mean, where it has them."""
+    seeds, percent = len(comparison.seeds), rf"{100 * comparison.confidence:g}\,\%"
+    if metrics[0].key == comparison.primary:
+        yield "$^{*}$ Primary metric."
+    yield f"Means over {seeds} seed{'s' * (seeds != 1)} with {percent} intervals (Student's t)."
+    if len(comparison.arms) > 1:
+        yield f"Differences from {escaped(comparison.baseline)} are paired by seed."
+    if comparison.comparisons:
+        yield (
+            f"Bold: shown by Holm's method over {comparison.comparisons} comparisons at "
+            rf"{100 * FAMILY_LEVEL:.0f}\,\%."
+        )
+    if is_log := [metric.heading for metric in metrics if metric.scale == "log"]:
+        yield f"Geometric means, and relative differences: {escaped(', '.join(is_log))}."
+    keys = [metric.key for metric in metrics]
+    if any(target.key in keys for target in comparison.targets):
+        horizon = three_digits(comparison.horizon_s or 0.0).replace(",", "{,}")
+        yield (
+            rf"Times to a target are means of $\min(T, {horizon}\,\mathrm{{s}})$, with the share "
+            "of runs that reached it."
+        )
+    arms = comparison.arms
+    gaps = [gap for arm in arms for key, gap in arm.differences.items() if key in keys]
+    values = [value for arm in arms for key, value in arm.values.items() if key in keys]
+    if any(gap.is_clipped for gap in gaps) or any(value.is_clipped for value in values):
+        yield f"${CLIPPED}$ Clipped to the range of the metric."
+    if any(gap.reason for gap in gaps):
+        yield f"${NO_VERDICT}$ Not tested, because a seed lacks this metric or the primary one."
+    for metric in comparison.metrics:
+        text = undefined_in(arms, metric.key) if metric.key in {*keys, comparison.primary} else ""
+        if text:
+            heading = metric.heading[:1].upper() + metric.heading[1:]
+            yield f"{escaped(heading)} is undefined in {escaped(text)}; $n$ counts the others."
+    for line in (comparison.weightings, comparison.steps, comparison.cohorts):
+        if line:
+            yield f"{escaped(line)}."
+
+
+def _row(first: str, cells: list[str]) -> str:
     return " & ".join([first, *cells]) + r" \\"
 
 
-def _value(found: Estimate | None, digits: int) -> str:
-    return "--" if found is None else _with_interval(found, digits)
+def _gap(comparison: Comparison, arm: ArmSummary, metric: MetricSummary) -> str:
+    shown = shown_gap(arm, metric, comparison, by_interval=True)
+    if shown is None:
+        return "--"
+    gap = arm.differences[metric.key]
+    return _tex(shown, is_bold=gap.judgement in ("better", "worse"), mark=bool(gap.reason))
 
 
-def _gap(arm: ArmSummary, metric: MetricSummary) -> str:
-    gap = arm.differences.get(metric.key)
-    return "--" if gap is None else _with_interval(gap, metric.digits)
-
-
-def _with_interval(found: Estimate | Difference, digits: int) -> str:
-    is_signed = isinstance(found, Difference)
-    digits = enough_digits(found, digits)
-    mean, low, high = (
-        number(value, digits, is_signed=is_signed).replace(",", "{,}")
-        for value in (found.mean, found.low, found.high)
-    )
-    body = f"${mean}$"
-    if isinstance(found, Difference) and found.judgement != "unclear":
-        body = rf"$\mathbf{{{mean}}}$"
-    return body if found.low is None else rf"{body} {{\scriptsize $[{low},\,{high}]$}}"
+def _tex(shown: Shown, *, is_bold: bool = False, mark: bool = False) -> str:
+    """Return a mean with its interval and what belongs beside it."""
+    if shown.interval is None and shown.mean == MISSING:
+        return f"-- {{\\scriptsize $n={shown.n}$}}" if shown.n else "--"
+    mean, *ends = (text.replace(",", "{,}") for text in (shown.mean, *(shown.interval or ())))
+    unit, note = r"\,\%" if shown.is_percent else "", NO_VERDICT if mark else ""
+    bold = rf"\mathbf{{{mean}}}" if is_bold else mean
+    parts = [f"${bold}{unit}{note}$"]
+    small = [f"$n={shown.n}$"] if shown.n else []
+    if ends:
+        small.insert(0, rf"$[{ends[0]},\,{ends[1]}]{CLIPPED if shown.is_clipped else ''}$")
+    if small:
+        parts.append(rf"{{\scriptsize {' '.join(small)}}}")
+    if shown.reached:
+        parts.append(f"({shown.reached})")
+    return " ".join(parts)
 
 
 def write_report(comparison: Comparison, out: Path) -> None:

@@ -2,22 +2,23 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from fairbed.coordinator.report.html import RunComparison, SideTable, write_report
 from fairbed.coordinator.report.markup import HtmlCell, HtmlColumn, Row
-from fairbed.coordinator.report.quantities import MISSING
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.compare.comparison import (
-    FAMILY_LEVEL,
-    ArmSummary,
-    Comparison,
-    Difference,
-    MetricSummary,
-)
+from fairbed.testbed.compare.comparison import ArmSummary, Comparison, MetricSummary
+from fairbed.testbed.compare.differences import FAMILY_LEVEL
 from fairbed.testbed.compare.finished import as_grid, name_arms, read_runs
 from fairbed.testbed.compare.statistics import LEAST_SEEDS_TO_JUDGE
-from fairbed.testbed.compare.table import heading_of, number, with_interval
+from fairbed.testbed.compare.table import (
+    brackets,
+    heading_of,
+    reading,
+    shown_gap,
+    shown_value,
+)
 from fairbed.testbed.experiment.file import ExperimentError
 
 
@@ -69,14 +70,12 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
     """Yield what each arm is against the baseline: the primary metric, then the other verdicts."""
     metrics = {metric.key: metric for metric in comparison.metrics}
     primary = metrics.get(comparison.primary)
-    baseline = next(arm for arm in comparison.arms if arm.name == comparison.baseline)
     for arm in comparison.arms:
-        gap = arm.differences.get(comparison.primary)
-        if primary is not None and gap is not None:
-            yield _against(arm, baseline, primary, gap)
+        if primary is not None and arm.name != comparison.baseline:
+            yield _against(arm, comparison, primary)
         for verdict in ("better", "worse"):
             shown = [
-                f"{metrics[key].heading} ({_with_unit(found, metrics[key])})"
+                f"{metrics[key].heading} ({_with_unit(arm, metrics[key], comparison)})"
                 for key, found in arm.differences.items()
                 if found.judgement == verdict and key != comparison.primary
             ]
@@ -84,27 +83,38 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
                 yield f"{arm.name} is {verdict} in {', '.join(shown)}."
 
 
-def _against(arm: ArmSummary, baseline: ArmSummary, metric: MetricSummary, gap: Difference) -> str:
+def _against(arm: ArmSummary, comparison: Comparison, metric: MetricSummary) -> str:
+    baseline = next(one for one in comparison.arms if one.name == comparison.baseline)
+    gap, shown = arm.differences.get(metric.key), shown_gap(arm, metric, comparison)
     unit = f" {metric.unit}" if metric.unit else ""
-    own, other = (number(one.values[metric.key].mean, metric.digits) for one in (arm, baseline))
+    heading = metric.heading[:1].upper() + metric.heading[1:]
+    if gap is None or shown is None:
+        return f"{heading} of {arm.name}: no seed has it in both {arm.name} and {baseline.name}."
+    own, other = (
+        f"{value.mean}{unit}{value.beside}"
+        for value in (shown_value(arm, metric), shown_value(baseline, metric))
+    )
     seeds = f"{gap.n} shared seeds" if gap.n > 1 else "one shared seed"
     verdict = (
-        f"{arm.name} is {gap.judgement}"
+        f"no verdict: {gap.reason}"
+        if gap.reason
+        else f"{arm.name} is {gap.judgement}"
         if gap.judgement != "unclear"
         else "no difference is shown"
         if gap.p is not None
         else f"a verdict needs {LEAST_SEEDS_TO_JUDGE} shared seeds"
     )
-    heading = metric.heading[:1].upper() + metric.heading[1:]
     return (
-        f"{heading} of {arm.name}: {own}{unit}, against {other}{unit} of {baseline.name}; "
-        f"difference {with_interval(gap, metric.digits)} over {seeds}: {verdict}."
+        f"{heading} of {arm.name}: {own}, against {other} of {baseline.name}; "
+        f"difference {replace(shown, n='')} over {seeds}: {verdict}."
     )
 
 
-def _with_unit(gap: Difference, metric: MetricSummary) -> str:
-    unit = f" {metric.unit}" if metric.unit else ""
-    return f"{number(gap.mean, metric.digits, is_signed=True)}{unit}"
+def _with_unit(arm: ArmSummary, metric: MetricSummary, comparison: Comparison) -> str:
+    shown = shown_gap(arm, metric, comparison)
+    assert shown is not None, "a verdict has a difference"
+    unit = "%" if shown.is_percent else metric.unit
+    return f"{shown.mean} {unit}".strip()
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
@@ -116,20 +126,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         if comparison.comparisons
         else "No difference was tested."
     )
-    yield (
-        f"Brackets are {100 * comparison.confidence:g} % confidence intervals of one mean over "
-        f"seeds (Student's t). {tested}"
-    )
-    if comparison.horizon_s is not None:
-        targets = "; ".join(
-            f"{target.accuracy:.3f} is {target.rule}" for target in comparison.targets
-        )
-        limit = number(comparison.horizon_s, 1)
-        yield f"Times to a target are means of min(T, {limit} s); {targets}."
-    if comparison.weightings:
-        yield f"{comparison.weightings}."
-    if comparison.steps:
-        yield f"{comparison.steps}."
+    yield f"{brackets(comparison)} {tested}"
+    yield from reading(comparison)
     yield from comparison.warnings
 
 
@@ -143,11 +141,8 @@ def _table(comparison: Comparison) -> SideTable:
     rows: list[Row] = []
     for metric in comparison.metrics:
         mark = "*" if metric.key == comparison.primary else ""
-        values = [
-            with_interval(found, metric.digits) if found else MISSING
-            for found in (arm.values.get(metric.key) for arm in comparison.arms)
-        ]
-        gaps = [_gap(arm.differences.get(metric.key), metric.digits) for arm in others]
+        values = [str(shown_value(arm, metric)) for arm in comparison.arms]
+        gaps = [_gap(arm, metric, comparison) for arm in others]
         rows.append([f"{heading_of(metric)}{mark}", *values, *gaps])
     return SideTable(
         f"Means over seeds, and differences from {comparison.baseline}",
@@ -158,10 +153,13 @@ def _table(comparison: Comparison) -> SideTable:
     )
 
 
-def _gap(gap: Difference | None, digits: int) -> HtmlCell:
+def _gap(arm: ArmSummary, metric: MetricSummary, comparison: Comparison) -> HtmlCell:
+    gap, shown = arm.differences.get(metric.key), shown_gap(arm, metric, comparison)
     if gap is None:
         return HtmlCell("", tone="quiet")
+    if gap.judgement == "no verdict":
+        return HtmlCell(f"{shown} no verdict", gap.mean, tone="quiet")
     if gap.judgement == "unclear":
-        return HtmlCell(with_interval(gap, digits))
-    text = f"{with_interval(gap, digits)} {gap.judgement}"
+        return HtmlCell(str(shown))
+    text = f"{shown} {gap.judgement}"
     return HtmlCell(text, gap.mean, tone="good" if gap.judgement == "better" else "bad")

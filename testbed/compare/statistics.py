@@ -43,10 +43,12 @@ class ConfidenceInterval:
         return "less" if self.high < 0.0 else "more" if self.low > 0.0 else "unclear"
 
 
-def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> ConfidenceInterval:
+def mean_interval(
+    values: Floats, confidence: float = CONFIDENCE, floor: float = 0.0
+) -> ConfidenceInterval:
     """Return the mean of some values and Student's interval.
 
-        mean -+ t_{(1 + confidence) / 2, n - 1} s / sqrt(n)
+        mean -+ t_{(1 + confidence) / 2, n - 1} max(s, floor) / sqrt(n)
 
     It is exact for normal values. Differences of two equal arms are symmetric, for which it is
     nearly exact, too; for skewed ones it is too narrow (`fairbed bench intervals`). Bootstrap
@@ -55,6 +57,8 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> ConfidenceI
     Args:
         values: One value per seed, shape (n,), n at least 1.
         confidence: Share of such intervals that cover the true mean.
+        floor: Least standard deviation: the resolution of the values. A few values that agree to
+            their resolution do not show that all do.
 
     Raises:
         ValueError: There is no value.
@@ -68,34 +72,34 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> ConfidenceI
     if values.size == 1:
         return ConfidenceInterval(mean, None, None, 1)
     quantile = -float(special.stdtrit(values.size - 1, (1.0 - confidence) / 2.0))
-    half = quantile * _standard_error(values)
+    half = quantile * _standard_error(values, floor)
     return ConfidenceInterval(mean, mean - half, mean + half, values.size)
 
 
-def p_value(differences: Floats) -> float | None:
+def p_value(differences: Floats, floor: float = 0.0) -> float | None:
     """Return the two-sided p-value of Student's test that the mean of differences is 0.
 
     Args:
         differences: One per seed, shape (n,).
+        floor: Least standard deviation, as for `mean_interval`.
 
     Returns:
-        None for fewer than `LEAST_SEEDS_TO_JUDGE` values. 1 if all are 0, and 0 if all are equal
-        and not 0.
+        None for fewer than `LEAST_SEEDS_TO_JUDGE` values. 1 if all are 0; without a floor 0 if all
+        are equal and not 0.
     """
     n = differences.size
     if n < LEAST_SEEDS_TO_JUDGE:
         return None
-    mean, error = float(differences.mean()), _standard_error(differences)
+    mean, error = float(differences.mean()), _standard_error(differences, floor)
     if error == 0.0:
         return 1.0 if mean == 0.0 else 0.0
     return 2.0 * float(special.stdtr(n - 1, -abs(mean) / error))
 
 
-def _standard_error(values: Floats) -> float:
-    """Return s / sqrt(n); exactly 0 for equal values, whose mean may be rounded."""
-    if values.min() == values.max():
-        return 0.0
-    return float(values.std(ddof=1)) / float(np.sqrt(values.size))
+def _standard_error(values: Floats, floor: float) -> float:
+    """Return max(s, floor) / sqrt(n); s is 0 for equal values, whose mean may be rounded."""
+    deviation = 0.0 if values.min() == values.max() else float(values.std(ddof=1))
+    return max(deviation, floor) / float(np.sqrt(values.size))
 
 
 def holm(p: Floats, weights: Floats) -> Floats:

@@ -3,21 +3,25 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairbed.coordinator.report.quantities import MISSING
 from fairbed.testbed.compare.comparison import (
-    FAMILY_LEVEL,
     FRONT_RATE,
     FRONT_TIME,
-    PRIMARY_SHARE,
     ArmSummary,
     CellSummary,
     Comparison,
+    MetricSummary,
+    three_digits,
+)
+from fairbed.testbed.compare.differences import (
+    FAMILY_LEVEL,
+    PRIMARY_SHARE,
     Difference,
     Estimate,
-    MetricSummary,
 )
 
 HEADLINES = (
@@ -40,8 +44,13 @@ SMALLEST_P = 0.001
 """Smaller p-values are printed as `<0.001`."""
 MAX_DIGITS = 6
 """Maximum number of decimal places."""
-MARKS = {"better": "+", "worse": "-", "unclear": ""}
-COLOURS = {"better": "green", "worse": "red", "unclear": "default"}
+LARGEST_PLAIN = 1e9
+"""Larger numbers are printed with an exponent."""
+CLIPPED = "\u2020"
+"""Dagger behind an interval that was clipped."""
+MARKS = {"better": "+", "worse": "-", "unclear": "", "no verdict": ""}
+COLOURS = {"better": "green", "worse": "red"}
+_MARKED = re.compile(r"[0-9%](?P<mark>[+-])(?: |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,6 @@ def print_rich(comparison: Comparison) -> None:
 
 def notes(comparison: Comparison) -> list[str]:
     """Return an explanation of the tables, and every warning."""
-    percent = f"{100 * comparison.confidence:g} %"
     primary = {m.key: m.heading for m in comparison.metrics}.get(comparison.primary)
     marks = (
         f"+ and - mark arms that are better or worse than {comparison.baseline}: the "
@@ -102,51 +110,80 @@ def notes(comparison: Comparison) -> list[str]:
         f"(Holm; the primary metric begins with {100 * PRIMARY_SHARE:g} % of the level), so at "
         f"most {100 * FAMILY_LEVEL:.0f} % of grids of equal arms have any mark."
     )
-    lines = [
+    tested = marks if comparison.comparisons else "No difference was tested."
+    return [
         f"Primary metric: {primary or comparison.primary} (key `primary` of a grid file), "
         "marked by *.",
-        f"Brackets are {percent} confidence intervals of one mean over seeds (Student's t). "
-        f"{marks if comparison.comparisons else 'No difference was tested.'}",
+        f"{brackets(comparison)} {tested}",
+        *reading(comparison),
+        *(f"warning: {line}" for line in comparison.warnings),
     ]
+
+
+def brackets(comparison: Comparison) -> str:
+    """Return what the brackets are."""
+    percent = f"{100 * comparison.confidence:g} %"
+    return f"Brackets are {percent} confidence intervals of one mean over seeds (Student's t)."
+
+
+def reading(comparison: Comparison) -> list[str]:
+    """Return how to read the means and intervals, and what they lack, one line each."""
+    lines = list(comparison.scales)
+    if comparison.has_clipped:
+        lines.append(f"{CLIPPED}: an end of the interval is clipped to the range of the metric.")
     if comparison.horizon_s is not None:
+        horizon = three_digits(comparison.horizon_s)
         lines.append(
-            f"Times to a target are means of min(T, {comparison.horizon_s:,.1f} s); "
+            f"Times to a target are means of min(T, {horizon} s), beside the "
+            "share of runs that reached it by their end; "
             + "; ".join(f"{t.accuracy:.3f} is {t.rule}" for t in comparison.targets)
             + "."
         )
-    if comparison.weightings:
-        lines.append(f"{comparison.weightings}.")
-    if comparison.steps:
-        lines.append(f"{comparison.steps}.")
-    return [*lines, *(f"warning: {line}" for line in comparison.warnings)]
+    lines += comparison.undefined
+    if comparison.has_no_verdicts:
+        lines.append(
+            "No verdict: an arm has none by a metric that one of its seeds or of the baseline's "
+            "lacks, and none at all if that is the primary metric. n is the number of seeds with "
+            "the metric; differences are those of the seeds in which both have it."
+        )
+    found = (comparison.weightings, comparison.steps, comparison.cohorts)
+    return [*lines, *(f"{line}." for line in found if line)]
 
 
 def metrics_csv(comparison: Comparison) -> str:
     """Return CSV with a row for each arm and metric."""
-    heads = ("arm", "metric", "unit", "n", "mean", "low", "high")
-    more = tuple(f"difference{part}" for part in ("", "_low", "_high", "_n", "_p", "_p_family"))
-    more += ("judgement",)
-    rows: list[Sequence[object]] = [(*heads, *more)]
+    heads = ("arm", "metric", "unit", "scale", "seeds", "n", "mean", "low", "high", "clipped")
+    more = ("", "_low", "_high", "_clipped", "_n", "_resolution", "_p", "_p_family")
+    rows: list[Sequence[object]] = [
+        (
+            *heads,
+            "reached",
+            "undefined",
+            *(f"difference{part}" for part in more),
+            "judgement",
+            "no_verdict",
+        )
+    ]
     for arm in comparison.arms:
-        for metric in comparison.metrics:
-            value, gap = arm.values.get(metric.key), arm.differences.get(metric.key)
-            if value is None:
-                continue
-            difference = (
-                (gap.mean, gap.low, gap.high, gap.n, gap.p, gap.p_family, gap.judgement)
-                if gap
-                else (None,) * len(more)
-            )
+        for m in comparison.metrics:
+            value, gap = arm.values.get(m.key), arm.differences.get(m.key)
+            lacks = arm.missing.get(m.key)
             rows.append(
                 (
-                    arm.name,
-                    metric.key,
-                    metric.unit,
-                    value.n,
-                    value.mean,
-                    value.low,
-                    value.high,
-                    *difference,
+                    *(arm.name, m.key, m.unit, m.scale, arm.n_seeds(m.key)),
+                    *(
+                        (value.n, value.mean, value.low, value.high, value.is_clipped)
+                        if value
+                        else (0, None, None, None, None)
+                    ),
+                    arm.reached.get(m.key),
+                    lacks.reason if lacks else None,
+                    *(
+                        (gap.mean, gap.low, gap.high, gap.is_clipped, gap.n, gap.resolution)
+                        if gap
+                        else (None,) * 6
+                    ),
+                    *((gap.p, gap.p_family, gap.judgement, gap.reason) if gap else (None,) * 4),
                 )
             )
     return _csv(rows)
@@ -158,9 +195,10 @@ def cells_csv(comparison: Comparison) -> str:
 
     def row(cell: CellSummary) -> Sequence[object]:
         values = [cell.values.get(key) for key in keys]
-        return (cell.arm, cell.seed, cell.folder, cell.problem, *values)
+        why = "; ".join(f"{key}: {reason}" for key, reason in cell.missing.items())
+        return (cell.arm, cell.seed, cell.folder, cell.problem, *values, why)
 
-    heads = ("arm", "seed", "folder", "problem", *keys)
+    heads = ("arm", "seed", "folder", "problem", *keys, "undefined")
     return _csv([heads, *(row(cell) for cell in comparison.cells)])
 
 
@@ -168,25 +206,123 @@ def number(value: float | None, digits: int, *, is_signed: bool = False) -> str:
     """Return a number of a metric as text."""
     if value is None:
         return MISSING
-    return f"{value:{'+' if is_signed else ''},.{digits}f}"
+    sign = "+" if is_signed else ""
+    if abs(value) >= LARGEST_PLAIN:
+        return f"{value:{sign}.1e}"
+    return f"{value:{sign},.{digits}f}"
 
 
-def with_interval(found: Estimate | Difference, digits: int) -> str:
-    """Return a mean and its interval as text."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A mean with its interval, and what belongs beside it, as texts; empty if there is none."""
+
+    mean: str
+    interval: tuple[str, str] | None
+    is_percent: bool
+    is_clipped: bool
+    n: str
+    """Seeds that have the metric, `4/6` or pairs, `1`, where some lack it."""
+    reached: str
+    """Share of runs that reached a target."""
+
+    def __str__(self) -> str:
+        """Return all of it, as in a table of plain text."""
+        text = f"{self.mean} %" if self.is_percent else self.mean
+        if self.interval is not None:
+            text += f" [{self.interval[0]}, {self.interval[1]}]"
+        return f"{text}{CLIPPED if self.is_clipped else ''}{self.beside}"
+
+    @property
+    def beside(self) -> str:
+        """What is printed behind the interval."""
+        n = f" n={self.n}" if self.n else ""
+        return f"{n} ({self.reached})" if self.reached else n
+
+
+def shown_value(arm: ArmSummary, metric: MetricSummary, *, by_interval: bool = False) -> Shown:
+    """Return the mean of an arm.
+
+    Args:
+        arm: The arm.
+        metric: The metric.
+        by_interval: The interval alone gives the decimal places, as in a paper; otherwise the
+            metric has a least number of them.
+    """
+    found = arm.values.get(metric.key)
+    n, reached = of_seeds(arm, metric.key), arm.reached.get(metric.key, "")
+    if found is None:
+        return Shown(MISSING, None, False, False, n, "")
+    n = n if metric.key in arm.missing else ""
+    return shown_number(found, metric, n, reached, by_interval=by_interval)
+
+
+def shown_gap(
+    arm: ArmSummary, metric: MetricSummary, comparison: Comparison, *, by_interval: bool = False
+) -> Shown | None:
+    """Return the difference of an arm from the baseline; None if there is none.
+
+    The arguments are those of `shown_value`, and the comparison.
+    """
+    gap = arm.differences.get(metric.key)
+    if gap is None:
+        return None
+    baseline = next(one for one in comparison.arms if one.name == comparison.baseline)
+    fewer = gap.n < max(arm.n_seeds(metric.key), baseline.n_seeds(metric.key))
+    return shown_number(gap, metric, str(gap.n) if fewer else "", by_interval=by_interval)
+
+
+def shown_number(
+    found: Estimate | Difference,
+    metric: MetricSummary,
+    n: str = "",
+    reached: str = "",
+    *,
+    by_interval: bool = False,
+) -> Shown:
+    """Return a mean with the text of its seeds and of its share of reached targets, if any."""
     is_signed = isinstance(found, Difference)
-    digits = enough_digits(found, digits)
-    mean, low, high = (
-        number(value, digits, is_signed=is_signed) for value in (found.mean, found.low, found.high)
-    )
-    return mean if found.low is None else f"{mean} [{low}, {high}]"
+    is_percent = is_signed and metric.scale == "log"
+    factor, least = (100.0, 1) if is_percent else (1.0, metric.digits)
+    ends = [None if v is None else factor * v for v in (found.mean, found.low, found.high)]
+    digits = _digits(ends, least, is_difference=is_signed, by_interval=by_interval)
+    mean, low, high = (number(end, digits, is_signed=is_signed) for end in ends)
+    interval = None if found.low is None else (low, high)
+    return Shown(mean, interval, is_percent, found.is_clipped, n, reached)
 
 
-def enough_digits(found: Estimate | Difference, digits: int) -> int:
-    """Return the decimal places that show two significant digits of a small difference."""
-    largest = max(abs(value) for value in (found.mean, found.low, found.high) if value is not None)
-    if not isinstance(found, Difference) or largest == 0.0:
-        return digits
-    return min(MAX_DIGITS, max(digits, 1 - math.floor(math.log10(largest))))
+def _digits(
+    ends: Sequence[float | None], least: int, *, is_difference: bool, by_interval: bool
+) -> int:
+    """Return the decimal places that show two significant digits of half the interval.
+
+    Without an interval, or with one of no width, two of the largest number. Plain text has at most
+    three significant digits of the largest number, unless the metric has more.
+
+    Args:
+        ends: Mean and both ends.
+        least: Least decimal places, for a table of plain text.
+        is_difference: Small differences have more decimal places, small means do not.
+        by_interval: There is no least number.
+    """
+    known = [end for end in ends if end is not None]
+    half = (known[-1] - known[-2]) / 2.0 if len(known) == 3 else 0.0
+    largest = max(abs(end) for end in known)
+    if largest < 10.0**-MAX_DIGITS and not is_difference:
+        return least
+    if half > 0.0:
+        wanted = 1 - math.floor(math.log10(half))
+        if by_interval:
+            return min(MAX_DIGITS, max(0, wanted))
+        return min(MAX_DIGITS, max(least, min(wanted, 2 - math.floor(math.log10(largest)))))
+    if largest == 0.0 or not (is_difference or by_interval):
+        return least
+    return min(MAX_DIGITS, max(least, 1 - math.floor(math.log10(largest))))
+
+
+def of_seeds(arm: ArmSummary, key: str) -> str:
+    """Return the number of seeds with a metric, and of how many if some lack it: `4/6`."""
+    n_seeds, lacks = arm.n_seeds(key), arm.missing.get(key)
+    return f"{n_seeds - len(lacks.seeds)}/{n_seeds}" if lacks else f"{n_seeds}"
 
 
 def heading_of(metric: MetricSummary) -> str:
@@ -202,7 +338,7 @@ def _overview(comparison: Comparison) -> TextTable:
     rows = tuple(
         (
             arm.name,
-            str(len(arm.seeds)),
+            _seeds(comparison, arm),
             f"{arm.beta:g}",
             *((arm.weights,) if comparison.has_training else ()),
             *(_marked(arm, metric) for metric in metrics),
@@ -212,31 +348,40 @@ def _overview(comparison: Comparison) -> TextTable:
     return TextTable(f"{comparison.name}: means over seeds", headings, rows)
 
 
+def _seeds(comparison: Comparison, arm: ArmSummary) -> str:
+    """Return the number of finished cells, and of how many if some failed."""
+    done = len(arm.seeds)
+    n_seeds = max((arm.n_seeds(metric.key) for metric in comparison.metrics), default=done)
+    return f"{done}/{n_seeds}" if n_seeds > done else f"{done}"
+
+
 def _short(comparison: Comparison, metric: MetricSummary) -> str:
     mark = "*" if metric.key == comparison.primary else ""
     return f"{metric.short}{mark}, {metric.unit}" if metric.unit else f"{metric.short}{mark}"
 
 
 def _marked(arm: ArmSummary, metric: MetricSummary) -> str:
-    value, gap = arm.values.get(metric.key), arm.differences.get(metric.key)
-    if value is None:
+    gap, value = arm.differences.get(metric.key), shown_value(arm, metric)
+    if metric.key not in arm.values:
         return MISSING
+    if arm.values[metric.key].n == len(arm.seeds):
+        value = replace(value, n="")
     mark = MARKS[gap.judgement] if gap else ""
-    return f"{number(value.mean, metric.digits)}{mark or ' '}"
+    return f"{value.mean}{mark}{value.beside}" if mark or value.beside else f"{value.mean} "
 
 
 def _front(comparison: Comparison) -> TextTable:
-    def mean(arm: ArmSummary, key: str) -> float | None:
-        return arm.values[key].mean if key in arm.values else None
-
+    metrics = {metric.key: metric for metric in comparison.metrics}
     known = [arm for arm in comparison.arms if arm.is_on_front is not None]
-    known.sort(key=lambda arm: (mean(arm, FRONT_TIME) or 0.0, arm.name))
+    known.sort(key=lambda arm: (arm.values[FRONT_TIME].mean, arm.name))
     rows = tuple(
         (
             arm.name,
-            number(mean(arm, FRONT_TIME), 1),
-            number(mean(arm, FRONT_RATE), 3),
-            number((mean(arm, FRONT_RATE) or 0.0) - arm.beta, 3, is_signed=True),
+            *(
+                f"{shown.mean}{shown.beside}"
+                for shown in (shown_value(arm, metrics[key]) for key in (FRONT_TIME, FRONT_RATE))
+            ),
+            number(arm.values[FRONT_RATE].mean - arm.beta, 3, is_signed=True),
             "yes" if arm.is_on_front else "no",
         )
         for arm in known
@@ -250,7 +395,10 @@ def _at_budgets(comparison: Comparison) -> TextTable:
     metrics = {metric.key: metric for metric in comparison.metrics}
     known = [budget for budget in comparison.budgets if budget.key in metrics]
     rows = tuple(
-        (arm.name, *(text for b in known for text in _value_and_gap(arm, metrics[b.key])))
+        (
+            arm.name,
+            *(text for b in known for text in _value_and_gap(comparison, arm, metrics[b.key])),
+        )
         for arm in comparison.arms
     )
     against = f"against {comparison.baseline}"
@@ -259,14 +407,14 @@ def _at_budgets(comparison: Comparison) -> TextTable:
     return TextTable(title, ("arm", *headings), rows)
 
 
-def _value_and_gap(arm: ArmSummary, metric: MetricSummary) -> tuple[str, str]:
-    value, gap = arm.values.get(metric.key), arm.differences.get(metric.key)
-    if value is None:
-        return MISSING, ""
-    mean = number(value.mean, metric.digits)
+def _value_and_gap(
+    comparison: Comparison, arm: ArmSummary, metric: MetricSummary
+) -> tuple[str, str]:
+    value, gap = shown_value(arm, metric), shown_gap(arm, metric, comparison)
     if gap is None:
-        return mean, ""
-    return mean, f"{with_interval(gap, metric.digits)}{MARKS[gap.judgement] or ' '}"
+        return f"{value.mean}{value.beside}", ""
+    judgement = arm.differences[metric.key].judgement
+    return f"{value.mean}{value.beside}", f"{gap}{MARKS[judgement] or ' '}"
 
 
 def _one_metric(comparison: Comparison, metric: MetricSummary) -> TextTable:
@@ -274,24 +422,30 @@ def _one_metric(comparison: Comparison, metric: MetricSummary) -> TextTable:
     rows = tuple(
         (
             arm.name,
-            with_interval(arm.values[metric.key], metric.digits),
+            str(replace(shown_value(arm, metric), n="", reached="")),
+            of_seeds(arm, metric.key),
             *((arm.reached[metric.key],) if is_time_to else ()),
-            *_against(arm.differences.get(metric.key), metric.digits),
+            *_against(comparison, arm, metric),
         )
         for arm in comparison.arms
-        if metric.key in arm.values
     )
     difference = f"against {comparison.baseline}"
     reached = ("reached",) if is_time_to else ()
     primary = "primary metric: " if metric.key == comparison.primary else ""
+    mean = "geometric mean" if metric.scale == "log" else "mean"
     title = f"{primary}{heading_of(metric)} ({metric.better} is better)"
-    return TextTable(title, ("arm", "mean", *reached, difference, "corrected p", ""), rows)
+    headings = ("arm", mean, "n", *reached, difference, "pairs", "corrected p", "")
+    return TextTable(title, headings, rows)
 
 
-def _against(gap: Difference | None, digits: int) -> tuple[str, str, str]:
-    if gap is None:
-        return "", "", ""
-    return with_interval(gap, digits), _p(gap.p_family), gap.judgement
+def _against(
+    comparison: Comparison, arm: ArmSummary, metric: MetricSummary
+) -> tuple[str, str, str, str]:
+    gap, shown = arm.differences.get(metric.key), shown_gap(arm, metric, comparison)
+    if gap is None or shown is None:
+        is_baseline = arm.name == comparison.baseline
+        return ("", "", "", "") if is_baseline else (MISSING, "0", MISSING, "no verdict")
+    return str(replace(shown, n="")), str(gap.n), _p(gap.p_family), gap.judgement
 
 
 def _p(p: float | None) -> str:
@@ -334,11 +488,9 @@ def _split(table: TextTable, width: int) -> Iterator[TextTable]:
 def _coloured(cell: str) -> str:
     from rich.markup import escape
 
-    for word, colour in COLOURS.items():
-        mark = MARKS[word]
-        if cell == word or (mark and cell.endswith(mark)):
-            return f"[{colour}]{escape(cell)}[/]"
-    return escape(cell)
+    found = _MARKED.search(cell)
+    word = {"+": "better", "-": "worse"}[found["mark"]] if found else cell
+    return f"[{COLOURS[word]}]{escape(cell)}[/]" if word in COLOURS else escape(cell)
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:

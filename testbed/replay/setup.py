@@ -124,6 +124,49 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
         TaskError: Its model is not available.
         BackendError: The cost of training cannot be measured.
     """
+    _check(experiment)
+    has_profiles = all(group.model is None for group in experiment.fleet)
+    setup = (_profile_fleet_setup if has_profiles else _linear_fleet_setup)(experiment)
+    cohorts_from = experiment.replay.cohorts_from
+    if cohorts_from is None:
+        return setup
+    from fairbed.testbed.replay.imposed import impose_cohorts
+
+    world, folder = setup.world, Path(cohorts_from)
+    world = impose_cohorts(setup.decisions, world, setup.names, experiment.rounds, folder)
+    return replace(setup, world=world)
+
+
+def check_setup(experiment: Experiment, worlds: set[bytes]) -> None:
+    """Check that a replay can be set up, without a round.
+
+    Args:
+        experiment: The experiment.
+        worlds: What was set up before, which is extended. Experiments that differ only in
+            `[selection]` and `[aggregation]` have the same data, devices and costs: of these, the
+            first is set up, and for the others the decisions.
+
+    Raises:
+        ExperimentError: As for `setup_of`; likewise the other errors.
+    """
+    sections = msgspec.to_builtins(experiment)
+    world = msgspec.json.encode(
+        {key: sections[key] for key in sections if key not in ("name", "selection", "aggregation")}
+    )
+    if world not in worlds:
+        setup_of(experiment)
+        worlds.add(world)
+        return
+    _check(experiment)
+    make_decisions(experiment.coordinator())
+
+
+def _check(experiment: Experiment) -> None:
+    """Check the settings of a replay by themselves.
+
+    Raises:
+        ExperimentError: They do not fit together.
+    """
     if not experiment.fleet:
         raise ExperimentError(
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a population "
@@ -140,16 +183,6 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
             "that needs no loss, such as uniform"
         )
     _check_attacks(experiment)
-    has_profiles = all(group.model is None for group in experiment.fleet)
-    setup = (_profile_fleet_setup if has_profiles else _linear_fleet_setup)(experiment)
-    cohorts_from = experiment.replay.cohorts_from
-    if cohorts_from is None:
-        return setup
-    from fairbed.testbed.replay.imposed import impose_cohorts
-
-    world, folder = setup.world, Path(cohorts_from)
-    world = impose_cohorts(setup.decisions, world, setup.names, experiment.rounds, folder)
-    return replace(setup, world=world)
 
 
 def _check_attacks(experiment: Experiment) -> None:

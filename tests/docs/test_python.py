@@ -36,7 +36,7 @@ def test_the_code_of_the_page_runs(
         "digits-csv",
         "comparisons",
     }
-    assert "policy=uniform" in capsys.readouterr().out
+    assert "policy-uniform" in capsys.readouterr().out
 
 
 def test_the_page_names_every_exported_name_and_every_kind() -> None:

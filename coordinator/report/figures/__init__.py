@@ -7,10 +7,10 @@ catalogue                    all figures by name
 output                       figures as files with equal bytes, and as SVG inside a page
 """
 
+from fairbed.coordinator.report.figure_style import FORMATS
 from fairbed.coordinator.report.figures.catalogue import FIGURES, FigureKind
 from fairbed.coordinator.report.figures.data import RunFigures, read_figures
 from fairbed.coordinator.report.figures.output import (
-    FORMATS,
     SETTINGS,
     THEME,
     NoFigureError,

@@ -16,9 +16,6 @@ from fairbed.coordinator.report.figures.panels import shown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
-FORMATS = ("svg", "pdf", "png")
-"""Formats of a figure file."""
-
 WIDTH_IN = 7.2
 LEGEND_LINE_IN = 0.2
 
@@ -115,7 +112,7 @@ def write_figures(
         runs: The runs; a figure for which all of them lack the data is left out.
         folder: Folder of the files; it is created.
         names: Names of figures; None: all.
-        formats: Of `FORMATS`.
+        formats: Of `figure_style.FORMATS`.
 
     Raises:
         NoFigureError: There is no figure of a name.

@@ -34,7 +34,9 @@ def draw(path: Path) -> list[bytes]:
 def test_the_same_data_give_the_same_bytes(tmp_path: Path) -> None:
     first, again = draw(tmp_path / "a" / "figure"), draw(tmp_path / "b" / "figure")
     assert first == again
-    svg, png = first
+    svg, pdf, png = first
+    assert pdf.startswith(b"%PDF")
+    assert b"CreationDate" not in pdf
     assert b"<svg" in svg
     assert b"<dc:date>" not in svg
     assert png.startswith(b"\x89PNG")
@@ -51,7 +53,8 @@ def test_user_settings_have_no_effect_and_are_unchanged_afterwards(tmp_path: Pat
 
 
 def test_a_file_name_keeps_its_dots() -> None:
-    assert files_of(Path("a/V=0.5")) == [Path("a/V=0.5.svg"), Path("a/V=0.5.png")]
+    wanted = [Path("a/V=0.5.svg"), Path("a/V=0.5.pdf"), Path("a/V=0.5.png")]
+    assert files_of(Path("a/V=0.5")) == wanted
 
 
 def test_many_series_have_different_styles() -> None:

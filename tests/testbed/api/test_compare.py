@@ -50,15 +50,15 @@ def test_a_grid_becomes_a_table_a_frame_and_figures() -> None:
     assert found.folder == Path("comparisons", "policies")
     assert (found.folder / "compare.json").exists()
     frame = found.pandas()
-    assert frame["arm"].tolist() == ["policy=rbcs-f", "policy=uniform"] * 2
+    assert frame["arm"].tolist() == ["policy-rbcs-f", "policy-uniform"] * 2
     assert frame["seed"].tolist() == [0, 0, 1, 1]
     assert frame["virtual_s"].min() > 0
     assert repr(found) == "ComparedRuns('policies', 2 arms, 4 runs)"
-    assert "policy=uniform" in str(found)
+    assert "policy-uniform" in str(found)
     assert found._repr_html_().count("<tr>") == 3
     assert {"front", "time"} <= set(found.figures)
     labels = [text.get_text() for text in found.figure("time").axes[0].get_yticklabels()]
-    assert labels == ["policy=uniform", "policy=rbcs-f"]
+    assert labels == ["policy-uniform", "policy-rbcs-f"]
     with pytest.raises(UsageError, match=r"figure: must be one of front, time, .*, got 'tim'"):
         found.figure("tim")
     again = fairbed.compare(GRID, progress=False)
@@ -86,7 +86,7 @@ def test_an_arm_may_name_a_registered_part() -> None:
     grid = {**GRID, "axes": {"selection.policy": ["uniform", "mine"]}}
     found = fairbed.compare(grid, seeds=1, set={"rounds": 30})
     assert found.pandas()["problem"].tolist() == ["", ""]
-    assert [arm.name for arm in found.summary.arms] == ["policy=uniform", "policy=mine"]
+    assert [arm.name for arm in found.summary.arms] == ["policy-uniform", "policy-mine"]
     pis = {**GRID["experiment"], "fleet": [{"profile": "raspberry-pi-4b", "count": 2}]}
     with pytest.raises(UsageError, match=r'selection.policy = "mine": must be importable by other'):
         fairbed.compare({**grid, "fleet": "run", "experiment": pis}, out="live")
@@ -116,7 +116,7 @@ def test_an_interrupt_ends_all_processes_and_the_same_call_continues() -> None:
     [
         ("nowhere.toml", "nowhere.toml: there is no such file"),
         ({**GRID, "seedz": 3}, "grid: seedz: unknown key"),
-        ({**GRID, "experiment": {"name": "x"}}, "grid: arm 'policy=rbcs-f': fleet: a grid needs"),
+        ({**GRID, "experiment": {"name": "x"}}, "grid: arm 'policy-rbcs-f': fleet: a grid needs"),
         ([], "compare: must have a grid file, the same as a dict, or a list of runs, got []"),
         (3, "compare: must have a grid file, the same as a dict, or a list of runs, got 3"),
     ],

@@ -70,7 +70,7 @@ def test_the_example_with_a_front_runs(calls: Path, capsys: pytest.CaptureFixtur
     arguments = ["--out", str(calls), "--set", "rounds=6", "--json"]
     assert main(["compare", str(GRIDS / "rbcs-f-front.toml"), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [arm["name"] for arm in report["arms"]][:2] == ["uniform", "rbcs-f,V=0"]
+    assert [arm["name"] for arm in report["arms"]][:2] == ["uniform", "rbcs-f_V-0"]
     assert report["warnings"] == []
     assert all(arm["seeds"] == list(range(10)) for arm in report["arms"])
     gap = report["arms"][-1]["differences"]["virtual_s"]
@@ -82,7 +82,7 @@ def test_the_example_with_a_front_runs(calls: Path, capsys: pytest.CaptureFixtur
     }
     drawn = {path.name for path in (calls / "figures").glob("*")}
     names = ("front", "queue", "queue-against-V", "time")
-    wanted = {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
+    wanted = {f"{name}.{suffix}" for name in names for suffix in ("svg", "pdf", "png")}
     assert drawn == (wanted if HAS_FIGURES else set())
 
 
@@ -139,8 +139,8 @@ def test_the_example_of_fair_rules_runs(calls: Path, capsys: pytest.CaptureFixtu
     assert len(report["arms"]) == 2 + 2 * 7 * 2
     assert all(0.0 <= cell["values"]["accuracy_mean"] < 1.0 for cell in report["cells"])
     weights = {arm["name"]: arm["weights"] for arm in report["arms"]}
-    assert weights.pop("by-examples,policy=uniform") == "n"
-    assert weights.pop("by-examples,policy=rbcs-f") == "n"
+    assert weights.pop("by-examples_policy-uniform") == "n"
+    assert weights.pop("by-examples_policy-rbcs-f") == "n"
     assert set(weights.values()) == {"equal"}
 
 
@@ -155,7 +155,7 @@ def test_the_example_of_malicious_devices_runs(
     arms = {arm["name"]: arm["values"] for arm in report["arms"]}
     assert (report["primary"], len(arms)) == ("benign_accuracy_mean", 48)
     defended = ("clip", "k-norm", "multi-krum", "median", "trimmed-mean")
-    attacked = {arm: arms[f"{arm},kind=model-replacement"] for arm in ("none", *defended)}
+    attacked = {arm: arms[f"{arm}_kind-model-replacement"] for arm in ("none", *defended)}
     accuracy = {arm: values["benign_accuracy_mean"]["mean"] for arm, values in attacked.items()}
     assert all(accuracy[arm] > accuracy["none"] + 0.3 for arm in defended)
     assert attacked["multi-krum"]["malicious_weight"]["mean"] == 0.0
@@ -171,18 +171,18 @@ def test_the_example_of_lying_contexts_runs(
     assert main(["compare", str(GRIDS / "lying-contexts.toml"), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     share = {arm["name"]: arm["values"]["malicious_selections"]["mean"] for arm in report["arms"]}
-    assert share["rbcs-f-ridge,speed=10.0"] > 2.0 * share["rbcs-f-ridge,speed=1.0"]
-    assert share["rbcs-f-ridge-later"] > 2.0 * share["rbcs-f-ridge,speed=1.0"]
+    assert share["rbcs-f-ridge_speed-10.0"] > 2.0 * share["rbcs-f-ridge_speed-1.0"]
+    assert share["rbcs-f-ridge-later"] > 2.0 * share["rbcs-f-ridge_speed-1.0"]
     for arm in ("fedcs-phases", "rbcs-f-phases", "oort"):
-        honest = share[f"{arm},speed=1.0"]
-        assert share[f"{arm},speed=10.0"] == pytest.approx(honest, abs=0.005)
+        honest = share[f"{arm}_speed-1.0"]
+        assert share[f"{arm}_speed-10.0"] == pytest.approx(honest, abs=0.005)
         assert share[f"{arm}-later"] == pytest.approx(honest, abs=0.04)
     for arm in ("fedcs-ridge", "fedcs-phases", "rbcs-f-ridge", "rbcs-f-phases", "oort"):
-        honest = share[f"{arm},speed=1.0"]
-        assert share[f"{arm}-checked,speed=1.0"] == honest, (
+        honest = share[f"{arm}_speed-1.0"]
+        assert share[f"{arm}-checked_speed-1.0"] == honest, (
             "the check finds no fault with the truth"
         )
-        assert share[f"{arm}-checked,speed=10.0"] == pytest.approx(honest, abs=0.03)
+        assert share[f"{arm}-checked_speed-10.0"] == pytest.approx(honest, abs=0.03)
         assert share[f"{arm}-later-checked"] == pytest.approx(honest, abs=0.03)
 
 
@@ -198,10 +198,10 @@ def test_the_example_of_personal_models_runs(
     own = {name: values["personal_accuracy_mean"]["mean"] for name, values in arms.items()}
     assert report["primary"] == "personal_accuracy_mean"
     assert len({values["accuracy_mean"]["mean"] for values in arms.values()}) == 1
-    assert own["ditto,lambda=1.0"] > own["local-only"] + 0.03
-    assert own["ditto,lambda=0.01"] == pytest.approx(own["local-only"], abs=0.02)
+    assert own["ditto_lambda-1.0"] > own["local-only"] + 0.03
+    assert own["ditto_lambda-0.01"] == pytest.approx(own["local-only"], abs=0.02)
     for choice in ("local", "dynamic"):
-        assert own[f"chosen,lambda_choice={choice}"] > own["local-only"] + 0.03
+        assert own[f"chosen_lambda_choice-{choice}"] > own["local-only"] + 0.03
 
 
 @pytest.mark.full
@@ -213,7 +213,7 @@ def test_the_example_of_local_training_runs(
     assert main(["compare", str(GRIDS / "local-training.toml"), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     values = {arm["name"]: arm["values"] for arm in report["arms"]}
-    for name in ("scaffold", "feddyn,alpha=0.01", "feddyn,alpha=0.1", "feddyn,alpha=1.0"):
+    for name in ("scaffold", "feddyn_alpha-0.01", "feddyn_alpha-0.1", "feddyn_alpha-1.0"):
         for metric in ("accuracy_mean", "accuracy_worst10"):
             assert values[name][metric]["mean"] > values["sgd"][metric]["mean"] + 0.03
 
@@ -225,7 +225,7 @@ def test_the_example_of_local_noise_runs(calls: Path, capsys: pytest.CaptureFixt
     assert main(["compare", str(GRIDS / "privacy.toml"), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     values = {arm["name"]: arm["values"] for arm in report["arms"]}
-    noisy = [values[f"noise,noise_multiplier={z}"] for z in ("0.25", "1.0", "4.0")]
+    noisy = [values[f"noise_noise_multiplier-{z}"] for z in ("0.25", "1.0", "4.0")]
     accuracy = [v["accuracy_mean"]["mean"] for v in (values["none"], *noisy)]
     epsilon = [v["epsilon_max"]["mean"] for v in noisy]
     assert "epsilon_max" not in values["none"]
@@ -279,7 +279,7 @@ def test_arms_share_their_random_draws_and_seeds_do_not(calls: Path) -> None:
         return sorted(available), {row[:2]: row[2:] for row in rows}
 
     available, uniform = draws("uniform", 0)
-    available_too, rbcs_f = draws("rbcs-f,V=5", 0)
+    available_too, rbcs_f = draws("rbcs-f_V-5", 0)
     other_seed, _ = draws("uniform", 1)
     assert available == available_too
     assert available != other_seed
@@ -342,6 +342,44 @@ def test_a_failed_cell_is_one_line_and_affects_no_other(
     assert "warning: seeds without a result: uniform 1/2" in out.out
     (calls / "runs" / "uniform" / "1").unlink()
     assert call(path, calls) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            'model = { name = "mlp" }',
+            "arm 'uniform': replay.costs_from: must be a run that trained",
+        ),
+        ('model = { name = "no_such:Model" }', "arm 'uniform': model.name"),
+        ('replay = { costs_from = "nowhere" }', "arm 'uniform': replay.costs_from: must be"),
+    ],
+)
+def test_a_grid_of_which_every_cell_would_fail_fails_before_the_first(
+    calls: Path, change: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{at / 40:.3f},{at % 7},{at % 3},{at % 2}" for at in range(40)]
+    (calls.parent / "own.csv").write_text(
+        "\n".join(["a,b,c,label", *rows]) + "\n", encoding="utf-8"
+    )
+    path = calls.parent / "own.toml"
+    text = REPLAY.replace(f'experiment = "{EXAMPLES / "rbcs-f-paper.toml"}"\n', "")
+    path.write_text(
+        f"""{text.format(seeds=2, rounds=3)}
+[experiment]
+data = {{ source = "own.csv", label = "label" }}
+{change}
+selection = {{ per_round = 2 }}
+[[experiment.fleet]]
+profile = "raspberry-pi-4b"
+count = 4
+""",
+        encoding="utf-8",
+    )
+    assert call(path, calls) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not calls.exists()
 
 
 class Started:
@@ -515,7 +553,7 @@ def test_runs_that_exist_are_compared_like_a_grid(
     options = ["--runs", str(runs), "--out", str(out), "--no-figures"]
     assert main(["compare", "a", "b", "c", *options, "--json"]) == 0
     comparison = json.loads(capsys.readouterr().out)
-    assert [arm["name"] for arm in comparison["arms"]] == ["policy=rbcs-f", "policy=uniform"]
+    assert [arm["name"] for arm in comparison["arms"]] == ["policy-rbcs-f", "policy-uniform"]
     assert comparison["arms"][1]["differences"]["virtual_s"]["n"] == 1
     assert {path.name for path in out.iterdir()} >= {"compare.json", "compare.csv", "compare.tex"}
     assert main(["compare", "a", "b", "c", *options]) == 0

@@ -43,7 +43,7 @@ def test_several_runs_are_side_by_side(runs: Path, tmp_path: Path) -> None:
     sections = re.findall(r"<h2>(.*?)</h2>", page)
     assert sections == ["Runs", "Summary", "Settings that differ", "Side by side", "Each run"]
     assert "selection.per_round" in page
-    assert "rounds=4,per_round=2 - rounds=12,per_round=4" in page
+    assert "rounds-4_per_round-2 - rounds-12_per_round-4" in page
     assert page.count("<details>") >= 2
 
 

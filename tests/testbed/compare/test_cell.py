@@ -8,8 +8,10 @@ import pytest
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import RunLock
 from fairbed.testbed.compare.cell import CellOutcome, state_of
+from fairbed.testbed.compare.measures import RunSize, measure
 from fairbed.testbed.compare.worker import CellJob, run_job
 from fairbed.testbed.experiment.file import load_experiment
+from tests.coordinator.store.fake_run import fake_run
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 
@@ -82,3 +84,16 @@ def test_a_run_in_use_by_another_process_is_not_changed(folder: Path) -> None:
         assert "another process uses this run" in replayed(folder).problem
     finally:
         lock.release()
+
+
+def test_an_undefined_metric_has_a_reason_and_a_cell_its_sizes(tmp_path: Path) -> None:
+    found = measure(fake_run(tmp_path / "run", rounds=3, devices=4))
+    undefined = {key for key, value in found.values.items() if value is None}
+    assert found.missing.keys() == undefined
+    assert found.missing["epsilon_max"] == "no local noise, or its accountant is not installed"
+    assert found.missing["rmse_mean"] == "the task is not regression"
+    assert "it was not recorded" not in found.missing.values()
+    with RunReader(tmp_path / "run") as reader:
+        examples = sum(row.n for row in reader.device_metrics())
+        selections = sum(count.selected for count in reader.selection_counts())
+    assert found.size == RunSize(rounds=3, devices=4, selections=selections, test_examples=examples)

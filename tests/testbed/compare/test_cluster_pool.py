@@ -169,7 +169,7 @@ def test_a_cell_that_kills_its_processes_fails_and_no_other_does(tmp_path: Path)
         results, lines = run_on(cluster, grid, tmp_path)
     failed = {key: outcome.problem for key, outcome in results.items() if outcome.problem}
     assert failed == {
-        ("policy=uniform", 1): "host x: its process is lost; it has lost 3 processes; run the same "
+        ("policy-uniform", 1): "host x: its process is lost; it has lost 3 processes; run the same "
         "command again"
     }
     assert len(lines) == MAX_TRIES - 1

@@ -6,67 +6,31 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
-from fairbed.testbed.compare.cell import CellResult
-from fairbed.testbed.compare.comparison import Comparison, Difference, compare
-from fairbed.testbed.compare.grid import Grid, load_grid
+from fairbed.testbed.compare.cell import CellOutcome, CellResult
+from fairbed.testbed.compare.comparison import Comparison, MetricSummary
+from fairbed.testbed.compare.differences import Difference, Estimate
+from fairbed.testbed.compare.grid import load_grid
 from fairbed.testbed.compare.measures import METRICS
 from fairbed.testbed.compare.report import escaped, tex
-from fairbed.testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, with_interval
-from tests.testbed.compare.results import result, results
-
-GRID = """
-name = "front_1"
-seeds = {seeds}
-{target}
-[[arm]]
-name = "uniform"
-set = {{ "selection.policy" = "uniform" }}
-[[arm]]
-name = "rbcs_f"
-axes = {{ "selection.V" = [5, 50] }}
-[experiment]
-[experiment.selection]
-per_round = 1
-beta = 0.15
-[[experiment.fleet]]
-model = "linear"
-theta = [1.0, 1.0, 0.2]
-count = 3
-"""
-TRAINING = 'set = { "replay.training" = true }'
-FAST, FASTER = "rbcs_f,V=5", "rbcs_f,V=50"
-
-
-def grid_of(tmp_path: Path, seeds: int = 10, target: str = "") -> Grid:
-    path = tmp_path / "grid.toml"
-    path.write_text(GRID.format(seeds=seeds, target=target), encoding="utf-8")
-    return load_grid(path)
-
-
-def compared(grid: Grid, found: list[CellResult]) -> Comparison:
-    return compare(grid, "hash", "1.0", found)
-
-
-def cell(arm: str, seed: int) -> CellResult:
-    """Return a cell in which the effect of the seed is the same for every arm."""
-    seed_effect = float(np.random.default_rng(seed).normal())
-    base = {"uniform": 300.0, FAST: 200.0, FASTER: 150.0}[arm]
-    rate = {"uniform": 0.19, FAST: 0.16, FASTER: 0.16}[arm]
-    noise = 0.0 if arm == "uniform" else 0.01 * (-1) ** seed
-    return result(
-        arm,
-        seed,
-        round_s=(base + 40.0 * seed_effect) / 10.0,
-        min_rate_selected=rate,
-        jain=0.9 + noise,
-        queue_mean_total=base / 10.0,
-    )
+from fairbed.testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, shown_number
+from tests.testbed.compare.results import (
+    FAST,
+    FASTER,
+    GRID,
+    TRAINING,
+    cell,
+    compared,
+    grid_of,
+    result,
+    results,
+)
 
 
 @pytest.fixture
@@ -77,15 +41,43 @@ def comparison(tmp_path: Path) -> Comparison:
 
 def test_differences_are_taken_seed_by_seed(comparison: Comparison) -> None:
     uniform, fast, _ = comparison.arms
-    gap = fast.differences["virtual_s"]
-    assert gap.mean == pytest.approx(-100.0)
-    assert gap.low == pytest.approx(-100.0)
-    assert gap.high == pytest.approx(-100.0)
+    gap = fast.differences["queue_mean_total"]
+    assert gap.mean == pytest.approx(-10.0)
+    assert gap.resolution == pytest.approx(0.1), "one selection in 10 rounds"
+    assert gap.low == pytest.approx(-10.0 - 2.262 * 0.1 / 10**0.5, rel=1e-4)
     assert uniform.differences == {}
-    own = fast.values["virtual_s"]
-    assert own.low is not None
-    assert own.high is not None
-    assert own.high - own.low > 30.0, "the seeds alone differ by far more"
+    own, gap = fast.values["virtual_s"], fast.differences["virtual_s"]
+    assert width(own) > 30.0
+    assert width(gap) < 0.1, "the seeds alone differ by far more: 30 of 200 s"
+
+
+def width(found: Estimate | Difference) -> float:
+    assert found.low is not None
+    assert found.high is not None
+    return found.high - found.low
+
+
+def test_times_have_geometric_means_and_relative_differences(comparison: Comparison) -> None:
+    uniform, fast, _ = comparison.arms
+    logs = {
+        arm.name: np.log(
+            [c.values["virtual_s"] or 0.0 for c in comparison.cells if c.arm == arm.name]
+        )
+        for arm in (uniform, fast)
+    }
+    gap = fast.differences["virtual_s"]
+    paired = logs[fast.name] - logs["uniform"]
+    ends = stats.t.interval(0.95, 9, paired.mean(), stats.sem(paired))
+    assert gap.mean == pytest.approx(np.expm1(paired.mean()))
+    assert (gap.low, gap.high) == pytest.approx(tuple(np.expm1(ends)))
+    assert gap.p == pytest.approx(stats.ttest_1samp(paired, 0.0).pvalue)
+    assert uniform.values["virtual_s"].mean == pytest.approx(np.exp(logs["uniform"].mean()))
+    ratio = fast.values["virtual_s"].mean / uniform.values["virtual_s"].mean
+    assert gap.mean == pytest.approx(ratio - 1.0)
+    (line,) = [line for line in plain(comparison).splitlines() if line.startswith("Geometric")]
+    assert line.endswith("tested on logarithms): total time.")
+    metric = next(metric for metric in comparison.metrics if metric.key == "virtual_s")
+    assert metric.scale == "log"
 
 
 def test_an_arm_is_better_only_where_zero_is_outside(comparison: Comparison) -> None:
@@ -93,7 +85,7 @@ def test_an_arm_is_better_only_where_zero_is_outside(comparison: Comparison) -> 
     judged = {key: gap.judgement for key, gap in fast.items()}
     assert judged == {
         "virtual_s": "better",
-        "min_rate_selected": "worse",
+        "min_rate_selected": "unclear",
         "jain": "unclear",
         "queue_mean_total": "better",
         "at_equal_rounds": "unclear",
@@ -163,7 +155,7 @@ def test_the_primary_metric_is_named_and_comes_first(comparison: Comparison) -> 
     assert "Primary metric: total time (key `primary` of a grid file)" in text
     assert "total*, s" in text
     assert text.index("primary metric: total time, s (less is better)") < text.index("Pareto")
-    assert "the primary metric is total time" in tex(comparison)
+    assert r" & total time, s$^{*}$ & " in tex(comparison)
     assert json.loads(msgspec.json.encode(comparison))["primary"] == "virtual_s"
 
 
@@ -188,9 +180,9 @@ def test_one_seed_is_one_line(tmp_path: Path) -> None:
 
 def test_rounding_is_no_difference(tmp_path: Path) -> None:
     grid = grid_of(tmp_path)
-    nearly = {"uniform": 1.0, FAST: 1.0 + 1e-14, FASTER: 1.0 + 1e-6}
+    nearly = {"uniform": 0.5, FAST: 0.5 + 1e-14, FASTER: 0.5 + 1e-6}
     found = compared(grid, results(grid, lambda arm, seed: result(arm, seed, jain=nearly[arm])))
-    assert [arm.differences["jain"].judgement for arm in found.arms[1:]] == ["unclear", "better"]
+    assert [arm.differences["jain"].mean for arm in found.arms[1:]] == [0.0, pytest.approx(1e-6)]
 
 
 def test_the_front_has_the_arms_that_are_not_dominated(comparison: Comparison) -> None:
@@ -302,7 +294,65 @@ def test_a_failed_cell_is_named_and_left_out_of_pairs(tmp_path: Path) -> None:
     assert [one.problem for one in some.problems] == ["no result"]
     assert some.arms[1].differences["virtual_s"].n == 9
     assert some.arms[2].differences["virtual_s"].n == 10
-    assert "seeds without a result: rbcs_f,V=5 9/10" in some.warnings[0]
+    judged = {gap.judgement for gap in some.arms[1].differences.values()}
+    assert judged == {"no verdict"}, "the failed seed may be one in which the arm is bad"
+    assert some.arms[2].differences["virtual_s"].judgement == "better"
+    assert some.warnings[1] == (
+        f"primary: total time is undefined in 1 of 10 seeds of {FAST} (the run failed); these "
+        "arms have no verdict"
+    )
+    (row,) = [line for line in plain(some).splitlines() if line.split()[:2] == [FAST, "9/10"]]
+    assert "n=" not in row
+    assert "seeds without a result: rbcs_f_V-5 9/10" in some.warnings[0]
+
+
+def test_a_metric_that_some_seeds_lack_has_its_own_n_and_no_verdict(tmp_path: Path) -> None:
+    """Other metrics of the arm do: the seeds without it are chosen by nothing that they measure."""
+    grid = grid_of(tmp_path)
+
+    def known(arm: str, seed: int) -> CellResult:
+        found = cell(arm, seed).outcome.measured
+        assert found is not None
+        is_known = arm != FAST or seed > 3
+        mape = (0.2 if arm == FAST else 0.1) + 0.001 * seed if is_known else None
+        return result(arm, seed, round_s=found.curves.closed_s[0], mape=mape)
+
+    some = compared(grid, results(grid, known))
+    _, fast, faster = some.arms
+    assert fast.values["mape"].n == fast.differences["mape"].n == 6
+    assert fast.differences["mape"].judgement == "no verdict"
+    assert (
+        fast.differences["mape"].reason
+        == f"MAPE is undefined in 4 of 10 seeds of {FAST} (a reason)"
+    )
+    assert fast.differences["virtual_s"].judgement == "better"
+    assert faster.differences["mape"].judgement == "unclear"
+    assert fast.missing["mape"].seeds == [0, 1, 2, 3]
+    text = plain(some)
+    assert f"Undefined: MAPE: 4 of 10 seeds of {FAST} (a reason)." in text
+    (row,) = [line for line in text.splitlines() if line.split()[:2] == [FAST, "0.207"]]
+    assert row.split()[4:5] == ["6/10"]
+
+
+def test_too_few_evaluations_are_no_time_to_a_target(tmp_path: Path) -> None:
+    """The mean of five is unknown, which counted as never reached."""
+    grid = grid_of(tmp_path, 5, "target = { accuracy = [0.01] }")
+
+    def make(arm: str, seed: int) -> CellResult:
+        found = result(arm, seed, slope=0.05)
+        run = found.outcome.measured
+        assert run is not None
+        curves = run.curves
+        if arm == FAST and seed == 2:
+            scores = {key: values[:4] for key, values in curves.scores.items()}
+            curves = msgspec.structs.replace(curves, evaluated=curves.evaluated[:4], scores=scores)
+        measured = msgspec.structs.replace(run, curves=curves)
+        return msgspec.structs.replace(found, outcome=CellOutcome(measured=measured))
+
+    fast = compared(grid, results(grid, make)).arms[1]
+    assert fast.values["time_to_0.01"].n == 4
+    assert fast.reached["time_to_0.01"] == "4/4"
+    assert fast.missing["time_to_0.01"].reason.startswith("it has fewer than 5 evaluations")
 
 
 def test_a_grid_in_which_all_cells_failed_has_a_report(tmp_path: Path) -> None:
@@ -315,10 +365,10 @@ def test_a_grid_in_which_all_cells_failed_has_a_report(tmp_path: Path) -> None:
 
 def test_the_table_has_a_line_for_every_arm(comparison: Comparison) -> None:
     lines = plain(comparison).splitlines()
-    (overview,) = (line for line in lines if line.startswith("  rbcs_f,V=5 ") and "10" in line[:24])
-    mean_s = 200.0 + 40.0 * np.mean([np.random.default_rng(seed).normal() for seed in range(10)])
-    assert overview.split()[:4] == ["rbcs_f,V=5", "10", "0.15", f"{mean_s:.1f}+"]
-    assert any("-100.0 [-100.0, -100.0]" in line and line.endswith("better") for line in lines)
+    (overview,) = (line for line in lines if line.startswith("  rbcs_f_V-5 ") and "10" in line[:24])
+    mean_s = comparison.arms[1].values["virtual_s"].mean
+    assert overview.split()[:4] == ["rbcs_f_V-5", "10", "0.15", f"{mean_s:.1f}+"]
+    assert any("-10.0 [-10.1, -9.9]" in line or "% [-3" in line for line in lines)
 
 
 def test_a_terminal_shows_the_same(
@@ -350,11 +400,41 @@ def test_a_narrow_terminal_shortens_no_number(
     assert set(in_plain) <= set(re.findall(r"[+-]?[0-9][0-9,.]*", drawn))
 
 
+def metric_of(digits: int, scale: Literal["linear", "log"] = "linear") -> MetricSummary:
+    return MetricSummary(
+        key="m",
+        group="time",
+        heading="a metric",
+        short="m",
+        unit="",
+        better="less",
+        digits=digits,
+        scale=scale,
+        lowest=None,
+        highest=None,
+    )
+
+
+def difference(mean: float, low: float | None, high: float | None) -> Difference:
+    return Difference(
+        mean=mean,
+        low=low,
+        high=high,
+        is_clipped=False,
+        n=9,
+        resolution=0.0,
+        p=0.01,
+        p_family=0.02,
+        judgement="worse",
+        reason="",
+    )
+
+
 @pytest.mark.parametrize(
     ("mean", "low", "high", "text"),
     [
         (-1234.56, -1300.0, -1200.0, "-1,234.6 [-1,300.0, -1,200.0]"),
-        (0.0123, 0.011, 0.014, "+0.012 [+0.011, +0.014]"),
+        (0.0123, 0.011, 0.014, "+0.0123 [+0.0110, +0.0140]"),
         (0.0, 0.0, 0.0, "+0.0 [+0.0, +0.0]"),
         (1e-9, 1e-9, 1e-9, "+0.000000 [+0.000000, +0.000000]"),
     ],
@@ -362,44 +442,39 @@ def test_a_narrow_terminal_shortens_no_number(
 def test_a_small_difference_is_not_shown_as_none(
     mean: float, low: float, high: float, text: str
 ) -> None:
-    found = Difference(mean=mean, low=low, high=high, n=9, p=0.01, p_family=0.02, judgement="worse")
-    assert with_interval(found, 1) == text
+    assert str(shown_number(difference(mean, low, high), metric_of(1))) == text
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "text"),
+    [
+        (0.8132, 0.7961, 0.8311, "0.813 [0.796, 0.831]"),
+        (0.8614, 0.8607, 0.8622, "0.86140 [0.86070, 0.86220]"),
+        (3274.5, 3252.5, 3296.5, "3,274 [3,252, 3,296]"),
+        (0.35, None, None, "0.35"),
+    ],
+)
+def test_a_paper_has_two_significant_digits_of_half_the_interval(
+    mean: float, low: float | None, high: float | None, text: str
+) -> None:
+    found = Estimate(mean=mean, low=low, high=high, is_clipped=False, n=5)
+    assert str(shown_number(found, metric_of(1), by_interval=True)) == text
+
+
+def test_a_relative_difference_is_in_percent() -> None:
+    shown = shown_number(difference(-0.4876, -0.491, -0.484), metric_of(1, "log"))
+    assert str(shown) == "-48.8 % [-49.1, -48.4]"
 
 
 def test_csv_reads_back(comparison: Comparison) -> None:
     rows = list(csv.DictReader(io.StringIO(metrics_csv(comparison))))
     (row,) = (r for r in rows if (r["arm"], r["metric"]) == (FAST, "virtual_s"))
-    assert float(row["difference"]) == pytest.approx(-100.0)
-    assert (row["n"], row["judgement"]) == ("10", "better")
+    assert float(row["difference"]) == comparison.arms[1].differences["virtual_s"].mean
+    assert (row["n"], row["seeds"], row["judgement"]) == ("10", "10", "better")
+    assert (row["scale"], row["difference_n"], row["no_verdict"]) == ("log", "10", "")
     cells = list(csv.DictReader(io.StringIO(cells_csv(comparison))))
     assert len(cells) == 30
     assert float(cells[0]["virtual_s"]) == comparison.cells[0].values["virtual_s"]
-
-
-def test_latex_has_balanced_environments(comparison: Comparison) -> None:
-    text = tex(comparison)
-    opened = re.findall(r"\\begin\{(\w+)\}", text)
-    assert sorted(opened) == sorted(re.findall(r"\\end\{(\w+)\}", text))
-    assert text.count(r"\toprule") == text.count(r"\bottomrule") == opened.count("tabular") > 0
-    bare = re.sub(r"\\[\\{}&%$#_]", "", text)
-    assert bare.count("{") == bare.count("}")
-    assert bare.count("$") % 2 == 0
-    for body in text.split(r"\begin{tabular}")[1:]:
-        columns = body[1 : body.index("}")]
-        rows = [row for row in body.splitlines() if row.endswith(r" \\")]
-        assert len(rows) == 1 + 3 + 2, "headings, arms, and differences of all but the baseline"
-        for row in rows:
-            assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
-    content = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
-    content = re.sub(r"\\label\{[^}]*\}", "", content)
-    assert not re.search(r"(?<!\\)[%#_~^]", content)
-    assert r"rbcs\_f,V=5" in text
-
-
-def test_latex_escapes_any_text() -> None:
-    assert escaped(r"a_b & 5% {x} \y ~^$#") == (
-        r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{}\$\#"
-    )
 
 
 def steps_compared(tmp_path: Path, uniform: str, shared: str = "") -> Comparison:
@@ -426,7 +501,7 @@ def test_arms_with_steps_of_another_length_give_a_warning(tmp_path: Path) -> Non
     (warning,) = [one for one in found.warnings if one.startswith("step: ")]
     assert f'other lengths in uniform (rule "corefed"), beside {FAST}, {FASTER}: ' in warning
     assert warning in plain(found)
-    untrained = compare(load_grid(tmp_path / "grid.toml"), "hash", "1.0", [])
+    untrained = compared(load_grid(tmp_path / "grid.toml"), [])
     assert untrained.steps == ""
     assert not any("step: " in one for one in untrained.warnings)
 

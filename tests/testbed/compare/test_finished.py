@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbed.coordinator.report.markup import HtmlCell
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.finished import MAX_ARM_NAME, as_grid, name_arms, read_runs
@@ -51,9 +52,9 @@ def test_runs_that_differ_in_the_seed_are_one_arm(make: Make) -> None:
     folders = [make(f"a{seed}", seed) for seed in (1, 2)]
     folders += [make(f"b{seed}", seed, replace=UNIFORM) for seed in (1, 2)]
     found = as_grid(read_runs(folders))
-    assert found.arms == (("policy=rbcs-f",) * 2 + ("policy=uniform",) * 2)
+    assert found.arms == (("policy-rbcs-f",) * 2 + ("policy-uniform",) * 2)
     assert found.grid.seeds == (1, 2)
-    assert found.grid.baseline == "policy=rbcs-f"
+    assert found.grid.baseline == "policy-rbcs-f"
 
 
 def test_differences_are_paired_by_seed(make: Make) -> None:
@@ -62,12 +63,12 @@ def test_differences_are_paired_by_seed(make: Make) -> None:
     comparison = compared(folders)
     baseline, other = comparison.arms
     times = {(cell.arm, cell.seed): cell.values["virtual_s"] for cell in comparison.cells}
-    gaps = [
-        (times[other.name, seed] or 0.0) - (times[baseline.name, seed] or 0.0) for seed in (2, 3)
+    ratios = [
+        (times[other.name, seed] or 0.0) / (times[baseline.name, seed] or 1.0) for seed in (2, 3)
     ]
     gap = other.differences["virtual_s"]
     assert gap.n == 2
-    assert gap.mean == pytest.approx(sum(gaps) / 2)
+    assert gap.mean == pytest.approx((ratios[0] * ratios[1]) ** 0.5 - 1.0)
     assert any("3 to 4 rounds" in line for line in comparison.warnings)
 
 
@@ -88,7 +89,7 @@ def test_a_replay_and_a_live_run_are_two_arms(make: Make) -> None:
     with closing(sqlite3.connect(folders[1] / DATABASE)) as connection:
         connection.execute("UPDATE run SET clock = 'virtual'")
         connection.commit()
-    assert name_arms(read_runs(folders)) == ["kind=live", "kind=replay"]
+    assert name_arms(read_runs(folders)) == ["kind-live", "kind-replay"]
 
 
 def test_of_many_keys_the_first_few_that_differ_name_the_arms(make: Make) -> None:
@@ -99,7 +100,7 @@ def test_of_many_keys_the_first_few_that_differ_name_the_arms(make: Make) -> Non
     names = name_arms(read_runs(folders))
     assert len(set(names)) == 2
     assert max(map(len, names)) <= MAX_ARM_NAME
-    assert all("=" in name for name in names)
+    assert all("-" in name for name in names)
 
 
 def test_the_primary_metric_is_what_the_runs_have(make: Make) -> None:
@@ -153,9 +154,27 @@ def test_the_page_says_the_difference_of_the_primary_metric_in_words(make: Make)
     folders += [make(f"b{seed}", seed, replace=UNIFORM) for seed in (1, 2)]
     page = side_by_side(folders)
     sentence = page.sentences[0]
-    assert sentence.startswith("Final accuracy of policy=uniform:")
+    assert sentence.startswith("Final accuracy of policy-uniform:")
     assert "over 2 shared seeds: a verdict needs 5 shared seeds." in sentence
     (table,) = page.tables
     headings = [column.heading for column in table.columns]
-    assert headings == ["", "policy=rbcs-f", "policy=uniform", "policy=uniform - policy=rbcs-f"]
+    assert headings == ["", "policy-rbcs-f", "policy-uniform", "policy-uniform - policy-rbcs-f"]
     assert any(str(row[0]).endswith("*") for row in table.rows)
+
+
+def test_the_page_has_the_seeds_of_a_metric_that_some_runs_lack(make: Make) -> None:
+    """Neither a sentence nor a cell of the table hides that one seed has no prediction."""
+    folders = [make(f"a{seed}", seed) for seed in (1, 2)]
+    folders += [make(f"b{seed}", seed, replace=UNIFORM) for seed in (1, 2)]
+    with closing(sqlite3.connect(folders[3] / DATABASE)) as connection:
+        connection.execute("UPDATE exchange SET tau_hat_s = NULL")
+        connection.commit()
+    page = side_by_side(folders)
+    rows = {str(row[0]): row for row in page.tables[0].rows}
+    _, own, other, gap = rows["MAPE"]
+    assert "n=" not in str(own)
+    assert str(other).endswith(" n=1/2")
+    assert isinstance(gap, HtmlCell)
+    assert gap.text.endswith(" n=1 no verdict")
+    (note,) = [line for line in page.notes if line.startswith("Undefined: MAPE")]
+    assert "1 of 2 seeds of policy-uniform (too few timed exchanges with a prediction)" in note

@@ -1,14 +1,27 @@
 """The grid file: arms, axes and seeds, and its error messages."""
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairbed import profiles
 from fairbed.profiles.population import Distributed, EnergyPopulation
-from fairbed.testbed.compare.grid import Grid, load_grid
-from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.compare.grid import (
+    NAME_PATTERN,
+    Arm,
+    Grid,
+    arm_name,
+    distinct,
+    load_grid,
+)
+from fairbed.testbed.experiment.file import Experiment, ExperimentError
 
 BASE = """
 name = "base"
@@ -48,7 +61,7 @@ def small(folder: Path, top: str = "seeds = 3", arms: str = ARMS) -> Grid:
 
 def test_arms_are_listed_and_spanned(folder: Path) -> None:
     grid = small(folder)
-    assert [arm.name for arm in grid.arms] == ["uniform", "rbcs-f,V=0", "rbcs-f,V=2.5"]
+    assert [arm.name for arm in grid.arms] == ["uniform", "rbcs-f_V-0", "rbcs-f_V-2.5"]
     assert [arm.experiment.selection.V for arm in grid.arms] == [20.0, 0.0, 2.5]
     assert [arm.curve for arm in grid.arms] == ["uniform", "rbcs-f", "rbcs-f"]
     assert [arm.front_value for arm in grid.arms] == [None, 0.0, 2.5]
@@ -60,17 +73,63 @@ def test_axes_of_the_grid_multiply_every_arm(folder: Path) -> None:
     axes = '\n[axes]\n"aggregation.rule" = ["fedavg", "q-fedavg"]\n'
     grid = small(folder, "seeds = [5, 1]", ARMS + axes)
     assert len(grid.arms) == 6
-    assert grid.arms[-1].name == "rbcs-f,rule=q-fedavg,V=2.5"
-    assert grid.arms[-1].curve == "rbcs-f,rule=q-fedavg"
+    assert grid.arms[-1].name == "rbcs-f_rule-q-fedavg_V-2.5"
+    assert grid.arms[-1].curve == "rbcs-f_rule-q-fedavg"
     assert [(c.seed, c.experiment.seed) for c in grid.cells()[::6]] == [(5, 5), (1, 1)]
 
 
 def test_axes_alone_make_arms_and_keys_with_equal_ends_are_written_in_full(folder: Path) -> None:
     axes = '[axes]\n"selection.deadline_s" = [1, 2]\n"round.deadline_s" = [3]\n'
     assert [arm.name for arm in small(folder, arms=axes).arms] == [
-        "selection.deadline_s=1,round.deadline_s=3",
-        "selection.deadline_s=2,round.deadline_s=3",
+        "selection.deadline_s-1_round.deadline_s-3",
+        "selection.deadline_s-2_round.deadline_s-3",
     ]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.booleans(),
+            st.integers(-9, 9),
+            st.floats(-1e9, 1e9),
+            st.text(max_size=8),
+            st.lists(st.text(max_size=3), max_size=2),
+            st.dictionaries(st.text(max_size=3), st.integers(0, 9), max_size=2),
+        ),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda value: json.dumps(value, sort_keys=True),
+    ),
+    st.sampled_from(["", "rbcs-f", "A"]),
+)
+def test_generated_names_follow_the_rule_of_given_ones_and_never_collide(
+    values: list[Any], stem: str
+) -> None:
+    """Neither do their folders where the case of letters does not count."""
+    key = "selection.options.x"
+    arms = [
+        Arm(name, name, ((key, value),), cast(Experiment, None))
+        for value in values
+        for name in [arm_name(stem, {key: "x"}, [(key, value)])]
+    ]
+    given_one = replace(arms[0], axes=())
+    for some in (arms, [given_one, *arms]):
+        names = [arm.name for arm in distinct(some)]
+        assert all(re.search(NAME_PATTERN, name) for name in names)
+        assert len({name.casefold() for name in names}) == len(names)
+        assert names[0] == arms[0].name
+
+
+def test_two_given_names_must_differ_where_case_does_not_count(folder: Path) -> None:
+    with pytest.raises(ExperimentError, match="also where case does not count, got 'uniform'"):
+        small(folder, arms=ARMS.replace('"rbcs-f"', '"Uniform"').split("axes")[0])
+
+
+def test_the_metrics_of_the_table_for_a_paper_are_those_of_the_grid(folder: Path) -> None:
+    own = 'seeds = 1\nreport = ["jain", "at_equal_time"]'
+    assert small(folder, own).report == ("jain", "at_equal_time")
+    with pytest.raises(ExperimentError, match="report: must be a metric of this grid, got 'acc'"):
+        small(folder, 'seeds = 1\nreport = ["jain", "acc"]')
 
 
 def test_what_is_set_for_all_comes_before_what_an_arm_sets(folder: Path) -> None:
@@ -104,7 +163,7 @@ def test_an_experiment_may_stand_in_the_grid(folder: Path) -> None:
         (f'experiment = "base.toml"\nseeds = 1\nseed = 1\n{ARMS}', "did you mean 'seeds'"),
         (
             f'experiment = "base.toml"\nseeds = 1\nbaseline = "random"\n{ARMS}',
-            "baseline: must be an arm, got 'random'; there are: uniform, rbcs-f,V=0",
+            "baseline: must be an arm, got 'random'; there are: uniform, rbcs-f_V-0",
         ),
         (
             f'experiment = "base.toml"\nseeds = 1\n{ARMS}\n[target]\nof = "random"',
@@ -242,9 +301,9 @@ def test_with_fixed_cohorts_arms_that_select_alike_follow_one_of_them(folder: Pa
 
 
 def test_the_baseline_gives_its_cohorts(folder: Path) -> None:
-    top = 'seeds = 1\ncohorts = "fixed"\nbaseline = "rule=term"'
+    top = 'seeds = 1\ncohorts = "fixed"\nbaseline = "rule-term"'
     grid = small(folder, top, RULES)
-    assert [arm.cohorts_of for arm in grid.arms] == ["rule=term", "rule=term", None]
+    assert [arm.cohorts_of for arm in grid.arms] == ["rule-term", "rule-term", None]
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,8 @@ def test_a_replay_is_stored_and_summarised_like_any_run(tmp_path: Path) -> None:
     assert 0.0 < summary.wall_s < summary.virtual_s, "a minute of it takes far less than a minute"
     assert summary.dilation == pytest.approx(summary.wall_s / summary.virtual_s)
     assert summary.fairness.invariant_holds
-    tau_s = {devices[row].name: at for row, at in zip(seen[6].choice.rows, seen[6].tau_s, strict=True)}
+    pairs = zip(seen[6].choice.rows, seen[6].tau_s, strict=True)
+    tau_s = {devices[row].name: at for row, at in pairs}
     assert {row.device: row.tau_s for row in rows if row.round == 7} == pytest.approx(tau_s)
     for row in rows:
         parts = (row.train_s or 0.0) + (row.load_s or 0.0) + (row.upload_s or 0.0)
