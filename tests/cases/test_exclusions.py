@@ -45,7 +45,7 @@ def test_scaffold_with_momentum_is_refused_before_anything_runs(
         '[axes]\n"training.momentum" = [0.0, 0.9]\n'
     )
     assert main(["compare", str(grid), "--out", str(out)]) == 2
-    assert error_of(capsys).endswith(f"arm 'momentum=0.9': {line}")
+    assert error_of(capsys).endswith(f"arm 'momentum-0.9': {line}")
     assert not out.exists()
 
 
