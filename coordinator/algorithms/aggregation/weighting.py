@@ -71,6 +71,10 @@ class Participation:
     C = sum a / sum t is the mean rate. The added ones are a prior of 1 / C rounds with one update:
     a new device has the mean rate. Counts of the current round are not included, so an update does
     not change its own weight.
+
+    1 / rho is convex in a_k, so a device that joined late counts more than others of equal rate,
+    on average: with x = C t_k expected updates, E 1/rho = (x + 1) (1 - e^-x) / x for small C. This
+    is 1 when it joins, at most 1.3 (after two updates), and 1.1 after ten.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,6 @@
 """Devices that join a run late, leave it and return: every rule with a state per device."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -19,7 +20,7 @@ from fairbed.coordinator.algorithms.aggregation.afl import Afl
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.base import Report, Updates
 from fairbed.coordinator.algorithms.aggregation.quadratic import least_on_simplex
-from fairbed.coordinator.algorithms.aggregation.weighting import RATIO_CAP
+from fairbed.coordinator.algorithms.aggregation.weighting import RATIO_CAP, Participation
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
@@ -147,6 +148,27 @@ def test_a_joiner_counts_as_a_device_of_the_mean_rate(name: str) -> None:
     for _ in range(20):
         shares = fleet.round(np.sort(np.append(EARLY, 1)), np.ones(7))
         assert shares[1] == pytest.approx(1.0 / 6.0, rel=1e-9)
+
+
+def mean_weight(rounds: int, rate: float) -> float:
+    """Return E 1/rho of a device after some rounds, each with an update at this rate."""
+    counts = np.arange(rounds + 1)
+    pmf = [math.comb(rounds, a) * rate**a * (1.0 - rate) ** (rounds - a) for a in counts.tolist()]
+    participation, many = Participation(), 10**9  # rounds of a fleet with this mean rate
+    merged = [*counts.tolist(), int(rate * many)]
+    participation.load_state({"merged": merged, "rounds": [rounds] * len(counts) + [many]})
+    return float(pmf @ (1.0 / participation.relative_rates(counts)))
+
+
+def test_a_device_with_few_rounds_counts_up_to_a_third_more_by_its_rate() -> None:
+    rate = 0.02
+    means = {rounds: mean_weight(rounds, rate) for rounds in (0, 20, 50, 100, 200, 500)}
+    for rounds in (20, 50, 100):
+        x = rate * rounds
+        assert means[rounds] == pytest.approx((x + 1.0) * -math.expm1(-x) / x, rel=0.02)
+    assert means[0] == 1.0
+    assert 1.28 < max(means.values()) < 1.31
+    assert means[500] == pytest.approx(1.1, abs=0.02)
 
 
 @pytest.mark.parametrize("name", PER_DEVICE)
