@@ -255,6 +255,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def scales(self) -> list[str]:
         """How to read the metrics on the log scale, and which could not be on it."""
         wanted = {metric.key for metric in METRICS if metric.quantity.scale == "log"}
+        if METRIC_OF_BUDGETS[self.budget_metric].quantity.scale == "log":
+            wanted.update(BUDGETS)
         is_log = [metric.heading for metric in self.metrics if metric.scale == "log"]
         no_log = [m.heading for m in self.metrics if m.key in wanted and m.scale == "linear"]
         lines = []

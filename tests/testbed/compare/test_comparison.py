@@ -334,6 +334,22 @@ def test_a_metric_that_some_seeds_lack_has_its_own_n_and_no_verdict(tmp_path: Pa
     assert row.split()[4:5] == ["6/10"]
 
 
+def test_a_value_of_zero_keeps_arithmetic_means_and_a_note_names_the_metric(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, 5, f'{TRAINING}\nbudget_metric = "accuracy_variance"')
+
+    def make(arm: str, seed: int) -> CellResult:
+        slope = 0.0 if (arm, seed) == ("uniform", 0) else 0.001
+        return result(arm, seed, slope=slope, accuracy_variance=slope, accuracy_mean=0.5)
+
+    found = compared(grid, results(grid, make))
+    scales = {metric.key: metric.scale for metric in found.metrics}
+    assert (scales["accuracy_variance"], scales["at_equal_rounds"]) == ("linear", "linear")
+    assert scales["virtual_s"] == "log"
+    assert found.arms[0].values["accuracy_variance"].mean == pytest.approx(0.0008)
+    (line,) = [line for line in plain(found).splitlines() if line.startswith("Arithmetic means")]
+    assert "because a value is 0: variance, variance at 10 rounds" in line
+
+
 def test_too_few_evaluations_are_no_time_to_a_target(tmp_path: Path) -> None:
     """The mean of five is unknown, which counted as never reached."""
     grid = grid_of(tmp_path, 5, "target = { accuracy = [0.01] }")
