@@ -25,6 +25,7 @@ from fairbed.coordinator.report.device_history import (
 from fairbed.coordinator.report.quality import spread_of
 from fairbed.coordinator.report.quantities import (
     MISSING,
+    Sample,
     bandwidth,
     clock,
     energy,
@@ -472,9 +473,10 @@ def state_text(device: DeviceView, elapsed_s: float) -> str:
 def slowest_text(rows: Sequence[ExchangeRow]) -> str:
     """Return the slowest phase of a device in words."""
     found = slowest_phase(rows)
-    if found is None:
-        return MISSING
-    return f"{found.phase}, {seconds(found.phase_s)} of {seconds(found.tau_s)} s"
+    if isinstance(found, Sample):
+        return f"{MISSING} ({found} timed, {found.why_none})"
+    times = f"{seconds(found.phase_s)} of {seconds(found.tau_s)} s"
+    return f"{found.phase}, {times} ({found.sample} timed)"
 
 
 def problems_text(history: DeviceHistory) -> str:
