@@ -228,12 +228,13 @@ def estimates_table(found: Mapping[str, Errors]) -> str:
 def _table(sample: str, found: Mapping[str, Errors]) -> str:
     columns = (sample, "count", "median", "mean", "p95", "bias", "in 80 %", "by known")
     width = max(20, *(len(name) + 2 for name in found))
-    lines = ["{:<{width}}{:>14}{:>9}{:>9}{:>9}{:>9}{:>9}   {}".format(*columns, width=width)]
+    lines = ["{:<{width}}{:>14}{:>9}{:>9}{:>9}{:>9}{:>16}   {}".format(*columns, width=width)]
     for name, e in found.items():
         numbers = percent(e.median_ape), percent(e.mape), percent(e.p95_ape)
         signed, inside = percent(e.bias, is_signed=True), percent(e.coverage)
         known = ", ".join(f"{n}+ {percent(ape)}" for n, ape in e.median_ape_from.items()) or MISSING
         cells = "".join(f"{number:>9}" for number in (*numbers, signed))
+        inside = inside if e.coverage is None else f"{inside} of {e.bounded}"
         count = f"{e.count}" if e.of is None else f"{e.count} of {e.of}"
-        lines.append(f"{name:<{width}}{count:>14}{cells}{inside:>9}   {known}")
+        lines.append(f"{name:<{width}}{count:>14}{cells}{inside:>16}   {known}")
     return "\n".join(lines)

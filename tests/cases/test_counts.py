@@ -82,7 +82,7 @@ def of_summary(reader: RunReader) -> Numbers:
         "accuracy": _after(text, "accuracy mean"),
         "worst 10 %": _after(text, "worst 10 %"),
         "energy": _after(text, "energy"),
-        "timed": _after(text, r"p95 [\d.]+ s \("),
+        "timed": _after(text, r"exchanges 116, median [\d.]+ s, p95 [\d.]+ s \("),
         "Jain index": _after(text, "kept; Jain index"),
         "median round": _after(text, r"\(1 void\), median"),
         "mean error": _after(text, "mean error") / 100,

@@ -144,7 +144,8 @@ class Series(NamedTuple):
 FACTS = (
     (
         "slowest phase",
-        f"The phase that takes most of an exchange: medians of the newest {RECENT} exchanges.",
+        "The phase that takes most of an exchange: medians of those that are timed, n of the "
+        f"newest {RECENT}.",
     ),
     ("state", "What the device does, by its last report, or why it takes no part."),
     ("profile", "The emulated profile, or the board of a physical device."),
@@ -476,7 +477,7 @@ def slowest_text(rows: Sequence[ExchangeRow]) -> str:
     if isinstance(found, Sample):
         return f"{MISSING} ({found} timed, {found.why_none})"
     times = f"{seconds(found.phase_s)} of {seconds(found.tau_s)} s"
-    return f"{found.phase}, {times} ({found.sample} timed)"
+    return f"{found.phase}, {times} ({found.sample})"
 
 
 def problems_text(history: DeviceHistory) -> str:

@@ -48,7 +48,7 @@ COLUMNS: tuple[tuple[TextColumn[DeviceError], str], ...] = (
         "Devices, those with the largest errors first.",
     ),
     (
-        TextColumn("timed", lambda x: str(x.errors.sample)),
+        TextColumn("count", lambda x: str(x.errors.sample)),
         "Exchanges that count, of all: predicted, and valid for the estimator. Fewer than "
         f"{LEAST}, or than half of all, have no error.",
     ),
